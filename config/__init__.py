@@ -1,0 +1,1 @@
+"""Settings: TOML on the outside, frozen typed values on the inside. Imports nothing of ours."""

@@ -1,0 +1,234 @@
+"""Typed settings of one node: frozen values, every default with its reason.
+
+Parsed once, at the edge, by `config.loading`; nothing here reads a file. Units stand in the names;
+texts such as "200KB" and "1s" exist in files only (`config.units`). `docs/config.md` lists the same
+keys for operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+KB = 1000
+MB = 1000 * KB
+GB = 1000 * MB
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """[node]: who this node is and where its data lies."""
+
+    name: str
+    """Unique in its cluster; part of the data directory's identity. Letters, digits, - _ . (1..64)."""
+
+    cluster: str
+    """The cluster's name, the same on all its nodes."""
+
+    data_dir: Path
+    """Log, store and identity. Relative paths are taken from the config file's folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """host:port; port 0 means any free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class ListenSettings:
+    """[listen]: loopback unless told otherwise, so that a new node is not open to the world."""
+
+    http: Address = Address("127.0.0.1", 8098)
+    """Clients and the sinks of other clusters. 8098 is the port that Riak's HTTP clients expect."""
+
+    admin: Address = Address("127.0.0.1", 8099)
+    """Operators and metrics."""
+
+    connections_limit: int = 4096
+    """Open HTTP connections per listener; one more is answered 503. Each costs about 30 KB."""
+
+    header_limit_bytes: int = 64 * KB
+    """Request line and headers together; above it the request is answered 431 and closed."""
+
+    request_timeout_ms: int = 60_000
+    """How long a write may wait for its outcome before 504 `outcome=unknown`."""
+
+    body_timeout_ms: int = 30_000
+    """How long a request's body may take to arrive in full; then 408 and the connection is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetastoreSettings:
+    """[metastore]: ZooKeeper. Without `hosts` an embedded one is started and owned by a supervisor."""
+
+    hosts: str = ""
+    """"zk1:2181,zk2:2181"; empty means embedded."""
+
+    root: str = "/isthmus"
+    """Everything of a cluster lies below ROOT/CLUSTER."""
+
+    session_timeout_ms: int = 6_000
+    """How long a silent node keeps its registration. Two cores under load want at least 4 s."""
+
+    connect_timeout_ms: int = 20_000
+    """How long a start waits for the metastore before it gives up in one line."""
+
+    embedded_port: int = 0
+    """Port of the embedded ZooKeeper on loopback; 0 means any free one, kept in the data directory."""
+
+    linger_ms: int = 600_000
+    """How long an embedded ZooKeeper outlives a node that was killed, so that the node finds it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationSettings:
+    """[replication]: log, store and the write path. (Dynamic options are not here.)"""
+
+    durability: str = "fsync"
+    """"fsync": acknowledged is on disk. "async": acknowledged is in the page cache; a power loss costs the gen."""
+
+    partitions: int = 12
+    """Partitions of the `default` bucket type when the cluster is created; 12 divides evenly by 2, 3, 4, 6."""
+
+    log_size_bytes: int = 1 * GB
+    """Size of the node's log above which its oldest file goes once the store has it durably."""
+
+    log_file_bytes: int = 64 * MB
+    """Size at which a log file is closed and the next begun."""
+
+    log_batch_bytes: int = 4 * MB
+    """Largest group commit: bounds how long one fsync takes."""
+
+    window_entries: int = 10_000
+    """Appended but unapplied entries per partition before writes are refused as overloaded.
+    At most the near-sync lag (PROTOCOL 1.8)."""
+
+    window_bytes: int = 64 * MB
+    """The same in bytes, for the whole node: bounds the memory of unapplied entries."""
+
+    write_buffer_bytes: int = 64 * MB
+    """LevelDB's memtable; 64 MB wrote three times as fast as 4 MB."""
+
+    block_cache_bytes: int = 32 * MB
+    """LevelDB's cache of uncompressed blocks."""
+
+    checkpoint_interval_ms: int = 30_000
+    """How often the store's durable floor is moved; bounds replay after a power loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSettings:
+    """[limits]: sizes that a request may have; each has its status in docs/http.md."""
+
+    object_bytes: int = 50 * MB
+    """Largest value of one object, as in Riak; above it 413."""
+
+    key_bytes: int = 4096
+    """Longest bucket or key after percent-decoding; above it 400. Long keys bloat three rows each."""
+
+    siblings: int = 100
+    """Most siblings of one object; a write that would exceed it is refused with 422, a push is kept."""
+
+    batch_items: int = 10_000
+    """Most items of one /batch request; above it 413."""
+
+    batch_bytes: int = 64 * MB
+    """Largest /batch body; above it 413."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """[[queues]]: one source queue."""
+
+    name: str
+    """1..64 of letters, digits, - _ ."""
+
+    filter: str = "any"
+    """Which changes it offers. This version knows `any`."""
+
+    cascade: bool = False
+    """Offer changes that came from another cluster, too (never back to it)."""
+
+    object_size_limit_bytes: int = 200 * KB
+    """Larger objects are held as references and read when they are served."""
+
+    object_limit_count: int = 1_000
+    """Whole objects held in memory per queue; beyond it references are read from the store."""
+
+    queue_limit_count: int = 300_000
+    """References held in memory per queue; beyond it the window stops and refills from the store."""
+
+    lease_ms: int = 30_000
+    """How long a sink may take to acknowledge a batch before it is served again."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """[[sink.peers]]: one queue at one node of another cluster."""
+
+    url: str
+    """Base URL of the peer's HTTP listener."""
+
+    queue: str
+    """The queue's name there."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSettings:
+    """[sink]: what this node fetches from other clusters. Without peers the sink is idle."""
+
+    peers: tuple[PeerSettings, ...] = ()
+
+    workers: int = 8
+    """Threads that fetch; most of them wait in a long poll."""
+
+    batch_count: int = 512
+    """Changes asked for in one fetch."""
+
+    batch_bytes: int = 4 * MB
+    """Bytes asked for in one fetch (a single larger object still comes)."""
+
+    poll_ms: int = 5_000
+    """How long a fetch waits at the source when there is nothing."""
+
+    delay_min_ms: int = 10
+    """First delay after an error."""
+
+    delay_max_ms: int = 8_000
+    """Longest delay after errors; the first success ends it."""
+
+    request_timeout_ms: int = 30_000
+    """Connect and read time-out of one fetch, beyond its long poll."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """[log]: structured events."""
+
+    level: str = "info"
+    """debug, info, warning or error."""
+
+    format: str = "auto"
+    """"json", "text", or "auto": text on a terminal, else json."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything one node is told."""
+
+    node: NodeSettings
+    listen: ListenSettings = ListenSettings()
+    metastore: MetastoreSettings = MetastoreSettings()
+    replication: ReplicationSettings = ReplicationSettings()
+    limits: LimitSettings = LimitSettings()
+    queues: tuple[QueueSettings, ...] = ()
+    sink: SinkSettings = SinkSettings()
+    log: LogSettings = LogSettings()
+    origins: dict[str, str] = field(default_factory=dict, compare=False)
+    """Key path -> "FILE:LINE" for every key that the file set; all others are defaults."""

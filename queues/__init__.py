@@ -1,0 +1,1 @@
+"""Source side of replication between clusters."""

@@ -1,0 +1,96 @@
+"""What the rest of the house knows of the metastore: small records, conditional writes, sessions.
+
+The metastore decides who leads, who is in sync, and who owns a queue; it never holds data. The real thing is
+`repl.metastore.zookeeper.ZooKeeperMetastore`, its memory twin `repl.metastore.memory.MemoryMetastore`;
+one contract suite runs on both. Watch callbacks only say that something changed; whoever is told
+reads again (STYLE 8). All methods are coroutines of the event loop; driver threads stay behind the door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from repl.model.record import PartitionRecord, Registration
+
+
+class SessionState(StrEnum):
+    """What a session's listener is told; `expired` is definite, `suspended` only a disconnection."""
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned:
+    """A value and the version on which a conditional write of it is based."""
+
+    value: bytes
+    version: int
+
+
+class Conflict(Exception):
+    """A conditional write was refused: the version had moved. Nothing was written."""
+
+
+class Ambiguous(Exception):
+    """The connection broke after a write was sent: it may have happened. Repeat it with the same base version
+    until the version has moved (PROTOCOL R-AMBIG)."""
+
+
+class Unavailable(Exception):
+    """The metastore cannot be reached now; the call had no effect."""
+
+
+class Metastore(Protocol):
+    """One cluster's metastore, under one root path."""
+
+    async def start(self, on_session: Callable[[SessionState], None]) -> None:
+        """Connect, bounded by the connect time-out (then LocalFault in one line). `on_session` is called
+        on the loop."""
+
+    async def stop(self) -> None:
+        """Close the session at once (ephemerals go) and release the threads."""
+
+    async def cluster_uuid(self, proposed: bytes) -> bytes:
+        """The cluster's 16-byte uuid; `proposed` becomes it when the metastore is empty."""
+
+    async def register(self, registration: Registration) -> int:
+        """Create this node's ephemeral registration in the current session and return its inc (the creation
+        zxid); a stale one of an older session of this node is replaced (PROTOCOL H28)."""
+
+    async def registrations(self) -> Mapping[str, Registration]:
+        """The live registrations, by node."""
+
+    async def allocate_gen(self) -> int:
+        """A gen that was never given before in this cluster."""
+
+    async def records(self) -> Mapping[int, PartitionRecord]:
+        """All partition records, each with its version."""
+
+    async def create_records(self, records: list[PartitionRecord]) -> bool:
+        """Create these records, all or none; False when some exist already."""
+
+    async def write_record(self, record: PartitionRecord) -> PartitionRecord:
+        """Write `record` if the stored version is `record.version`; returns it with its new version. Raises
+        Conflict, Ambiguous, Unavailable."""
+
+    async def get(self, path: str) -> Versioned | None:
+        """A small value kept beside the records (queue owners, suspensions, options); None if absent."""
+
+    async def put(self, path: str, value: bytes, version: int | None) -> int:
+        """Conditional write: `version` None means must not exist. Returns the new version. Raises Conflict,
+        Ambiguous, Unavailable. At most 512 KB (a larger znode is a lost connection): BadInput."""
+
+    async def delete(self, path: str, version: int) -> None:
+        """Conditional delete. Raises Conflict, Ambiguous, Unavailable."""
+
+    async def children(self, path: str) -> list[str]:
+        """Names below `path`, sorted; empty when it does not exist."""
+
+    def watch(self, on_change: Callable[[str], None]) -> None:
+        """`on_change(path)` is called on the loop when a record, the registrations or a value that was read
+        may have changed; a hint, possibly repeated, never lost while connected."""

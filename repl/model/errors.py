@@ -1,0 +1,131 @@
+"""The error tree: one class for each thing that a caller can do about a failure.
+
+    IsthmusError
+      BadInput             the caller sent something wrong; sending it again changes nothing  (400, 413, ...)
+        TooLarge           a size is over a named limit
+        CodecError         bytes that are not what they claim to be
+      Retryable            a definite refusal: nothing took effect, try again                 (503)
+        NotLeader          this node does not lead the partition (a hint says who does)
+        Fenced             an epoch or version was overtaken
+        TooFewInSync       the in-sync replicas are below min-ISR
+        Overloaded         a bounded window or queue is full
+        OutOfStorage       the disk refuses appends
+        NotReady           recovery or election has not finished
+      OutcomeUnknown       the write may or may not take effect                               (504)
+      PeerFault            a node of another cluster answered wrongly or not at all
+      LocalFault           this machine's disk, data or set-up is at fault: an operator must act
+        Corruption         stored bytes fail their checksum or contradict each other
+        WrongIdentity      a data directory or metastore of another cluster or node
+      BadConfig            a setting is wrong (all faults at once: see `config.loading`)
+
+Bugs are assertions, not members of this tree. Each error carries a `reason` code, stable over
+releases: it goes into HTTP answers, logs and `REASON` columns.
+"""
+
+from __future__ import annotations
+
+
+class IsthmusError(Exception):
+    """Base of all of ours; never raised itself. `reason` is a stable code in kebab case."""
+
+    reason: str = "internal"
+
+
+class BadInput(IsthmusError):
+    """The request is wrong as it stands; repeating it cannot help."""
+
+    reason = "bad-input"
+
+
+class TooLarge(BadInput):
+    """A size is over a named limit; the message names the limit and its value."""
+
+    reason = "too-large"
+
+
+class CodecError(BadInput):
+    """Bytes that are not a valid encoding of the noun they were said to be."""
+
+    reason = "malformed"
+
+
+class Retryable(IsthmusError):
+    """A definite refusal before anything was appended: the write never takes effect."""
+
+    reason = "retry"
+
+
+class NotLeader(Retryable):
+    """This node does not lead the partition. `leader` names the node that does, if known."""
+
+    reason = "not-leader"
+
+    def __init__(self, message: str, leader: str | None = None) -> None:
+        super().__init__(message)
+        self.leader = leader
+
+
+class Fenced(Retryable):
+    """An epoch or a metastore version was overtaken between decision and act."""
+
+    reason = "fenced"
+
+
+class TooFewInSync(Retryable):
+    """The confirmed in-sync replicas are fewer than the effective min-ISR."""
+
+    reason = "not-enough-replicas"
+
+
+class Overloaded(Retryable):
+    """A bounded window, queue or batch is full; back off and retry."""
+
+    reason = "overloaded"
+
+
+class OutOfStorage(Retryable):
+    """The disk refused an append; reads go on."""
+
+    reason = "out-of-storage"
+
+
+class NotReady(Retryable):
+    """The partition has no serving leader yet: recovery or election is under way."""
+
+    reason = "not-ready"
+
+
+class OutcomeUnknown(IsthmusError):
+    """The write was appended but its fate is not known here; it may yet take effect."""
+
+    reason = "outcome-unknown"
+
+
+class PeerFault(IsthmusError):
+    """A node of another cluster is unreachable, too slow or answers wrongly."""
+
+    reason = "peer-fault"
+
+
+class LocalFault(IsthmusError):
+    """This machine's disk, data or set-up is at fault; an operator must act."""
+
+    reason = "local-fault"
+
+
+class Corruption(LocalFault):
+    """Stored bytes fail a checksum, or two durable facts contradict each other."""
+
+    reason = "corruption"
+
+
+class WrongIdentity(LocalFault):
+    """A data directory or metastore that belongs to another cluster or node (PROTOCOL H33)."""
+
+    reason = "wrong-identity"
+
+
+class BadConfig(IsthmusError):
+    """A setting is wrong; the message names the key path, the line and what would be right."""
+
+    reason = "bad-config"

@@ -1,0 +1,66 @@
+"""Protocols that cross floors: what a lower floor calls without knowing who stands above.
+
+`repl` never imports `queues`, `sink` or `aae`; it calls what they registered here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from repl.model.entry import Entry
+from repl.model.errors import IsthmusError
+from repl.model.keys import Key
+from repl.model.requests import PushItem, PushResult, WriteRequest, Written
+
+
+class TimeSource(Protocol):
+    """The one place a shell reads the clocks; pure code is handed their values."""
+
+    def now_ms(self) -> int:
+        """Monotonic milliseconds that count suspend (CLOCK_BOOTTIME); for timers only."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970; for last-modified, logs and lag; never for order."""
+
+
+class AfterApply(Protocol):
+    """Told of entries once they are applied, in offset order, on the event loop; must not block."""
+
+    def applied(self, partition: int, entries: Sequence[Entry], leader: bool) -> None:
+        """`entries` are in the store and visible; `leader` says if this node led when applying."""
+
+    def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
+        """This node began (after its barrier applied) or ceased to lead `partition`."""
+
+
+class KeyValue(Protocol):
+    """The cluster's data as its faces see it (`repl.coordinator`); any node answers for its cluster."""
+
+    async def get(self, key: Key) -> bytes | None:
+        """Canonical object bytes, committed; None when never written or reaped. Raises Retryable."""
+
+    async def write(self, request: WriteRequest) -> Written:
+        """Durable and applied. Raises BadInput, Retryable, OutcomeUnknown."""
+
+    async def write_batch(self, requests: Sequence[WriteRequest]) -> list[Written | IsthmusError]:
+        """Not atomic; one answer per item, in request order."""
+
+    async def push(self, items: Sequence[PushItem]) -> list[PushResult]:
+        """Changes of another cluster; clocks kept, no new dots; one answer per item, in order."""
+
+    def list_keys(self, bucket_type: bytes, bucket: bytes) -> AsyncIterator[list[bytes]]:
+        """Live keys of a bucket (tombstones left out) in batches, each partition in key order."""
+
+    def list_buckets(self, bucket_type: bytes) -> AsyncIterator[list[bytes]]:
+        """Buckets that have a live key, each once."""
+
+
+class CursorWriter(Protocol):
+    """How queues move their cursors (DESIGN §7)."""
+
+    async def write_cursor(self, partition: int, queue: bytes, payload: bytes) -> int:
+        """Append a CURSOR entry; returns its offset once applied. Raises Retryable, OutcomeUnknown."""
+
+    def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:
+        """Let `payload` travel with the partition's next apply batch, or alone within a second."""

@@ -1,0 +1,80 @@
+"""The metastore's record of one partition: the only truth on (epoch, leader, ISR, configuration).
+
+PROTOCOL §1.2. Every change is a conditional write on `version`; a member of the ISR or ELR is a
+(node, gen), where gen is the identity of one honest log; a leader or candidate is a (node, inc),
+where inc is one metastore session of one process (R-GEN, R-INC).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class PartitionStatus(StrEnum):
+    """Fluvio's statuses of a replica set."""
+
+    ELECTION = "election"
+    CANDIDATE_FOUND = "candidate-found"
+    ONLINE = "online"
+    OFFLINE = "offline"
+
+
+class Member(NamedTuple):
+    """A replica as ISR and ELR name it."""
+
+    node: str
+    gen: int
+
+
+class Incarnation(NamedTuple):
+    """A process as leader and candidate name it: its node and its metastore session."""
+
+    node: str
+    inc: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRecord:
+    """One partition's record; `version` is the metastore's, the base of the next conditional write.
+
+    `bucket_type` and `index` say which share of whose keys it is: partition `index` of
+    `partition_count`. `min_isr` is as set; the effective one is clamped to 1 .. RF. `lineage`
+    counts unclean elections.
+    """
+
+    partition: int
+    bucket_type: str
+    index: int
+    partition_count: int
+    replicas: tuple[str, ...]
+    epoch: int = 0
+    status: PartitionStatus = PartitionStatus.ELECTION
+    leader: Incarnation | None = None
+    candidate: Incarnation | None = None
+    isr: frozenset[Member] = frozenset()
+    elr: frozenset[Member] = frozenset()
+    min_isr: int = 1
+    tried: frozenset[str] = frozenset()
+    preferred: str | None = None
+    lineage: int = 0
+    reason: str = ""
+    version: int = field(default=-1, compare=False)
+
+    @property
+    def effective_min_isr(self) -> int:
+        """min_isr clamped to 1 .. replication factor."""
+        return max(1, min(self.min_isr, len(self.replicas)))
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A live process in the metastore: its node, session, state and how to reach it."""
+
+    node: str
+    inc: int
+    active: bool
+    http_url: str = ""
+    admin_url: str = ""
+    gens: dict[int, int] = field(default_factory=dict)

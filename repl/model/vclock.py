@@ -1,0 +1,178 @@
+"""Vector clocks with dots: what a replica has seen, and which write a value came from.
+
+A clock is a tuple of entries (actor, counter, timestamp in seconds), sorted by actor, at most one
+entry an actor. An actor is a partition of a cluster (16 bytes of cluster uuid, 4 bytes of
+partition id, big-endian); its counter packs the (epoch, offset) of a log entry into 64 bits (20 + 44),
+so a dot (actor, counter) is never issued twice and a clock does not grow with restarts
+(PROTOCOL R-DOT, H41). The timestamp belongs to the counter beside it and decides nothing; it keeps
+clocks that came from Riak exact. Nothing here ever prunes (H42).
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import msgpack
+
+from repl.model.errors import CodecError
+
+Clock = tuple[tuple[bytes, int, int], ...]
+"""((actor, counter, timestamp_s), ...), sorted by actor."""
+
+Dot = tuple[bytes, int]
+"""(actor, counter): one write."""
+
+EMPTY: Final[Clock] = ()
+
+OFFSET_BITS: Final = 44
+EPOCH_BITS: Final = 20
+MAX_OFFSET: Final = (1 << OFFSET_BITS) - 1
+MAX_EPOCH: Final = (1 << EPOCH_BITS) - 1
+
+ACTOR_BYTES_MAX: Final = 255
+"""Longest actor accepted: ours have 20 bytes, a Riak vnode id has 4 to 24; more is not a clock."""
+
+CLOCK_ENTRIES_MAX: Final = 4096
+"""Most entries accepted in one clock. Ours have one per cluster and partition move, a handful;
+a longer one is refused as malformed before it is stored."""
+
+
+class Counter(NamedTuple):
+    """A counter of ours, unpacked; written `epoch.offset`."""
+
+    epoch: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.offset}"
+
+
+def actor_of(cluster_uuid: bytes, partition: int) -> bytes:
+    """The 20-byte actor of a partition: 16 bytes of cluster uuid, 4 of partition id."""
+    assert len(cluster_uuid) == 16
+    return cluster_uuid + partition.to_bytes(4, "big")
+
+
+def pack_counter(epoch: int, offset: int) -> int:
+    """(epoch, offset) -> one 64-bit counter that rises in log order."""
+    assert 0 <= epoch <= MAX_EPOCH
+    assert 0 <= offset <= MAX_OFFSET
+    return (epoch << OFFSET_BITS) | offset
+
+
+def unpack_counter(counter: int) -> Counter:
+    """The (epoch, offset) that `pack_counter` packed."""
+    return Counter(counter >> OFFSET_BITS, counter & MAX_OFFSET)
+
+
+def counter_of(clock: Clock, actor: bytes) -> int:
+    """The greatest counter of `actor` that `clock` has seen; 0 when none (counters start above 0)."""
+    for a, c, _ in clock:
+        if a == actor:
+            return c
+    return 0
+
+
+def covers(clock: Clock, dot: Dot) -> bool:
+    """True when `clock` has seen the write `dot`."""
+    actor, counter = dot
+    for a, c, _ in clock:
+        if a == actor:
+            return c >= counter
+    return False
+
+
+def descends(a: Clock, b: Clock) -> bool:
+    """True when `a` has seen all that `b` has seen (equal clocks descend each other)."""
+    if a == b or not b:
+        return True
+    if len(b) > len(a):
+        return False
+    seen = {actor: counter for actor, counter, _ in a}
+    return all(seen.get(actor, -1) >= counter for actor, counter, _ in b)
+
+
+def dominates(a: Clock, b: Clock) -> bool:
+    """True when `a` has seen all of `b` and more."""
+    return descends(a, b) and not descends(b, a)
+
+
+def concurrent(a: Clock, b: Clock) -> bool:
+    """True when each has seen something that the other has not."""
+    return not descends(a, b) and not descends(b, a)
+
+
+def merge(a: Clock, b: Clock) -> Clock:
+    """The least clock that descends both: the greater counter of each actor, with its timestamp.
+
+    Of two timestamps for one counter the later is kept, so that merge commutes.
+    """
+    if a == b or not b:
+        return a
+    if not a:
+        return b
+    if len(a) == 1 and len(b) == 1 and a[0][0] == b[0][0]:
+        return a if a[0][1:] >= b[0][1:] else b
+    best = {actor: (counter, time_s) for actor, counter, time_s in a}
+    for actor, counter, time_s in b:
+        mine = best.get(actor)
+        if mine is None or (counter, time_s) > mine:
+            best[actor] = (counter, time_s)
+    return tuple((actor, *best[actor]) for actor in sorted(best))
+
+
+def increment(clock: Clock, actor: bytes, counter: int, time_s: int) -> Clock:
+    """`clock` that has also seen the new write (actor, counter), made at `time_s`."""
+    if not clock or (len(clock) == 1 and clock[0][0] == actor):
+        return ((actor, counter, time_s),)
+    entries = [e for e in clock if e[0] != actor]
+    entries.append((actor, counter, time_s))
+    entries.sort()
+    return tuple(entries)
+
+
+def encode_clock(clock: Clock) -> bytes:
+    """Canonical bytes: equal clocks have equal bytes."""
+    packed: bytes = msgpack.packb(clock)
+    return packed
+
+
+def decode_clock(data: bytes) -> Clock:
+    """The clock in `data`. Raises CodecError for anything that `encode_clock` would not write."""
+    try:
+        raw = msgpack.unpackb(
+            data,
+            use_list=False,
+            max_array_len=CLOCK_ENTRIES_MAX,
+            max_bin_len=ACTOR_BYTES_MAX,
+            max_str_len=0,
+            max_map_len=0,
+            max_ext_len=0,
+        )
+    except (ValueError, msgpack.exceptions.UnpackException) as error:
+        raise CodecError(f"not a vector clock: {error}") from error
+    check_clock(raw)
+    clock: Clock = raw
+    return clock
+
+
+def check_clock(raw: object) -> None:
+    """Assert the shape of a decoded clock. Raises CodecError that says what is wrong."""
+    if type(raw) is not tuple:
+        raise CodecError("not a vector clock: no list of entries")
+    if len(raw) > CLOCK_ENTRIES_MAX:
+        raise CodecError(f"not a vector clock: more than {CLOCK_ENTRIES_MAX} entries")
+    before = b""
+    for entry in raw:
+        if type(entry) is not tuple or len(entry) != 3:
+            raise CodecError("not a vector clock: an entry is not (actor, counter, timestamp)")
+        actor, counter, time_s = entry
+        if type(actor) is not bytes or not 0 < len(actor) <= ACTOR_BYTES_MAX:
+            raise CodecError("not a vector clock: an actor is empty, too long or no bytes")
+        if type(counter) is not int or not 0 < counter < 1 << 64:
+            raise CodecError("not a vector clock: a counter is outside 1 .. 2^64-1")
+        if type(time_s) is not int or not 0 <= time_s < 1 << 64:
+            raise CodecError("not a vector clock: a timestamp is outside 0 .. 2^64-1")
+        if actor <= before:
+            raise CodecError("not a vector clock: actors are not in rising order")
+        before = actor

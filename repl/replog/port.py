@@ -1,0 +1,90 @@
+"""What the rest of the house knows of the node's log.
+
+One log a node holds the entries of all its partitions; offsets are sequential per partition. The real
+thing is `repl.replog.log.FileLog`, its memory twin `repl.replog.memory.MemoryLog`; one contract
+suite runs on both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from repl.model.entry import Entry
+
+EpochTable = tuple[tuple[int, int], ...]
+"""((epoch, first offset), ...), ascending in both."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredPartition:
+    """What recovery found of one partition: entries [start, leo) are readable and verified.
+
+    `damage` is empty, or one sentence: the partition's log lost something that had been durable
+    (PROTOCOL H35), so the replica must take a new gen.
+    """
+
+    start: int
+    leo: int
+    epoch_table: EpochTable
+    damage: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogStats:
+    """Numbers for telemetry; sizes in bytes, durations in seconds since the log was opened."""
+
+    size_bytes: int
+    file_count: int
+    entries_written: int
+    batches_written: int
+    fsync_count: int
+    fsync_seconds: float
+    pending_entries: int
+
+
+class Replog(Protocol):
+    """The node's log. Its methods are called from one thread (the loop's) unless said otherwise."""
+
+    def recovered(self) -> Mapping[int, RecoveredPartition]:
+        """What opening the log found, by partition."""
+
+    def start(
+        self,
+        on_durable: Callable[[Mapping[int, int]], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        """Begin writing. `on_durable({partition: first offset that is not durable})` is called after each group
+        commit, from the log's own thread; `on_failure` once, when a write or fsync failed: the log
+        then accepts nothing more and the process is expected to leave (PROTOCOL H34)."""
+
+    def append(self, partition: int, entries: Sequence[Entry]) -> None:
+        """Queue entries for the next group commit; never blocks. Their offsets follow on what the
+        partition holds and their epochs do not fall (asserted). Raises OutOfStorage when the
+        disk is known to be full, LocalFault after a failure."""
+
+    def truncate(self, partition: int, to_offset: int, epoch: int) -> None:
+        """Drop the partition's entries from `to_offset` on, by a record in the log (PROTOCOL 1.11);
+        durable with the next group commit."""
+
+    def leo(self, partition: int) -> int:
+        """First free offset of the partition, durable or not."""
+
+    def epoch_table(self, partition: int) -> EpochTable:
+        """The partition's epochs and their first offsets."""
+
+    def read(self, partition: int, from_offset: int, to_offset: int, max_bytes: int) -> list[Entry]:
+        """Durable entries [from, to), at least one if any, stopping before `max_bytes` is passed. Raises
+        LookupError below the log's start, Corruption when the bytes on disk fail their checksum.
+        May be called from any thread."""
+
+    def trim(self, floors: Mapping[int, int]) -> None:
+        """Free what lies below the store's durable floors while the log is over its size limit; whole files
+        only, oldest first; entries still needed are copied forward."""
+
+    def stats(self) -> LogStats:
+        """Numbers for telemetry; from any thread."""
+
+    def close(self) -> None:
+        """Write and sync what is queued, then close; idempotent. Blocks."""

@@ -1,0 +1,116 @@
+"""What the rest of the house knows of the node's store.
+
+One store a node holds the rows of all its partitions (DESIGN §4): object, key, change and
+time-mark rows, cursors, and how far each partition is applied. One writer thread calls `write`
+and `checkpoint`; reads come from any thread. The real thing is `repl.store.leveldb.LevelStore`,
+its memory twin `repl.store.memory.MemoryStore`; one contract suite runs on both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from repl.model.entry import Entry
+
+
+class Applied(NamedTuple):
+    """How far a partition is applied: all entries below `offset`, the last of them in `epoch`."""
+
+    epoch: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStep:
+    """What one apply step changes in one partition: entries in offset order, and soft cursors
+    (queue name -> encoded state) that travel with them. Either may be empty."""
+
+    partition: int
+    entries: Sequence[Entry]
+    soft_cursors: Mapping[bytes, bytes] = field(default_factory=dict)
+
+
+class Change(NamedTuple):
+    """A change row: the latest change of one key. `kind` is an EntryKind."""
+
+    offset: int
+    kind: int
+    key_hash: int
+    origin: bytes
+    time_ms: int
+    bucket: bytes
+    key: bytes
+
+
+class Cursor(NamedTuple):
+    """A queue's cursor rows in one partition: `entry` is the payload of the last CURSOR entry
+    (with its offset), `soft` the last soft state; either may be None."""
+
+    entry_offset: int
+    entry: bytes | None
+    soft: bytes | None
+
+
+class ListedKey(NamedTuple):
+    """One row of a listing in key order."""
+
+    bucket: bytes
+    key: bytes
+    row: bytes
+
+
+class Store(Protocol):
+    """The node's store. A reader sees whole steps only."""
+
+    def applied(self, partition: int) -> Applied:
+        """How far the partition is applied as read now; Applied(0, 0) when nothing is."""
+
+    def durable_floor(self, partition: int) -> int:
+        """Offset up to which the rows are known to be on disk (the last finished checkpoint)."""
+
+    def needs_replay(self) -> bool:
+        """True when the machine was restarted since the store was last open (boot id changed) without
+        a clean stop: rows between floor and applied may be missing (PROTOCOL H36), so replay
+        starts at the floors and nothing may be served before it has passed `applied`."""
+
+    def replay_finished(self) -> None:
+        """Replay has passed every applied offset found at open: checkpoint, then note the boot id."""
+
+    def write(self, steps: Sequence[PartitionStep]) -> None:
+        """Apply the steps in one LevelDB batch. Raises LocalFault when the disk refuses."""
+
+    def checkpoint(self) -> None:
+        """Note the applied offsets, sync the logs and the directory, persist the noted offsets as
+        the durable floors. Runs beside `write` in the writer thread or between writes."""
+
+    def key_row(self, partition: int, key_hash: int, bucket: bytes, key: bytes) -> bytes | None:
+        """The encoded key row, or None."""
+
+    def object(self, partition: int, bucket: bytes, key: bytes) -> bytes | None:
+        """The canonical object bytes, or None."""
+
+    def changes(self, partition: int, from_offset: int, limit: int) -> list[Change]:
+        """Up to `limit` change rows at offsets >= `from_offset`, in offset order."""
+
+    def cursor(self, partition: int, queue: bytes) -> Cursor:
+        """The queue's cursor rows in this partition."""
+
+    def offset_at(self, partition: int, time_ms: int) -> int:
+        """The offset from which changes at or after `time_ms` (leader's wall clock) are found, by the time
+        marks; 0 when before the first mark, the applied offset when after the last change."""
+
+    def list_keys(self, partition: int, bucket: bytes | None, after: tuple[bytes, bytes] | None) -> Iterator[ListedKey]:
+        """Keys of a bucket (or all), in (bucket, key) order, tombstones included, from one snapshot;
+        `after` resumes behind a (bucket, key). Close the iterator when done early."""
+
+    def key_rows(self, partition: int, from_segment: int, to_segment: int) -> Iterator[tuple[int, bytes, bytes, bytes]]:
+        """(segment, bucket, key, encoded key row) for segments [from, to), in segment order, from
+        one snapshot."""
+
+    def size_bytes(self) -> int:
+        """Approximate size on disk."""
+
+    def close(self) -> None:
+        """Checkpoint and close; idempotent. Blocks."""

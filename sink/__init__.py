@@ -1,0 +1,1 @@
+"""Sink side of replication between clusters."""
