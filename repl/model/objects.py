@@ -166,30 +166,24 @@ class Summary(NamedTuple):
 
 def encode_object(obj: Object) -> bytes:
     """Canonical bytes of `obj`: msgpack [version, clock bytes, [sibling, ...]]."""
-    packed: bytes = msgpack.packb(
-        (
-            OBJECT_VERSION,
-            encode_clock(obj.clock),
-            [(s[0][0], s[0][1], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8]) for s in obj.siblings],
-        )
-    )
+    return _pack_object(encode_clock(obj.clock), obj.siblings)
+
+
+def _pack_object(clock: bytes, siblings: tuple[Sibling, ...]) -> bytes:
+    packed: bytes = msgpack.packb((OBJECT_VERSION, clock, [(*s[0], *s[1:]) for s in siblings]))
     return packed
 
 
-def summarize(obj: Object, encoded: bytes) -> Summary:
-    """The summary of `obj`, whose canonical bytes are `encoded`."""
+def seal(obj: Object) -> tuple[bytes, Summary]:
+    """(canonical bytes, summary) of `obj`: what a leader makes of each object, once."""
+    clock = encode_clock(obj.clock)
     siblings = obj.siblings
+    encoded = _pack_object(clock, siblings)
     if len(siblings) == 1:
         only = siblings[0]
-        return Summary(encode_clock(obj.clock), xxh64_intdigest(encoded), only[1], len(encoded), 1, only[2])
-    return Summary(
-        encode_clock(obj.clock),
-        xxh64_intdigest(encoded),
-        max(s.last_modified_ms for s in siblings),
-        len(encoded),
-        len(siblings),
-        obj.deleted,
-    )
+        return encoded, Summary(clock, xxh64_intdigest(encoded), only[1], len(encoded), 1, only[2])
+    modified_ms = max(s.last_modified_ms for s in siblings)
+    return encoded, Summary(clock, xxh64_intdigest(encoded), modified_ms, len(encoded), len(siblings), obj.deleted)
 
 
 def decode_object(data: bytes) -> Object:
@@ -242,3 +236,30 @@ def _sibling(item: object) -> Sibling:
             if any(type(x) is not bytes for x in pair):
                 raise CodecError("not an object: a metadata pair is not of bytes")
     return Sibling((actor, counter), modified, tombstone, value, ctype, cenc, metadata, links, indexes)
+
+
+def summarize_encoded(data: bytes) -> Summary:
+    """The summary of an object of which only the bytes are at hand (a push). Raises CodecError as
+    `decode_object` does; the common object of one sibling is checked without building it."""
+    try:
+        raw = msgpack.unpackb(data, use_list=False, max_map_len=0, max_ext_len=0)
+        version, clock, siblings = raw
+        (sibling,) = siblings
+        if (
+            version == OBJECT_VERSION
+            and tuple(map(type, sibling)) == _SIBLING_TYPES
+            and not sibling[7]
+            and not sibling[8]
+            and not sibling[9]
+            and 0 <= sibling[2] < 1 << 63
+            and not (sibling[3] and sibling[4])
+            and covers(decode_clock(clock), (sibling[0], sibling[1]))
+        ):
+            return Summary(clock, xxh64_intdigest(data), sibling[2], len(data), 1, sibling[3])
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError):
+        pass  # not the common shape: the full decoder accepts it or says what is wrong
+    obj = decode_object(data)
+    encoded, summary = seal(obj)
+    if encoded != data:
+        raise CodecError("not an object in canonical form: its bytes would change")
+    return summary

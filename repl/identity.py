@@ -1,0 +1,151 @@
+"""Who a data directory is: its cluster, its node, one lock, and per partition its gen and highest epoch.
+
+A directory serves exactly one (cluster uuid, node); anything else is refused before it is touched
+(PROTOCOL H33). `gen` is the identity of one honest log: it changes when a log lost data (R-GEN).
+`epoch_seen` is durable before a replica acts in that epoch. All of it lies in two slot files
+(`repl.slots`). The story goes on in `repl.runtime`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from repl.model.errors import Corruption, LocalFault, WrongIdentity
+from repl.slots import Slots, sync_directory
+
+IDENTITY_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionIdentity:
+    """One replica's part: its gen, the highest epoch that it may have acted in."""
+
+    gen: int
+    epoch_seen: int
+
+
+class Identity:
+    """The identity of one open data directory. Hold exactly one; `close` frees the lock."""
+
+    def __init__(self, directory: Path, lock_fd: int, slots: Slots, value: dict[str, Any] | None) -> None:
+        self.directory = directory
+        self._lock_fd = lock_fd
+        self._slots = slots
+        self._value: dict[str, Any] = value or {
+            "version": IDENTITY_VERSION,
+            "cluster_uuid": b"",
+            "node": "",
+            "boot_id": "",
+            "clean": True,
+            "partitions": {},
+        }
+        self.is_new = value is None
+
+    @staticmethod
+    def open(directory: Path) -> Identity:
+        """Lock and read `directory`, making it when absent. Raises LocalFault in one line when it cannot be
+        written or another process has it, Corruption when its identity is damaged."""
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock_fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise LocalFault(
+                f"data directory {directory} cannot be written ({error.strerror}): "
+                "set node.data_dir to a directory that this user owns"
+            ) from error
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock_fd)
+            raise LocalFault(
+                f"data directory {directory} is in use by another process: "
+                "stop it, or give this node its own node.data_dir"
+            ) from error
+        try:
+            sync_directory(directory)
+            slots = Slots(directory, "identity")
+            value = slots.read()
+            if value is not None and (not isinstance(value, dict) or value.get("version") != IDENTITY_VERSION):
+                raise Corruption(
+                    f"{directory}/identity is not of version {IDENTITY_VERSION}: is it of a newer Isthmus?"
+                )
+            if value is None and any((directory / sub).exists() for sub in ("log", "store")):
+                raise WrongIdentity(
+                    f"data directory {directory} holds data but no identity: restore its identity files, "
+                    "or move the directory away and start empty"
+                )
+        except BaseException:
+            os.close(lock_fd)
+            raise
+        return Identity(directory, lock_fd, slots, value)
+
+    def check_node(self, node: str) -> None:
+        """Refuse a directory of another node. Raises WrongIdentity."""
+        if not self.is_new and self._value["node"] != node:
+            raise WrongIdentity(
+                f"data directory {self.directory} belongs to node {self._value['node']!r}, not {node!r}: "
+                "set node.data_dir to another directory, or node.name back"
+            )
+
+    def check_cluster(self, cluster_uuid: bytes, cluster: str) -> None:
+        """Refuse a directory of another cluster, or a metastore that was made anew. Raises WrongIdentity."""
+        mine = self._value["cluster_uuid"]
+        if not self.is_new and mine != cluster_uuid:
+            raise WrongIdentity(
+                f"data directory {self.directory} belongs to cluster {mine.hex()}, but the metastore of "
+                f"{cluster!r} is of cluster {cluster_uuid.hex()}: point metastore.hosts at the right one, "
+                "or set node.data_dir to an empty directory"
+            )
+
+    @property
+    def cluster_uuid(self) -> bytes:
+        """16 bytes; empty while new."""
+        value: bytes = self._value["cluster_uuid"]
+        return value
+
+    @property
+    def clean(self) -> bool:
+        """True when the last process closed everything in order."""
+        return bool(self._value["clean"])
+
+    @property
+    def boot_id(self) -> str:
+        """The machine's boot id when this directory was last open."""
+        return str(self._value["boot_id"])
+
+    def partition(self, partition: int) -> PartitionIdentity | None:
+        """What is known of the replica, or None when it was never here."""
+        found = self._value["partitions"].get(partition)
+        return None if found is None else PartitionIdentity(found[0], found[1])
+
+    def adopt(self, cluster_uuid: bytes, node: str, boot_id: str, gens: dict[int, int]) -> None:
+        """Note who runs here now and the (new) gens; durable on return, not clean from here on."""
+        self._value["cluster_uuid"] = cluster_uuid
+        self._value["node"] = node
+        self._value["boot_id"] = boot_id
+        self._value["clean"] = False
+        for partition, gen in gens.items():
+            found = self._value["partitions"].get(partition)
+            self._value["partitions"][partition] = [gen, found[1] if found else 0]
+        self._slots.write(self._value)
+        self.is_new = False
+
+    def note_epochs(self, epochs: dict[int, int]) -> None:
+        """Raise the highest epochs seen; durable on return. Blocks for one fsync."""
+        for partition, epoch in epochs.items():
+            found = self._value["partitions"][partition]
+            found[1] = max(found[1], epoch)
+        self._slots.write(self._value)
+
+    def close(self, clean: bool) -> None:
+        """Note whether all was closed in order, and free the lock."""
+        try:
+            if clean and not self.is_new:
+                self._value["clean"] = True
+                self._slots.write(self._value)
+        finally:
+            os.close(self._lock_fd)
