@@ -1,0 +1,264 @@
+"""What values a setting may have: ranges, choices, forms, and relations between settings.
+
+Pure functions over values and finished `Settings`; no file, no line numbers. `config.loading` calls these
+and adds where each value stood; `docs/config.md` shows the same ranges, held equal by a test.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+from config.settings import (
+    GB,
+    KB,
+    MB,
+    Address,
+    LimitSettings,
+    ListenSettings,
+    LogSettings,
+    MetastoreSettings,
+    NodeSettings,
+    PeerSettings,
+    QueueSettings,
+    ReplicationSettings,
+    Settings,
+    SinkSettings,
+)
+from config.texts import shown
+
+SECOND: Final = 1_000
+MINUTE: Final = 60 * SECOND
+HOUR: Final = 60 * MINUTE
+
+
+class Range(NamedTuple):
+    """Least and greatest value, both allowed, in the unit of the field's name."""
+
+    least: int
+    most: int
+
+
+PORT_MAX: Final = 65_535
+
+RANGES: Final[Mapping[tuple[type, str], Range]] = {
+    # Below 1 nobody gets in; above 100,000 no usual open-files limit would follow.
+    (ListenSettings, "connections_limit"): Range(1, 100_000),
+    # The least that clients' ordinary headers need; the most that a connection may cost in memory.
+    (ListenSettings, "header_limit_bytes"): Range(4 * KB, 1 * MB),
+    (ListenSettings, "request_timeout_ms"): Range(100, 1 * HOUR),
+    (ListenSettings, "body_timeout_ms"): Range(100, 1 * HOUR),
+    # ZooKeeper grants at least two of its ticks; over a minute a dead node would block its partitions too long.
+    (MetastoreSettings, "session_timeout_ms"): Range(1 * SECOND, 1 * MINUTE),
+    (MetastoreSettings, "connect_timeout_ms"): Range(100, 1 * HOUR),
+    (MetastoreSettings, "embedded_port"): Range(0, PORT_MAX),
+    (MetastoreSettings, "linger_ms"): Range(0, 24 * HOUR),
+    # Each partition costs a metastore record and rows of its own; 1,024 is where both stay small.
+    (ReplicationSettings, "partitions"): Range(1, 1024),
+    (ReplicationSettings, "log_size_bytes"): Range(1 * MB, 1000 * GB),
+    (ReplicationSettings, "log_file_bytes"): Range(64 * KB, 4 * GB),
+    (ReplicationSettings, "log_batch_bytes"): Range(4 * KB, 256 * MB),
+    # The upper end is the near-sync lag: a wider window would let a follower fall out of range by itself.
+    (ReplicationSettings, "window_entries"): Range(1, 20_000),
+    (ReplicationSettings, "window_bytes"): Range(64 * KB, 16 * GB),
+    (ReplicationSettings, "write_buffer_bytes"): Range(64 * KB, 1 * GB),
+    (ReplicationSettings, "block_cache_bytes"): Range(64 * KB, 64 * GB),
+    (ReplicationSettings, "checkpoint_interval_ms"): Range(100, 1 * HOUR),
+    (LimitSettings, "object_bytes"): Range(1 * KB, 1 * GB),
+    # 64 KB is where Riak's clients stop; each key is held three times in the store.
+    (LimitSettings, "key_bytes"): Range(16, 64 * KB),
+    (LimitSettings, "siblings"): Range(1, 10_000),
+    (LimitSettings, "batch_items"): Range(1, 100_000),
+    (LimitSettings, "batch_bytes"): Range(1 * KB, 1 * GB),
+    (QueueSettings, "object_size_limit_bytes"): Range(0, 1 * GB),
+    (QueueSettings, "object_limit_count"): Range(0, 10_000_000),
+    (QueueSettings, "queue_limit_count"): Range(1, 10_000_000),
+    (QueueSettings, "lease_ms"): Range(100, 1 * HOUR),
+    (SinkSettings, "workers"): Range(1, 256),
+    (SinkSettings, "batch_count"): Range(1, 100_000),
+    (SinkSettings, "batch_bytes"): Range(1 * KB, 1 * GB),
+    (SinkSettings, "poll_ms"): Range(0, 5 * MINUTE),
+    (SinkSettings, "delay_min_ms"): Range(1, 1 * HOUR),
+    (SinkSettings, "delay_max_ms"): Range(1, 1 * HOUR),
+    (SinkSettings, "request_timeout_ms"): Range(100, 1 * HOUR),
+}
+"""Every whole number among the settings. The odd extremes serve tests (small) and large machines."""
+
+CHOICES: Final[Mapping[tuple[type, str], tuple[str, ...]]] = {
+    (ReplicationSettings, "durability"): ("fsync", "async"),
+    (QueueSettings, "filter"): ("any",),
+    (LogSettings, "level"): ("debug", "info", "warning", "error"),
+    (LogSettings, "format"): ("auto", "json", "text"),
+}
+
+NAMES: Final = frozenset(
+    [(NodeSettings, "name"), (NodeSettings, "cluster"), (QueueSettings, "name"), (PeerSettings, "queue")]
+)
+
+NAME_RULE: Final = "1 to 64 letters, digits, - _ . and begins with a letter or digit"
+"""Names become parts of metastore paths, file names and URLs, so "..", "/" and spaces must not occur."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,252})", re.ASCII)
+_IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?", re.ASCII)
+_ROOT = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._-]*)+", re.ASCII)
+
+
+def check_name(value: str) -> str:
+    """The name itself; ValueError when it is none."""
+    if _NAME.fullmatch(value) is None:
+        raise ValueError(f"{shown(value)} is not a name; a name is {NAME_RULE}")
+    return value
+
+
+def check_choice(value: str, choices: tuple[str, ...]) -> str:
+    """One of `choices`; ValueError names them."""
+    if value in choices:
+        return value
+    if len(choices) == 1:
+        raise ValueError(f'{shown(value)} is not known; this version knows "{choices[0]}" only')
+    raise ValueError(f"{shown(value)} is not known; choose one of " + ", ".join(f'"{each}"' for each in choices))
+
+
+def parse_address(value: str) -> Address:
+    """HOST:PORT, an IPv6 host in brackets; ValueError says what is wrong."""
+    host, colon, port_text = value.rpartition(":")
+    form = 'write HOST:PORT, such as "127.0.0.1:8098" or "[::1]:8098"'
+    if not colon or not host or not port_text:
+        raise ValueError(f"{shown(value)} is not an address; {form}")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        if _IPV6.fullmatch(host) is None:
+            raise ValueError(f"{shown(value)}: what stands in brackets is not an IPv6 address; {form}")
+    elif ":" in host:
+        raise ValueError(f"{shown(value)}: an IPv6 address stands in brackets; {form}")
+    elif _HOST.fullmatch(host) is None:
+        raise ValueError(f"{shown(value)}: {shown(host)} is not a host name; {form}")
+    if not (port_text.isascii() and port_text.isdigit() and int(port_text[:9]) <= PORT_MAX and len(port_text) <= 5):
+        raise ValueError(f"{shown(value)}: the port is a number from 0 to {PORT_MAX}; {form}")
+    return Address(host, int(port_text))
+
+
+def check_hosts(value: str) -> str:
+    """ "zk1:2181,zk2:2181" without spaces, or "" for the embedded metastore; ValueError names the wrong part."""
+    if not value.strip():
+        return ""
+    hosts = []
+    for part in value.split(","):
+        if "/" in part:
+            raise ValueError(f"{shown(part)}: a path does not belong here; set metastore.root instead")
+        address = parse_address(part.strip())
+        if address.port == 0:
+            raise ValueError(
+                f"{shown(part)}: port 0 cannot be dialled; ZooKeeper listens on 2181 unless told otherwise"
+            )
+        hosts.append(str(address))
+    return ",".join(hosts)
+
+
+def check_root(value: str) -> str:
+    """An absolute metastore path without an end slash."""
+    if _ROOT.fullmatch(value) is None:
+        raise ValueError(f'{shown(value)} is not a metastore path; write one such as "/isthmus", without an end slash')
+    return value
+
+
+def check_peer_url(value: str) -> str:
+    """http(s)://HOST:PORT, given back without an end slash."""
+    form = 'write http://HOST:PORT, such as "http://10.0.0.7:8098"'
+    scheme, separator, rest = value.partition("://")
+    if not separator or scheme not in ("http", "https"):
+        raise ValueError(f"{shown(value)} is not the URL of a node; {form}")
+    authority = rest.removesuffix("/")
+    if any(sign in authority for sign in "/?#@"):
+        raise ValueError(f"{shown(value)}: scheme, host and port only, nothing else; {form}")
+    address = parse_address(authority)
+    if address.port == 0:
+        raise ValueError(f"{shown(value)}: port 0 cannot be dialled; {form}")
+    return f"{scheme}://{address}"
+
+
+class Broken(NamedTuple):
+    """A relation that does not hold; `paths` are the keys that take part, the likeliest culprit first."""
+
+    paths: tuple[str, ...]
+    message: str
+
+
+def broken_relations(settings: Settings) -> Iterator[Broken]:
+    """Every relation between values that does not hold, given that each value by itself is right.
+
+    Key paths here are those of the file ("replication.log_file_size"), as `config.keys` derives them.
+    """
+    yield from _addresses_apart(settings)
+    log = settings.replication
+    if log.log_file_bytes >= log.log_size_bytes:
+        yield Broken(
+            ("replication.log_file_size", "replication.log_size"),
+            "a log file must be smaller than the whole log (log_file_size < log_size), or nothing could ever be freed",
+        )
+    if log.log_batch_bytes > log.log_file_bytes:
+        yield Broken(
+            ("replication.log_batch_size", "replication.log_file_size"),
+            "one group commit must fit into a log file (log_batch_size <= log_file_size)",
+        )
+    if settings.limits.object_bytes > log.window_bytes:
+        yield Broken(
+            ("limits.object_size", "replication.window_size"),
+            "the largest object must fit into the window of unapplied writes "
+            "(limits.object_size <= replication.window_size), or it could never be written",
+        )
+    sink = settings.sink
+    if sink.delay_min_ms > sink.delay_max_ms:
+        yield Broken(
+            ("sink.delay_min", "sink.delay_max"),
+            "the first delay must not be longer than the longest (delay_min <= delay_max)",
+        )
+    yield from _lists(settings)
+
+
+def _addresses_apart(settings: Settings) -> Iterator[Broken]:
+    http, admin = settings.listen.http, settings.listen.admin
+    if http.port and http.port == admin.port and _may_clash(http.host, admin.host):
+        yield Broken(
+            ("listen.admin", "listen.http"),
+            f"clients and operators need listeners of their own, but both are given port {http.port}",
+        )
+    port = settings.metastore.embedded_port
+    if port and not settings.metastore.hosts:
+        for key, address in (("listen.http", http), ("listen.admin", admin)):
+            if address.port == port:
+                yield Broken(("metastore.embedded_port", key), f"port {port} is given to {key} already")
+
+
+def _lists(settings: Settings) -> Iterator[Broken]:
+    first_queue: dict[str, int] = {}
+    for number, queue in enumerate(settings.queues):
+        if queue.name in first_queue:
+            yield Broken(
+                (f"queues[{number}].name", f"queues[{first_queue[queue.name]}].name"),
+                f'two queues are called "{queue.name}"; every queue needs a name of its own',
+            )
+        first_queue.setdefault(queue.name, number)
+    first_peer: dict[PeerSettings, int] = {}
+    for number, peer in enumerate(settings.sink.peers):
+        if peer in first_peer:
+            yield Broken(
+                (f"sink.peers[{number}].url", f"sink.peers[{first_peer[peer]}].url"),
+                f'queue "{peer.queue}" of {peer.url} is listed twice; once is enough for any number of workers',
+            )
+        first_peer.setdefault(peer, number)
+        own = settings.listen.http
+        address = urlsplit(peer.url)
+        if own.port and (address.hostname, address.port) == (own.host.lower(), own.port):
+            yield Broken(
+                (f"sink.peers[{number}].url", "listen.http"),
+                f"{peer.url} is this node itself; a peer is a node of another cluster",
+            )
+
+
+def _may_clash(one: str, other: str) -> bool:
+    anywhere = ("0.0.0.0", "::")  # noqa: S104 -- compared with, not bound to
+    return one == other or one in anywhere or other in anywhere

@@ -1,0 +1,33 @@
+"""How values appear in one-line messages: quoted, escaped, never longer than a line can bear.
+
+Used by all of `config`; imports nothing of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+SHOWN_MAX: Final = 80
+"""Characters of a value in a message; what is longer is cut and ends in dots."""
+
+
+def shown(value: Any) -> str:
+    """A value of a TOML file as a person would recognise it in a message."""
+    if isinstance(value, str):
+        cut = value if len(value) <= SHOWN_MAX else value[:SHOWN_MAX] + "..."
+        return '"' + "".join(char if char.isprintable() else repr(char)[1:-1] for char in cut) + '"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        return "a number beyond 64 bits"
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, list):
+        return "a list"
+    return str(value)
+
+
+def toml_text(value: str) -> str:
+    """A text as TOML writes it, so that it can be copied into a file."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in escaped) + '"'

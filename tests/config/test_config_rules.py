@@ -1,0 +1,175 @@
+"""Forms of single values and relations between settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from config import rules
+from config.keys import Key, Kind, file_name, keys_of
+from config.loading import ConfigError, load_text
+from config.settings import Address, Settings
+
+NODE = '[node]\nname = "n1"\ncluster = "east"\ndata_dir = "data"\n'
+
+
+def every_key(section: type = Settings) -> list[Key]:
+    """All keys of all sections."""
+    found = []
+    for key in keys_of(section).values():
+        found.append(key)
+        if key.inner is not None:
+            found += every_key(key.inner)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:8098", Address("127.0.0.1", 8098)),
+        ("[::1]:8098", Address("::1", 8098)),
+        ("[fe80::1%eth0]:0", Address("fe80::1%eth0", 0)),
+        ("node-1.example.org:65535", Address("node-1.example.org", 65535)),
+    ],
+)
+def test_addresses_are_read_and_written_alike(text: str, address: Address) -> None:
+    """Host and port come apart, brackets go, and the text comes back."""
+    assert rules.parse_address(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *["", "host", ":80", "host:", "host:x", "host:65536", "host:-1", "host:١", "::1:80", "[host]:80", "[::1]80"],
+        *["a b:1", "http://a:1", "a/b:1", "h:00000000000000080", "[]:1", "host:" + "9" * 5000],
+    ],
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    """Each refusal shows how an address is written, in one line."""
+    with pytest.raises(ValueError, match="HOST:PORT") as caught:
+        rules.parse_address(text)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("text", ["", ".", "..", "-a", "a/b", "a b", "ä", "a" * 65, "a\n"])
+def test_what_is_no_name_is_refused(text: str) -> None:
+    """Names become paths and URLs, so nothing that means something there is let in."""
+    with pytest.raises(ValueError, match="is not a name"):
+        rules.check_name(text)
+
+
+def test_metastore_hosts_are_a_list_of_addresses() -> None:
+    """Spaces around commas go; a path, a missing port and port 0 are refused."""
+    assert rules.check_hosts("zk1:2181, zk2:2182") == "zk1:2181,zk2:2182"
+    assert rules.check_hosts(" ") == ""
+    for wrong, hint in [
+        ("zk1", "HOST:PORT"),
+        ("zk1:2181/x", "metastore.root"),
+        ("zk1:0", "2181"),
+        ("a:1,", "HOST:PORT"),
+    ]:
+        with pytest.raises(ValueError, match=hint):
+            rules.check_hosts(wrong)
+
+
+@pytest.mark.parametrize("text", ["isthmus", "/", "/a/", "/a//b", "/a/../b", "", "/a b"])
+def test_a_metastore_root_is_a_plain_absolute_path(text: str) -> None:
+    """Paths that ZooKeeper would refuse later are refused at once."""
+    with pytest.raises(ValueError, match="not a metastore path"):
+        rules.check_root(text)
+    assert rules.check_root("/isthmus/prod-1") == "/isthmus/prod-1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "peer:8098",
+        "ftp://a:1",
+        "http://a",
+        "http://a:1/x",
+        "http://u@a:1",
+        "http://a:1?q",
+        "http://:1",
+        "http://a:0",
+        "HTTP:/a:1",
+    ],
+)
+def test_a_peer_is_scheme_host_and_port(text: str) -> None:
+    """Anything more or less in a peer's URL is refused; an end slash is not."""
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        rules.check_peer_url(text)
+    assert rules.check_peer_url("https://[::1]:8098/") == "https://[::1]:8098"
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "line"),
+    [
+        ("[listen]\nadmin = '127.0.0.1:8098'", "listen.admin", 2),
+        ("[listen]\nhttp = '0.0.0.0:8099'", "listen.http", 2),
+        ("[metastore]\nembedded_port = 8098", "metastore.embedded_port", 2),
+        ("[replication]\nlog_size = '64MB'", "replication.log_size", 2),
+        ("[replication]\nlog_file_size = '2GB'", "replication.log_file_size", 2),
+        ("[replication]\nlog_batch_size = '65MB'", "replication.log_batch_size", 2),
+        ("[limits]\nobject_size = '65MB'", "limits.object_size", 2),
+        ("[sink]\ndelay_max = '9ms'", "sink.delay_max", 2),
+        ("[[queues]]\nname = 'a'\n[[queues]]\nname = 'a'", "queues[1].name", 4),
+        (
+            "[[sink.peers]]\nurl = 'http://a:1'\nqueue = 'q'\n[[sink.peers]]\nqueue = 'q'\nurl = 'http://a:1/'",
+            "sink.peers[1].url",
+            6,
+        ),
+        ("[[sink.peers]]\nurl = 'http://127.0.0.1:8098'\nqueue = 'q'", "sink.peers[0].url", 2),
+    ],
+)
+def test_a_broken_relation_is_a_fault_at_the_key_that_was_set(text: str, path: str, line: int) -> None:
+    """Values that are right alone and wrong together are refused, where the file can be mended."""
+    with pytest.raises(ConfigError) as caught:
+        load_text(NODE + text, Path("n.toml"))
+    (fault,) = caught.value.faults
+    assert (fault.path, fault.line) == (path, line + NODE.count("\n"))
+
+
+def test_a_relation_is_silent_where_one_value_is_wrong_by_itself() -> None:
+    """Nobody is sent after a second fault that only follows from the first."""
+    text = "[[queues]]\nname = ''\n[[queues]]\nname = ''\n[sink]\ndelay_min = '9s'\ndelay_max = 5\n"
+    with pytest.raises(ConfigError) as caught:
+        load_text(NODE + text, Path("n.toml"))
+    assert [fault.path for fault in caught.value.faults] == ["queues[0].name", "queues[1].name", "sink.delay_max"]
+
+
+def test_ports_may_agree_where_nothing_clashes() -> None:
+    """Port 0, and one port on two different hosts, are no clash."""
+    for text in ["[listen]\nhttp = '127.0.0.1:0'\nadmin = '127.0.0.1:0'", "[listen]\nhttp = '127.0.0.2:8099'"]:
+        load_text(NODE + text, Path("n.toml"))
+
+
+def test_every_number_has_a_range_and_every_default_lies_in_it() -> None:
+    """A limit on everything: no whole number among the settings is unbounded, and no rule is left over."""
+    numbers = {
+        (key.section, key.field): key.default
+        for key in every_key()
+        if key.kind in (Kind.NUMBER, Kind.DURATION, Kind.SIZE)
+    }
+    assert set(numbers) == set(rules.RANGES)
+    for where, default in numbers.items():
+        assert rules.RANGES[where].least <= default <= rules.RANGES[where].most, where
+
+
+def test_rules_name_fields_that_exist() -> None:
+    """A renamed field cannot leave its rule behind."""
+    known = {(key.section, key.field) for key in every_key()}
+    assert set(rules.CHOICES) <= known
+    assert known >= rules.NAMES
+    for section, field in rules.CHOICES:
+        default = {each.name: each.default for each in dataclasses.fields(section)}[field]
+        assert default in rules.CHOICES[section, field]
+
+
+def test_keys_in_files_carry_no_unit() -> None:
+    """The unit stands in the value: the key is the field's name without it."""
+    names = {name: file_name(name) for name in ("poll_ms", "log_size_bytes", "log_file_bytes", "object_limit_count")}
+    assert list(names.values()) == ["poll", "log_size", "log_file_size", "object_limit"]
+    assert not [key.name for key in every_key() if key.name.endswith(("_ms", "_bytes", "_count"))]
