@@ -1,0 +1,56 @@
+"""`isthmus config`: check a node's file, show the values in force. Needs no running node.
+
+The work is done in `config.loading`; here it is only printed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from config.loading import ConfigError, effective, load_file
+from node.cli.exits import Exit
+from node.cli.output import echo_json, echo_table, output_option, printable
+
+FILE = click.argument("file", type=click.Path(path_type=Path))
+
+
+@click.group("config")
+def config_group() -> None:
+    """Check and show config files."""
+
+
+@config_group.command("check")
+@FILE
+@output_option
+def check(file: Path, output: str) -> int:
+    """Report every fault of FILE at once: line, key, what is wrong and what would be right."""
+    try:
+        load_file(file)
+    except ConfigError as error:
+        if output == "json":
+            faults = [{"key": fault.path, "line": fault.line, "message": fault.message} for fault in error.faults]
+            echo_json({"file": error.file, "ok": False, "faults": faults})
+        else:
+            for sentence in error.sentences():
+                click.echo(printable(sentence))
+        return Exit.USAGE
+    if output == "json":
+        echo_json({"file": str(file), "ok": True, "faults": []})
+    else:
+        click.echo(f"{printable(str(file))}: no faults")
+    return Exit.OK
+
+
+@config_group.command("show")
+@FILE
+@output_option
+def show(file: Path, output: str) -> None:
+    """Print every value in force, and where it comes from: FILE:LINE or "default"."""
+    rows = effective(load_file(file))
+    if output == "json":
+        values = [{"key": row.path, "value": row.text, "origin": row.origin} for row in rows]
+        echo_json({"file": str(file), "values": values})
+    else:
+        echo_table(["key", "value", "origin"], rows)

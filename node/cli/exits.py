@@ -1,0 +1,82 @@
+"""Exit codes: one table for every command, and which failure ends with which code.
+
+Scripts and monitors rely on these numbers; `docs/commands.md` shows the table, held equal by a test.
+Expected failures become one line on standard error (`node.cli.main` prints it); bugs keep their traceback.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from config.loading import ConfigError
+from repl.model.errors import BadConfig, BadInput, IsthmusError, LocalFault
+
+
+class Exit(IntEnum):
+    """What a command's exit code says."""
+
+    OK = 0
+    DIFFERS = 1
+    USAGE = 2
+    UNAVAILABLE = 3
+    REFUSED = 4
+    LOCAL_FAULT = 5
+    BROKEN = 70
+    INTERRUPTED = 130
+    PIPE_CLOSED = 141
+
+
+MEANINGS: Final[Mapping[Exit, str]] = {
+    Exit.OK: "done; what was checked is right",
+    Exit.DIFFERS: "a check failed, or two sides differ",
+    Exit.USAGE: "wrong command line, or faults in a config file",
+    Exit.UNAVAILABLE: "incomplete: a node does not answer, is not ready, or the outcome is unknown",
+    Exit.REFUSED: "the cluster refused the command",
+    Exit.LOCAL_FAULT: "this machine's set-up is at fault: disk, data directory, port, Java",
+    Exit.BROKEN: "a node's log or store failed while it ran, or a bug (its traceback is on standard error)",
+    Exit.INTERRUPTED: "interrupted by Ctrl-C",
+    Exit.PIPE_CLOSED: "whoever read the output has closed it",
+}
+
+
+class CommandFailed(Exception):
+    """A command's own expected failure: exit code, stable reason code, and one sentence."""
+
+    def __init__(self, exit_code: Exit, reason: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
+        self.reason = reason
+
+
+class Failure(NamedTuple):
+    """An expected failure as people and scripts see it; `sentences` has one line for each fault."""
+
+    exit_code: Exit
+    reason: str
+    sentences: list[str]
+
+
+def failure_of(error: Exception) -> Failure | None:
+    """What an exception means to the caller of a command; None for a bug."""
+    match error:
+        case CommandFailed():
+            return Failure(error.exit_code, error.reason, [str(error)])
+        case ConfigError():
+            return Failure(Exit.USAGE, BadConfig.reason, error.sentences())
+        case BadConfig() | BadInput():
+            return Failure(Exit.USAGE, error.reason, [str(error)])
+        case LocalFault():
+            return Failure(Exit.LOCAL_FAULT, error.reason, [str(error)])
+        case IsthmusError():
+            return Failure(Exit.UNAVAILABLE, error.reason, [str(error)])
+        case BrokenPipeError():
+            return Failure(Exit.PIPE_CLOSED, "pipe-closed", [MEANINGS[Exit.PIPE_CLOSED]])
+        case OSError():
+            what = error.strerror or (os.strerror(error.errno) if error.errno else str(error))
+            where = f"{error.filename}: " if error.filename is not None else ""
+            return Failure(Exit.LOCAL_FAULT, LocalFault.reason, [f"{where}{what}"])
+        case _:
+            return None

@@ -1,0 +1,154 @@
+"""`isthmus NOUN VERB`: finds the noun's commands, runs one, and turns failures into lines and exit codes.
+
+Each noun has a file of its own here, imported when it is asked for, so that `isthmus --help` is quick and
+a part that cannot be loaded harms no other. What commands print is in `node.cli.output`, exit codes in
+`node.cli.exits`, the way to a node in `node.cli.remote`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import click
+
+from node.cli.exits import MEANINGS, CommandFailed, Exit, Failure, failure_of
+from node.cli.output import Invocation, printable
+
+PACKAGES: Final = ("config", "repl", "queues", "aae", "sink", "node")
+
+
+class Noun(NamedTuple):
+    """Where a noun's command or group is, and its line in the help."""
+
+    module: str
+    attribute: str
+    summary: str
+
+
+NOUNS: Final[Mapping[str, Noun]] = {
+    "demo": Noun("node.cli.demo", "demo_command", "Two clusters on this machine: load, replicate, prove them equal."),
+    "local": Noun("node.cli.local", "local_group", "Start and stop clusters on this machine."),
+    "node": Noun("node.cli.node", "node_group", "Run a node."),
+    "config": Noun("node.cli.config", "config_group", "Check and show config files."),
+    "cluster": Noun("node.cli.cluster", "cluster_group", "Look at a cluster as a whole."),
+    "partition": Noun("node.cli.cluster", "partition_group", "Look at partitions."),
+    "queue": Noun("node.cli.queue", "queue_group", "Look at source queues; suspend and resume them."),
+    "sink": Noun("node.cli.sink", "sink_group", "Look at sinks; suspend and resume them."),
+}
+"""In the order of the help. A noun whose module is not installed is not offered."""
+
+
+class LazyNouns(click.Group):
+    """A group whose members are imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Nouns that this installation has."""
+        return [name for name, noun in NOUNS.items() if find_spec(noun.module) is not None]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The noun's command, imported now; None when there is no such noun."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        noun = NOUNS[cmd_name]
+        try:
+            command = getattr(importlib.import_module(noun.module), noun.attribute)
+        except ImportError as error:
+            sentence = f"`isthmus {cmd_name}` lacks a part: {error}; `make venv` installs what is missing"
+            raise CommandFailed(Exit.LOCAL_FAULT, "missing-part", sentence) from error
+        assert isinstance(command, click.Command)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command; a closed pipe gets its own exit code, where click would say 1."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise CommandFailed(Exit.PIPE_CLOSED, "pipe-closed", MEANINGS[Exit.PIPE_CLOSED]) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The nouns with their summaries, without importing any."""
+        with formatter.section("Nouns"):
+            formatter.write_dl([(name, NOUNS[name].summary) for name in self.list_commands(ctx)])
+
+
+@click.command(
+    cls=LazyNouns, subcommand_metavar="NOUN VERB ...", context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.version_option(package_name="isthmus", message="%(package)s %(version)s")
+def root() -> None:
+    """Keeps the same data equal in two or more key-value clusters, and can prove it."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code (see `node.cli.exits`). Never raises for an expected failure."""
+    invocation = Invocation()
+    try:
+        check_house()
+        result = root.main(
+            args=None if arguments is None else list(arguments),
+            prog_name="isthmus",
+            standalone_mode=False,
+            obj=invocation,
+        )
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return Exit.USAGE
+    except click.ClickException as error:
+        _report(Failure(Exit.USAGE, "usage", [_usage_sentence(error)]), invocation.output)
+        return Exit.USAGE
+    except (click.Abort, KeyboardInterrupt):
+        return Exit.INTERRUPTED
+    except Exception as error:  # noqa: BLE001 -- the last door: sorted here, and bugs are shown whole
+        failure = failure_of(error)
+        if failure is None:
+            traceback.print_exc()
+            return Exit.BROKEN
+        if failure.exit_code is Exit.PIPE_CLOSED:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at exit
+        else:
+            _report(failure, invocation.output)
+        return failure.exit_code
+    return result if isinstance(result, int) else Exit.OK
+
+
+def check_house() -> None:
+    """All our packages must lie in one folder: a stranger's package named `config` would shadow ours.
+
+    Raises CommandFailed (LOCAL_FAULT) with both places.
+    """
+    home = Path(__file__).resolve().parents[2]
+    for name in PACKAGES:
+        file = importlib.import_module(name).__file__
+        if file is None or Path(file).resolve().parents[1] != home:
+            found = "a folder without code" if file is None else str(Path(file).parent)
+            sentence = f"package {name} is {found}, not Isthmus's own in {home}; take the other from PYTHONPATH"
+            raise CommandFailed(Exit.LOCAL_FAULT, "shadowed-package", sentence)
+
+
+def _usage_sentence(error: click.ClickException) -> str:
+    sentence = " ".join(error.format_message().split())
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        sentence += f" (`{error.ctx.command_path} --help` shows the usage)"
+    return sentence
+
+
+def _report(failure: Failure, output: str) -> None:
+    """One line on standard error for each sentence; with `-o json` one JSON object in one line."""
+    if output == "json":
+        click.echo(json.dumps({"error": "\n".join(failure.sentences), "reason": failure.reason}), err=True)
+        return
+    for sentence in failure.sentences:
+        click.echo(f"isthmus: {printable(sentence)}", err=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

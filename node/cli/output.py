@@ -1,0 +1,112 @@
+"""What commands print: tables for people, JSON for programs, chosen by `-o`.
+
+Tables say "unknown" where a value is not known and never invent one. Text from a cluster is printed as
+text: control characters are escaped, nothing in it is taken for markup. Which exit code a failure has
+stands in `node.cli.exits`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import click
+
+UNKNOWN: Final = "unknown"
+NOTHING: Final = "-"
+
+FORMATS: Final = ("table", "json")
+
+PIPE_COLUMNS: Final = 100_000
+"""Width of a table that does not go to a terminal: wide enough never to be wrapped, so that a line is a row."""
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass(slots=True)
+class Invocation:
+    """What one run of the command line was asked for; `node.cli.main` reads it when a command fails."""
+
+    output: str = "table"
+
+
+def _remember(context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    context.ensure_object(Invocation).output = value
+    return value
+
+
+def output_option(command: Command) -> Command:
+    """Adds `-o table|json` to a command, which gets it as the argument `output`."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(FORMATS),
+        default=FORMATS[0],
+        show_default=True,
+        is_eager=True,
+        callback=_remember,
+        help="A table for people, or JSON for programs.",
+    )(command)
+
+
+def echo_json(value: Any) -> None:
+    """One JSON document on standard output, indented, keys in the order given."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def echo_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Rows under upper-case column heads; values become text by `cell`."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="")
+    for column in columns:
+        table.add_column(Text(column.upper()), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell(value)) for value in row))
+    drawn = io.StringIO()
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_COLUMNS
+    Console(file=drawn, width=width).print(table)
+    click.echo("\n".join(line.rstrip() for line in drawn.getvalue().splitlines()))
+
+
+def echo_facts(facts: Iterable[tuple[str, Any]]) -> None:
+    """One "name: value" line each."""
+    for name, value in facts:
+        click.echo(f"{name}: {cell(value)}")
+
+
+def cell(value: Any) -> str:
+    """A value in a table: None is "unknown", an empty text or list "-", true and false are yes and no."""
+    match value:
+        case None:
+            return UNKNOWN
+        case bool():
+            return "yes" if value else "no"
+        case list() | tuple():
+            return ", ".join(cell(item) for item in value) or NOTHING
+        case float():
+            return f"{value:.1f}"
+        case _:
+            return printable(str(value)) or NOTHING
+
+
+def milliseconds(value: Any) -> str:
+    """A time as a person reads it: "1.8 ms", "12.3 s", "5.0 min"; anything but a number is "unknown"."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return UNKNOWN
+    for factor, unit, below in ((1, "ms", 1_000), (1_000, "s", 300_000), (60_000, "min", 7_200_000)):
+        if value < below:
+            return f"{value / factor:.1f} {unit}"
+    return f"{value / 3_600_000:.1f} h"
+
+
+def printable(text: str) -> str:
+    """The text with everything escaped that a terminal might act upon."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -1,0 +1,256 @@
+"""The command line without a cluster: nouns, config commands, exit codes, errors in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from config.loading import ConfigError, Fault
+from node.cli import main as cli
+from node.cli.exits import MEANINGS, CommandFailed, Exit, failure_of
+from node.cli.output import cell, echo_table, milliseconds
+from repl.model.errors import BadConfig, Corruption, NotReady, OutcomeUnknown, PeerFault, TooLarge
+
+HOUSE = Path(__file__).parents[2]
+DOCS = HOUSE / "docs" / "commands.md"
+SAMPLE = HOUSE / "config" / "samples" / "node.toml"
+
+
+def every_command() -> set[str]:
+    """ "isthmus NOUN VERB" of all that this installation offers."""
+    context = click.Context(cli.root, info_name="isthmus")
+    found = set()
+    for noun in cli.root.list_commands(context):
+        command = cli.root.get_command(context, noun)
+        if isinstance(command, click.Group):
+            found |= {f"isthmus {noun} {verb}" for verb in command.commands}
+        else:
+            found.add(f"isthmus {noun}")
+    return found
+
+
+def test_help_names_the_nouns_without_importing_them() -> None:
+    """`isthmus --help` is quick: it loads neither HTTP nor tables nor any noun's module."""
+    code = (
+        "import sys; from node.cli.main import main; code = main(['--help']);"
+        "heavy = {'requests', 'rich', 'node.cli.queue', 'node.daemon'} & set(sys.modules);"
+        "sys.exit(f'loaded {heavy}' if heavy else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=HOUSE, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"queue +Look at source queues", done.stdout)
+
+
+def test_every_noun_on_offer_has_help_and_a_summary_that_agrees(capsys: pytest.CaptureFixture[str]) -> None:
+    """No noun is listed that cannot be loaded, and every verb says what it does."""
+    context = click.Context(cli.root)
+    for noun in cli.root.list_commands(context):
+        command = cli.root.get_command(context, noun)
+        assert command is not None
+        assert command.help
+        if isinstance(command, click.Group):
+            assert all(verb.help for verb in command.commands.values())
+        assert cli.main([noun, "--help"]) == 0
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_docs_name_every_command() -> None:
+    """docs/commands.md lists exactly the commands there are, once all parts are installed."""
+    documented = set(re.findall(r"^\| `(isthmus [a-z -]+)` \|", DOCS.read_text(), re.MULTILINE))
+    assert every_command() <= documented
+    missing = {command.split()[1] for command in documented - every_command()}
+    assert not missing & set(cli.root.list_commands(click.Context(cli.root)))
+
+
+def test_the_docs_have_the_table_of_exit_codes() -> None:
+    """docs/commands.md and the code agree on every exit code."""
+    rows = re.findall(r"^\| (\d+) \| (.+) \|$", DOCS.read_text(), re.MULTILINE)
+    assert rows == [(str(int(code)), meaning) for code, meaning in MEANINGS.items()]
+    assert set(MEANINGS) == set(Exit)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason"),
+    [
+        (BadConfig("x"), Exit.USAGE, "bad-config"),
+        (ConfigError("f", [Fault("a", 1, "x")]), Exit.USAGE, "bad-config"),
+        (TooLarge("x"), Exit.USAGE, "too-large"),
+        (NotReady("x"), Exit.UNAVAILABLE, "not-ready"),
+        (OutcomeUnknown("x"), Exit.UNAVAILABLE, "outcome-unknown"),
+        (PeerFault("x"), Exit.UNAVAILABLE, "peer-fault"),
+        (Corruption("x"), Exit.LOCAL_FAULT, "corruption"),
+        (PermissionError(13, "Permission denied", "/data"), Exit.LOCAL_FAULT, "local-fault"),
+        (CommandFailed(Exit.REFUSED, "fenced", "x"), Exit.REFUSED, "fenced"),
+    ],
+)
+def test_failures_have_the_exit_code_of_what_the_caller_can_do(error: Exception, code: Exit, reason: str) -> None:
+    """The error tree maps onto the table of exit codes."""
+    failure = failure_of(error)
+    assert failure is not None
+    assert failure[:2] == (code, reason)
+
+
+def test_a_bug_is_no_expected_failure(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An assertion keeps its traceback and ends with the code for bugs, not with one that scripts act upon."""
+
+    def broken() -> None:
+        raise AssertionError("impossible")
+
+    monkeypatch.setattr(cli, "check_house", broken)
+    assert cli.main(["--version"]) == Exit.BROKEN
+    assert "AssertionError: impossible" in capsys.readouterr().err
+
+
+def test_wrong_usage_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """Unknown nouns, verbs and options are each told in one line with where to look."""
+    for arguments in (
+        ["quue"],
+        ["queue", "lst"],
+        ["queue", "list", "--x"],
+        ["queue", "suspend"],
+        ["queue", "list", "-o", "x"],
+    ):
+        assert cli.main(arguments) == Exit.USAGE
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("isthmus: ")
+        assert err.count("\n") == 1
+        assert "--help" in err
+
+
+def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """Bare `isthmus` and a bare noun show what there is; as usage errors, since nothing was done."""
+    assert cli.main([]) == Exit.USAGE
+    assert "Nouns:" in capsys.readouterr().err
+    assert cli.main(["config"]) == Exit.USAGE
+    assert "check" in capsys.readouterr().err
+
+
+def test_config_check_reports_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All faults at once on standard output, with line and key; code 2; the same as JSON."""
+    file = tmp_path / "n.toml"
+    file.write_text('[node]\nname = "n"\ncluster = 3\nwokers = 1\n')
+    assert cli.main(["config", "check", str(file)]) == Exit.USAGE
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[:2] for line in lines] == [
+        [f"{file}:1", "node.data_dir"],
+        [f"{file}:3", "node.cluster"],
+        [f"{file}:4", "node.wokers"],
+    ]
+    assert cli.main(["config", "check", str(file), "-o", "json"]) == Exit.USAGE
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ok"] is False
+    assert answer["faults"][1] == {"key": "node.cluster", "line": 3, "message": "3 is not a text; write it in quotes"}
+
+
+def test_config_check_passes_a_right_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file without faults is said to be so, with code 0."""
+    assert cli.main(["config", "check", str(SAMPLE)]) == Exit.OK
+    assert capsys.readouterr().out == f"{SAMPLE}: no faults\n"
+    assert cli.main(["config", "check", str(SAMPLE), "-o", "json"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out) == {"file": str(SAMPLE), "ok": True, "faults": []}
+
+
+def test_config_show_has_values_and_origins(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every value in force stands there with FILE:LINE or "default", one line each."""
+    assert cli.main(["config", "show", str(SAMPLE)]) == Exit.OK
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["KEY", "VALUE", "ORIGIN"]
+    assert ["node.name", '"east-1"', f"{SAMPLE}:5"] in lines
+    assert ["sink.delay_max", '"8s"', "default"] in lines
+    assert cli.main(["config", "show", str(SAMPLE), "-o", "json"]) == Exit.OK
+    values = json.loads(capsys.readouterr().out)["values"]
+    assert {"key": "sink.poll", "value": '"5s"', "origin": f"{SAMPLE}:28"} in values
+
+
+def test_a_node_with_faults_in_its_file_does_not_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`node run` tells every fault on standard error, a line each, with code 2, before anything is touched."""
+    file = tmp_path / "n.toml"
+    file.write_text('[node]\nname = "n"\n[x]\n')
+    assert cli.main(["node", "run", str(file)]) == Exit.USAGE
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.partition(": ")[2].partition(": ")[2].split(":")[0] for line in err.splitlines()] == [
+        "node.cluster",
+        "node.data_dir",
+        "x",
+    ]
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong path is told by name, in JSON too."""
+    assert cli.main(["config", "show", str(tmp_path / "none")]) == Exit.USAGE
+    assert capsys.readouterr().err == f"isthmus: {tmp_path / 'none'}: does not exist\n"
+    assert cli.main(["config", "show", str(tmp_path / "none"), "-o", "json"]) == Exit.USAGE
+    assert json.loads(capsys.readouterr().err)["reason"] == "bad-config"
+
+
+def test_a_reader_that_went_away_is_no_failed_check() -> None:
+    """`isthmus config show FILE | head -1` ends with the code of a closed pipe and no traceback."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "node.cli.main", "config", "show", str(SAMPLE)],
+        cwd=HOUSE,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        timeout=30,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (Exit.PIPE_CLOSED, b"")
+
+
+def test_a_strangers_package_is_found_before_it_is_used(tmp_path: Path) -> None:
+    """Another package called `sink` on the path stops the program with both places named."""
+    stranger = tmp_path / "sink"
+    stranger.mkdir()
+    (stranger / "__init__.py").write_text("")
+    code = "import sys; from node.cli.main import main; sys.exit(main(['--version']))"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{HOUSE}"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == Exit.LOCAL_FAULT
+    assert f"package sink is {stranger}" in done.stderr
+
+
+def test_cells_never_invent_a_value() -> None:
+    """What is not known is called unknown, what is empty is a dash, and zero stays zero."""
+    assert [cell(value) for value in (None, "", [], 0, False, ["a", None], 1.25)] == [
+        "unknown",
+        "-",
+        "-",
+        "0",
+        "no",
+        "a, unknown",
+        "1.2",
+    ]
+    assert [milliseconds(value) for value in (None, "x", True, 0, 1.84, 12_300, 600_000, 8e6)] == [
+        "unknown",
+        "unknown",
+        "unknown",
+        "0.0 ms",
+        "1.8 ms",
+        "12.3 s",
+        "10.0 min",
+        "2.2 h",
+    ]
+
+
+def test_text_in_tables_is_only_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """Escape sequences and markup that come from elsewhere are shown, not acted upon; a row stays a line."""
+    echo_table(["a", "b"], [["\x1b[31mred\n", "[bold]x[/bold]" + "y" * 300]])
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].split() == ["A", "B"]
+    assert out.splitlines()[1].split() == ["\\x1b[31mred\\n", "[bold]x[/bold]" + "y" * 300]

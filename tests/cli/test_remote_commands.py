@@ -1,0 +1,269 @@
+"""Commands that ask a node, against an admin listener that answers as it is told."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from node.cli import main as cli
+from node.cli import remote
+from node.cli.exits import Exit
+
+
+class ToldListener:
+    """An admin listener: answers by path, and remembers what was posted."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, bytes]] = {}
+        self.posted: list[tuple[str, Any]] = []
+        told = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._answer()
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                told.posted.append((self.path, json.loads(body)))
+                self._answer()
+
+            def _answer(self) -> None:
+                status, body = told.answers.get(
+                    self.path, (404, b'{"error": "no such queue", "reason": "unknown-queue"}')
+                )
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def tell(self, path: str, answer: Any, status: int = 200) -> None:
+        """What to answer at `path`: a JSON value, or bytes as they are."""
+        self.answers[path] = (status, answer if isinstance(answer, bytes) else json.dumps(answer).encode())
+
+    def close(self) -> None:
+        """Stop and wait."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[ToldListener]:
+    """A listener that ISTHMUS_ADMIN names; a proxy in the environment must not matter."""
+    told = ToldListener()
+    monkeypatch.setenv("ISTHMUS_ADMIN", told.url)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    yield told
+    told.close()
+
+
+CLUSTER = {
+    "cluster": "east",
+    "cluster_uuid": "u-1",
+    "node": "east-1",
+    "version": "0.1.0",
+    "controller": None,
+    "partitions": {"total": 12, "online": 11},
+    "nodes": [
+        {"name": "east-1", "state": "active", "http": "127.0.0.1:8098", "admin": "127.0.0.1:8099", "leaders": 11}
+    ],
+    "actors": [{"actor": "full-sync", "state": "idle", "reason": "not configured"}],
+    "under_replicated": [],
+}
+
+PARTITION = {
+    "partition": 7,
+    "bucket_type": "default",
+    "index": 7,
+    "leader": "east-1",
+    "replicas": ["east-1", "east-2"],
+    "isr": ["east-1"],
+    "leo": 10,
+    "hw": 10,
+    "applied": 9,
+    "lag": None,
+    "status": "Online",
+    "reason": None,
+}
+
+QUEUE = {
+    "name": "west",
+    "filter": "any",
+    "owner": None,
+    "waiting": 3,
+    "in_flight": 0,
+    "oldest_age_ms": 1500,
+    "publishing": "running",
+    "serving": "suspended",
+    "reason": "repair",
+}
+
+SINK = {
+    "queue": "west",
+    "peer": "http://10.0.0.7:8098",
+    "state": "fetching",
+    "delay_ms": 0,
+    "applied": 5,
+    "superseded": 1,
+    "merged": 0,
+    "rejected": 0,
+    "lag_ms_p50": 1.84,
+    "lag_ms_p99": None,
+    "last_error": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path", "answer", "row"),
+    [
+        (
+            ["partition", "list"],
+            "/admin/partitions",
+            {"partitions": [PARTITION]},
+            "7 default/7 east-1 east-1, east-2 east-1 10 10 9 unknown Online -",
+        ),
+        (["queue", "list"], "/admin/queues", {"queues": [QUEUE]}, "west any - 3 0 1.5 s running suspended repair"),
+        (
+            ["sink", "list"],
+            "/admin/sink",
+            {"sinks": [SINK]},
+            "west http://10.0.0.7:8098 fetching 0.0 ms 5 1 0 0 1.8 ms unknown -",
+        ),
+        (["sink", "list"], "/admin/sink", {"sinks": [{"queue": "q"}]}, "q" + " unknown" * 10),
+        (["queue", "list"], "/admin/queues", {"queues": [{}]}, "unknown " * 8 + "-"),
+        (["cluster", "status"], "/admin/cluster", CLUSTER, "full-sync idle not configured"),
+    ],
+)
+def test_listings_show_what_the_node_says(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str], arguments: list[str], path: str, answer: Any, row: str
+) -> None:
+    """The last line of each table is the row; `-o json` is the node's answer unchanged."""
+    listener.tell(path, answer)
+    assert cli.main(arguments) == Exit.OK
+    assert " ".join(capsys.readouterr().out.splitlines()[-1].split()) == row
+    assert cli.main([*arguments, "-o", "json"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out) == answer
+
+
+def test_cluster_status_calls_the_unknown_unknown(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """A controller that nobody knows, and every key that a node does not send, are "unknown"."""
+    listener.tell("/admin/cluster", CLUSTER)
+    assert cli.main(["cluster", "status"]) == Exit.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert {"controller: unknown", "partitions: 11 of 12 online", "under-replicated: -"} <= set(lines)
+    listener.tell("/admin/cluster", {})
+    assert cli.main(["cluster", "status"]) == Exit.OK
+    assert "partitions: unknown of unknown online" in capsys.readouterr().out
+
+
+def test_a_queue_is_suspended_and_resumed_by_name(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """The node is told what is suspended, by whom and why; names are quoted into the path."""
+    for verb in ("suspend", "resume"):
+        listener.tell(f"/admin/queues/we%2Fst/{verb}", {"ok": True})
+    assert cli.main(["queue", "suspend", "we/st", "--reason", "disk", "--by", "ann@ops"]) == Exit.OK
+    assert capsys.readouterr().out == "queue we/st: serving suspended\n"
+    assert cli.main(["queue", "resume", "we/st", "--by", "ann@ops", "-o", "json"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out) == {"ok": True}
+    assert listener.posted == [
+        ("/admin/queues/we%2Fst/suspend", {"what": "serving", "by": "ann@ops", "reason": "disk"}),
+        ("/admin/queues/we%2Fst/resume", {"what": "serving", "by": "ann@ops", "reason": ""}),
+    ]
+
+
+def test_a_sink_is_suspended_by_queue_by_peer_or_whole(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without options the whole sink is meant; who does it is USER@HOST unless told."""
+    for verb in ("suspend", "resume"):
+        listener.tell(f"/admin/sink/{verb}", {})
+    assert cli.main(["sink", "suspend", "--queue", "q", "--peer", "http://p:1", "--reason", "r"]) == Exit.OK
+    assert cli.main(["sink", "resume"]) == Exit.OK
+    assert (
+        capsys.readouterr().out == "sink, queue q at peer http://p:1: suspended\nsink, all queues and peers: resumed\n"
+    )
+    by = remote.whoami()
+    assert "@" in by
+    assert listener.posted == [
+        ("/admin/sink/suspend", {"queue": "q", "peer": "http://p:1", "by": by, "reason": "r"}),
+        ("/admin/sink/resume", {"queue": None, "peer": None, "by": by, "reason": ""}),
+    ]
+
+
+@pytest.mark.parametrize(("status", "code"), [(404, Exit.REFUSED), (409, Exit.REFUSED), (503, Exit.UNAVAILABLE)])
+def test_a_refusal_is_the_nodes_own_sentence(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str], status: int, code: Exit
+) -> None:
+    """4xx is refused, 5xx is unavailable; sentence and reason come through, in one line without control characters."""
+    listener.tell("/admin/queues/q/suspend", {"error": "queue q\n\x1b[2J unknown", "reason": "some-reason"}, status)
+    assert cli.main(["queue", "suspend", "q"]) == code
+    assert capsys.readouterr().err == "isthmus: queue q\\n\\x1b[2J unknown\n"
+    assert cli.main(["queue", "suspend", "q", "-o", "json"]) == code
+    assert json.loads(capsys.readouterr().err)["reason"] == "some-reason"
+
+
+@pytest.mark.parametrize("answer", [b"", b"<html>", b"[]", b"[" * 100_000, b"\xff", b'{"a": 1'])
+@pytest.mark.parametrize("status", [200, 302, 500])
+def test_what_is_no_admin_listener_is_told(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str], answer: bytes, status: int
+) -> None:
+    """Whatever else listens there, the command ends in one line that asks if this is the admin listener."""
+    listener.tell("/admin/queues", answer, status)
+    assert cli.main(["queue", "list"]) == Exit.UNAVAILABLE
+    err = capsys.readouterr().err
+    assert "is this a node's admin listener?" in err
+    assert err.count("\n") == 1
+
+
+def test_an_answer_without_end_is_cut(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No answer is taken into memory beyond the limit."""
+    monkeypatch.setattr(remote, "ANSWER_BYTES_MAX", 1000)
+    listener.tell("/admin/queues", b" " * 1001 + b"{}")
+    assert cli.main(["queue", "list"]) == Exit.UNAVAILABLE
+    assert "more than 1000 bytes" in capsys.readouterr().err
+
+
+def test_a_node_that_is_not_there_is_unavailable(capsys: pytest.CaptureFixture[str]) -> None:
+    """Connection refused is one line that names the URL, the cause and how to name another node."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    assert cli.main(["queue", "list", "--admin", url]) == Exit.UNAVAILABLE
+    assert capsys.readouterr().err == (
+        f"isthmus: {url} does not answer: connection refused (--admin URL or ISTHMUS_ADMIN names another node)\n"
+    )
+
+
+def test_a_node_that_never_answers_is_unavailable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An accepted connection without an answer ends at the time-out."""
+    monkeypatch.setattr(remote, "ANSWER_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert cli.main(["queue", "list", "--admin", url]) == Exit.UNAVAILABLE
+    assert "no answer within" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["localhost", "http://h", "ftp://h:1", "http://h:1/x", "http://[::1:1"])
+def test_an_admin_url_is_checked_before_it_is_used(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    """A wrong --admin is wrong usage, told with what would be right."""
+    assert cli.main(["queue", "list", "--admin", url]) == Exit.USAGE
+    err = capsys.readouterr().err
+    assert err.startswith("isthmus: --admin: ")
+    assert "HOST:PORT" in err
