@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -67,6 +68,9 @@ rootLogger.level=info
 rootLogger.appenderRef.file.ref=file
 """
 
+LOG_TAIL_BYTES: Final = 64_000
+"""How much of the log's end is searched for the reason of a failure; an exception with its stack has 4 KB."""
+
 PROBE_TIMEOUT_S: Final = 2.0
 """How long one readiness probe may take."""
 
@@ -109,13 +113,13 @@ def prepare(directory: Path, port: int) -> None:
         raise LocalFault(f"cannot write the embedded ZooKeeper's files in {directory}: {error}") from error
 
 
-def zookeeper_command(java: Java, jars: list[Path], directory: Path) -> list[str]:
-    """The argument list that runs the server of a prepared `directory` in the foreground, when that directory is
-    its working directory."""
+def zookeeper_command(java: Java, jars: list[Path], directory: Path, port: int) -> list[str]:
+    """The argument list that runs the server of a `directory` prepared for `port` in the foreground, when that
+    directory is its working directory."""
     return [
         str(java.path),
         *JVM_FLAGS,
-        f"-Disthmus.directory={directory}",  # read by people who list processes
+        f"-Disthmus.zookeeper={directory}:{port}",  # read by people who list processes; the server ignores it
         "-Dlog4j2.configurationFile=log4j2.properties",
         "-cp",
         os.pathsep.join(map(str, jars)),
@@ -127,6 +131,22 @@ def zookeeper_command(java: Java, jars: list[Path], directory: Path) -> list[str
 def log_file(directory: Path) -> Path:
     """Where the server of `directory` writes its log: at most three files of 1 MB."""
     return directory / "zookeeper.log"
+
+
+def last_complaint(directory: Path) -> str:
+    """The newest error in the server's log with its exception, in one line; "" when there is none."""
+    try:
+        with log_file(directory).open("rb") as file:
+            file.seek(max(0, log_file(directory).stat().st_size - LOG_TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    for at in range(len(lines) - 1, -1, -1):
+        found = re.fullmatch(r"\S+ ERROR (?!ServiceUtils)\S+ (.*)", lines[at])  # ServiceUtils only says that it exits
+        if found is not None:
+            cause = lines[at + 1] if at + 1 < len(lines) and not lines[at + 1][:1].isdigit() else ""
+            return f"{found[1]} {cause}".strip()[:500]
+    return ""
 
 
 def serves(port: int) -> bool:
@@ -149,7 +169,12 @@ def wait_until_serving(directory: Path, port: int, timeout_s: float, trouble: Ca
         if why is None and time.monotonic() >= deadline:
             why = f"no answer on {HOST}:{port} within {timeout_s:g} s"
         if why is not None:
-            raise LocalFault(f"the embedded ZooKeeper does not serve: {why} (its log: {log_file(directory)})")
+            complaint = last_complaint(directory)
+            raise LocalFault(
+                f"the embedded ZooKeeper does not serve: {why}"
+                + f"; it says: {complaint}" * bool(complaint)
+                + f" (its log: {log_file(directory)})"
+            )
         time.sleep(0.02)  # a probe costs a connection; its start takes 0.5 s
 
 

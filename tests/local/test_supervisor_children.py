@@ -1,0 +1,307 @@
+"""What a supervisor promises of its children: owned, restarted, stopped, and never mistaken for a stranger."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node import supervisor
+from node.children import (
+    RESTART_DELAY_FIRST_MS,
+    RESTART_DELAY_MAX_MS,
+    STEADY_MS,
+    ChildSpec,
+    Restart,
+    bound_log,
+    restart_delay_ms,
+)
+from node.processes import ProcessId, wait_gone
+from node.supervision import LINE_BYTES_MAX, Spec, short_path
+
+
+def test_restart_pauses_double_up_to_a_bound_and_begin_anew_after_a_steady_run() -> None:
+    """Quick deaths wait 100 ms, twice as long each time up to ten seconds; a steady run resets that."""
+    delay, seen = 0, []
+    for _ in range(10):
+        following = restart_delay_ms(Restart.ALWAYS, 5, delay)
+        assert following is not None
+        seen.append(delay := following)
+    assert seen[:3] == [RESTART_DELAY_FIRST_MS, 2 * RESTART_DELAY_FIRST_MS, 4 * RESTART_DELAY_FIRST_MS]
+    assert seen[-1] == RESTART_DELAY_MAX_MS
+    assert restart_delay_ms(Restart.ALWAYS, STEADY_MS, RESTART_DELAY_MAX_MS) == RESTART_DELAY_FIRST_MS
+    assert restart_delay_ms(Restart.NEVER, STEADY_MS, 0) is None
+
+
+def test_a_killed_child_comes_back_and_its_end_is_told(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
+    """With policy always a killed child has a new pid soon, one restart more, and the reason is kept."""
+
+    async def run() -> None:
+        async with supervised(tmp_path / "s", Spec((shell_child(),))) as desk:
+            before = await desk.pid("a")
+            os.kill(before, signal.SIGKILL)
+            child = await desk.until("a", lambda c: c["restarts"] == 1 and c["state"] == "running")
+            assert child["process"]["pid"] != before
+            assert "SIGKILL" in child["reason"]
+            assert desk.recorded()["children"]["a"] == child
+
+    asyncio.run(run())
+
+
+def test_a_child_that_is_not_restarted_stays_ended_until_started(
+    tmp_path: Path, supervised: Any, shell_child: Any
+) -> None:
+    """With policy never a dead child stays dead and says why; `start` starts it, on a live one it changes nothing, and
+    `restart` gives it a new process."""
+
+    async def run() -> None:
+        child = shell_child(restart=Restart.NEVER, line="trap 'exit 7' USR1; while :; do sleep 0.01; done")
+        async with supervised(tmp_path / "s", Spec((child,))) as desk:
+            pid = await desk.pid("a")
+            await desk.ask("start", child="a")
+            assert await desk.pid("a") == pid
+            await asyncio.sleep(0.1)  # until the shell has set its trap
+            os.kill(pid, signal.SIGUSR1)
+            ended = await desk.until("a", lambda c: c["state"] == "ended")
+            assert ended["reason"] == "exit code 7"
+            await desk.ask("start", child="a")
+            second = await desk.pid("a")
+            await desk.ask("restart", child="a")
+            third = await desk.pid("a")
+            assert len({pid, second, third}) == 3
+            await desk.ask("stop-child", child="a")
+            assert (await desk.child("a"))["state"] == "stopped"
+
+    asyncio.run(run())
+
+
+def test_a_child_that_cannot_be_started_says_why(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
+    """A command that does not exist is a reason, not a crash of the supervisor."""
+
+    async def run() -> None:
+        missing = ChildSpec("a", ("/no/such/program",), str(tmp_path), str(tmp_path / "a.log"), restart=Restart.NEVER)
+        async with supervised(tmp_path / "s", Spec((missing, shell_child("b")))) as desk:
+            assert "No such file" in (await desk.until("a", lambda c: c["state"] == "ended"))["reason"]
+            assert (await desk.child("b"))["state"] == "running"
+
+    asyncio.run(run())
+
+
+def test_children_of_higher_rank_stop_first(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
+    """A node is gone before the ZooKeeper that it uses is told to stop."""
+    order = tmp_path / "order"
+
+    async def run() -> None:
+        def leaving(name: str, rank: int) -> ChildSpec:
+            line = f"trap 'sleep 0.1; echo {name} >> {order}; exit 0' TERM; touch {name}; while :; do sleep 0.01; done"
+            child: ChildSpec = shell_child(name, line, rank=rank)
+            return child
+
+        async with supervised(tmp_path / "s", Spec((leaving("low", 0), leaving("high", 1)))) as desk:
+            for name in ("low", "high"):
+                await desk.until_path(tmp_path / name)
+
+    asyncio.run(run())
+    assert order.read_text().split() == ["high", "low"]
+
+
+def test_a_child_that_ignores_sigterm_is_killed_after_its_bound(
+    tmp_path: Path, supervised: Any, shell_child: Any
+) -> None:
+    """Stopping takes the child's bound and no longer, and nothing is left."""
+
+    async def run() -> ProcessId | None:
+        stubborn = shell_child(line="trap '' TERM; touch set; while :; do sleep 0.01; done", stop_timeout_ms=200)
+        async with supervised(tmp_path / "s", Spec((stubborn,))) as desk:
+            await desk.until_path(tmp_path / "set")
+            return ProcessId.of(await desk.pid("a"))
+
+    process = asyncio.run(run())
+    assert process is not None
+    assert not process.alive()
+
+
+def test_the_children_of_a_killed_supervisor_are_taken_over(tmp_path: Path, shell_child: Any) -> None:
+    """They run on undisturbed; the next supervisor keeps those of unchanged command under the same pid, restarts them
+    when they die, and stops those that are no longer wanted."""
+    directory = tmp_path / "s"
+    kept, changed, dropped = shell_child("kept"), shell_child("changed"), shell_child("dropped")
+    state = supervisor.launch(directory, Spec((kept, changed, dropped)))
+    old = {name: ProcessId.from_json(child["process"]) for name, child in state["children"].items()}
+    first = ProcessId.from_json(state["supervisor"])
+    assert first is not None
+    assert first.send(signal.SIGKILL)
+    assert wait_gone(first, 10)
+    assert supervisor.running_state(directory) is None
+    assert supervisor.recorded_children(directory) == old
+    again = shell_child("changed", "exec sleep 2000")
+    state = supervisor.launch(directory, Spec((kept, again)))
+    new = {name: ProcessId.from_json(child["process"]) for name, child in state["children"].items()}
+    kept_process, changed_process, dropped_process = old["kept"], old["changed"], old["dropped"]
+    assert kept_process is not None
+    assert changed_process is not None
+    assert dropped_process is not None
+    assert new["kept"] == kept_process
+    assert kept_process.alive()
+    assert new["changed"] != changed_process
+    assert not changed_process.alive()
+    assert not dropped_process.alive()
+    kept_process.send(signal.SIGKILL)
+
+    deadline = time.monotonic() + 15
+    while supervisor.ask(directory, {"do": "status"})["children"]["kept"]["restarts"] == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert supervisor.stop(directory)
+    assert supervisor.recorded_children(directory) == {}
+
+
+def test_children_left_by_a_killed_supervisor_can_be_stopped_without_one(tmp_path: Path, shell_child: Any) -> None:
+    """`stop` finds them by the state file."""
+    directory = tmp_path / "s"
+    state = supervisor.launch(directory, Spec((shell_child(),)))
+    first, child = (ProcessId.from_json(raw) for raw in (state["supervisor"], state["children"]["a"]["process"]))
+    assert first is not None
+    assert child is not None
+    first.send(signal.SIGKILL)
+    assert wait_gone(first, 10)
+    assert supervisor.stop(directory)
+    assert not child.alive()
+    assert not supervisor.stop(directory)
+
+
+@pytest.mark.parametrize("wrong", ["start_ticks", "boot_id"])
+def test_a_recorded_pid_that_now_is_a_strangers_is_left_alone(
+    wrong: str, tmp_path: Path, supervised: Any, shell_child: Any
+) -> None:
+    """A pid of another start time or boot is neither taken over nor stopped."""
+    stranger = subprocess.Popen(["sleep", "1000"])
+    try:
+        process = ProcessId.of(stranger.pid)
+        assert process is not None
+        raw = process.to_json() | ({"start_ticks": process.start_ticks - 1} if wrong == "start_ticks" else {wrong: "x"})
+        child = shell_child()
+        directory = tmp_path / "s"
+        directory.mkdir()
+        recorded = {"process": raw, "command": child.digest()}
+        (directory / "state.json").write_text(json.dumps({"children": {"a": recorded, "gone": recorded}}))
+
+        async def run() -> None:
+            async with supervised(directory, Spec((child,))) as desk:
+                assert await desk.pid("a") != stranger.pid
+
+        asyncio.run(run())
+        assert not supervisor.stop(directory)
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_without_its_owner_a_supervisor_lingers_and_ends(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
+    """After the owner's end it waits for the linger time, unless somebody else becomes owner; then it stops all."""
+
+    first, second = (subprocess.Popen(["sleep", "1000"]) for _ in range(2))
+    owner, successor = ProcessId.of(first.pid), ProcessId.of(second.pid)
+    assert owner is not None
+    assert successor is not None
+
+    async def run() -> None:
+        async with supervised(tmp_path / "s", Spec((shell_child(),), owner, linger_ms=300)) as desk:
+            first.kill()
+            first.wait()
+            await desk.ask("own", owner=successor.to_json(), linger_ms=300)
+            await asyncio.sleep(0.6)
+            child = ProcessId.of(await desk.pid("a"))
+            assert child is not None
+            second.kill()
+            second.wait()
+            await desk.until_path(tmp_path / "s" / "supervisor.sock", exists=False)
+            assert not child.alive()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\n",
+        b"{}\n",
+        b"[1]\n",
+        b"\xff\n",
+        b'{"do": "dance"}\n',
+        b'{"do": "start", "child": "nobody"}\n',
+        b'{"do": "start"}\n',
+        b'{"do": "own", "owner": 3, "linger_ms": "soon"}\n',
+        b"x" * (LINE_BYTES_MAX + 10) + b"\n",
+    ],
+)
+def test_a_line_that_is_no_command_is_answered_with_an_error(
+    line: bytes, tmp_path: Path, supervised: Any, shell_child: Any
+) -> None:
+    """Whatever comes through the socket, the answer is an error in JSON and the children run on."""
+
+    def send(directory: Path) -> bytes:
+        with short_path(directory) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(10)
+            sock.connect(f"{folder}/supervisor.sock")
+            sock.sendall(line)
+            return sock.makefile("rb").readline()
+
+    async def run() -> None:
+        async with supervised(tmp_path / "s", Spec((shell_child(),))) as desk:
+            answer = json.loads(await asyncio.to_thread(send, tmp_path / "s"))
+            assert answer["ok"] is False
+            assert answer["error"]
+            assert (await desk.child("a"))["state"] == "running"
+
+    asyncio.run(run())
+
+
+def test_a_directory_with_a_long_name_serves(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
+    """The 107 bytes of a socket's address limit no directory."""
+
+    async def run() -> None:
+        async with supervised(tmp_path / ("x" * 200), Spec((shell_child(),))) as desk:
+            assert (await desk.child("a"))["state"] == "running"
+
+    asyncio.run(run())
+
+
+def test_the_socket_is_the_users_alone(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
+    """Nobody else on the machine can stop these children."""
+
+    async def run() -> None:
+        async with supervised(tmp_path / "s", Spec((shell_child(),))):
+            assert (tmp_path / "s" / "supervisor.sock").stat().st_mode & 0o777 == 0o600
+
+    asyncio.run(run())
+
+
+def test_an_output_file_over_its_limit_is_begun_anew(tmp_path: Path) -> None:
+    """What it held is kept once, in FILE.1; a file within the limit stays."""
+    path = tmp_path / "out.log"
+    path.write_text("x" * 100)
+    bound_log(path, limit_bytes=100)
+    assert path.stat().st_size == 100
+    bound_log(path, limit_bytes=99)
+    assert path.stat().st_size == 0
+    assert (tmp_path / "out.log.1").read_text() == "x" * 100
+
+
+def test_a_supervisor_that_cannot_start_is_told_with_its_last_words(tmp_path: Path, shell_child: Any) -> None:
+    """A directory that is a file is a local fault in one line."""
+    from repl.model.errors import LocalFault
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LocalFault, match="cannot start a supervisor") as caught:
+        supervisor.launch(tmp_path / "file", Spec((shell_child(),)))
+    assert "\n" not in str(caught.value)
