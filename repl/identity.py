@@ -122,6 +122,10 @@ class Identity:
         found = self._value["partitions"].get(partition)
         return None if found is None else PartitionIdentity(found[0], found[1])
 
+    def partitions(self) -> list[int]:
+        """The partitions that this directory holds a replica of."""
+        return sorted(self._value["partitions"])
+
     def adopt(self, cluster_uuid: bytes, node: str, boot_id: str, gens: dict[int, int]) -> None:
         """Note who runs here now and the (new) gens; durable on return, not clean from here on."""
         self._value["cluster_uuid"] = cluster_uuid

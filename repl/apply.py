@@ -1,0 +1,235 @@
+"""Apply: committed entries into the store, in offset order, by one writer thread.
+
+The batch is *prepared* on the event loop and *written* in the thread: plyvel lets go of the interpreter for every row
+that it takes, so a thread that fills a batch beside a busy loop waits a switch interval every few rows, while
+the write itself is one long call without the interpreter. One batch is being written at a time; what is
+committed meanwhile waits and makes the next one. The loop never waits for the store: a saturated LevelDB
+may hold a write for a second (NUMBERS.md). What waits is bounded by the replicas' windows.
+
+Entries that are no longer in memory (after a restart) are read back from the log and written by the thread alone.
+Checkpoints run in a thread of their own, beside the writes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from repl.model.entry import Entry
+from repl.model.errors import LocalFault
+from repl.replog.port import Replog
+from repl.store.port import PartitionStep, Prepared, Store
+
+STEP_ENTRIES_MAX: Final = 2_000
+"""Most entries in one store batch: bounds how long the loop prepares one (about 15 ms)."""
+
+STEP_BYTES_MAX: Final = 8_000_000
+"""Most bytes read back from the log for one store batch."""
+
+SOFT_CURSOR_INTERVAL_MS: Final = 1_000
+"""Soft cursors that found no apply batch to travel with are written alone after this long."""
+
+
+@dataclass(slots=True)
+class ApplyJob:
+    """Entries [start, end) of a partition; `entries` is None when they must be read from the log."""
+
+    partition: int
+    start: int
+    end: int
+    entries: Sequence[Entry] | None
+
+
+@dataclass(slots=True)
+class _Work:
+    """What the thread does next: write a prepared batch, or read a job's entries and write them."""
+
+    steps: list[PartitionStep]
+    prepared: Prepared | None
+    read: ApplyJob | None = None
+
+
+class Applier:
+    """The store's writer. All methods belong to the event loop; `on_written(steps)` and `on_failure(error)` are
+    called from the thread, and the former's receiver calls `written` on the loop."""
+
+    def __init__(
+        self,
+        store: Store,
+        log: Replog,
+        on_written: Callable[[list[PartitionStep]], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._store = store
+        self._log = log
+        self._on_written = on_written
+        self._on_failure = on_failure
+        self._jobs: deque[ApplyJob] = deque()
+        self._soft: dict[int, dict[bytes, bytes]] = {}
+        self._busy = False
+        self._work: _Work | None = None
+        self._rest: ApplyJob | None = None
+        self._wake = threading.Condition(threading.Lock())
+        self._stopping = False
+        self.steps_written = 0
+        self.entries_written = 0
+        self._thread = threading.Thread(target=self._run, name="apply", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, jobs: Sequence[ApplyJob]) -> None:
+        """Take jobs; a partition's jobs follow on each other. Never blocks."""
+        self._jobs.extend(jobs)
+        if not self._busy:
+            self._next()
+
+    def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:
+        """Let a soft cursor travel with the partition's next step; a newer one replaces an older."""
+        self._soft.setdefault(partition, {})[queue] = payload
+
+    def flush_soft_cursors(self) -> None:
+        """Write soft cursors that still wait, by themselves, if nothing else is being written."""
+        if self._soft and not self._busy and not self._jobs:
+            soft, self._soft = self._soft, {}
+            self._hand_over([PartitionStep(partition, (), cursors) for partition, cursors in soft.items()])
+
+    def written(self, steps: Sequence[PartitionStep]) -> None:
+        """The thread has written `steps`: begin the next batch, if anything waits."""
+        self.steps_written += 1
+        self.entries_written += sum(len(step.entries) for step in steps)
+        self._busy = False
+        if self._rest is not None:
+            self._jobs.appendleft(self._rest)
+            self._rest = None
+        if self._jobs:
+            self._next()
+
+    @property
+    def idle(self) -> bool:
+        """True when nothing waits and nothing is being written (soft cursors aside)."""
+        return not self._busy and not self._jobs
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread and write the last soft cursors; False when it did not end within `timeout_s`. Blocks;
+        call when `idle`, from any thread, with the loop no longer using this."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return False
+        if self._soft and not self._busy:
+            self._store.write([PartitionStep(p, (), cursors) for p, cursors in self._soft.items()])
+            self._soft = {}
+        return True
+
+    def _next(self) -> None:
+        """Make the next batch of what waits: one step a partition, up to the limits."""
+        jobs = self._jobs
+        first = jobs[0]
+        if first.entries is None:
+            self._give(_Work([], None, jobs.popleft()))
+            return
+        taken: dict[int, list[Sequence[Entry]]] = {}
+        room = STEP_ENTRIES_MAX
+        while jobs and room > 0:
+            entries = jobs[0].entries
+            if entries is None:
+                break
+            job = jobs.popleft()
+            taken.setdefault(job.partition, []).append(entries)
+            room -= len(entries)
+        steps = []
+        for partition, parts in taken.items():
+            joined = parts[0] if len(parts) == 1 else [entry for part in parts for entry in part]
+            steps.append(PartitionStep(partition, joined, self._soft.pop(partition, _NO_CURSORS)))
+        self._hand_over(steps)
+
+    def _hand_over(self, steps: list[PartitionStep]) -> None:
+        try:
+            prepared = self._store.prepare(steps)
+        except LocalFault as error:
+            self._on_failure(error)
+            return
+        self._give(_Work(steps, prepared))
+
+    def _give(self, work: _Work) -> None:
+        self._busy = True
+        with self._wake:
+            assert self._work is None
+            self._work = work
+            self._wake.notify()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._wake:
+                    self._wake.wait_for(lambda: self._work is not None or self._stopping)
+                    work, self._work = self._work, None
+                if work is None:
+                    return
+                if work.read is not None:
+                    self._write_read_back(work.read)
+                else:
+                    assert work.prepared is not None
+                    self._store.commit(work.prepared)
+                    self._on_written(work.steps)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the process must not go on
+            self._on_failure(error)
+
+    def _write_read_back(self, job: ApplyJob) -> None:
+        """Read a bounded part of a job's entries from the log and write it; the loop asks for the rest."""
+        entries = self._log.read(job.partition, job.start, job.end, STEP_BYTES_MAX)
+        assert entries[0].offset == job.start
+        steps = [PartitionStep(job.partition, entries)]
+        self._store.write(steps)
+        reached = entries[-1].offset + 1
+        self._rest = ApplyJob(job.partition, reached, job.end, None) if reached < job.end else None
+        self._on_written(steps)
+
+
+_NO_CURSORS: Final[Mapping[bytes, bytes]] = {}
+
+
+class Checkpointer:
+    """Checkpoints the store and then trims the log, every `interval_ms`, in its own thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        log: Replog,
+        partitions: Callable[[], Sequence[int]],
+        interval_ms: int,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._store = store
+        self._log = log
+        self._partitions = partitions
+        self._interval_s = interval_ms / 1000
+        self._on_failure = on_failure
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """End after the checkpoint under way; False when it did not within `timeout_s`."""
+        self._stop.set()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            try:
+                self._store.checkpoint()
+                self._log.trim({p: self._store.durable_floor(p) for p in self._partitions()})
+            except Exception as error:  # noqa: BLE001 - a failed sync must end the process (PROTOCOL H34)
+                self._on_failure(error)
+                return

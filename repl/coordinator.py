@@ -1,0 +1,514 @@
+"""The coordinator: a client's request -> the leader's entries -> one answer per item.
+
+Requests that arrive in one turn of the event loop are taken together, partition by partition: the cost of a
+write is the wake-up, not the object (NUMBERS.md). For each it reads what the key holds now (the newest
+unapplied entry first: a leader reads its own writes), makes the new object and encodes it once. The core decides
+whether the entries may be appended; an item is answered when its entry is applied.
+
+An answer that appends nothing because of an entry that is not applied yet waits for that entry (PROTOCOL 1.5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from itertools import islice
+from typing import Final, NamedTuple, cast
+
+from repl.model.entry import (
+    NO_OFFSET,
+    Entry,
+    EntryKind,
+    KeyRow,
+    decode_key_row,
+    encode_key_row,
+    leaf,
+    make_entry,
+)
+from repl.model.errors import (
+    BadInput,
+    CodecError,
+    Corruption,
+    IsthmusError,
+    NotLeader,
+    NotReady,
+    OutcomeUnknown,
+    TooLarge,
+)
+from repl.model.keys import Key, key_hash, partition_index
+from repl.model.objects import (
+    Object,
+    Summary,
+    decode_object,
+    merge,
+    seal,
+    summarize_encoded,
+    write,
+)
+from repl.model.requests import PushItem, PushOutcome, PushResult, WriteRequest, Written
+from repl.model.vclock import Clock, counter_of, decode_clock, descends, pack_counter
+from repl.runtime import Partition, PendingGroup, Runtime, Waiter
+from repl.telemetry import Sample
+
+LIST_BATCH_KEYS: Final = 1_000
+"""Keys read from the store at a time for a listing: about 2 ms of the reading thread."""
+
+
+class TooManySiblings(BadInput):
+    """The write would leave more siblings than limits.siblings; read, resolve, and write with the context."""
+
+    reason = "too-many-siblings"
+
+
+class UnknownBucketType(BadInput):
+    """No such bucket type in this cluster."""
+
+    reason = "unknown-bucket-type"
+
+
+class _Item(NamedTuple):
+    """One item of a request on its way to a partition."""
+
+    request: WriteRequest | PushItem
+    hash64: int
+    waiter: Waiter
+    slot: int
+
+
+class _Current(NamedTuple):
+    """What a key holds: its row, where its bytes are, and the offset below which all must be applied
+    before an answer may rest on it (0: it is applied)."""
+
+    row: KeyRow
+    pending: Entry | None
+
+
+class Coordinator:
+    """The cluster's data as the faces see it: `repl.model.ports.KeyValue` and `CursorWriter`."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        read_pool: Executor,
+        object_limit_bytes: int,
+        key_limit_bytes: int,
+        sibling_limit_count: int,
+        request_timeout_ms: int,
+    ) -> None:
+        self._runtime = runtime
+        self._loop = asyncio.get_running_loop()
+        self._read_pool = read_pool
+        self._object_limit_bytes = object_limit_bytes
+        self._key_limit_bytes = key_limit_bytes
+        self._sibling_limit_count = sibling_limit_count
+        self._timeout_s = request_timeout_ms / 1000
+        self._inbox: dict[int, list[_Item]] = {}
+        self._scheduled = False
+        self._types: dict[bytes, list[Partition]] = {}
+        self._request_prefix = os.urandom(6)
+        self._request_count = 0
+        self.counts = {"put": 0, "get": 0, "delete": 0, "push": 0, "refused": 0, "unknown": 0}
+
+    def learn_partitions(self) -> None:
+        """Take the map of partitions from the runtime; call after attaching."""
+        types: dict[bytes, list[Partition]] = {}
+        for partition in self._runtime.partitions.values():
+            types.setdefault(partition.bucket_type, []).append(partition)
+        for partitions in types.values():
+            partitions.sort(key=lambda p: p.index)
+            assert [p.index for p in partitions] == list(range(partitions[0].partition_count))
+        self._types = types
+
+    # -- reads ----------------------------------------------------------------------------------------
+
+    async def get(self, key: Key) -> bytes | None:
+        """See KeyValue.get. The only member of the guard is this leader, so its applied state is
+        committed and needs no probe (PROTOCOL 1.9 with a guard of one)."""
+        self.counts["get"] += 1
+        hash64 = key_hash(key.bucket, key.key)
+        partition = self._partition(key.bucket_type, hash64)
+        self._check_ready(partition)
+        return self._runtime.store.object(partition.id, key.bucket, key.key)
+
+    def _check_ready(self, partition: Partition) -> None:
+        replica = partition.replica
+        if not replica.ready:
+            record = replica.record
+            leader = record.leader.node if record is not None and record.leader is not None else None
+            if leader is not None and leader != self._runtime.node:
+                raise NotLeader(f"partition {partition.id} is led by {leader}", leader)
+            raise NotReady(f"partition {partition.id} has no serving leader: {replica.reason}")
+
+    def _partition(self, bucket_type: bytes, hash64: int) -> Partition:
+        partitions = self._types.get(bucket_type)
+        if partitions is None:
+            raise UnknownBucketType(
+                f"bucket type {bucket_type.decode(errors='replace')!r} does not exist: "
+                f"known are {', '.join(t.decode() for t in sorted(self._types)) or 'none yet'}"
+            )
+        return partitions[partition_index(hash64, len(partitions))]
+
+    async def list_keys(self, bucket_type: bytes, bucket: bytes) -> AsyncIterator[list[bytes]]:
+        """See KeyValue.list_keys."""
+        async for rows in self._list(bucket_type, bucket):
+            live = [key for _, key, row in rows if not decode_key_row(row).tombstone]
+            if live:
+                yield live
+
+    async def list_buckets(self, bucket_type: bytes) -> AsyncIterator[list[bytes]]:
+        """See KeyValue.list_buckets. Reads every key row: a listing for people, not for programs."""
+        seen: set[bytes] = set()
+        async for rows in self._list(bucket_type, None):
+            fresh = {b for b, _, row in rows if b not in seen and not decode_key_row(row).tombstone}
+            seen |= fresh
+            if fresh:
+                yield sorted(fresh)
+
+    async def _list(self, bucket_type: bytes, bucket: bytes | None) -> AsyncIterator[list[tuple[bytes, bytes, bytes]]]:
+        if bucket_type not in self._types:
+            self._partition(bucket_type, 0)
+        for partition in self._types[bucket_type]:
+            self._check_ready(partition)
+            rows = self._runtime.store.list_keys(partition.id, bucket, None)
+            try:
+                while True:
+                    batch = await self._loop.run_in_executor(self._read_pool, _take, rows)
+                    if not batch:
+                        break
+                    yield batch
+            finally:
+                close: Callable[[], None] | None = getattr(rows, "close", None)
+                if close is not None:
+                    close()
+
+    # -- writes ---------------------------------------------------------------------------------------
+
+    async def write(self, request: WriteRequest) -> Written:
+        """See KeyValue.write."""
+        (result,) = await self.write_batch((request,))
+        if isinstance(result, Written):
+            return result
+        raise result
+
+    async def write_batch(self, requests: Sequence[WriteRequest]) -> list[Written | IsthmusError]:
+        """See KeyValue.write_batch."""
+        return cast("list[Written | IsthmusError]", await self._submit(requests))
+
+    async def push(self, items: Sequence[PushItem]) -> list[PushResult]:
+        """See KeyValue.push."""
+        results: list[PushResult] = []
+        for result in await self._submit(items):
+            if isinstance(result, PushResult):
+                results.append(result)
+            elif isinstance(result, BadInput | Corruption):
+                results.append(PushResult(PushOutcome.REJECTED, result))
+            else:
+                results.append(PushResult(PushOutcome.FAILED, cast(IsthmusError, result)))
+        self.counts["push"] += len(items)
+        return results
+
+    async def write_cursor(self, partition: int, queue: bytes, payload: bytes) -> int:
+        """See CursorWriter.write_cursor."""
+        place = self._runtime.partitions[partition]
+        self._check_ready(place)
+        entry = make_entry(
+            EntryKind.CURSOR,
+            place.replica.epoch,
+            place.replica.leo,
+            request_id=self._request_id(),
+            origin=self._runtime.cluster_uuid,
+            time_ms=self._runtime.time.wall_ms(),
+            key=queue,
+            payload=payload,
+        )
+        refused = self._runtime.append(place, (entry,))
+        if refused is not None:
+            raise refused
+        waiter = Waiter(self._loop.create_future(), 1)
+        waiter.remaining = 1
+        place.groups.append(PendingGroup(entry.offset + 1, waiter, (0,)))
+        (error,) = await self._wait(waiter)
+        if isinstance(error, IsthmusError):
+            raise error
+        return entry.offset
+
+    def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:
+        """See CursorWriter.soft_cursor."""
+        self._runtime.soft_cursor(partition, queue, payload)
+
+    async def _submit(self, requests: Sequence[WriteRequest | PushItem]) -> list[object]:
+        """Put each item into its partition's inbox and wait for all answers."""
+        waiter = Waiter(self._loop.create_future(), len(requests))
+        inbox = self._inbox
+        touched: set[int] = set()
+        for slot, request in enumerate(requests):
+            key = request.key
+            try:
+                self._check_key(key)
+                hash64 = key_hash(key.bucket, key.key)
+                partition = self._partition(key.bucket_type, hash64)
+            except BadInput as error:
+                waiter.results[slot] = error
+                continue
+            items = inbox.get(partition.id)
+            if items is None:
+                items = inbox[partition.id] = []
+            items.append(_Item(request, hash64, waiter, slot))
+            touched.add(partition.id)
+        if not touched:
+            return waiter.results
+        # One count an inbox: `_drain` releases a request once for each partition that it touches.
+        waiter.remaining = len(touched)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._drain)
+        return await self._wait(waiter)
+
+    async def _wait(self, waiter: Waiter) -> list[object]:
+        timer = self._loop.call_later(self._timeout_s, self._expire, waiter)
+        try:
+            return await waiter.future
+        finally:
+            timer.cancel()
+
+    def _expire(self, waiter: Waiter) -> None:
+        if not waiter.future.done():
+            self.counts["unknown"] += sum(not isinstance(r, IsthmusError) for r in waiter.results)
+            error = OutcomeUnknown(f"no outcome within {self._timeout_s:g} s: the write may yet take effect")
+            waiter.future.set_result([r if isinstance(r, IsthmusError) else error for r in waiter.results])
+
+    def _check_key(self, key: Key) -> None:
+        limit = self._key_limit_bytes
+        if not key.bucket or not key.key:
+            raise BadInput("bucket and key must not be empty")
+        if len(key.bucket) > limit or len(key.key) > limit:
+            raise BadInput(f"bucket or key is longer than limits.key_bytes ({limit} bytes)")
+
+    def _drain(self) -> None:
+        """Take what arrived in this loop turn, partition by partition."""
+        self._scheduled = False
+        inbox, self._inbox = self._inbox, {}
+        for partition_id, items in inbox.items():
+            self._propose(self._runtime.partitions[partition_id], items)
+
+    def _propose(self, partition: Partition, items: list[_Item]) -> None:
+        """Make entries of `items` and append them together; note who waits for what."""
+        waiting: dict[int, tuple[Waiter, list[int], int]] = {}
+        try:
+            self._check_ready(partition)
+        except IsthmusError as error:
+            self._refuse(items, error)
+            return
+        builder = _Builder(self, partition)
+        for item in items:
+            request = item.request
+            try:
+                if isinstance(request, PushItem):
+                    answer, end = builder.push(request, item.hash64)
+                else:
+                    answer, end = builder.write(request, item.hash64)
+            except IsthmusError as error:
+                answer, end = error, 0
+            item.waiter.results[item.slot] = answer
+            mine = waiting.get(id(item.waiter))
+            if mine is None:
+                waiting[id(item.waiter)] = (item.waiter, [item.slot], end)
+            else:
+                mine[1].append(item.slot)
+                if end > mine[2]:
+                    waiting[id(item.waiter)] = (mine[0], mine[1], end)
+        if builder.entries:
+            refused = self._runtime.append(partition, builder.entries)
+            if refused is not None:
+                self._refuse(items, refused)
+                return
+            partition.pending_rows.update(builder.fresh)
+        groups = [PendingGroup(end, waiter, slots) for waiter, slots, end in waiting.values() if end]
+        for waiter, _, end in waiting.values():
+            if not end:
+                waiter.release()
+        if groups:
+            groups.sort(key=_group_end)
+            _insert_groups(partition, groups)
+
+    def _refuse(self, items: list[_Item], error: IsthmusError) -> None:
+        """Nothing of `items` was appended: a definite refusal for each."""
+        self.counts["refused"] += len(items)
+        for waiter in {id(item.waiter): item.waiter for item in items}.values():
+            for item in items:
+                if item.waiter is waiter:
+                    waiter.results[item.slot] = error
+            waiter.release()
+
+    def _request_id(self) -> bytes:
+        self._request_count += 1
+        return self._request_prefix + self._request_count.to_bytes(6, "big")
+
+    def metrics(self) -> list[Sample]:
+        """Items asked for since start, by kind."""
+        return [("isthmus_requests_total", {"kind": kind}, count) for kind, count in self.counts.items()]
+
+
+def _group_end(group: PendingGroup) -> int:
+    return group.end
+
+
+def _insert_groups(partition: Partition, groups: list[PendingGroup]) -> None:
+    """Keep `partition.groups` in order of `end`; an answer that waits for an older entry goes before."""
+    queue = partition.groups
+    if not queue or queue[-1].end <= groups[0].end:
+        queue.extend(groups)
+        return
+    merged = sorted((*queue, *groups), key=_group_end)
+    queue.clear()
+    queue.extend(merged)
+
+
+def _take(rows: Iterator[tuple[bytes, bytes, bytes]]) -> list[tuple[bytes, bytes, bytes]]:
+    return list(islice(rows, LIST_BATCH_KEYS))
+
+
+class _Builder:
+    """Makes the entries of one batch of one partition; later items see what earlier ones made."""
+
+    def __init__(self, coordinator: Coordinator, partition: Partition) -> None:
+        runtime = coordinator._runtime
+        self._coordinator = coordinator
+        self._partition = partition
+        self._store = runtime.store
+        self._own = runtime.cluster_uuid
+        self._now_ms = runtime.time.wall_ms()
+        self._epoch = partition.replica.epoch
+        self._next = partition.replica.leo
+        self._request_id = coordinator._request_id()
+        self.entries: list[Entry] = []
+        self.fresh: dict[tuple[bytes, bytes], Entry] = {}
+
+    def _current(self, hash64: int, bucket: bytes, key: bytes) -> _Current | None:
+        place = (bucket, key)
+        entry = self.fresh.get(place) or self._partition.pending_rows.get(place)
+        if entry is not None:
+            return _Current(decode_key_row(entry.row), entry)
+        row = self._store.key_row(self._partition.id, hash64, bucket, key)
+        return None if row is None else _Current(decode_key_row(row), None)
+
+    def _object(self, current: _Current, key: Key) -> Object:
+        if current.pending is not None:
+            return decode_object(current.pending.payload)
+        data = self._store.object(self._partition.id, key.bucket, key.key)
+        if data is None:
+            raise Corruption(f"key row without its object in partition {self._partition.id}")
+        return decode_object(data)
+
+    def write(self, request: WriteRequest, hash64: int) -> tuple[object, int]:
+        """(answer, offset below which all must be applied before it may be given; 0 for at once)."""
+        key, content, context = request
+        if len(content.value) > self._coordinator._object_limit_bytes:
+            raise TooLarge(
+                f"value of {len(content.value)} bytes, limits.object_bytes is {self._coordinator._object_limit_bytes}"
+            )
+        current = self._current(hash64, key.bucket, key.key)
+        if context:
+            self._check_context(context)
+        counts = self._coordinator.counts
+        if content.tombstone:
+            counts["delete"] += 1
+            if current is None or current.row.tombstone:
+                end = current.pending.offset + 1 if current is not None and current.pending is not None else 0
+                return Written(b"", b"" if current is None else current.row.clock, 0, created=False), end
+        else:
+            counts["put"] += 1
+        offset = self._next
+        dot = (self._partition.actor, pack_counter(self._epoch, offset))
+        if current is None:
+            obj = write(None, context or (), content, dot, self._now_ms)
+        else:
+            clock = decode_clock(current.row.clock)
+            if not context and (content.tombstone or current.row.tombstone):
+                context = clock
+            if context and descends(context, clock):
+                # All that is there was seen: the old siblings need not be read.
+                obj = write(Object(clock, ()), context, content, dot, self._now_ms)
+            else:
+                obj = write(self._object(current, key), context or (), content, dot, self._now_ms)
+                if len(obj.siblings) > self._coordinator._sibling_limit_count:
+                    raise TooManySiblings(
+                        f"the write would make {len(obj.siblings)} siblings, limits.siblings is "
+                        f"{self._coordinator._sibling_limit_count}: read the key and write with its X-Riak-Vclock"
+                    )
+        encoded, summary = seal(obj)
+        self._append(key, hash64, current, encoded, summary, self._own)
+        return Written(encoded, summary.clock, summary.sibling_count), offset + 1
+
+    def push(self, item: PushItem, hash64: int) -> tuple[object, int]:
+        """As `write`, for a change from another cluster: kept as it is, or merged by causality."""
+        key, origin, payload = item
+        if len(payload) > self._coordinator._object_limit_bytes + (self._coordinator._object_limit_bytes >> 1):
+            raise TooLarge(
+                f"pushed object of {len(payload)} bytes, limits.object_bytes is {self._coordinator._object_limit_bytes}"
+            )
+        if len(origin) != 16:
+            raise CodecError("a push whose origin is no cluster uuid")
+        summary = summarize_encoded(payload)
+        current = self._current(hash64, key.bucket, key.key)
+        outcome = PushOutcome.APPLIED
+        if current is not None:
+            row = current.row
+            end = current.pending.offset + 1 if current.pending is not None else 0
+            if row.clock == summary.clock:
+                if row.hash64 != summary.hash64:
+                    raise Corruption(
+                        f"equal clock with other bytes: {key.bucket!r}/{key.key!r} "
+                        f"clock {base64.b64encode(row.clock).decode()}"
+                    )
+                return PushResult(PushOutcome.SUPERSEDED), end
+            mine = decode_clock(row.clock)
+            theirs = decode_clock(summary.clock)
+            if descends(mine, theirs):
+                return PushResult(PushOutcome.SUPERSEDED), end
+            if not descends(theirs, mine):
+                merged = merge(self._object(current, key), decode_object(payload))
+                payload, summary = seal(merged)
+                origin = self._own
+                outcome = PushOutcome.MERGED
+        offset = self._next
+        self._append(key, hash64, current, payload, summary, origin)
+        return PushResult(outcome), offset + 1
+
+    def _check_context(self, context: Clock) -> None:
+        """A context may not have seen writes of ours that were never made: their dots would be lost."""
+        if counter_of(context, self._partition.actor) >= pack_counter(self._epoch, self._next):
+            raise BadInput("X-Riak-Vclock names writes that this cluster has not made: read the key again")
+
+    def _append(
+        self, key: Key, hash64: int, current: _Current | None, encoded: bytes, summary: Summary, origin: bytes
+    ) -> None:
+        bucket, name = key.bucket, key.key
+        change = leaf(bucket, name, summary.clock, summary.hash64)
+        previous = NO_OFFSET
+        if current is not None:
+            change ^= leaf(bucket, name, current.row.clock, current.row.hash64)
+            previous = current.row.offset
+        offset = self._next
+        entry = make_entry(
+            EntryKind.DATA,
+            self._epoch,
+            offset,
+            request_id=self._request_id,
+            origin=origin,
+            time_ms=self._now_ms,
+            key_hash=hash64,
+            leaf_change=change,
+            previous_offset=previous,
+            bucket=bucket,
+            key=name,
+            row=encode_key_row(summary, offset),
+            payload=encoded,
+        )
+        self._next = offset + 1
+        self.entries.append(entry)
+        self.fresh[bucket, name] = entry
