@@ -1,0 +1,85 @@
+"""From apply steps to the rows that they change: the hot loop of every write.
+
+More than half of what replication costs is spent in writing these rows, so this loop makes nothing
+that it does not hand over: no object a row, prefixes made once a partition, methods bound once a
+batch. It fills whatever has `put` and `delete`; `repl.store.leveldb` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from repl.model.entry import EntryKind
+from repl.store import rows
+from repl.store.port import PartitionStep
+from repl.store.progress import End, Progress
+from repl.store.rows import Position, Prefixes
+
+_DATA: Final = int(EntryKind.DATA)
+_CURSOR: Final = int(EntryKind.CURSOR)
+_PLAIN: Final = frozenset((int(EntryKind.BARRIER), int(EntryKind.CONFIG)))
+
+
+class Batch(Protocol):
+    """Rows to be written and deleted together, later ones over earlier ones."""
+
+    def put(self, name: bytes, value: bytes) -> None:
+        """Write the row `name`."""
+
+    def delete(self, name: bytes) -> None:
+        """Delete the row `name`, if it is there."""
+
+
+def fill(
+    batch: Batch, steps: Sequence[PartitionStep], progress: Progress, prefixes_of: Callable[[int], Prefixes]
+) -> tuple[End, ...]:
+    """Put the rows of `steps` into `batch`; returns where they leave their partitions.
+
+    A partition's entries are contiguous and go on where its last ones ended, or, in a replay, begin
+    earlier (asserted). All rows are absolute, so entries written again change nothing.
+    """
+    put, delete = batch.put, batch.delete
+    pack_u64, pack_head = rows.U64.pack, rows.CHANGE_HEAD.pack
+    bucket, head = b"", rows.bucket_head(b"")
+    ends = []
+    for step in steps:
+        partition, entries = step.partition, step.entries
+        prefixes = prefixes_of(partition)
+        for queue, state in step.soft_cursors.items():
+            put(prefixes.soft + queue, state)
+        if not entries:
+            continue
+        object_prefix, key_prefix, change_prefix, mark_prefix, cursor_prefix, _, applied_name = prefixes
+        mark_s = progress.next(partition).newest_mark_s
+        next_mark_ms = mark_s * 1000 + 1000
+        first = expected = entries[0].offset
+        for (
+            kind, _, offset, _, _, origin, time_ms, hash64, _, previous, entry_bucket, key, row, payload, _
+        ) in entries:  # fmt: skip
+            assert offset == expected, (partition, offset, expected)
+            expected += 1
+            if kind == _DATA:
+                assert len(origin) == 16
+                if entry_bucket != bucket:
+                    bucket, head = entry_bucket, rows.bucket_head(entry_bucket)
+                tail = head + key
+                number = pack_u64(offset)
+                put(object_prefix + tail, payload)
+                put(key_prefix + (hash64 >> 44).to_bytes(3, "big") + tail, row)
+                put(change_prefix + number, pack_head(kind, hash64, time_ms) + origin + tail)
+                if previous >= 0:
+                    delete(change_prefix + pack_u64(previous))
+                if time_ms >= next_mark_ms:
+                    mark_s = time_ms // 1000
+                    next_mark_ms = mark_s * 1000 + 1000
+                    put(mark_prefix + pack_u64(mark_s), number)
+            elif kind == _CURSOR:
+                put(cursor_prefix + key, pack_u64(offset) + payload)
+            else:
+                assert kind in _PLAIN, kind
+        end = progress.prepared(partition, first, Position(entries[-1].epoch, expected, mark_s))
+        if end.moves_applied:
+            put(applied_name, rows.encode_position(end.position))
+        ends.append(end)
+    return tuple(ends)

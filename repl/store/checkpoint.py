@@ -1,0 +1,102 @@
+"""Checkpoints: what the store knows to be on disk, and how it comes to know.
+
+LevelDB is written without sync, and it does not sync its old `.log` when it changes memtables: after a
+power loss the applied rows may stand above missing ones (PROTOCOL H36). So a checkpoint notes how far
+each partition is written, syncs every `.log` that is there, then the directory, and only then
+writes the noted positions down as the durable floors. A log that is gone by then was
+compacted into tables, which LevelDB syncs; one that appeared since holds only later rows.
+
+The floors lie beside the database in two slot files (`repl.slots`), written in turn, with the boot id under which
+the rows were last known to be whole, and whether the store was closed cleanly.
+
+This room knows files, not LevelDB; when to checkpoint is its caller's business.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from repl.model.errors import Corruption, LocalFault
+from repl.slots import Slots, sync_directory
+from repl.store.rows import Position
+
+FLOORS_VERSION: Final = 1
+"""Version of the value in the slots; another one is refused at open."""
+
+FLOORS_NAME: Final = "floors"
+"""The slots are `floors.0` and `floors.1` in the store's directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """What the slots hold: the durable floors by partition, and how the store was last left."""
+
+    boot_id: str
+    clean: bool
+    positions: dict[int, Position] = field(default_factory=dict)
+
+
+class Disk:
+    """The operations whose order a checkpoint lives by; a test puts its own in their place.
+
+    Each is durable on return and raises OSError or LocalFault.
+    """
+
+    def sync_file(self, path: Path) -> None:
+        """The file's bytes and length are on disk."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def sync_directory(self, path: Path) -> None:
+        """The directory's names are on disk."""
+        sync_directory(path)
+
+    def write_slot(self, slots: Slots, value: Any) -> None:
+        """The value is the slots' newest."""
+        slots.write(value)
+
+
+def encode_floors(floors: Floors) -> tuple[Any, ...]:
+    """The slots' value: version, boot id, clean, rows of (partition, epoch, offset, newest time mark)."""
+    rows = [(partition, *position) for partition, position in sorted(floors.positions.items())]
+    return FLOORS_VERSION, floors.boot_id, floors.clean, rows
+
+
+def decode_floors(value: Any) -> Floors:
+    """The floors in a slots' value. Raises Corruption, LocalFault for another version."""
+    match value:
+        case [int(version), *_] if version != FLOORS_VERSION:
+            raise LocalFault(f"the store's floors are of version {version}, this program reads {FLOORS_VERSION}")
+        case [_, str(boot_id), bool(clean), list(rows)]:
+            positions = {}
+            for row in rows:
+                match row:
+                    case [int(partition), int(epoch), int(offset), int(newest_mark_s)]:
+                        positions[partition] = Position(epoch, offset, newest_mark_s)
+                    case _:
+                        raise Corruption("the store's floors have a row of a wrong shape")
+            return Floors(boot_id, clean, positions)
+    raise Corruption("the store's floors have a wrong shape")
+
+
+def read_floors(slots: Slots) -> Floors | None:
+    """What the slots hold, None while there is nothing. Raises Corruption, LocalFault."""
+    value = slots.read()
+    return None if value is None else decode_floors(value)
+
+
+def sync_rows(disk: Disk, rows_directory: Path) -> None:
+    """Put on disk everything that was written to the database in `rows_directory` before. Raises OSError."""
+    for path in sorted(rows_directory.glob("*.log")):
+        try:
+            disk.sync_file(path)
+        except FileNotFoundError:
+            # Compacted into a synced table since it was listed.
+            continue
+    disk.sync_directory(rows_directory)

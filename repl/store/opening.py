@@ -1,0 +1,61 @@
+"""What a database must say before it is opened as a store: whose it is, of what format, how far it came.
+
+Pure but for the reads it asks of its `Source`. Every refusal is one sentence that names the directory
+and says what to do; `damaged` is that sentence for stored bytes that are not what they should be.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from repl.model.errors import Corruption, LocalFault, WrongIdentity
+from repl.store import rows
+from repl.store.checkpoint import FLOORS_NAME, Floors
+from repl.store.progress import Progress
+from repl.store.reads import Source
+
+
+def damaged(what: str, directory: Path) -> Corruption:
+    """The store's bytes are damaged, and nothing else is known to help."""
+    return Corruption(
+        f"the store in {directory} is damaged ({what}): stop the node, move the directory away and start again to "
+        "rebuild it from other replicas; where this node held the only one, restore the directory from a backup"
+    )
+
+
+def check_identity(
+    source: Source, directory: Path, cluster_uuid: bytes, floors: Floors | None, *, is_empty: bool
+) -> bool:
+    """True for a store of this cluster, False for a database that is new. Raises WrongIdentity, LocalFault."""
+    value = source.get(rows.FORMAT_KEY)
+    if value is None:
+        if floors is not None and floors.positions:
+            raise damaged("its rows are gone, though its floors say that there were some", directory)
+        if not is_empty:
+            raise WrongIdentity(f"the database in {directory} is not a store: give the node a directory of its own")
+        return False
+    if floors is None:
+        raise damaged(f"it has rows, but {FLOORS_NAME}.0 and {FLOORS_NAME}.1 are missing", directory)
+    version, found_uuid = rows.decode_format(value)
+    if version != rows.FORMAT_VERSION:
+        raise LocalFault(
+            f"the store in {directory} has format {version}, this program reads {rows.FORMAT_VERSION}: "
+            "start the release that wrote it"
+        )
+    if found_uuid != cluster_uuid:
+        raise WrongIdentity(
+            f"the store in {directory} belongs to cluster {found_uuid.hex()}, this node to {cluster_uuid.hex()}: "
+            "give the node a directory of its own"
+        )
+    return True
+
+
+def found_progress(source: Source, directory: Path, floors: Floors, *, trusted: bool) -> Progress:
+    """The partitions as the applied rows and the floors have them. Raises Corruption, LocalFault."""
+    at = len(rows.APPLIED_TAG)
+    found = list(source.scan(rows.APPLIED_TAG, rows.after_prefix(rows.APPLIED_TAG)))
+    try:
+        positions = {rows.decode_u32(name[at:]): rows.decode_position(value) for name, value in found}
+        return Progress(positions, floors.positions, trusted=trusted)
+    except Corruption as error:
+        raise damaged(str(error), directory) from error

@@ -1,0 +1,129 @@
+"""Reading the store's rows: keys, objects, listings, what changed since. From any thread.
+
+What is here knows how rows are laid out (`rows`) but not LevelDB: it reads through a `Source`, which
+`repl.store.leveldb` provides. Nothing is decoded beyond the row's own fields; objects and key rows go out as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, closing
+from itertools import islice
+from typing import Protocol
+
+from repl.model.entry import NO_OFFSET
+from repl.model.errors import Corruption
+from repl.model.keys import SEGMENT_COUNT, key_hash, segment_of
+from repl.store import rows
+from repl.store.port import Change, Cursor, ListedKey
+from repl.store.progress import Progress
+from repl.store.rows import Prefixes
+
+
+class Source(Protocol):
+    """An ordered key space as it is now, or as it was at one moment. Every method raises Corruption or
+    LocalFault; iterators read from one moment and are to be closed when abandoned."""
+
+    def get(self, name: bytes) -> bytes | None:
+        """The value of the row `name`, or None."""
+
+    def scan(self, start: bytes, stop: bytes) -> Generator[tuple[bytes, bytes], None, None]:
+        """The rows [start, stop), in order."""
+
+    def names(self, start: bytes, stop: bytes) -> Generator[bytes, None, None]:
+        """The names of the rows [start, stop), in order."""
+
+    def last_before(self, name: bytes) -> tuple[bytes, bytes]:
+        """The last row before `name`; there is one."""
+
+    def snapshot(self) -> AbstractContextManager[Source]:
+        """The key space as it is now, for as long as the context is open."""
+
+
+class Reads:
+    """The reading half of a store (`repl.store.port.Store`)."""
+
+    def __init__(self, source: Source, progress: Progress) -> None:
+        self._source = source
+        self._progress = progress
+        self._prefixes: dict[int, Prefixes] = {}
+
+    def key_row(self, partition: int, key_hash: int, bucket: bytes, key: bytes) -> bytes | None:
+        """The encoded key row, or None. Raises Corruption, LocalFault; so do all reads."""
+        prefix = (self._prefixes.get(partition) or self._add_prefixes(partition)).key
+        return self._source.get(prefix + rows.segment_name(segment_of(key_hash)) + rows.bucket_head(bucket) + key)
+
+    def object(self, partition: int, bucket: bytes, key: bytes) -> bytes | None:
+        """The canonical object bytes, or None."""
+        prefix = (self._prefixes.get(partition) or self._add_prefixes(partition)).object
+        return self._source.get(prefix + rows.bucket_head(bucket) + key)
+
+    def changes(self, partition: int, from_offset: int, limit: int) -> list[Change]:
+        """Up to `limit` change rows at offsets >= `from_offset`, in offset order, all of one moment."""
+        prefix = self._prefixes_of(partition).change
+        at = len(prefix)
+        number = rows.U64.unpack_from
+        decode = rows.decode_change
+        with closing(self._source.scan(prefix + rows.U64.pack(from_offset), rows.after_prefix(prefix))) as scan:
+            return [decode(number(name, at)[0], value) for name, value in islice(scan, limit)]
+
+    def cursor(self, partition: int, queue: bytes) -> Cursor:
+        """The queue's cursor rows in this partition; `entry_offset` is NO_OFFSET while there is no CURSOR entry."""
+        prefixes = self._prefixes_of(partition)
+        soft = self._source.get(prefixes.soft + queue)
+        row = self._source.get(prefixes.cursor + queue)
+        if row is None:
+            return Cursor(NO_OFFSET, None, soft)
+        offset, payload = rows.decode_cursor(row)
+        return Cursor(offset, payload, soft)
+
+    def offset_at(self, partition: int, time_ms: int) -> int:
+        """An offset below which no change was made at or after `time_ms`, by the leaders' clocks: to the second for
+        the last hour, to the minute for the last day, then to the hour; too early rather than too late."""
+        second = time_ms // 1000
+        applied = self._progress.applied(partition).offset
+        if second > self._progress.newest_mark_s(partition):
+            return applied
+        if second < 0:
+            return 0
+        prefix = self._prefixes_of(partition).mark
+        name, value = self._source.last_before(prefix + rows.U64.pack(second + 1))
+        return rows.decode_u64(value) if name.startswith(prefix) else 0
+
+    def list_keys(self, partition: int, bucket: bytes | None, after: tuple[bytes, bytes] | None) -> Iterator[ListedKey]:
+        """Keys of a bucket (or all) with their encoded key rows, in (bucket, key) order, tombstones included; the
+        snapshot is taken at the first one. Close the iterator when done early."""
+        prefixes = self._prefixes_of(partition)
+        prefix = prefixes.object if bucket is None else prefixes.object + rows.bucket_head(bucket)
+        start = prefix
+        if after is not None:
+            start = max(start, prefixes.object + rows.bucket_head(after[0]) + after[1] + b"\0")
+        at = len(prefixes.object)
+        with self._source.snapshot() as snapshot, closing(snapshot.names(start, rows.after_prefix(prefix))) as names:
+            for name in names:
+                tail = name[at:]
+                listed_bucket, key = rows.split_tail(tail)
+                segment = segment_of(key_hash(listed_bucket, key))
+                row = snapshot.get(prefixes.key + rows.segment_name(segment) + tail)
+                if row is None:
+                    raise Corruption(f"the object {listed_bucket!r}/{key!r} of partition {partition} has no key row")
+                yield ListedKey(listed_bucket, key, row)
+
+    def key_rows(self, partition: int, from_segment: int, to_segment: int) -> Iterator[tuple[int, bytes, bytes, bytes]]:
+        """(segment, bucket, key, encoded key row) for segments [from, to), in segment order; the snapshot is
+        taken at the first one. Close the iterator when done early."""
+        assert 0 <= from_segment <= to_segment <= SEGMENT_COUNT
+        prefix = self._prefixes_of(partition).key
+        at = len(prefix)
+        tail_at = at + rows.SEGMENT_BYTES
+        start, stop = (prefix + rows.segment_name(segment) for segment in (from_segment, to_segment))
+        with closing(self._source.scan(start, stop)) as scan:
+            for name, row in scan:
+                yield int.from_bytes(name[at:tail_at], "big"), *rows.split_tail(name[tail_at:]), row
+
+    def _prefixes_of(self, partition: int) -> Prefixes:
+        return self._prefixes.get(partition) or self._add_prefixes(partition)
+
+    def _add_prefixes(self, partition: int) -> Prefixes:
+        made = self._prefixes[partition] = rows.prefixes(partition)
+        return made

@@ -1,0 +1,187 @@
+"""The store's rows: how keys and values of each kind are laid out in one ordered key space. Pure.
+
+A row's key begins with a tag, one byte for each kind, and the partition, so the rows of one kind
+and partition lie together. This room only turns nouns into bytes and back; who writes
+them and when is `repl.store.leveldb`'s story. The layout is on disk: `docs/formats.md` describes it, and
+any change of it needs a new FORMAT_VERSION.
+
+    f                                   -> version, cluster uuid                   one a database
+    a | partition                       -> epoch, offset, newest time mark         applied
+    o | partition | bucket | key        -> canonical object bytes                  in key order
+    k | partition | segment | bucket | key -> key row                              in segment order
+    c | partition | offset              -> kind, hash, time, origin, bucket, key   in order of change
+    t | partition | second              -> offset                                  time marks
+    q | partition | queue               -> offset, payload of a CURSOR entry
+    s | partition | queue               -> soft cursor
+    FF                                  -> nothing                                 the end
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from repl.model.errors import Corruption
+from repl.store.port import Change
+
+FORMAT_VERSION: Final = 1
+"""Version of everything described here; a database of another version is refused at open."""
+
+FORMAT_KEY: Final = b"f"
+END_KEY: Final = b"\xff"
+"""The last row, always there. plyvel's iterators end in the same way at the end of the database and at a damaged
+table; since every range is followed by a row, one that runs off the end has met damage."""
+
+APPLIED_TAG: Final = b"a"
+OBJECT_TAG: Final = b"o"
+KEY_TAG: Final = b"k"
+CHANGE_TAG: Final = b"c"
+MARK_TAG: Final = b"t"
+CURSOR_TAG: Final = b"q"
+SOFT_TAG: Final = b"s"
+
+ORIGIN_BYTES: Final = 16
+"""An origin is a cluster's uuid."""
+
+SEGMENT_BYTES: Final = 3
+"""A segment of 2^20 takes 20 bits."""
+
+BUCKET_END: Final = b"\0\1"
+"""Ends a bucket inside a row's key. A zero byte of the bucket itself is written as 00 FF, so this pair never
+occurs in it, no two (bucket, key) pairs share bytes, and rows sort as (bucket, key) do."""
+
+_ZERO: Final = b"\0"
+_ZERO_WRITTEN: Final = b"\0\xff"
+
+U32: Final = struct.Struct(">I")
+U64: Final = struct.Struct(">Q")
+CHANGE_HEAD: Final = struct.Struct(">BQQ")
+"""kind, key hash, leader's time in ms; the origin and the key follow."""
+
+_CHANGE_KEY_AT: Final = CHANGE_HEAD.size + ORIGIN_BYTES
+_FORMAT: Final = struct.Struct(">H16s")
+_APPLIED: Final = struct.Struct(">IQq")
+
+NO_MARK: Final = -1
+"""`newest_mark_s` of a partition that has no time mark yet."""
+
+
+class Position(NamedTuple):
+    """How far a partition is: entries below `offset`, the last of them in `epoch`; `newest_mark_s`
+    is the second of its newest time mark, so that whoever goes on from here marks the same seconds."""
+
+    epoch: int
+    offset: int
+    newest_mark_s: int
+
+
+START: Final = Position(0, 0, NO_MARK)
+"""A partition without an entry."""
+
+
+class Prefixes(NamedTuple):
+    """The first bytes of a partition's row keys, made once."""
+
+    object: bytes
+    key: bytes
+    change: bytes
+    mark: bytes
+    cursor: bytes
+    soft: bytes
+    applied: bytes
+
+
+def prefixes(partition: int) -> Prefixes:
+    """The row key prefixes of `partition` (0 .. 2^32 - 1)."""
+    number = U32.pack(partition)
+    return Prefixes(
+        OBJECT_TAG + number,
+        KEY_TAG + number,
+        CHANGE_TAG + number,
+        MARK_TAG + number,
+        CURSOR_TAG + number,
+        SOFT_TAG + number,
+        APPLIED_TAG + number,
+    )
+
+
+def after_prefix(prefix: bytes) -> bytes:
+    """The least bytes above everything that begins with `prefix` (which is not all 0xFF)."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes((kept[-1] + 1,))
+
+
+def bucket_head(bucket: bytes) -> bytes:
+    """The bucket as it stands in a row's key, its end included; the key follows as it is."""
+    return bucket.replace(_ZERO, _ZERO_WRITTEN) + BUCKET_END
+
+
+def split_tail(tail: bytes) -> tuple[bytes, bytes]:
+    """(bucket, key) of the bytes that `bucket_head(bucket) + key` made. Raises Corruption."""
+    head, end, key = tail.partition(BUCKET_END)
+    if not end:
+        raise Corruption(f"a row of the store names no bucket: {tail[:64].hex()}")
+    if _ZERO in head:
+        head = head.replace(_ZERO_WRITTEN, _ZERO)
+    return head, key
+
+
+def segment_name(segment: int) -> bytes:
+    """A segment (0 .. 2^20) as it stands in a key row's key."""
+    return segment.to_bytes(SEGMENT_BYTES, "big")
+
+
+def encode_format(cluster_uuid: bytes) -> bytes:
+    """The format row: version, cluster uuid (16 bytes)."""
+    assert len(cluster_uuid) == ORIGIN_BYTES
+    return _FORMAT.pack(FORMAT_VERSION, cluster_uuid)
+
+
+def decode_format(value: bytes) -> tuple[int, bytes]:
+    """(version, cluster uuid) of a format row. Raises Corruption."""
+    if len(value) != _FORMAT.size:
+        raise Corruption(f"the store's format row has {len(value)} bytes, {_FORMAT.size} expected")
+    version, cluster_uuid = _FORMAT.unpack(value)
+    return version, cluster_uuid
+
+
+def encode_position(position: Position) -> bytes:
+    """The applied row's value."""
+    return _APPLIED.pack(*position)
+
+
+def decode_position(value: bytes) -> Position:
+    """The position in an applied row. Raises Corruption."""
+    if len(value) != _APPLIED.size:
+        raise Corruption(f"an applied row of the store has {len(value)} bytes, {_APPLIED.size} expected")
+    return Position(*_APPLIED.unpack(value))
+
+
+def decode_change(offset: int, value: bytes) -> Change:
+    """The change row at `offset`. Raises Corruption."""
+    if len(value) < _CHANGE_KEY_AT:
+        raise Corruption(f"the change row of offset {offset} has only {len(value)} bytes")
+    kind, key_hash, time_ms = CHANGE_HEAD.unpack_from(value)
+    bucket, key = split_tail(value[_CHANGE_KEY_AT:])
+    return Change(offset, kind, key_hash, value[CHANGE_HEAD.size : _CHANGE_KEY_AT], time_ms, bucket, key)
+
+
+def decode_cursor(value: bytes) -> tuple[int, bytes]:
+    """(offset of the CURSOR entry, its payload) of a cursor row. Raises Corruption."""
+    return decode_u64(value[: U64.size]), value[U64.size :]
+
+
+def decode_u32(value: bytes) -> int:
+    """A number of four bytes: a partition. Raises Corruption."""
+    if len(value) != U32.size:
+        raise Corruption(f"a row of the store has {len(value)} bytes where {U32.size} are expected")
+    number: int = U32.unpack(value)[0]
+    return number
+
+
+def decode_u64(value: bytes) -> int:
+    """A number of eight bytes: an offset or a second. Raises Corruption."""
+    if len(value) != U64.size:
+        raise Corruption(f"a row of the store has {len(value)} bytes where {U64.size} are expected")
+    number: int = U64.unpack(value)[0]
+    return number

@@ -1,0 +1,119 @@
+"""Entries as a leader would make them, and what a store must hold after them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import plyvel
+
+from repl.model.entry import NO_OFFSET, Entry, EntryKind, encode_key_row, make_entry
+from repl.model.keys import key_hash
+from repl.model.objects import Summary
+from repl.store import rows
+from repl.store.batch import fill
+from repl.store.leveldb import LevelStore
+from repl.store.port import PartitionStep
+from repl.store.progress import Progress
+
+CLUSTER = bytes(range(16))
+BOOT = "first-boot"
+START_MS = 1_700_000_000_000
+
+
+def open_store(directory: Path, **options: object) -> LevelStore:
+    """A LevelStore with settings fit for tests, each of which may be given."""
+    settings: dict[str, object] = {
+        "cluster_uuid": CLUSTER,
+        "write_buffer_bytes": 64 * 1024,
+        "block_cache_bytes": 1024 * 1024,
+        "boot_id": BOOT,
+    }
+    return LevelStore.open(directory, **{**settings, **options})  # type: ignore[arg-type]
+
+
+class History:
+    """One partition's log: makes entries with rising offsets that know their key's previous change."""
+
+    def __init__(self, partition: int = 3) -> None:
+        self.partition = partition
+        self.entries: list[Entry] = []
+        self.latest: dict[tuple[bytes, bytes], Entry] = {}
+        self.epoch = 1
+        self.time_ms = START_MS
+
+    def put(self, bucket: bytes, key: bytes, payload: bytes, *, time_ms: int | None = None) -> Entry:
+        """A DATA entry."""
+        self.time_ms = self.time_ms + 7 if time_ms is None else time_ms
+        before = self.latest.get((bucket, key))
+        offset = len(self.entries)
+        row = encode_key_row(Summary(b"clock-%d" % offset, offset, self.time_ms, len(payload), 1, False), offset)
+        entry = make_entry(
+            EntryKind.DATA,
+            self.epoch,
+            offset,
+            request_id=b"r" * 16,
+            origin=CLUSTER,
+            time_ms=self.time_ms,
+            key_hash=key_hash(bucket, key),
+            previous_offset=NO_OFFSET if before is None else before.offset,
+            bucket=bucket,
+            key=key,
+            row=row,
+            payload=payload,
+        )
+        self.latest[(bucket, key)] = entry
+        self.entries.append(entry)
+        return entry
+
+    def plain(self, kind: EntryKind, *, key: bytes = b"", payload: bytes = b"") -> Entry:
+        """An entry that changes no key; a BARRIER begins an epoch."""
+        if kind is EntryKind.BARRIER:
+            self.epoch += 1
+        entry = make_entry(
+            kind, self.epoch, len(self.entries), request_id=b"", origin=CLUSTER, time_ms=self.time_ms,
+            key=key, payload=payload,
+        )  # fmt: skip
+        self.entries.append(entry)
+        return entry
+
+    def step(self, from_offset: int, to_offset: int | None = None) -> PartitionStep:
+        """The entries [from, to) as an apply step."""
+        return PartitionStep(self.partition, self.entries[from_offset:to_offset])
+
+
+class Twin:
+    """The rows that an undisturbed database would hold."""
+
+    def __init__(self) -> None:
+        self.rows = {rows.FORMAT_KEY: rows.encode_format(CLUSTER), rows.END_KEY: b""}
+        self._progress = Progress({}, {}, trusted=True)
+
+    def put(self, name: bytes, value: bytes) -> None:
+        """A row is written."""
+        self.rows[name] = value
+
+    def delete(self, name: bytes) -> None:
+        """A row is deleted."""
+        self.rows.pop(name, None)
+
+    def write(self, steps: Iterable[PartitionStep]) -> None:
+        """As a store's `write`."""
+        fill(self, list(steps), self._progress, rows.prefixes)
+
+
+def stored_rows(directory: Path) -> dict[bytes, bytes]:
+    """Every row of the closed store in `directory`."""
+    db = plyvel.DB(os.fspath(directory / "rows"))
+    try:
+        with db.iterator() as found:
+            return dict(found)
+    finally:
+        db.close()
+
+
+def chunks(history: History, size: int) -> Iterator[PartitionStep]:
+    """The whole history in steps of `size` entries."""
+    for at in range(0, len(history.entries), size):
+        yield history.step(at, at + size)
