@@ -1,11 +1,10 @@
-"""A real ZooKeeper for the tests of this room, started once; and the two worlds that the contract runs on."""
+"""Real ZooKeepers for the tests of this room, and the two worlds that the contract runs on."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
+from node.ports import free_port
 from repl.metastore import embedded
 from repl.metastore.java import find_java
 from repl.metastore.memory import MemoryEnsemble, MemoryMetastore
@@ -24,9 +24,7 @@ class Server:
     """A ZooKeeper process of one directory and port, to be stopped, killed, frozen and started again."""
 
     def __init__(self, directory: Path, command: Callable[[Path, int], list[str]] | None = None) -> None:
-        with socket.socket() as sock:
-            sock.bind((embedded.HOST, 0))
-            self.port: int = sock.getsockname()[1]
+        self.port = free_port(set())
         self.directory = directory
         self.hosts = f"{embedded.HOST}:{self.port}"
         self._command = command or (
@@ -42,7 +40,7 @@ class Server:
             )
         process = self.process
         embedded.wait_until_serving(
-            self.directory, self.port, 20, lambda: None if process.poll() is None else f"exit {process.poll()}"
+            self.directory, self.port, 40, lambda: None if process.poll() is None else f"exit {process.poll()}"
         )
 
     def send(self, number: signal.Signals) -> None:
@@ -59,9 +57,9 @@ class Server:
             self.kill()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One ZooKeeper for all tests that do not hurt it."""
+    """One ZooKeeper for the tests of a module that do not hurt it."""
     server = Server(tmp_path_factory.mktemp("zookeeper"))
     server.start()
     yield server
