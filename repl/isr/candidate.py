@@ -1,0 +1,47 @@
+"""The candidate: nominated by the record, it appends its epoch's BARRIER and announces itself once that is durable.
+
+Here: the state, and the reasons for which a nominated replica does not stand. It sends nothing then; the
+controller's timer moves on to the next candidate, as in Fluvio. The story goes on in `leader.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from repl.isr.effects import Role
+from repl.isr.membership import guard
+from repl.isr.progress import Progress
+from repl.model.record import Member, PartitionRecord
+
+PROMOTED_REPEAT_MS: Final = 500
+"""Pause between two announcements: four within the shortest wait-for-response timer (2 s), so that three may
+be lost; the controller takes repeats for one."""
+
+
+@dataclass(slots=True)
+class Candidate:
+    """`barrier` is the offset of this epoch's first entry; `announce_at_ms` is None until that is durable."""
+
+    role: ClassVar[Role] = Role.CANDIDATE
+
+    epoch: int
+    barrier: int
+    announce_at_ms: int | None = None
+
+
+def objection(record: PartitionRecord, me: Member, epoch_floor: int, progress: Progress) -> str | None:
+    """Why the replica `me` must not stand for the nomination in `record`, or None.
+
+    `epoch_floor` is the highest epoch that this log or an earlier process of it has been in.
+    """
+    if record.epoch <= epoch_floor:
+        return (
+            f"metastore-rollback: nominated in epoch {record.epoch}, but this replica has been in epoch "
+            f"{epoch_floor}; the metastore lost what it had confirmed"
+        )
+    if me not in guard(record):
+        return f"other-log: the nomination means another log of {me.node}; this one has gen {me.gen} (R-GEN)"
+    if progress.applied > progress.leo:
+        return f"log-lost: the log ends at {progress.leo}, below what is applied ({progress.applied})"
+    return None

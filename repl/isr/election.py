@@ -1,0 +1,332 @@
+"""Election: what a controller is to do about one partition, as a pure function of one look at the metastore.
+
+The statuses and timers are Fluvio's; who may be elected is PROTOCOL 1.7: members of the ISR, and only when
+none of them can, of the ELR. Any number of controllers may act at once: each decision is a conditional
+write on the record's version, so the later one is refused (H30). The transitions of a record:
+
+    Online         -> Online          members whose session is gone leave the ISR (the leader stays)
+    Online         -> Election        the leader's session is over, which it stays for ever
+    Offline        -> Election        somebody who may be elected has come back
+    Election       -> CandidateFound  the eligible with the smallest lag, in a new epoch
+    Election       -> Offline         nobody is eligible: the reason names whom it waits for
+    CandidateFound -> Online          the candidate promoted itself in exactly this epoch and session
+    CandidateFound -> CandidateFound  it is gone or did not answer in time: the next one, in a new epoch
+    CandidateFound -> Election        all were tried: none of them counts as tried any more, after a pause
+    CandidateFound -> Offline         nobody is eligible any more
+    Offline        -> Offline         only the reason changes
+
+What a controller must remember between looks is `Watch`: since when, and which attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, assert_never
+
+from repl.isr.membership import drop_members, guard
+from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from repl.model.vclock import MAX_EPOCH
+
+ASK_MS: Final = 500
+"""How long the eligible are waited for to report how far their logs go; safety does not rest on it (H12)."""
+
+RESPONSE_MIN_MS: Final = 2_000
+"""Wait-for-response timer of the first candidate: some fsyncs of a loaded disk, and the way there and back."""
+
+RESPONSE_MAX_MS: Final = 10_000
+"""Its longest; it grows by half with each candidate that stayed silent, for disks slower than we thought."""
+
+BACK_OFF_MIN_MS: Final = 1_000
+"""Pause after all eligible were tried in vain."""
+
+BACK_OFF_MAX_MS: Final = 30_000
+"""Its longest; it doubles with each attempt. Each attempt uses up an epoch, and there are 2^20 of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Nothing is to be done until something changes."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing is to be done before `until_ms`, unless something changes."""
+
+    until_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """`record` is to be written on its version; its reason says why."""
+
+    record: PartitionRecord
+
+
+Decision = Keep | Wait | Write
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What a controller remembers of a partition: since when it has seen this epoch in this status, and how
+    many candidates it has seen fail before since the partition was last Online."""
+
+    epoch: int
+    status: PartitionStatus
+    since_ms: int
+    attempt: int
+
+
+def watched(before: Watch | None, record: PartitionRecord, now_ms: int) -> Watch:
+    """What is remembered after one more look at the record."""
+    if before is not None and (before.epoch, before.status) == (record.epoch, record.status):
+        return before
+    attempt = 0
+    if before is not None and record.status is not PartitionStatus.ONLINE:
+        attempt = before.attempt + (before.status is PartitionStatus.CANDIDATE_FOUND)
+    return Watch(record.epoch, record.status, now_ms, attempt)
+
+
+def response_timeout_ms(attempt: int) -> int:
+    """How long the candidate after `attempt` silent ones may take to promote itself."""
+    return min(RESPONSE_MAX_MS, int(RESPONSE_MIN_MS * 1.5 ** min(attempt, 10)))
+
+
+def back_off_ms(attempt: int) -> int:
+    """Pause before the next round after `attempt` silent candidates; none before the first."""
+    return min(BACK_OFF_MAX_MS, BACK_OFF_MIN_MS << min(attempt - 1, 10)) if attempt else 0
+
+
+def elect(
+    record: PartitionRecord,
+    registrations: Mapping[str, Registration],
+    now_ms: int,
+    waiting_since_ms: int | None,
+    promoted: Collection[tuple[int, str, int, int]],
+    *,
+    attempt: int = 0,
+    reported: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    leaderships: Mapping[str, int] = MappingProxyType({}),
+) -> Decision:
+    """What to do about the partition of `record`.
+
+    `registrations` (by node) must have been read after the record: a session that has ended never comes
+    back, so what follows from its absence stays true (PROTOCOL H29). `waiting_since_ms` and `attempt` come
+    from `watched`, None means since now. `promoted` holds the (epoch, node, inc, gen) that were heard.
+    `reported` is node -> (last epoch, LEO); who reported nothing ranks last. `leaderships` is node -> how many
+    partitions it leads, the fewest first among equals.
+    """
+    look = _Look(record, registrations)
+    since_ms = now_ms if waiting_since_ms is None else waiting_since_ms
+    match record.status:
+        case PartitionStatus.ONLINE:
+            return _online(look)
+        case PartitionStatus.OFFLINE:
+            return _offline(look)
+        case PartitionStatus.ELECTION:
+            return _election(look, now_ms, since_ms, attempt, reported, leaderships)
+        case PartitionStatus.CANDIDATE_FOUND:
+            return _candidate_found(look, now_ms, since_ms, promoted, attempt, reported, leaderships)
+        case _:
+            assert_never(record.status)
+
+
+class _Look:
+    """One look at a record and the registrations read after it."""
+
+    def __init__(self, record: PartitionRecord, registrations: Mapping[str, Registration]) -> None:
+        self.record = record
+        self._registrations = registrations
+        self.eligible = self._eligible()
+
+    def registered(self, who: Incarnation | None) -> Registration | None:
+        """The registration of exactly this session, or None when it is over."""
+        found = None if who is None else self._registrations.get(who.node)
+        return found if found is not None and who is not None and found.inc == who.inc else None
+
+    def live(self, member: Member) -> bool:
+        """True when the member's node is registered with the log that the record means (R-GEN)."""
+        found = self._registrations.get(member.node)
+        return found is not None and found.gens.get(self.record.partition) == member.gen
+
+    def inc(self, node: str) -> Incarnation:
+        """The session of a registered node."""
+        return Incarnation(node, self._registrations[node].inc)
+
+    def _eligible(self) -> list[Member]:
+        record = self.record
+        if record.epoch >= MAX_EPOCH:
+            return []
+        if not guard(record) and record.epoch == 0:
+            return self._first_members()
+        for members in (record.isr, record.elr):
+            found = [m for m in sorted(members) if self.live(m) and self._registrations[m.node].active]
+            if found:
+                return found
+        return []
+
+    def _first_members(self) -> list[Member]:
+        """Of a partition that never had a leader, and so holds nothing: every replica that has a log."""
+        found = []
+        for node in self.record.replicas:
+            registration = self._registrations.get(node)
+            if registration is not None and registration.active and self.record.partition in registration.gens:
+                found.append(Member(node, registration.gens[self.record.partition]))
+        return found
+
+    def waits_for(self) -> str:
+        """Whom the partition needs back, and what each of them lacks."""
+        record = self.record
+        if record.epoch >= MAX_EPOCH:
+            return f"all {MAX_EPOCH} epochs are used up; the partition's data must be moved to a new one"
+        members = sorted(guard(record))
+        if not members:
+            return f"waits for any of {', '.join(record.replicas)} to register"
+        return "waits for " + "; ".join(f"{m.node} ({self._lack(m)})" for m in members)
+
+    def _lack(self, member: Member) -> str:
+        found = self._registrations.get(member.node)
+        if found is None:
+            return "not registered"
+        gen = found.gens.get(self.record.partition)
+        if gen != member.gen:
+            return f"came back with another log: gen {gen}, not {member.gen}"
+        return "leaving"
+
+
+def _online(look: _Look) -> Decision:
+    record = look.record
+    leader = record.leader
+    if leader is None or look.registered(leader) is None:
+        name = leader.node if leader is not None else "the leader"
+        return Write(_in_election(record, f"{name} is gone: its session is over"))
+    gone = frozenset(m for m in record.isr if m.node != leader.node and not look.live(m))
+    if gone:
+        names = ", ".join(sorted(m.node for m in gone))
+        return Write(replace(drop_members(record, gone), reason=f"out of sync: {names} gone"))
+    return Keep(f"{leader.node} leads")
+
+
+def _offline(look: _Look) -> Decision:
+    record = look.record
+    if look.eligible:
+        return Write(_in_election(record, f"{look.eligible[0].node} is back"))
+    waits_for = look.waits_for()
+    return Keep(waits_for) if waits_for == record.reason else Write(replace(record, reason=waits_for))
+
+
+def _election(
+    look: _Look,
+    now_ms: int,
+    since_ms: int,
+    attempt: int,
+    reported: Mapping[str, tuple[int, int]],
+    leaderships: Mapping[str, int],
+) -> Decision:
+    record = look.record
+    if not look.eligible:
+        return Write(_taken_offline(look))
+    resume_ms = since_ms + back_off_ms(attempt)
+    if now_ms < resume_ms:
+        return Wait(resume_ms, f"pauses after {attempt} candidates that did not answer")
+    nodes = [m.node for m in look.eligible]
+    silent = [node for node in nodes if node not in reported]
+    if len(nodes) > 1 and silent and record.preferred not in nodes and now_ms < since_ms + ASK_MS:
+        return Wait(since_ms + ASK_MS, f"asks {', '.join(silent)} how far they are")
+    return Write(_nominated(look, look.eligible, frozenset(), reported, leaderships))
+
+
+def _candidate_found(
+    look: _Look,
+    now_ms: int,
+    since_ms: int,
+    promoted: Collection[tuple[int, str, int, int]],
+    attempt: int,
+    reported: Mapping[str, tuple[int, int]],
+    leaderships: Mapping[str, int],
+) -> Decision:
+    record, candidate = look.record, look.record.candidate
+    registration = look.registered(candidate)
+    if candidate is not None and registration is not None:
+        gen = registration.gens.get(record.partition)
+        if gen is not None and (record.epoch, candidate.node, candidate.inc, gen) in promoted:
+            member = Member(candidate.node, gen)
+            if member in guard(record):
+                return Write(_brought_online(look, candidate, member))
+        until_ms = since_ms + response_timeout_ms(attempt)
+        if registration.active and now_ms < until_ms:
+            return Wait(until_ms, record.reason)
+    if not look.eligible:
+        return Write(_taken_offline(look))
+    untried = [m for m in look.eligible if m.node not in record.tried]
+    if not untried:
+        return Write(_in_election(record, f"{', '.join(sorted(record.tried))} did not answer; all are tried again"))
+    return Write(_nominated(look, untried, record.tried, reported, leaderships))
+
+
+def _in_election(record: PartitionRecord, reason: str) -> PartitionRecord:
+    return replace(
+        record, status=PartitionStatus.ELECTION, leader=None, candidate=None, tried=frozenset(), reason=reason
+    )
+
+
+def _taken_offline(look: _Look) -> PartitionRecord:
+    return replace(
+        look.record,
+        status=PartitionStatus.OFFLINE,
+        leader=None,
+        candidate=None,
+        tried=frozenset(),
+        reason=look.waits_for(),
+    )
+
+
+def _nominated(
+    look: _Look,
+    members: list[Member],
+    tried: frozenset[str],
+    reported: Mapping[str, tuple[int, int]],
+    leaderships: Mapping[str, int],
+) -> PartitionRecord:
+    """The record with the best of `members` as candidate, in a new epoch."""
+    record = look.record
+
+    def rank(member: Member) -> tuple[bool, int, int, int, str]:
+        epoch, leo = reported.get(member.node, (-1, -1))
+        return (member.node != record.preferred, -epoch, -leo, leaderships.get(member.node, 0), member.node)
+
+    chosen = min(members, key=rank)
+    return replace(
+        record,
+        epoch=record.epoch + 1,
+        status=PartitionStatus.CANDIDATE_FOUND,
+        leader=None,
+        candidate=look.inc(chosen.node),
+        isr=record.isr if guard(record) else frozenset({chosen}),
+        tried=tried | {chosen.node},
+        preferred=None,
+        reason=f"waits for {chosen.node} to promote itself",
+    )
+
+
+def _brought_online(look: _Look, candidate: Incarnation, member: Member) -> PartitionRecord:
+    """The record with the promoted candidate as leader: in sync is who is here with the same log, and
+    while these are fewer than min-ISR the rest of the guard stays electable (R-ELR)."""
+    record = look.record
+    isr = frozenset(m for m in record.isr if look.live(m)) | {member}
+    elr = guard(record) - isr if len(isr) < record.effective_min_isr else frozenset()
+    return replace(
+        record,
+        status=PartitionStatus.ONLINE,
+        leader=candidate,
+        candidate=None,
+        isr=isr,
+        elr=elr,
+        tried=frozenset(),
+        preferred=None,
+        reason="",
+    )

@@ -1,0 +1,40 @@
+"""Who must hold an entry, and who may be elected: sets of members of a record.
+
+The guard (ISR and ELR) is who may be elected; every member of it must hold all that is committed. The
+maximal ISR is the confirmed one with whatever a write under way may add (PROTOCOL R-MAX). A member that
+leaves while the ISR falls below min-ISR stays electable in the ELR (R-ELR).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from repl.model.record import Member, PartitionRecord
+
+
+def guard(record: PartitionRecord) -> frozenset[Member]:
+    """The members that may be elected."""
+    return record.isr | record.elr
+
+
+def maximal_isr(record: PartitionRecord, proposed: PartitionRecord | None) -> frozenset[Member]:
+    """The members whose acknowledgement a commit needs: confirmed, and those that an undecided write of
+    `proposed` adds."""
+    return record.isr if proposed is None else record.isr | proposed.isr
+
+
+def too_few_in_sync(record: PartitionRecord) -> bool:
+    """True when the confirmed ISR is below the effective min-ISR: nothing may be appended or committed."""
+    return len(record.isr) < record.effective_min_isr
+
+
+def drop_members(record: PartitionRecord, gone: frozenset[Member]) -> PartitionRecord:
+    """`record` with `gone` out of the ISR: the one way in which members leave it, for leader and controller.
+
+    Everything committed so far is on those who leave, too; while fewer than min-ISR stay, they
+    remain electable (PROTOCOL 1.5, H9).
+    """
+    stay = record.isr - gone
+    if len(stay) < record.effective_min_isr:
+        return replace(record, isr=stay, elr=record.elr | (record.isr & gone))
+    return replace(record, isr=stay)

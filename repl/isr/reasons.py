@@ -1,0 +1,84 @@
+"""Why a replica is in the state it is in: one "code: sentence" for people, for every state.
+
+The code is stable over releases (logs, REASON columns); the sentence says whom or what it waits for.
+Nothing decides by these texts.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from repl.isr.candidate import Candidate
+from repl.isr.leader import Leader, Leadership, Resigning
+from repl.isr.membership import too_few_in_sync
+from repl.isr.states import Failed, Idle, State
+from repl.model.record import Incarnation, PartitionRecord, PartitionStatus
+
+
+def rolled_back(record_epoch: int, epoch_seen: int) -> str:
+    """A record that is older than what this replica has durably seen (PROTOCOL H32)."""
+    return (
+        f"metastore-rollback: the record is at epoch {record_epoch}, this replica has seen epoch {epoch_seen}: "
+        "the metastore lost what it had confirmed, or was restored from an older copy"
+    )
+
+
+def why_idle(record: PartitionRecord | None, me: Incarnation | None, node: str) -> str:
+    """Of a replica that neither leads nor stands; `me` is None without a session."""
+    if me is None:
+        return "no-session: not registered in the metastore"
+    if record is None:
+        return "no-record: the partition's record has not been read yet"
+    match record.status:
+        case PartitionStatus.ONLINE:
+            assert record.leader is not None
+            if record.leader.node == node:
+                return (
+                    f"earlier-session: the record names session {record.leader.inc} of this node as leader, "
+                    f"this one is {me.inc}; leadership needs a new epoch (R-INC)"
+                )
+            return f"led-elsewhere: {record.leader.node} leads in epoch {record.epoch}"
+        case PartitionStatus.CANDIDATE_FOUND:
+            assert record.candidate is not None
+            if record.candidate == me:
+                return f"nominated: waits until epoch {record.epoch} is durable here"
+            return f"candidate-found: {record.candidate.node} is to lead in epoch {record.epoch}"
+        case PartitionStatus.ELECTION:
+            return f"election: {record.reason or 'a leader is being chosen'}"
+        case PartitionStatus.OFFLINE:
+            return f"offline: {record.reason or 'no member of the guard can be elected'}"
+        case _:
+            assert_never(record.status)
+
+
+def why(state: State, record: PartitionRecord | None, me: Incarnation | None, node: str) -> str:
+    """Of a replica of `node` in any state, with the record that it believes."""
+    match state:
+        case Idle(objection=objection):
+            return objection or why_idle(record, me, node)
+        case Candidate(epoch=epoch, announce_at_ms=None):
+            return f"candidate: makes the barrier of epoch {epoch} durable"
+        case Candidate(epoch=epoch):
+            return f"promoted: announced in epoch {epoch}, waits for a controller to confirm"
+        case Leader() as leader:
+            assert record is not None
+            return _why_leader(leader, record)
+        case Resigning(pending=None):
+            return "resigning: drains what was appended"
+        case Resigning():
+            return "resigning: waits until the metastore confirms"
+        case Failed(reason=reason):
+            return reason
+        case _:
+            assert_never(state)
+
+
+def _why_leader(leadership: Leadership, record: PartitionRecord) -> str:
+    if too_few_in_sync(record):
+        return f"stalled: below min-ISR ({len(record.isr)} of {record.effective_min_isr} in sync)"
+    if record.elr:
+        names = ", ".join(sorted(member.node for member in record.elr))
+        return f"stalled: waits until the metastore confirms that {names} need not be elected"
+    if not leadership.ready:
+        return f"not-ready: applies its log up to the barrier of epoch {leadership.epoch}"
+    return f"leads: epoch {leadership.epoch}"

@@ -1,0 +1,35 @@
+"""The five states of a replica, one type each.
+
+Candidate, Leader and Resigning live beside their rules; the two that have no rules are here. Who moves
+between them, and when, stands in `replica.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from repl.isr.candidate import Candidate
+from repl.isr.effects import Role
+from repl.isr.leader import Leader, Resigning
+
+
+@dataclass(slots=True)
+class Idle:
+    """Neither leads nor stands. `objection` says why it does not follow the known record, if it does not."""
+
+    role: ClassVar[Role] = Role.IDLE
+
+    objection: str = ""
+
+
+@dataclass(slots=True)
+class Failed:
+    """The disk cannot be believed; the process is expected to leave. Final."""
+
+    role: ClassVar[Role] = Role.FAILED
+
+    reason: str
+
+
+State = Idle | Candidate | Leader | Resigning | Failed

@@ -1,0 +1,96 @@
+"""Builders for tests of the core: records, registrations, entries, and a replica that is led step by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from repl.isr import effects as fx
+from repl.isr import events as ev
+from repl.isr.replica import Replica, Role
+from repl.model.entry import Entry, EntryKind, make_entry
+from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+
+NODE = "n1"
+INC = 100
+GEN = 7
+ME = Incarnation(NODE, INC)
+MEMBER = Member(NODE, GEN)
+
+
+def a_record(**changes: Any) -> PartitionRecord:
+    """The record of partition 3, one replica, epoch 4, in election; `changes` over that."""
+    base = PartitionRecord(3, "default", 3, 12, (NODE,), epoch=4, isr=frozenset({MEMBER}), version=10)
+    return replace(base, **changes)
+
+
+def nominated(epoch: int = 5, version: int = 11, **changes: Any) -> PartitionRecord:
+    """`a_record` with this process as candidate of `epoch`."""
+    status = PartitionStatus.CANDIDATE_FOUND
+    return a_record(**{"epoch": epoch, "version": version, "status": status, "candidate": ME, **changes})
+
+
+def online(epoch: int = 5, version: int = 12, **changes: Any) -> PartitionRecord:
+    """`a_record` with this process as leader of `epoch`."""
+    return a_record(**{"epoch": epoch, "version": version, "status": PartitionStatus.ONLINE, "leader": ME, **changes})
+
+
+def some_entries(epoch: int, offset: int, count: int) -> tuple[Entry, ...]:
+    """`count` DATA entries of `epoch` from `offset` on."""
+    return tuple(
+        make_entry(EntryKind.DATA, epoch, offset + step, request_id=b"r%d" % (offset + step), origin=b"", time_ms=0)
+        for step in range(count)
+    )
+
+
+def registered(node: str, inc: int = INC, gen: int | None = GEN, active: bool = True) -> Registration:
+    """A registration that holds partition 3 under `gen`."""
+    return Registration(node, inc, active, gens={} if gen is None else {3: gen})
+
+
+def a_replica(**changes: Any) -> Replica:
+    """A replica with 20 recovered entries of epochs 2 and 4, 15 of them applied."""
+    found = {
+        "partition": 3,
+        "node": NODE,
+        "gen": GEN,
+        "leo": 20,
+        "epoch_table": ((2, 0), (4, 8)),
+        "applied": 15,
+        "epoch_seen": 4,
+        "window_entries": 10,
+        "durable": 20,
+    }
+    return Replica(**{**found, **changes})
+
+
+def a_candidate(**changes: Any) -> Replica:
+    """A replica that stands in epoch 5; its barrier is at 20 and not durable."""
+    replica = a_replica(**changes)
+    replica.step(ev.SessionStarted(INC), 0)
+    replica.step(ev.RecordSeen(nominated()), 0)
+    replica.step(ev.EpochPersisted(5), 0)
+    assert replica.role is Role.CANDIDATE
+    return replica
+
+
+def a_leader(record: PartitionRecord | None = None, **changes: Any) -> Replica:
+    """A leader of epoch 5 whose barrier is durable, not yet applied."""
+    replica = a_candidate(**changes)
+    replica.step(ev.Persisted(21), 0)
+    replica.step(ev.RecordSeen(online() if record is None else record), 0)
+    assert replica.role is Role.LEADER
+    return replica
+
+
+def a_serving_leader(**changes: Any) -> Replica:
+    """A leader of epoch 5 with everything below 21 applied."""
+    replica = a_leader(**changes)
+    replica.step(ev.AppliedTo(21), 0)
+    assert replica.ready
+    return replica
+
+
+def kinds(effects: list[fx.Effect]) -> list[str]:
+    """The names of the effects, in order."""
+    return [type(effect).__name__ for effect in effects]

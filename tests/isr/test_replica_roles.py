@@ -1,0 +1,266 @@
+"""Transitions of a replica: nomination, election, loss of session, failure, rollback of the metastore."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from repl.isr import effects as fx
+from repl.isr import events as ev
+from repl.isr.candidate import PROMOTED_REPEAT_MS
+from repl.isr.replica import Role
+from repl.model.record import Incarnation, Member, PartitionStatus
+from tests.isr.scripted import (
+    GEN,
+    INC,
+    NODE,
+    a_candidate,
+    a_leader,
+    a_record,
+    a_replica,
+    a_serving_leader,
+    kinds,
+    nominated,
+    online,
+    some_entries,
+)
+
+
+def test_nothing_is_done_in_an_epoch_before_it_is_durable() -> None:
+    """A nomination only asks for the epoch to be noted; the barrier follows EpochPersisted."""
+    replica = a_replica()
+    replica.step(ev.SessionStarted(INC), 0)
+    assert replica.step(ev.RecordSeen(nominated()), 0) == [fx.PersistEpoch(5)]
+    assert replica.role is Role.IDLE
+    assert replica.epoch_seen == 4
+    assert replica.reason.startswith("nominated:")
+    effects = replica.step(ev.EpochPersisted(5), 0)
+    assert kinds(effects) == ["RoleChanged", "AppendBarrier"]
+    assert effects[-1] == fx.AppendBarrier(5, 20)
+    assert (replica.role, replica.epoch, replica.leo) == (Role.CANDIDATE, 5, 21)
+    assert replica.epoch_table == ((2, 0), (4, 8), (5, 20))
+
+
+def test_a_nomination_seen_before_the_session_counts_once_it_has_begun() -> None:
+    """Record, durable epoch and session may come in any order."""
+    replica = a_replica()
+    replica.step(ev.RecordSeen(nominated()), 0)
+    replica.step(ev.EpochPersisted(5), 0)
+    assert replica.role is Role.IDLE
+    assert kinds(replica.step(ev.SessionStarted(INC), 0)) == ["RoleChanged", "AppendBarrier"]
+
+
+def test_a_candidate_announces_itself_only_with_a_durable_barrier_and_then_repeatedly() -> None:
+    """Promoted follows Persisted past the barrier, and again at each deadline until Online."""
+    replica = a_candidate()
+    assert replica.deadline_ms() is None
+    assert replica.step(ev.Persisted(20), 1_000) == []
+    assert replica.step(ev.Persisted(21), 1_000) == [fx.Promoted(5, NODE, INC, GEN)]
+    assert replica.deadline_ms() == 1_000 + PROMOTED_REPEAT_MS
+    assert replica.step(ev.Tick(), 1_001) == []
+    assert replica.step(ev.Tick(), 1_000 + PROMOTED_REPEAT_MS) == [fx.Promoted(5, NODE, INC, GEN)]
+    assert replica.deadline_ms() == 1_000 + 2 * PROMOTED_REPEAT_MS
+    effects = replica.step(ev.RecordSeen(online()), 1_600)
+    assert kinds(effects) == ["RoleChanged", "Apply"]
+    assert replica.deadline_ms() is None
+
+
+def test_recovered_entries_commit_with_the_new_epochs_barrier_and_not_before() -> None:
+    """hw starts at applied; candidate or not, nothing above is applied before this process leads (R-INC)."""
+    replica = a_candidate()
+    assert replica.hw == 15
+    replica.step(ev.Persisted(21), 0)
+    assert replica.hw == 15
+    effects = replica.step(ev.RecordSeen(online()), 0)
+    assert effects[-1] == fx.Apply(21)
+    assert replica.hw == 21
+
+
+def test_clients_are_served_once_the_barrier_is_applied() -> None:
+    """LeadershipReady comes with AppliedTo past the barrier, exactly once."""
+    replica = a_leader()
+    assert not replica.ready
+    assert replica.reason.startswith("not-ready:")
+    assert replica.step(ev.AppliedTo(20), 0) == []
+    assert replica.step(ev.AppliedTo(21), 0) == [fx.LeadershipReady(5)]
+    assert replica.ready
+    assert replica.reason == "leads: epoch 5"
+    assert replica.step(ev.AppliedTo(21), 0) == []
+
+
+def test_leadership_of_an_earlier_session_is_never_resumed() -> None:
+    """A record that names this node in another session makes nobody leader (H11)."""
+    replica = a_replica()
+    replica.step(ev.SessionStarted(INC + 1), 0)
+    assert replica.step(ev.RecordSeen(online(epoch=4)), 0) == []
+    assert replica.role is Role.IDLE
+    assert replica.reason.startswith("earlier-session:")
+    assert replica.step(ev.Append(4, some_entries(4, 20, 1)), 0) == [fx.Refused("not-leader", 1)]
+
+
+def test_a_leader_without_nomination_stays_idle() -> None:
+    """Online with this very session is not enough: the barrier of the epoch must have been appended here."""
+    replica = a_replica(epoch_seen=5)
+    replica.step(ev.SessionStarted(INC), 0)
+    assert replica.step(ev.RecordSeen(online()), 0) == []
+    assert replica.role is Role.IDLE
+
+
+@pytest.mark.parametrize(
+    ("record", "code"),
+    [
+        (nominated(isr=frozenset({Member(NODE, GEN + 1)})), "other-log"),
+        (nominated(epoch=4), "metastore-rollback"),
+    ],
+)
+def test_a_nomination_of_another_log_or_of_a_used_epoch_is_refused(record: object, code: str) -> None:
+    """R-GEN: the nomination must mean this gen. An epoch that this log has been in is never used twice."""
+    replica = a_replica()
+    replica.step(ev.SessionStarted(INC), 0)
+    replica.step(ev.RecordSeen(record), 0)  # type: ignore[arg-type]
+    effects = replica.step(ev.EpochPersisted(5), 0)
+    assert effects == []
+    assert replica.role is Role.IDLE
+    assert replica.reason.startswith(code)
+
+
+def test_a_log_that_ends_below_what_is_applied_does_not_stand() -> None:
+    """A replica that lost committed entries refuses even if the record still means it."""
+    replica = a_replica(applied=25)
+    replica.step(ev.SessionStarted(INC), 0)
+    replica.step(ev.RecordSeen(nominated()), 0)
+    assert replica.step(ev.EpochPersisted(5), 0) == []
+    assert replica.reason.startswith("log-lost:")
+
+
+def test_a_member_of_the_eligible_set_may_stand() -> None:
+    """The guard is ISR and ELR."""
+    replica = a_replica()
+    replica.step(ev.SessionStarted(INC), 0)
+    replica.step(ev.RecordSeen(nominated(isr=frozenset({Member("n2", 1)}), elr=frozenset({Member(NODE, GEN)}))), 0)
+    replica.step(ev.EpochPersisted(5), 0)
+    assert replica.role is Role.CANDIDATE
+
+
+def test_a_withdrawn_nomination_ends_the_candidate() -> None:
+    """The controller's timer fired: Candidate goes Idle and takes the next nomination in a higher epoch."""
+    replica = a_candidate()
+    replica.step(ev.Persisted(21), 0)
+    effects = replica.step(ev.RecordSeen(a_record(epoch=5, version=12)), 0)
+    assert kinds(effects) == ["RoleChanged"]
+    assert replica.deadline_ms() is None
+    assert replica.step(ev.RecordSeen(nominated(epoch=6, version=13)), 0) == [fx.PersistEpoch(6)]
+    assert replica.step(ev.EpochPersisted(6), 0)[-1] == fx.AppendBarrier(6, 21)
+    assert replica.epoch_table[-2:] == ((5, 20), (6, 21))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        a_record(epoch=5, version=13),
+        online(epoch=6, version=13, leader=Incarnation("n2", 200)),
+        nominated(epoch=6, version=13, candidate=Incarnation(NODE, INC + 1)),
+    ],
+)
+def test_a_leader_steps_down_when_the_record_no_longer_names_it(record: object) -> None:
+    """Whatever took its place, in-flight entries from hw on are UNKNOWN and appends are refused."""
+    replica = a_serving_leader()
+    replica.step(ev.Append(5, some_entries(5, 21, 3)), 0)
+    effects = replica.step(ev.RecordSeen(record), 0)  # type: ignore[arg-type]
+    stepped = next(effect for effect in effects if isinstance(effect, fx.SteppedDown))
+    assert (stepped.epoch, stepped.unknown_from) == (5, 21)
+    assert replica.role is Role.IDLE
+    assert not replica.ready
+    assert replica.step(ev.Append(5, some_entries(5, 24, 1)), 0) == [fx.Refused("not-leader", 1)]
+
+
+def test_what_was_committed_before_stepping_down_is_still_applied() -> None:
+    """Persisted and AppliedTo of an ended leadership are taken in; they decide nothing any more."""
+    replica = a_serving_leader()
+    replica.step(ev.Append(5, some_entries(5, 21, 2)), 0)
+    assert replica.step(ev.Persisted(22), 0) == [fx.Apply(22)]
+    replica.step(ev.SessionExpired(), 0)
+    assert replica.step(ev.Persisted(23), 0) == []
+    assert replica.step(ev.AppliedTo(22), 0) == []
+    assert (replica.durable, replica.hw, replica.applied, replica.leo) == (23, 22, 22, 23)
+
+
+def test_an_expired_session_ends_leadership_and_its_view() -> None:
+    """The next session reads anew: even a lower version counts then, a lower epoch never."""
+    replica = a_serving_leader()
+    assert kinds(replica.step(ev.SessionExpired(), 0)) == ["SteppedDown", "RoleChanged"]
+    assert replica.reason.startswith("no-session:")
+    assert replica.record is None
+    replica.step(ev.SessionStarted(INC + 1), 0)
+    replica.step(ev.RecordSeen(a_record(epoch=5, version=3)), 0)
+    assert replica.record is not None
+    assert replica.record.version == 3
+    replica.step(ev.SessionExpired(), 0)
+    replica.step(ev.RecordSeen(a_record(epoch=4, version=50)), 0)
+    assert replica.record is None
+
+
+def test_another_session_without_notice_is_an_expired_one() -> None:
+    """SessionStarted with another inc ends what the first one held."""
+    replica = a_serving_leader()
+    assert kinds(replica.step(ev.SessionStarted(INC + 1), 0)) == ["SteppedDown", "RoleChanged"]
+    assert replica.role is Role.IDLE
+
+
+def test_old_records_change_nothing() -> None:
+    """A record that is not newer than the known one is ignored, also as a confirmed write."""
+    replica = a_serving_leader()
+    for event in (ev.RecordSeen(nominated()), ev.WriteConfirmed(online()), ev.RecordSeen(a_record(version=12))):
+        assert replica.step(event, 0) == []
+    assert replica.role is Role.LEADER
+
+
+def test_a_record_below_the_durable_epoch_is_refused_as_a_rollback() -> None:
+    """H32: newer version, lower epoch: the metastore lost what it had confirmed; step down and say so."""
+    replica = a_serving_leader()
+    effects = replica.step(ev.RecordSeen(a_record(epoch=3, version=40)), 0)
+    assert kinds(effects) == ["SteppedDown", "RoleChanged"]
+    assert replica.reason.startswith("metastore-rollback:")
+    assert replica.epoch == 5
+    again = a_replica(epoch_seen=9)
+    again.step(ev.SessionStarted(INC), 0)
+    assert again.step(ev.RecordSeen(nominated(epoch=5)), 0) == []
+    assert again.reason.startswith("metastore-rollback: the record is at epoch 5, this replica has seen epoch 9")
+    assert again.step(ev.RecordSeen(a_record(epoch=10, version=60)), 0) == [fx.PersistEpoch(10)]
+    assert again.reason.startswith("election:")
+
+
+def test_a_disk_error_ends_everything_by_way_of_stepping_down() -> None:
+    """H20, H34: first SteppedDown, then Failed; nothing is believed or done afterwards."""
+    replica = a_serving_leader()
+    replica.step(ev.Append(5, some_entries(5, 21, 2)), 0)
+    replica.step(ev.Persisted(22), 0)
+    effects = replica.step(ev.PersistFailed("EIO"), 0)
+    assert kinds(effects) == ["SteppedDown", "RoleChanged", "RoleChanged"]
+    assert [e.role for e in effects if isinstance(e, fx.RoleChanged)] == [Role.IDLE, Role.FAILED]
+    assert (replica.role, replica.reason) == (Role.FAILED, "disk-failed: EIO")
+    assert replica.step(ev.RecordSeen(nominated(epoch=9, version=90)), 0) == []
+    assert replica.step(ev.Persisted(23), 0) == []
+    assert replica.step(ev.Append(5, some_entries(5, 23, 2)), 0) == [fx.Refused("out-of-storage", 2)]
+    assert replica.step(ev.AppliedTo(22), 0) == []
+    assert replica.applied == 22
+    assert replica.durable == 22
+    assert replica.deadline_ms() is None
+
+
+def test_every_idle_state_says_whom_it_waits_for() -> None:
+    """The reason has a stable code and names the node or the metastore's reason."""
+    replica = a_replica()
+    assert replica.reason.startswith("no-session:")
+    replica.step(ev.SessionStarted(INC), 0)
+    assert replica.reason.startswith("no-record:")
+    replica.step(ev.RecordSeen(a_record(version=20)), 0)
+    assert replica.reason.startswith("election:")
+    offline = replace(a_record(version=21), status=PartitionStatus.OFFLINE, reason="waits for n2 (not registered)")
+    replica.step(ev.RecordSeen(offline), 0)
+    assert replica.reason == "offline: waits for n2 (not registered)"
+    replica.step(ev.RecordSeen(nominated(epoch=4, version=22, candidate=Incarnation("n2", 1))), 0)
+    assert replica.reason == "candidate-found: n2 is to lead in epoch 4"
+    replica.step(ev.RecordSeen(online(epoch=4, version=23, leader=Incarnation("n2", 1))), 0)
+    assert replica.reason == "led-elsewhere: n2 leads in epoch 4"
