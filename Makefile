@@ -1,0 +1,48 @@
+# `make demo` and `make test` set up all that they need; `make` alone lists what there is.
+
+BIN := .venv/bin
+ARGS ?=
+
+# Which tests `make test` runs, as pytest's -m; .ci/run widens it.
+ISTHMUS_TEST_MARKS ?= not slow and not root and not strace
+
+.PHONY: help venv demo test test-all lint bench sim clean
+
+help:
+	@echo "make demo      two clusters on this machine, replicated and compared; ARGS=\"--keep\" and others: isthmus demo --help"
+	@echo "make test      lint, types, import contracts, and the tests that need minutes, not more"
+	@echo "make test-all  the same with every test (slow, root, strace)"
+	@echo "make lint      ruff, mypy, import contracts"
+	@echo "make sim       seeded simulations of the protocol; ARGS are pytest's"
+	@echo "make bench     the benchmarks; ARGS=\"--json\" for one JSON object each"
+	@echo "make venv      the environment alone, .venv from a Python 3.11 or 3.12 (PYTHON=/path/to/python names one)"
+	@echo "make clean     removes the environment and all caches"
+
+venv:
+	@./.ci/venv
+
+demo: venv
+	@$(BIN)/isthmus demo $(ARGS)
+
+lint: venv
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check .; exit 1; }
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+test: lint
+	@$(BIN)/pytest -q -m "$(ISTHMUS_TEST_MARKS)" $(ARGS)
+
+test-all: lint
+	@$(BIN)/pytest -q $(ARGS)
+
+sim: venv
+	@$(BIN)/pytest -q tests/sim $(ARGS)
+
+bench: venv
+	@$(BIN)/python bench/put.py $(ARGS)
+	@$(BIN)/python bench/replicate.py $(ARGS)
+
+clean:
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

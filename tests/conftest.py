@@ -1,0 +1,139 @@
+"""What holds for all tests: nothing is left running, nothing is left out silently.
+
+Markers are explained in pyproject.toml. Rooms have fixtures of their own in their folders.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import hypothesis
+import pytest
+
+GRACE_S: Final = 5.0
+"""How long threads and children may take to end after a test that told them to; a guess for a loaded machine."""
+
+hypothesis.settings.register_profile("isthmus", deadline=None, derandomize="CI" in os.environ, print_blob=True)
+hypothesis.settings.load_profile("isthmus")
+
+_left_out: Counter[str] = Counter()
+"""Tests that `-m` deselected, by the markers that they have."""
+
+_shared: set[threading.Thread | int] = set()
+"""Threads and children that fixtures of wider scope than one test have started; they end with their fixture."""
+
+
+def running() -> set[threading.Thread | int]:
+    """Living threads of this process, and process ids of its living children (Linux; elsewhere threads alone)."""
+    found: set[threading.Thread | int] = set(threading.enumerate())
+    for listing in Path("/proc/self/task").glob("*/children"):
+        try:
+            children = [int(pid) for pid in listing.read_text().split()]
+        except FileNotFoundError:  # a thread that ended meanwhile
+            continue
+        found.update(pid for pid in children if _is_alive(pid))
+    return found
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def _described(one: threading.Thread | int) -> str:
+    if isinstance(one, threading.Thread):
+        return f"thread {one.name}"
+    try:
+        command = Path(f"/proc/{one}/cmdline").read_text().replace("\0", " ").strip()
+    except OSError:
+        command = "already gone"
+    return f"process {one} ({command[:200]})"
+
+
+class SharedFixtures:
+    """A plugin that notes what fixtures of a module or session start, however late they are asked for.
+
+    An object of its own: for fixtures of the session pytest asks no hook of a conftest in a folder below.
+    """
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+        """Around the set-up of each fixture."""
+        if fixturedef.scope == "function":
+            return (yield)
+        before = running()
+        result = yield
+        _shared.update(running() - before)
+        return result
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Once, before anything is collected."""
+    config.pluginmanager.register(SharedFixtures())
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running() -> Iterator[None]:
+    """Fails a test that leaves a thread or a child process behind."""
+    before = running()
+    yield
+    deadline = time.monotonic() + GRACE_S
+    while left := running() - before - _shared:
+        if time.monotonic() > deadline:
+            pytest.fail("left running: " + ", ".join(sorted(_described(one) for one in left)))
+        time.sleep(0.01)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need what this machine does not give are skipped, with the reason."""
+    lacking = {"root": "needs root"} if os.geteuid() != 0 else {}
+    if any(item.get_closest_marker("strace") for item in items) and not _strace_works():
+        lacking["strace"] = "needs the system package strace, and leave to trace"
+    for item in items:
+        for marker, reason in lacking.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _strace_works() -> bool:
+    strace = shutil.which("strace")
+    if strace is None:
+        return False
+    traced = subprocess.run([strace, "-o", os.devnull, "true"], capture_output=True, timeout=30, check=False)
+    return traced.returncode == 0
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Counts what `-m` left out."""
+    for item in items:
+        for marker in ("slow", "root", "strace"):
+            if item.get_closest_marker(marker):
+                _left_out[marker] += 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With ISTHMUS_NO_SKIPS a skipped test fails the run: there it would mean a machine that lacks something."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if "ISTHMUS_NO_SKIPS" in os.environ and reporter is not None and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says how many tests were left out, and how to run them."""
+    if _left_out:
+        counts = ", ".join(f"{count} {marker}" for marker, count in sorted(_left_out.items()))
+        terminalreporter.write_line(f"left out by marker: {counts} (`make test-all` runs them)")
+    skipped = len(terminalreporter.stats.get("skipped", []))
+    if skipped and "ISTHMUS_NO_SKIPS" in os.environ:
+        terminalreporter.write_line(f"ISTHMUS_NO_SKIPS: {skipped} skipped tests fail this run")

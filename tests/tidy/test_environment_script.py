@@ -1,0 +1,107 @@
+"""The script that makes the environment: which Python it takes, and what it says when there is none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+HOUSE: Final = Path(__file__).parents[2]
+TOOLS: Final = ("cat", "cksum", "dirname", "sed", "rm", "tail", "cp", "grep", "sh")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout with only what the script reads."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(HOUSE / ".ci" / "venv", tmp_path / ".ci" / "venv")
+    (tmp_path / "requirements.lock").write_text("# Build tools\nno-such-package==1\n")
+    (tmp_path / "pyproject.toml").write_text("")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for tool in TOOLS:
+        found = shutil.which(tool)
+        assert found is not None
+        (tools / tool).symlink_to(found)
+    return tmp_path
+
+
+def program(path: Path, text: str) -> Path:
+    """An executable script."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def run(checkout: Path, *folders: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the script with a PATH of these folders and the plain tools."""
+    path = os.pathsep.join(str(folder) for folder in (*folders, checkout / "tools"))
+    return subprocess.run(
+        [str(checkout / ".ci" / "venv")],
+        env={"PATH": path, "HOME": str(checkout), **environ},
+        capture_output=True,
+        text=True,
+        timeout=80,
+        check=False,
+    )
+
+
+def test_no_python_at_all_is_one_sentence(checkout: Path) -> None:
+    """Where there is no Python the script says so, and what to do, in one line."""
+    done = run(checkout)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("make venv: no Python 3.11 or 3.12 that works")
+
+
+def test_shims_and_other_versions_are_passed_over(checkout: Path) -> None:
+    """A shim that only errors, and a Python of another version, are not taken for one that works."""
+    program(checkout / "shims" / "python3.11", "echo 'the command exists in these versions: 3.12.1' >&2; exit 127")
+    program(checkout / "shims" / "python3", "exit 1")
+    done = run(checkout, checkout / "shims")
+    assert done.returncode == 1
+    assert done.stderr.startswith("make venv: no Python 3.11 or 3.12 that works")
+
+
+def test_a_python_without_venv_is_named(checkout: Path) -> None:
+    """Where only the venv module lacks, the sentence names that Python and the remedy."""
+    program(checkout / "bin" / "python3.11", "echo 'lacks venv'; exit 1")
+    done = run(checkout, checkout / "bin")
+    assert done.returncode == 1
+    python = checkout / "bin" / "python3.11"
+    assert (
+        done.stderr == f"make venv: {python} lacks the venv module; install it (Debian: apt-get install python3-venv)\n"
+    )
+
+
+def test_a_python_that_was_named_and_does_not_do_is_told(checkout: Path) -> None:
+    """PYTHON is taken at its word: no other is searched when it does not do."""
+    (checkout / "bin").mkdir()
+    (checkout / "bin" / "python3.11").symlink_to(sys.executable)
+    other = program(checkout / "other" / "python", "exit 1")
+    done = run(checkout, checkout / "bin", PYTHON=str(other))
+    assert done.returncode == 1
+    assert done.stderr == f"make venv: PYTHON={other} is not a Python 3.11 or 3.12 that works\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_failed_step_shows_the_end_of_its_log_and_is_tried_again(checkout: Path) -> None:
+    """A package that cannot be had ends the script with pip's own words, and nothing counts as installed."""
+    shim = checkout / "shims"
+    program(shim / "python3.11", "exit 127")
+    program(shim / "python3.12", f'exec "{sys.executable}" "$@"')
+    for _ in range(2):
+        done = run(checkout, shim, PIP_NO_INDEX="1")
+        assert done.returncode == 1
+        assert "no-such-package" in done.stderr
+        assert "this step failed; the whole log is" in done.stderr
+        assert done.stdout.startswith("setting up .venv with Python 3.1")
+    assert not (checkout / ".venv" / ".installed").exists()

@@ -1,0 +1,117 @@
+"""tests/conftest.py itself: leaks fail, skips are seen, what is left out is said."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+HOUSE: Final = Path(__file__).parents[2]
+
+LEAKS: Final = """
+import subprocess, threading, time
+import pytest
+
+@pytest.fixture(scope="session")
+def shared():
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    child = subprocess.Popen(["sleep", "60"])
+    yield
+    stop.set()
+    thread.join()
+    child.kill()
+    child.wait()
+
+@pytest.fixture
+def late(request):
+    return request.getfixturevalue("shared")
+
+def test_a_fixture_of_the_session_may_go_on(late):
+    pass
+
+def test_thread_is_left():
+    threading.Thread(target=time.sleep, args=(1.5,), name="forgotten").start()
+
+def test_child_is_left():
+    global child
+    child = subprocess.Popen(["sleep", "1.5"])
+
+def test_all_is_ended():
+    thread = threading.Thread(target=time.sleep, args=(0.05,))
+    thread.start()
+
+def test_children_are_reaped():
+    child.wait()
+"""
+
+MARKED: Final = """
+import pytest
+
+@pytest.mark.slow
+def test_long():
+    pass
+
+@pytest.mark.root
+@pytest.mark.strace
+def test_traced():
+    pass
+
+def test_plain():
+    pass
+
+def test_lacking():
+    pytest.skip("no such thing here")
+"""
+
+
+def run(folder: Path, tests: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest on one module below a copy of the conftest whose grace is short."""
+    (folder / "tests").mkdir()
+    shutil.copy(HOUSE / "pyproject.toml", folder / "pyproject.toml")
+    conftest = (HOUSE / "tests" / "conftest.py").read_text()
+    assert "GRACE_S: Final = 5.0" in conftest
+    (folder / "tests" / "conftest.py").write_text(conftest.replace("GRACE_S: Final = 5.0", "GRACE_S: Final = 0.5"))
+    (folder / "tests" / "test_them.py").write_text(tests)
+    outside = {name: value for name, value in os.environ.items() if name != "ISTHMUS_NO_SKIPS"}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        cwd=folder,
+        env={**outside, **environ},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are seen in /proc only")
+def test_what_a_test_leaves_running_fails_it(tmp_path: Path) -> None:
+    """A thread and a child process that outlive their test are named; those of wider fixtures may stay."""
+    done = run(tmp_path, LEAKS)
+    failed = {
+        line.split()[1].partition("::")[2] for line in done.stdout.splitlines() if line.startswith(("ERROR", "FAILED"))
+    }
+    assert failed == {"test_thread_is_left", "test_child_is_left"}, done.stdout
+    assert "left running: thread forgotten" in done.stdout
+    assert "(sleep 1.5)" in done.stdout
+
+
+def test_what_was_left_out_is_said(tmp_path: Path) -> None:
+    """The end of a run counts what `-m` left out, by marker, and a skip alone fails nothing."""
+    done = run(tmp_path, MARKED, "-m", "not slow and not root and not strace")
+    assert done.returncode == 0, done.stdout
+    assert "left out by marker: 1 root, 1 slow, 1 strace (`make test-all` runs them)" in done.stdout
+
+
+def test_a_skip_can_be_made_to_fail_the_run(tmp_path: Path) -> None:
+    """With ISTHMUS_NO_SKIPS a machine that lacks something cannot pass by leaving tests out."""
+    done = run(tmp_path, MARKED, "-m", "not slow and not root and not strace", ISTHMUS_NO_SKIPS="1")
+    assert done.returncode == 1, done.stdout
+    assert "ISTHMUS_NO_SKIPS: 1 skipped tests fail this run" in done.stdout
