@@ -66,7 +66,8 @@ class ChildState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What a child is. Children of lower `rank` start first and stop last."""
+    """What a child is. Children of lower `rank` start first and stop last; `reads` is a fingerprint of the files that
+    its command reads, so that a changed file counts as a changed command."""
 
     name: str
     argv: tuple[str, ...]
@@ -75,11 +76,12 @@ class ChildSpec:
     env: dict[str, str] = field(default_factory=dict)
     restart: Restart = Restart.ALWAYS
     rank: int = 0
+    reads: str = ""
     stop_timeout_ms: int = 10_000
 
     def digest(self) -> str:
         """Equal for equal commands: whether a running process may stand for this child."""
-        return hashlib.sha256(json.dumps([self.argv, self.cwd, self.env]).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps([self.argv, self.cwd, self.env, self.reads]).encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
         """For a spec file."""
@@ -112,6 +114,8 @@ class Child:
         self.state = ChildState.STOPPED
         self.process: ProcessId | None = None
         self.restarts = 0
+        self.failures = 0
+        """Ends in a row, by themselves, without a steady run between them."""
         self.reason = "not started"
         self._popen: subprocess.Popen[bytes] | None = None
         self._delay_ms = 0
@@ -125,6 +129,7 @@ class Child:
             "process": None if self.process is None else self.process.to_json(),
             "command": self.spec.digest(),
             "restarts": self.restarts,
+            "failures": self.failures,
             "reason": self.reason,
             "log": self.spec.log,
         }
@@ -142,7 +147,7 @@ class Child:
             return
         if self._life is not None:
             self._life.cancel()
-        self._delay_ms = 0
+        self._delay_ms = self.failures = 0
         self._life = asyncio.get_running_loop().create_task(self._live())
 
     async def stop(self) -> None:
@@ -173,6 +178,7 @@ class Child:
                 await gone(self.process)
                 ran_ms = round((time.monotonic() - began) * 1000)
                 self.reason = self._reap()
+            self.failures = 1 if ran_ms >= STEADY_MS else self.failures + 1
             delay_ms = restart_delay_ms(self.spec.restart, ran_ms, self._delay_ms)
             if delay_ms is None:
                 self._move(ChildState.ENDED, self.reason)

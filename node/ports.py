@@ -35,16 +35,18 @@ class PortBook:
         except (ValueError, AttributeError, TypeError) as error:
             raise LocalFault(f"{self._path} is not a list of ports ({error}); remove it to have new ones") from error
 
-    def ports(self, purposes: Iterable[str], in_use: Iterable[str] = ()) -> dict[str, int]:
+    def ports(self, purposes: Iterable[str], in_use: Iterable[str] = (), taken: Iterable[int] = ()) -> dict[str, int]:
         """A port for each purpose: the remembered one, unless a stranger holds it now, else a free one. Those of
-        `in_use` are held by processes of ours and stay as they are. Raises LocalFault, OSError."""
-        ours = set(in_use)
+        `in_use` are held by processes of ours and stay as they are; `taken` are given to others. Raises LocalFault,
+        OSError."""
+        ours, given = set(in_use), set(taken)
         kept: dict[str, int] = {}
         for purpose in purposes:
             port = self._ports.get(purpose)
-            if port is None or (purpose not in ours and not is_free(port)) or port in kept.values():
-                port = free_port(set(self._ports.values()) | set(kept.values()))
+            if port is None or port in given or (purpose not in ours and not is_free(port)):
+                port = free_port(given | set(self._ports.values()))
             kept[purpose] = port
+            given.add(port)
         self._ports.update(kept)
         self._path.write_text(json.dumps(self._ports, indent=1))
         return kept

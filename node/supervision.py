@@ -244,6 +244,7 @@ class Supervisor:
                         await child.stop()
                     if verb != "stop-child":
                         child.start()
+                        await asyncio.sleep(0)  # its task begins, so that the answer shows it running
                 return {"ok": True, "state": self._state()}
             case unknown:
                 return {"ok": False, "error": f"no command {unknown!r}"}

@@ -46,8 +46,8 @@ ASK_TIMEOUT_S: Final = 20.0
 ZOOKEEPER_TIMEOUT_S: Final = 30.0
 """How long a ZooKeeper may take to serve; it takes 0.8 s, on an overloaded machine 12 s were seen."""
 
-ZOOKEEPER_TRIES: Final = 3
-"""Restarts of a ZooKeeper that never served after which its start is given up."""
+START_TRIES: Final = 3
+"""Failures in a row after which a child that is waited for counts as one that will not come up."""
 
 ZOOKEEPER_STOP_TIMEOUT_MS: Final = 5_000
 """It ends 0.3 s after SIGTERM; killing it is safe, its log is synced."""
@@ -169,6 +169,11 @@ def last_line(path: Path) -> str:
     return next((line[:500] for line in reversed(lines) if line), "(its log is empty)")
 
 
+def node_command(file: Path) -> tuple[str, ...]:
+    """The argument list that runs the node of a config file with this interpreter."""
+    return (sys.executable, "-m", "node.cli.main", "node", "run", str(file))
+
+
 def house_environment() -> dict[str, str]:
     """What a child of ours needs to find our packages first, whatever its own working directory."""
     before = os.environ.get("PYTHONPATH")
@@ -249,7 +254,8 @@ def child_trouble(directory: Path, name: str) -> str | None:
     if state is None:
         return f"its supervisor ended: {last_line(log_file(directory))}"
     child = state["children"][name]
-    if child["restarts"] >= ZOOKEEPER_TRIES or child["state"] in (ChildState.ENDED, ChildState.STOPPED):
+    hopeless = child["state"] == ChildState.WAITING and child["failures"] >= START_TRIES
+    if hopeless or child["state"] in (ChildState.ENDED, ChildState.STOPPED):
         return str(child["reason"])
     return None
 

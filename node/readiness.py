@@ -1,0 +1,58 @@
+"""Whether a node serves all its partitions, asked over HTTP as a load balancer and an operator would.
+
+`GET {http}/readyz` must answer 200 and `GET {admin}/admin/cluster` must show every partition online. Starts and
+decides nothing; `node.local` waits by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from repl.transport import http_client
+
+PROBE_TIMEOUT_S: Final = 2.0
+"""Connect and read time-out of one question; a node that takes longer is not ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Online:
+    """What a node says: all served, and in words ("12 of 12 online", "starting: ...")."""
+
+    complete: bool
+    text: str
+
+
+class NodeProbe:
+    """Asks one node; keeps its connections between questions."""
+
+    def __init__(self, http_url: str, admin_url: str) -> None:
+        self._http_url = http_url
+        self._admin_url = admin_url
+        self._session = http_client.session()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._session.close()
+
+    def online(self) -> Online:
+        """Ask now; a node that does not answer is starting."""
+        try:
+            cluster = self._session.get(f"{self._admin_url}/admin/cluster", timeout=PROBE_TIMEOUT_S)
+            ready = self._session.get(f"{self._http_url}/readyz", timeout=PROBE_TIMEOUT_S)
+        except OSError:  # everything that requests raises is one
+            return Online(False, "starting")
+        try:
+            partitions = cluster.json()["partitions"]
+            online, total = int(partitions["online"]), int(partitions["total"])
+        except (ValueError, KeyError, TypeError):
+            return Online(False, f"answers {cluster.status_code} without its partitions")
+        complete = ready.status_code == 200 and total > 0 and online == total
+        return Online(complete, f"{online} of {total} online" + ("" if complete else ", not ready"))

@@ -1,0 +1,37 @@
+"""A stand-in for a node: reads its file, answers the two questions that `local` asks, and does as its data says.
+
+`data/broken` makes it end with a complaint; `data/slow` keeps it from being ready.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+FILE = Path(sys.argv[1])
+SETTINGS = tomllib.loads(FILE.read_text())
+DATA = FILE.parent / "data"
+
+
+class Face(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        online = 0 if (DATA / "slow").exists() else 12
+        body = json.dumps({"partitions": {"total": 12, "online": online}}).encode()
+        self.send_response(200 if self.path == "/admin/cluster" or online else 503)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+if (DATA / "broken").exists():
+    sys.exit("isthmus: the data directory is another node's")
+for listener in ("http", "admin"):
+    host, _, port = SETTINGS["listen"][listener].rpartition(":")
+    Thread(target=ThreadingHTTPServer((host, int(port)), Face).serve_forever).start()
