@@ -1,0 +1,86 @@
+"""Lag: how long after a change was made in its cluster it was stored in this one.
+
+A log-bucketed histogram: exact to the millisecond below 128, within 5 % above. One count a distinct value of a
+batch, not one a change. Recent values come from slices of ten seconds, so that a burst an hour ago does not
+colour what an operator reads now. The two clusters' wall clocks are compared: their difference is in it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+EXACT_MS: Final = 128
+GROWTH: Final = 1.05
+_BOUNDS: Final[list[int]] = [
+    *range(EXACT_MS),
+    *sorted({math.ceil(EXACT_MS * GROWTH**n) for n in range(320)}),
+]
+"""Upper bounds of the buckets in ms; the last is above two years."""
+
+SLICE_MS: Final = 10_000
+SLICES: Final = 6
+"""What "recent" means: the last minute."""
+
+
+class LagHistogram:
+    """Counts of lags in ms."""
+
+    __slots__ = ("_counts", "total")
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+        self.total = 0
+
+    def add(self, lag_ms: int, count: int) -> None:
+        """`count` changes had this lag; below zero (clocks that disagree) counts as zero."""
+        self._counts[min(bisect_left(_BOUNDS, lag_ms), len(_BOUNDS) - 1)] += count
+        self.total += count
+
+    def merge(self, other: LagHistogram) -> None:
+        """Add another histogram's counts."""
+        self._counts.update(other._counts)
+        self.total += other.total
+
+    def quantile_ms(self, q: float) -> int | None:
+        """The lag that a share `q` of the changes did not exceed (its bucket's upper bound); None when empty."""
+        if not self.total:
+            return None
+        rank = max(1, math.ceil(q * self.total))
+        seen = 0
+        for bucket in sorted(self._counts):
+            seen += self._counts[bucket]
+            if seen >= rank:
+                return _BOUNDS[bucket]
+        raise AssertionError("counts do not add up")
+
+
+class Lag:
+    """Lag since the start, and of the last minute."""
+
+    def __init__(self) -> None:
+        self.all = LagHistogram()
+        self._slices: dict[int, LagHistogram] = {}
+
+    def note(self, times_ms: Iterable[int], now_ms: int) -> None:
+        """Changes that were made at `times_ms` (wall clock of their leader) are stored `now_ms` (ours)."""
+        number = now_ms // SLICE_MS
+        current = self._slices.get(number)
+        if current is None:
+            current = self._slices[number] = LagHistogram()
+            for old in [n for n in self._slices if n <= number - SLICES]:
+                del self._slices[old]
+        for time_ms, count in Counter(times_ms).items():
+            self.all.add(now_ms - time_ms, count)
+            current.add(now_ms - time_ms, count)
+
+    def recent(self, now_ms: int) -> LagHistogram:
+        """The last minute's histogram; empty when nothing was stored in it."""
+        merged = LagHistogram()
+        for number, histogram in self._slices.items():
+            if number > now_ms // SLICE_MS - SLICES:
+                merged.merge(histogram)
+        return merged
