@@ -13,7 +13,7 @@ help:
 	@echo "make test      lint, types, import contracts, and the tests that need minutes, not more"
 	@echo "make test-all  the same with every test (slow, root, strace)"
 	@echo "make lint      ruff, mypy, import contracts"
-	@echo "make sim       seeded simulations of the protocol; ARGS are pytest's"
+	@echo "make sim       seeded simulations of the protocol; SEEDS=0:1000"
 	@echo "make bench     the benchmarks; ARGS=\"--json\" for one JSON object each"
 	@echo "make venv      the environment alone, .venv from a Python 3.11 or 3.12 (PYTHON=/path/to/python names one)"
 	@echo "make clean     removes the environment and all caches"
@@ -37,7 +37,7 @@ test-all: lint
 	@$(BIN)/pytest -q $(ARGS)
 
 sim: venv
-	@$(BIN)/pytest -q tests/sim $(ARGS)
+	@$(BIN)/python -m tests.sim $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
 bench: venv
 	@$(BIN)/python bench/put.py $(ARGS)

@@ -1,6 +1,6 @@
-"""`isthmus config`: check a node's file, show the values in force. Needs no running node.
+"""`isthmus config`: check a node's file or a topology, show the values in force. Needs no running node.
 
-The work is done in `config.loading`; here it is only printed.
+The work is done in `config.loading` and `node.topology`; here it is only printed.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from pathlib import Path
 import click
 
 from config.loading import ConfigError, effective, load_file
-from node.cli.exits import Exit
+from node.cli.exits import CommandFailed, Exit
 from node.cli.output import echo_json, echo_table, output_option, printable
+from node.topology import load_topology
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
 
@@ -25,9 +26,17 @@ def config_group() -> None:
 @FILE
 @output_option
 def check(file: Path, output: str) -> int:
-    """Report every fault of FILE at once: line, key, what is wrong and what would be right."""
+    """Report every fault of FILE at once: line, key, what is wrong and what would be right.
+
+    FILE is a node's config file, or a topology for `isthmus local`.
+    """
     try:
-        load_file(file)
+        try:
+            load_file(file)
+        except ConfigError as error:
+            if not _says_clusters(error):
+                raise
+            load_topology(file)
     except ConfigError as error:
         if output == "json":
             faults = [{"key": fault.path, "line": fault.line, "message": fault.message} for fault in error.faults]
@@ -48,9 +57,20 @@ def check(file: Path, output: str) -> int:
 @output_option
 def show(file: Path, output: str) -> None:
     """Print every value in force, and where it comes from: FILE:LINE or "default"."""
-    rows = effective(load_file(file))
+    try:
+        rows = effective(load_file(file))
+    except ConfigError as error:
+        if not _says_clusters(error):
+            raise
+        sentence = f"{file} is a topology; show takes a node's own file, which `isthmus local up` writes for each node"
+        raise CommandFailed(Exit.USAGE, "bad-config", sentence) from None
     if output == "json":
         values = [{"key": row.path, "value": row.text, "origin": row.origin} for row in rows]
         echo_json({"file": str(file), "values": values})
     else:
         echo_table(["key", "value", "origin"], rows)
+
+
+def _says_clusters(error: ConfigError) -> bool:
+    """Only a topology has [clusters.NAME]; as a node's file it fails at that."""
+    return any(fault.path == "clusters" for fault in error.faults)

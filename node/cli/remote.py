@@ -18,7 +18,6 @@ import click
 
 from config.rules import check_peer_url
 from node.cli.exits import CommandFailed, Exit
-from node.cli.output import printable
 from repl.transport.http_client import session
 
 DEFAULT_ADMIN: Final = "http://127.0.0.1:8099"
@@ -88,7 +87,7 @@ class AdminClient:
         raise CommandFailed(
             Exit.REFUSED if status < 500 else Exit.UNAVAILABLE,
             reason if isinstance(reason, str) else "unknown",
-            printable(answer["error"]),
+            answer["error"],
         )
 
     def _unavailable(self, what: str) -> CommandFailed:

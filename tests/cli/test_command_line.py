@@ -158,6 +158,19 @@ def test_config_check_passes_a_right_file(capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(capsys.readouterr().out) == {"file": str(SAMPLE), "ok": True, "faults": []}
 
 
+def test_config_check_knows_a_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A topology is checked as one, and `config show` says that it wants a node's own file."""
+    sample = HOUSE / "config" / "samples" / "two-nodes.toml"
+    assert cli.main(["config", "check", str(sample)]) == Exit.OK
+    assert capsys.readouterr().out == f"{sample}: no faults\n"
+    assert cli.main(["config", "show", str(sample)]) == Exit.USAGE
+    assert "is a topology" in capsys.readouterr().err
+    file = tmp_path / "t.toml"
+    file.write_text(sample.read_text().replace('name = "to-west"', 'nmae = "to-west"'))
+    assert cli.main(["config", "check", str(file)]) == Exit.USAGE
+    assert 'did you mean "name"?' in capsys.readouterr().out
+
+
 def test_config_show_has_values_and_origins(capsys: pytest.CaptureFixture[str]) -> None:
     """Every value in force stands there with FILE:LINE or "default", one line each."""
     assert cli.main(["config", "show", str(SAMPLE)]) == Exit.OK

@@ -170,6 +170,16 @@ def test_cluster_status_calls_the_unknown_unknown(listener: ToldListener, capsys
     assert "partitions: unknown of unknown online" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("queues", [None, 5, {"a": 1}, ["a", 3]])
+def test_a_listing_of_another_form_is_an_empty_table(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str], queues: Any
+) -> None:
+    """A node of another version may list things in another form; the command shows none, and does not break."""
+    listener.tell("/admin/queues", {"queues": queues})
+    assert cli.main(["queue", "list"]) == Exit.OK
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
 def test_a_queue_is_suspended_and_resumed_by_name(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
     """The node is told what is suspended, by whom and why; names are quoted into the path."""
     for verb in ("suspend", "resume"):

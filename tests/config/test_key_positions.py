@@ -121,6 +121,12 @@ def _paths(value: Any, path: KeyPath) -> list[KeyPath]:
     return found
 
 
+def test_a_table_has_the_line_of_its_first_mention() -> None:
+    """Dotted keys that go on with a table, and headers below it, do not move the line where it began."""
+    lines = line_of_keys("[t]\na.b = 1\na.c = 2\n[t.d]\n[u]\n[t.e]\n")
+    assert (lines["t",], lines["t", "a"], lines["t", "a", "c"]) == (1, 2, 3)
+
+
 @pytest.mark.parametrize("ending", ["", "\n", "\n\n# end"])
 def test_a_text_may_end_anywhere(ending: str) -> None:
     """A last line without a line end, or a comment at the very end, is no special case."""

@@ -36,7 +36,13 @@ def test_what_is_written_reads_back_the_same(value: int) -> None:
 
 def test_the_shortest_text_is_written() -> None:
     """People see 64KB, 4KiB and 10m, not the number of bytes and milliseconds."""
-    assert [format_size(size) for size in (0, 64_000, 4096, 1001)] == ["0B", "64KB", "4KiB", "1001B"]
+    assert [format_size(size) for size in (0, 64_000, 4096, 1001, 1_024_000)] == [
+        "0B",
+        "64KB",
+        "4KiB",
+        "1001B",
+        "1024KB",
+    ]
     assert [format_duration(time) for time in (0, 90_000, 600_000, 1001)] == ["0s", "90s", "10m", "1001ms"]
 
 
