@@ -1,0 +1,341 @@
+"""One ASGI call -> one handler call -> one answer: bodies with limits, replies, streams, errors.
+
+Knows neither uvicorn nor what the routes do. Time-outs of reading are the listener's (`listeners`): it ends a slow
+request by a disconnect, and a body that ends so is never handed to a handler. `Face` is the base of every listener's
+application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from node.http.router import Router, parse_query
+from node.http.statuses import PLAIN, Headers, Refused, Reply, refusal
+from repl.model.errors import IsthmusError, Overloaded, TooLarge
+
+log = structlog.get_logger(__name__)
+
+Message = dict[str, Any]
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+JSON: Final = b"application/json"
+MSGPACK: Final = b"application/msgpack"
+
+IN_FLIGHT_LIMIT_BYTES: Final = 256 * 1000 * 1000
+"""Request bodies and large answers held at once over all connections of a face; above it 503. Five of the largest
+objects, or 4,096 connections with 60 KB each. A guess at what a node of 1 GB can spare."""
+
+SMALL_BODY_BYTES: Final = 64 * 1000
+"""Answers up to this size go to the transport in one piece, uncounted; larger ones in pieces of it, so that a
+slow reader holds one counted copy and not a second one in the transport's buffer."""
+
+LINGER_BYTES: Final = 128 * 1000 * 1000
+LINGER_S: Final = 3.0
+"""How much of a refused body is still read and thrown away: clients that send all before they read would see a
+reset instead of the refusal. Beyond either, the connection is closed."""
+
+JSON_BODY_LIMIT_BYTES: Final = 1000 * 1000
+"""Largest JSON body (operators' requests); above it 413."""
+
+
+class ClientGone(Exception):
+    """The client closed, or the listener gave up waiting for the rest of its request: nobody reads an answer."""
+
+
+class Unread(Exception):
+    """`error` refuses a request whose body has not been read to its end."""
+
+    def __init__(self, error: IsthmusError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class BodyBudget:
+    """Bytes of bodies held at once, over all connections of one face."""
+
+    __slots__ = ("limit_bytes", "used_bytes")
+
+    def __init__(self, limit_bytes: int = IN_FLIGHT_LIMIT_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+    def overloaded(self) -> Overloaded:
+        """The refusal of a body for which there is no room now."""
+        return Overloaded(f"this node holds {self.used_bytes} bytes of HTTP bodies, its limit is {self.limit_bytes}")
+
+
+async def read_body(receive: Receive, declared: int, limit: int, limit_name: str, budget: BodyBudget) -> bytes:
+    """The whole body, counted in `budget`: the caller gives `len(body)` back when it is done with it.
+
+    `declared` is its Content-Length, -1 when there is none. Raises TooLarge or Overloaded, wrapped in Unread
+    when part of the body is still to come, and ClientGone when it was cut short.
+    """
+    if declared > limit:
+        raise Unread(_too_large(declared, limit, limit_name))
+    message = await receive()
+    if message["type"] != "http.request":
+        raise ClientGone
+    body: bytes = message["body"]
+    if message["more_body"]:
+        return await _read_rest(receive, body, limit, limit_name, budget)
+    size = len(body)
+    if size > limit:
+        raise _too_large(size, limit, limit_name)
+    if budget.used_bytes + size > budget.limit_bytes:
+        raise budget.overloaded()
+    budget.used_bytes += size
+    return body
+
+
+async def _read_rest(receive: Receive, first: bytes, limit: int, limit_name: str, budget: BodyBudget) -> bytes:
+    pieces = [first]
+    size = len(first)
+    budget.used_bytes += size
+    try:
+        more = True
+        while more:
+            if size > limit:
+                raise Unread(_too_large(size, limit, limit_name))
+            if budget.used_bytes > budget.limit_bytes:
+                raise Unread(budget.overloaded())
+            message = await receive()
+            if message["type"] != "http.request":
+                raise ClientGone
+            piece = message["body"]
+            pieces.append(piece)
+            size += len(piece)
+            budget.used_bytes += len(piece)
+            more = message["more_body"]
+        if size > limit:
+            raise _too_large(size, limit, limit_name)
+    except BaseException:
+        budget.used_bytes -= size
+        raise
+    return b"".join(pieces)
+
+
+def _too_large(size: int, limit: int, limit_name: str) -> TooLarge:
+    return TooLarge(f"a body of {size} bytes or more, {limit_name} is {limit}")
+
+
+def content_length(value: bytes) -> int:
+    """A Content-Length header's value. Raises Refused (400)."""
+    if not value.isdigit() or len(value) > 18:
+        raise Refused(400, "bad-header", "Content-Length is not a number of bytes")
+    return int(value)
+
+
+class Stream(NamedTuple):
+    """An answer of unknown length, sent chunk by chunk as the client reads. An error in `chunks` cuts the connection,
+    so that a client never takes a part for the whole; `close` is called once at the end, however it ends."""
+
+    status: int
+    headers: Headers
+    chunks: AsyncIterator[bytes]
+    close: Callable[[], Awaitable[None]]
+
+
+class Request:
+    """One request as a routed handler sees it. `params` are the decoded parts of the path."""
+
+    __slots__ = ("_budget", "_held", "_receive", "headers", "method", "params", "query", "raw_path")
+
+    def __init__(self, scope: Scope, receive: Receive, params: dict[str, bytes], budget: BodyBudget) -> None:
+        self.method: str = scope["method"]
+        self.raw_path: bytes = scope["raw_path"]
+        self.headers: Headers = scope["headers"]
+        self.params = params
+        self.query = parse_query(scope["query_string"])
+        self._receive = receive
+        self._budget = budget
+        self._held = 0
+
+    def header(self, name: bytes) -> bytes | None:
+        """The value of a header by its lower-case name; the first one when repeated."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    def text(self, param: str) -> str:
+        """A part of the path as text. Raises Refused (400) when it is not UTF-8."""
+        try:
+            return self.params[param].decode()
+        except UnicodeDecodeError:
+            raise Refused(400, "bad-path", f"the {param} in the URL is not UTF-8") from None
+
+    async def body(self, limit: int = JSON_BODY_LIMIT_BYTES, limit_name: str = "the limit here") -> bytes:
+        """The whole body; call once. Raises as `read_body` does."""
+        declared = self.header(b"content-length")
+        length = -1 if declared is None else content_length(declared)
+        body = await read_body(self._receive, length, limit, limit_name, self._budget)
+        self._held = len(body)
+        return body
+
+    async def json(self) -> Any:
+        """The body as JSON, None when empty. Raises Refused (400)."""
+        body = await self.body()
+        if not body:
+            return None
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise Refused(400, "bad-json", f"the body is not JSON: {error}") from error
+
+    async def gone(self) -> None:
+        """Returns when the client has closed, or has closed its sending side; call after `body`."""
+        await self._receive()
+
+    def release(self) -> None:
+        """Give the body's bytes back to the budget."""
+        self._budget.used_bytes -= self._held
+        self._held = 0
+
+
+RoutedHandler = Callable[[Request], Awaitable["Reply | Stream"]]
+
+
+def json_reply(value: object, status: int = 200) -> Reply:
+    """`value` as JSON text."""
+    return Reply(status, [(b"content-type", JSON)], json.dumps(value).encode() + b"\n")
+
+
+def text_reply(text: str, status: int = 200) -> Reply:
+    """`text` as plain text."""
+    return Reply(status, [(b"content-type", PLAIN)], text.encode())
+
+
+class RequestCounts(dict[tuple[str, str, int], int]):
+    """Answers given, by (route, method, status)."""
+
+    def add(self, route: str, method: str, status: int) -> None:
+        """One more."""
+        key = (route, method, status)
+        self[key] = self.get(key, 0) + 1
+
+
+class Face:
+    """An ASGI application over a router. Add routes to `router` before the listener starts."""
+
+    def __init__(self) -> None:
+        self.router: Router[RoutedHandler] = Router()
+        self.budget = BodyBudget()
+        self.counts = RequestCounts()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; raises only when the answer itself cannot be sent."""
+        try:
+            await self.answer(scope, receive, send)
+        except IsthmusError as error:
+            await self._refuse(error, scope, send)
+        except Unread as unread:
+            await self._refuse_unread(unread.error, scope, receive, send)
+        except ClientGone:
+            self.counts.add("other", scope["method"], 499)
+        except asyncio.CancelledError:
+            # The listener's drain is over: it has closed the connection, and this task ends here.
+            log.info("http.request_dropped", method=scope["method"], path=_shown(scope))
+        except Exception:
+            log.exception("http.bug", method=scope["method"], path=_shown(scope))
+            bug = IsthmusError("a fault in this program, see its log; if this was a write, outcome=unknown")
+            await self._refuse(bug, scope, send)
+
+    def stop(self) -> None:
+        """The node is stopping: end what waits for something to happen. Nothing here does; see HttpFace."""
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Find the handler, call it, send what it returns. Raises what `__call__` turns into refusals."""
+        method: str = scope["method"]
+        match = self.router.match(method, scope["raw_path"])
+        request = Request(scope, receive, match.params, self.budget)
+        try:
+            reply = await match.handler(request)
+            if isinstance(reply, Stream):
+                await self._stream(reply, scope, receive, send)
+            else:
+                await self.send_reply(send, reply, head=method == "HEAD")
+            self.counts.add(match.pattern, method, reply.status)
+        finally:
+            request.release()
+
+    async def send_reply(self, send: Send, reply: Reply, *, head: bool) -> None:
+        """Send a whole answer with its Content-Length; a large body counts against the budget meanwhile."""
+        status, headers, body = reply
+        if status not in (204, 304):
+            headers = [*headers, (b"content-length", b"%d" % len(body))]
+        size = 0 if head else len(body)
+        if size > SMALL_BODY_BYTES and self.budget.used_bytes + size > self.budget.limit_bytes:
+            raise self.budget.overloaded()
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        if size <= SMALL_BODY_BYTES:
+            await send({"type": "http.response.body", "body": b"" if head else body})
+            return
+        self.budget.used_bytes += size
+        try:
+            for start in range(0, size, SMALL_BODY_BYTES):
+                end = start + SMALL_BODY_BYTES
+                await send({"type": "http.response.body", "body": body[start:end], "more_body": end < size})
+        finally:
+            self.budget.used_bytes -= size
+
+    async def _refuse(self, error: IsthmusError, scope: Scope, send: Send) -> None:
+        reply = refusal(error)
+        self.counts.add("refused", scope["method"], reply.status)
+        await self.send_reply(send, reply, head=scope["method"] == "HEAD")
+
+    async def _refuse_unread(self, error: IsthmusError, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, throw away a bounded part of what still comes, close."""
+        reply = refusal(error)
+        self.counts.add("refused", scope["method"], reply.status)
+        headers = [*reply.headers, (b"content-length", b"%d" % len(reply.body)), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body, "more_body": True})
+        try:
+            async with asyncio.timeout(LINGER_S):
+                await _discard(receive)
+        except TimeoutError:
+            pass
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _stream(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.ensure_future(_until_gone(receive))
+        try:
+            await send({"type": "http.response.start", "status": stream.status, "headers": stream.headers})
+            if scope["method"] != "HEAD":
+                async for chunk in stream.chunks:
+                    if gone.done():
+                        return
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        except IsthmusError as error:
+            # The status is out: returning without an end cuts the connection, which is the only honest sign left.
+            log.warning("http.stream_cut", path=_shown(scope), reason=error.reason, error=str(error))
+        finally:
+            gone.cancel()
+            await stream.close()
+
+
+async def _discard(receive: Receive) -> None:
+    size = 0
+    while size <= LINGER_BYTES:
+        message = await receive()
+        if message["type"] != "http.request" or not message["more_body"]:
+            return
+        size += len(message["body"])
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] == "http.request":
+        pass
+
+
+def _shown(scope: Scope) -> str:
+    path: bytes = scope["raw_path"]
+    return path[:200].decode("ascii", "backslashreplace")

@@ -1,0 +1,226 @@
+"""POST /batch/put and /batch/get: many objects a request, msgpack both ways.
+
+Not atomic: an answer per item, in the order of the request, and one bad item never disturbs the others. Only a
+body that is not a list of items is refused as a whole. docs/http.md has the forms. The story goes on in
+`repl.coordinator`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgpack
+
+from config.settings import LimitSettings
+from node.http.asgi import MSGPACK, Face, Request
+from node.http.object_headers import is_header_name, is_header_value
+from node.http.statuses import Headers, Refused, Reply, explanation, status_of
+from node.http.stored import read_stored
+from repl.model.errors import BadInput, IsthmusError, Overloaded, TooLarge
+from repl.model.keys import Key
+from repl.model.objects import TOMBSTONE, Content
+from repl.model.ports import KeyValue
+from repl.model.requests import WriteRequest
+from repl.model.vclock import Clock, decode_clock
+
+ELEMENTS_PER_ITEM_MAX: Final = 64
+"""Msgpack elements per item of the limit, summed over a request: 6 fields and a few dozen metadata. A one-byte
+element takes 8 to 60 bytes once decoded, so without this a body of 64 MB could ask for gigabytes."""
+
+TURN_ITEMS: Final = 256
+"""Items handled before other requests get their turn: about a millisecond of the loop."""
+
+CONTENT_TYPE: Final = b"application/octet-stream"
+
+_HEADERS: Final[Headers] = [(b"content-type", MSGPACK)]
+
+
+class BatchRoutes:
+    """The batch routes of the client face."""
+
+    def __init__(self, kv: KeyValue, limits: LimitSettings, face: Face) -> None:
+        self._kv = kv
+        self._limits = limits
+        face.router.add("POST", "/batch/put", self._put)
+        face.router.add("POST", "/batch/get", self._get)
+
+    async def _put(self, request: Request) -> Reply:
+        items = await self._items(request)
+        answers: list[Any] = [None] * len(items)
+        writes: list[WriteRequest] = []
+        slots: list[int] = []
+        limit = self._limits.object_bytes
+        for slot, item in enumerate(items):
+            if slot % TURN_ITEMS == TURN_ITEMS - 1:
+                await asyncio.sleep(0)
+            try:
+                write = _write_request(item, limit)
+            except BadInput as error:
+                answers[slot] = _failed(error)
+            else:
+                writes.append(write)
+                slots.append(slot)
+        if writes:
+            results = await self._kv.write_batch(writes)
+            for slot, result in zip(slots, results, strict=True):
+                if isinstance(result, IsthmusError):
+                    answers[slot] = _failed(result)
+                elif result.created:
+                    answers[slot] = (204, result.clock, None)
+                else:
+                    answers[slot] = (404, result.clock or None, "not-found")
+        return Reply(200, _HEADERS, msgpack.packb(answers))
+
+    async def _get(self, request: Request) -> Reply:
+        items = await self._items(request)
+        answers: list[Any] = []
+        room = self._limits.batch_bytes
+        for slot, item in enumerate(items):
+            if slot % TURN_ITEMS == TURN_ITEMS - 1:
+                await asyncio.sleep(0)
+            try:
+                key = _key(item)
+                if room <= 0:
+                    full = self._limits.batch_bytes
+                    raise Overloaded(f"the answer has reached limits.batch_bytes ({full}): ask again for the rest")
+                payload = await self._kv.get(key)
+                if payload is None:
+                    answers.append((404, None, "not-found"))
+                else:
+                    room -= len(payload)
+                    answers.append(_found(payload))
+            except IsthmusError as error:
+                answers.append(_failed(error))
+        return Reply(200, _HEADERS, msgpack.packb(answers))
+
+    async def _items(self, request: Request) -> Sequence[Any]:
+        """The items of the body. Raises TooLarge (413) and Refused (400) for the whole request."""
+        limits = self._limits
+        body = await request.body(limits.batch_bytes, "limits.batch_bytes")
+        count = _array_length(body)
+        if count > limits.batch_items:
+            raise TooLarge(f"a batch of {count} items, limits.batch_items is {limits.batch_items}")
+        left = limits.batch_items * ELEMENTS_PER_ITEM_MAX
+
+        def counted(elements: list[Any]) -> list[Any]:
+            nonlocal left
+            left -= len(elements)
+            if left < 0:
+                raise ValueError("more elements than a batch may have")
+            return elements
+
+        try:
+            # raw: text and bytes both arrive as bytes, so a client may pack either.
+            items: list[Any] = msgpack.unpackb(
+                body,
+                raw=True,
+                list_hook=counted,
+                max_array_len=max(limits.batch_items, ELEMENTS_PER_ITEM_MAX),
+                max_map_len=0,
+                max_ext_len=0,
+            )
+        except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+            raise Refused(400, "bad-msgpack", f"the body is not a msgpack list of items: {error}") from error
+        return items
+
+
+def _array_length(body: bytes) -> int:
+    """The length of the list that a msgpack body opens with. Raises Refused (400)."""
+    mark = body[0] if body else 0
+    if 0x90 <= mark <= 0x9F:
+        return mark & 0x0F
+    if mark == 0xDC:
+        return int.from_bytes(body[1:3], "big")
+    if mark == 0xDD:
+        return int.from_bytes(body[1:5], "big")
+    raise Refused(400, "bad-msgpack", "the body is not a msgpack list of items")
+
+
+def _failed(error: IsthmusError) -> tuple[int, None, str]:
+    return status_of(error), None, f"{error.reason}: {explanation(error)}"
+
+
+def _key(item: Any) -> Key:
+    """The key that an item begins with: [type, bucket, key, ...]. Raises BadInput."""
+    if type(item) is not list or len(item) < 3:
+        raise BadInput("an item is a list of at least bucket type, bucket and key")
+    bucket_type, bucket, key = item[:3]
+    if type(bucket_type) is not bytes or type(bucket) is not bytes or type(key) is not bytes:
+        raise BadInput("bucket type, bucket and key must be text or bytes")
+    return Key(bucket_type, bucket, key)
+
+
+def _write_request(item: Any, limit: int) -> WriteRequest:
+    """[type, bucket, key, value, content type, vclock, extras], all behind the value optional; a value of nil
+    deletes. Raises BadInput."""
+    key = _key(item)
+    size = len(item)
+    if not 4 <= size <= 7:
+        raise BadInput("an item to put has 4 to 7 elements: type, bucket, key, value, content type, vclock, extras")
+    value = item[3]
+    context: Clock | None = None
+    if size > 5 and item[5] is not None:
+        if type(item[5]) is not bytes:
+            raise BadInput("a vclock must be bytes or nil")
+        context = decode_clock(item[5])
+    if value is None:
+        return WriteRequest(key, TOMBSTONE, context)
+    if type(value) is not bytes:
+        raise BadInput("a value must be bytes, or nil for a delete")
+    if len(value) > limit:
+        raise TooLarge(f"value of {len(value)} bytes, limits.object_bytes is {limit}")
+    content_type = item[4] if size > 4 else None
+    if content_type is None:
+        content_type = CONTENT_TYPE
+    elif type(content_type) is not bytes or not content_type or not is_header_value(content_type):
+        raise BadInput("a content type must be non-empty text without control characters, or nil")
+    if size < 7 or item[6] is None:
+        return WriteRequest(key, Content(value, content_type), context)
+    return WriteRequest(key, _with_extras(value, content_type, item[6]), context)
+
+
+def _with_extras(value: bytes, content_type: bytes, extras: Any) -> Content:
+    """Extras: [content encoding, [[name, value], ...] metadata, [[bucket, key, tag], ...] links,
+    [[name, value], ...] indexes]. Raises BadInput."""
+    if type(extras) is not list or len(extras) != 4:
+        raise BadInput("extras are a list of content encoding, metadata, links and indexes")
+    encoding, metadata, links, indexes = extras
+    if type(encoding) is not bytes or not is_header_value(encoding):
+        raise BadInput("a content encoding must be text without control characters")
+    for rows, width in ((metadata, 2), (links, 3), (indexes, 2)):
+        if type(rows) is not list or any(type(row) is not list or len(row) != width for row in rows):
+            raise BadInput("metadata and indexes are lists of pairs, links of triples")
+        if any(type(cell) is not bytes for row in rows for cell in row):
+            raise BadInput("metadata, links and indexes must be text or bytes")
+    for name, text in (*metadata, *indexes):
+        if not is_header_name(name) or name != name.lower() or not is_header_value(text):
+            raise BadInput("names must be lower-case header names, values free of control characters")
+    return Content(
+        value,
+        content_type,
+        encoding,
+        tuple((name, text) for name, text in metadata),
+        tuple((bucket, key, tag) for bucket, key, tag in links),
+        tuple((name, text) for name, text in indexes),
+    )
+
+
+def _found(payload: bytes) -> tuple[int, bytes, list[tuple[Any, ...]]]:
+    """[status, vclock, siblings] of stored bytes; each sibling [value, content type, vtag, last-modified ms, extras],
+    value nil for a tombstone. 404 when only tombstones are left."""
+    stored = read_stored(payload)
+    siblings = [
+        (
+            None if s.tombstone else s.value,
+            s.content_type,
+            s.vtag,
+            s.last_modified_ms,
+            (s.content_encoding, s.metadata, s.links, s.indexes)
+            if s.content_encoding or s.metadata or s.links or s.indexes
+            else None,
+        )
+        for s in stored.siblings
+    ]
+    return (404 if stored.deleted else 300 if len(siblings) > 1 else 200), stored.clock, siblings

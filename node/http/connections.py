@@ -1,0 +1,327 @@
+"""The one door to uvicorn: connections, with a limit on everything that a client can make one hold or wait for.
+
+uvicorn's protocol class parses and speaks HTTP; its server object, which would install signal handlers and raise
+captured signals again, is not used, so that two listeners share one loop and signals stay the daemon's. What uvicorn
+leaves unbounded is bounded here: head, framing, pipelining, and every wait for a client. Answers made here, before
+there is a request to hand on, have the form that `statuses` gives to all others. The story goes on in `listeners`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from config.settings import ListenSettings
+from node.http.statuses import Refused, refusal
+
+KEEP_ALIVE_S: Final = 75
+"""How long a silent connection stays open, first request or next: longer than the pauses of usual clients, so that
+they seldom meet a connection that is just being closed."""
+
+HEAD_TIMEOUT_S: Final = 10.0
+"""How long request line and headers may take; then 408. They are one packet of an honest client."""
+
+STALL_TIMEOUT_S: Final = 30.0
+"""How long a client may read nothing of an answer that waits for it; then the connection is cut."""
+
+CLOSE_TIMEOUT_S: Final = 5.0
+"""How long a closed connection may take to hand over what was written; then it is cut."""
+
+PIPELINE_MAX: Final = 128
+"""Requests of one connection that may wait behind a running one; with more it is closed. Each costs 3 KB."""
+
+REFUSED_MAX: Final = 256
+"""Connections over the limit that are still told so (503); those beyond are cut without a word."""
+
+FRAMING_PER_BYTE: Final = 16
+"""Bytes of chunk headers allowed per byte of a chunked body: a chunk of one byte needs 6. Beyond that (and the head's
+limit) it is padding that would fill memory or waste the parser."""
+
+
+class Application(Protocol):
+    """What a listener serves: an ASGI application (`node.http.asgi.Face`) that can end its long waits."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request."""
+
+    def stop(self) -> None:
+        """End what waits for something to happen."""
+
+
+class SharedState(ServerState):
+    """What the connections of one listener share: uvicorn's part and ours."""
+
+    def __init__(self, settings: ListenSettings) -> None:
+        super().__init__()
+        self.connections_limit = settings.connections_limit
+        self.head_limit_bytes = settings.header_limit_bytes
+        self.body_timeout_s = settings.body_timeout_ms / 1000
+        self.refused_count = 0
+        self.emptied: asyncio.Event | None = None
+
+
+def connection_factory(
+    app: Application, state: SharedState, loop: asyncio.AbstractEventLoop
+) -> Callable[[], asyncio.Protocol]:
+    """What makes the connections of one listener; each serves `app`."""
+    config = Config(
+        app,
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        proxy_headers=False,
+    )
+    config.load()
+    return lambda: Connection(config, state, {}, loop)
+
+
+class Connection(HttpToolsProtocol):
+    """One connection: uvicorn's HTTP, with a limit on everything that a client can make it hold or wait for."""
+
+    server_state: SharedState
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._head_limit = self.server_state.head_limit_bytes
+        self._running: RequestResponseCycle | None = None
+        self._in_head = False
+        self._in_body = False
+        self._broken = False
+        self._fault = Refused(400, "bad-http", "what was sent is not a valid HTTP request")
+        self._chunk_bytes = 0
+        self._fed_bytes = 0
+        self._body_bytes = 0
+        self._counting = False
+        self._since_s = self.loop.time()
+        self._stalled_s: float | None = None
+        self._closing_s: float | None = None
+        self._too_many = False
+
+    # -- the transport's calls --------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        state = self.server_state
+        if len(state.connections) > state.connections_limit:
+            state.refused_count += 1
+            self._too_many = True
+            if len(state.connections) > state.connections_limit + REFUSED_MAX:
+                transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        running = self._running
+        super().connection_lost(exc)
+        self.pipeline.clear()
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+        state = self.server_state
+        if state.emptied is not None and not state.connections:
+            state.emptied.set()
+
+    def data_received(self, data: bytes) -> None:
+        if self._broken:
+            return
+        if self._too_many:
+            limit = self.server_state.connections_limit
+            self._refuse(Refused(503, "overloaded", f"{limit} connections are open here, which is the limit"))
+            return
+        self._chunk_bytes = len(data)
+        super().data_received(data)
+        if not (self._in_head or self._in_body):
+            return
+        if not self._counting:
+            # This chunk may also hold the end of what came before: counting begins with the next one.
+            self._counting = True
+            self._fed_bytes = self._body_bytes = 0
+            return
+        self._fed_bytes += len(data)
+        if self._in_head:
+            if self._fed_bytes > self._head_limit:
+                self._refuse(self._head_too_large())
+        elif self._fed_bytes - self._body_bytes > self._head_limit + FRAMING_PER_BYTE * self._body_bytes:
+            self._refuse(Refused(400, "bad-http", "a chunked body with more framing than content"))
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """The client sends no more. A request cut short is refused; answers under way are still written."""
+        if self._in_head or self._in_body:
+            self._refuse(Refused(400, "cut-short", "the request ended before its end: send all of it"))
+        last = self._last_unanswered()
+        if last is None:
+            return None
+        last.keep_alive = False
+        if self._running is not None:
+            # A long poll takes this as its client's leaving; others do not wait for anything of the client.
+            self._running.message_event.set()
+        return True
+
+    def pause_writing(self) -> None:
+        self._stalled_s = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._stalled_s = None
+        super().resume_writing()
+
+    # -- the parser's calls -----------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        self._counting = False
+        self._fed_bytes = 0
+        self._since_s = self.loop.time()
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # else a trailer, which nobody here asks for
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._fed_bytes + self._chunk_bytes > self._head_limit:
+            # The chunk may hold more than this head: only now is counting worth its price.
+            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if size > self._head_limit:
+                self._fault = self._head_too_large()
+                raise self._fault
+        if self.parser.should_upgrade() and any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+            for name, value in self.headers
+        ):
+            # The parser would take the body for the other protocol: a PUT would store an empty value.
+            self._fault = Refused(400, "upgrade", "no other protocol is spoken here: send the body without Upgrade")
+            raise self._fault
+        if len(self.pipeline) >= PIPELINE_MAX:
+            self._fault = Refused(400, "bad-http", f"more than {PIPELINE_MAX} requests sent ahead on one connection")
+            raise self._fault
+        super().on_headers_complete()
+        self._in_head = False
+        self._in_body = True
+        self._counting = False
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the name is uvicorn's
+        """uvicorn's call when the parser gives up; `msg` says less than what we know."""
+        self._refuse(self._fault)
+
+    def on_response_complete(self) -> None:
+        """As uvicorn does, but the wait for the next request is left to the sweep: a timer each cost a tenth of one."""
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+        else:
+            self._since_s = self.loop.time()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """uvicorn's call behind a request without body that offered another protocol: it is answered as if it had not,
+        and the connection ends with that, since the parser no longer knows which protocol follows."""
+        self._broken = True
+        last = self._last_unanswered()
+        if last is None:
+            self.transport.close()
+        else:
+            last.keep_alive = False
+            self.flow.pause_reading()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    # -- refusing ---------------------------------------------------------------------------------------
+
+    def _head_too_large(self) -> Refused:
+        return Refused(431, "head-too-large", f"request line and headers exceed {self._head_limit} bytes")
+
+    def _last_unanswered(self) -> RequestResponseCycle | None:
+        if self.pipeline:
+            return self.pipeline[0][0]
+        if self._running is not None and not self._running.response_complete:
+            return self._running
+        return None
+
+    def _refuse(self, fault: Refused) -> None:
+        """Read no more. What was asked before is still answered, in order; then `fault` is told if nothing else was
+        asked, and the connection ends. A request whose body is cut off here reaches its handler as a disconnect."""
+        if self._broken:
+            return
+        self._broken = True
+        if self._in_body:
+            unread = self.cycle
+            if self.pipeline and self.pipeline[0][0] is unread:
+                self.pipeline.popleft()
+            elif not unread.response_complete:
+                unread.disconnected = True
+                unread.message_event.set()
+                self._close(None if unread.response_started else fault)
+                return
+            else:
+                self._close(None)
+                return
+        last = self._last_unanswered()
+        if last is None:
+            self._close(fault)
+        else:
+            last.keep_alive = False
+            self.flow.pause_reading()
+
+    def _close(self, fault: Refused | None) -> None:
+        if self.transport.is_closing():
+            return
+        if fault is not None:
+            reply = refusal(fault)
+            headers = (
+                *self.server_state.default_headers,
+                *reply.headers,
+                (b"content-length", b"%d" % len(reply.body)),
+                (b"connection", b"close"),
+            )
+            head = b"".join([name + b": " + value + b"\r\n" for name, value in headers])
+            self.transport.write(STATUS_LINE[reply.status] + head + b"\r\n" + reply.body)
+        self.transport.close()
+
+    def sweep(self, now_s: float) -> None:
+        """Once a second: give up on a client that keeps us waiting."""
+        transport = self.transport
+        if transport.is_closing():
+            if self._closing_s is None:
+                self._closing_s = now_s
+            elif now_s - self._closing_s > CLOSE_TIMEOUT_S:
+                transport.abort()
+            return
+        if self._stalled_s is not None and now_s - self._stalled_s > STALL_TIMEOUT_S:
+            transport.abort()
+            return
+        waited_s = now_s - self._since_s
+        if self._in_head:
+            if waited_s > HEAD_TIMEOUT_S:
+                self._refuse(Refused(408, "slow-request", f"no whole head within {HEAD_TIMEOUT_S:g} s"))
+        elif self._in_body:
+            limit_s = self.server_state.body_timeout_s
+            if waited_s > limit_s:
+                self._refuse(Refused(408, "slow-request", f"no whole body within {limit_s:g} s"))
+        elif waited_s > KEEP_ALIVE_S and (self._running is None or self._running.response_complete):
+            transport.close()

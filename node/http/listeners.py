@@ -1,0 +1,169 @@
+"""Two listening sockets and the way out: bound early, served late, drained in bounded time.
+
+A port that cannot be had is told in one line before anything else is started. What happens on a connection is
+`connections`' affair; what is answered, the application's (`app`, `admin`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Iterator, Mapping
+from email.utils import formatdate
+from typing import Final
+
+import structlog
+
+from config.settings import Address, ListenSettings
+from node.http.connections import Application, Connection, SharedState, connection_factory
+from node.timesource import SystemTime
+from repl.model.errors import LocalFault
+from repl.telemetry import Sample
+
+log = structlog.get_logger(__name__)
+
+BACKLOG: Final = 2048
+"""Connections that the kernel holds until they are accepted, also while the node is still coming up."""
+
+SWEEP_S: Final = 1.0
+"""How often the waits above are checked, for all connections at once: a timer each would cost every request."""
+
+DRAIN_S: Final = 10.0
+"""How long a stop waits for answers under way before it cuts their connections."""
+
+HELP: Final[Mapping[str, str]] = {
+    "isthmus_http_connections": "Open connections, by listener.",
+    "isthmus_http_connections_refused_total": "Connections refused because their listener had too many, by listener.",
+}
+"""Name -> what it counts (see repl.telemetry)."""
+
+
+def bind(key: str, address: Address) -> socket.socket:
+    """A listening socket. `key` is the setting, for the message. Raises LocalFault in one line."""
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, proto, _, where = found[0]
+        sock = socket.socket(family, kind, proto)
+    except (OSError, UnicodeError) as error:
+        raise LocalFault(f"{key}: host {address.host!r} cannot be resolved: set an address of this machine") from error
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise LocalFault(f"{key}: cannot listen on {address}: {_advice(error)}") from error
+    sock.setblocking(False)
+    return sock
+
+
+def _advice(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "another program uses it; stop that one or set another port"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "this machine has no such address; set one of its own"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "not allowed; ports below 1024 need privileges, set a higher one"
+    return f"{error.strerror}; set another address"
+
+
+class Listener:
+    """One listening socket and the connections on it."""
+
+    def __init__(self, name: str, address: Address, settings: ListenSettings) -> None:
+        self.name = name
+        self._socket = bind(f"listen.{name}", address)
+        port = self._socket.getsockname()[1]
+        host = socket.gethostname() if address.host in ("0.0.0.0", "::", "") else address.host  # noqa: S104
+        self.url = f"http://{Address(host, port)}"
+        self._state = SharedState(settings)
+        self._time = SystemTime()
+        self._server: asyncio.Server | None = None
+        self._app: Application | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def start(self, app: Application) -> None:
+        """Serve `app` to those who connect, and to those who connected since the socket was bound."""
+        loop = asyncio.get_running_loop()
+        self._app = app
+        self._tick(loop)
+        factory = connection_factory(app, self._state, loop)
+        self._server = await loop.create_server(factory, sock=self._socket, backlog=BACKLOG)
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._state.default_headers = [(b"date", formatdate(self._time.wall_ms() // 1000, usegmt=True).encode())]
+        now_s = loop.time()
+        for connection in list(self._state.connections):
+            assert isinstance(connection, Connection)
+            connection.sweep(now_s)
+        self._timer = loop.call_later(SWEEP_S, self._tick, loop)
+
+    async def stop(self, drain_s: float = DRAIN_S) -> None:
+        """Accept nothing more, let what is under way be answered for up to `drain_s`, then cut the rest."""
+        if self._server is None:
+            self._socket.close()
+            return
+        server, self._server = self._server, None
+        server.close()
+        assert self._app is not None
+        self._app.stop()
+        state = self._state
+        for connection in list(state.connections):
+            connection.shutdown()
+        if state.connections:
+            state.emptied = asyncio.Event()
+            try:
+                async with asyncio.timeout(drain_s):
+                    await state.emptied.wait()
+            except TimeoutError:
+                log.warning("http.drain_cut", listener=self.name, connections=len(state.connections))
+                for connection in list(state.connections):
+                    connection.transport.abort()
+                await state.emptied.wait()
+        tasks = list(state.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def samples(self) -> Iterator[Sample]:
+        """What Prometheus is shown of this listener."""
+        labels = {"listener": self.name}
+        yield "isthmus_http_connections", labels, len(self._state.connections)
+        yield "isthmus_http_connections_refused_total", labels, self._state.refused_count
+
+
+class Listeners:
+    """The node's two listeners: `http` for clients and sinks of other clusters, `admin` for operators."""
+
+    def __init__(self, settings: ListenSettings) -> None:
+        self._settings = settings
+        self._bound: dict[str, Listener] = {}
+
+    def bind(self) -> tuple[str, str]:
+        """Take both ports; the URLs of http and admin. Raises LocalFault."""
+        for name, address in (("http", self._settings.http), ("admin", self._settings.admin)):
+            self._bound[name] = Listener(name, address, self._settings)
+        return self._bound["http"].url, self._bound["admin"].url
+
+    async def start(self, http: Application, admin: Application) -> None:
+        """Serve both."""
+        await self._bound["http"].start(http)
+        await self._bound["admin"].start(admin)
+
+    async def drain(self, drain_s: float = DRAIN_S) -> None:
+        """Stop the `http` listener; operators and probes are still answered."""
+        if "http" in self._bound:
+            await self._bound.pop("http").stop(drain_s)
+
+    async def stop(self, drain_s: float = DRAIN_S) -> None:
+        """Stop what still listens; also after a start that failed half-way."""
+        while self._bound:
+            await self._bound.pop(next(iter(self._bound))).stop(drain_s)
+
+    def samples(self) -> Iterator[Sample]:
+        """What Prometheus is shown of both."""
+        for listener in self._bound.values():
+            yield from listener.samples()

@@ -1,0 +1,119 @@
+"""Listings of keys and of buckets, whole or streamed, in bounded memory.
+
+Both forms are sent as they are read, so a listing never stands in memory as a whole, and a client that goes away
+ends it.
+Names that are not UTF-8 are shown percent-encoded; `encoding=percent` shows all of them so, which is exact.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Final
+
+from node.http.asgi import JSON, Face, Request, Stream
+from node.http.router import encode_segment
+from node.http.statuses import Refused, Reply
+from repl.model.errors import Overloaded
+from repl.model.keys import DEFAULT_BUCKET_TYPE
+from repl.model.ports import KeyValue
+
+LISTINGS_MAX: Final = 8
+"""Listings that run at once on a node; each holds a snapshot of the store and reads every key row in its way. One
+more is refused with 503. A guess: enough for people, too few to starve writers."""
+
+
+class ListingRoutes:
+    """GET .../buckets/B/keys?keys=true|stream and .../buckets?buckets=true|stream, with and without a type."""
+
+    def __init__(self, kv: KeyValue, face: Face) -> None:
+        self._kv = kv
+        self.running = 0
+        for prefix in ("", "/types/{type}"):
+            face.router.add("GET", prefix + "/buckets", self._buckets)
+            face.router.add("GET", prefix + "/buckets/{bucket}/keys", self._keys)
+
+    async def _keys(self, request: Request) -> Reply | Stream:
+        bucket = request.params["bucket"]
+        if not bucket:
+            raise Refused(400, "bad-key", "the bucket must not be empty")
+        mode = _mode(request, "keys")
+        return await self._listing("keys", mode, request, self._kv.list_keys(_type(request), bucket))
+
+    async def _buckets(self, request: Request) -> Reply | Stream:
+        mode = _mode(request, "buckets")
+        return await self._listing("buckets", mode, request, self._kv.list_buckets(_type(request)))
+
+    async def _listing(self, name: str, mode: str, request: Request, batches: AsyncIterator[list[bytes]]) -> Stream:
+        encoding = request.query.get("encoding", "auto")
+        if encoding not in ("auto", "percent"):
+            raise Refused(400, "bad-query", f"encoding={encoding[:40]} is unknown: percent, or leave it out")
+        if self.running >= LISTINGS_MAX:
+            raise Overloaded(f"{LISTINGS_MAX} listings are running on this node, which is its limit")
+        self.running += 1
+        try:
+            # The first batch is read before the status goes out, so that a refusal is still a refusal.
+            first: list[bytes] = await anext(batches, [])
+        except BaseException:
+            self.running -= 1
+            raise
+        show = _percent if encoding == "percent" else _text
+        chunks = (_streamed if mode == "stream" else _whole)(name, first, batches, show)
+
+        async def close() -> None:
+            self.running -= 1
+            await chunks.aclose()
+            stop = getattr(batches, "aclose", None)
+            if stop is not None:
+                await stop()
+
+        return Stream(200, [(b"content-type", JSON)], chunks, close)
+
+
+def _mode(request: Request, name: str) -> str:
+    mode = request.query.get(name)
+    if mode not in ("true", "stream"):
+        raise Refused(400, "bad-query", f"a listing reads every key: ask for it with ?{name}=true or ?{name}=stream")
+    return mode
+
+
+def _type(request: Request) -> bytes:
+    return request.params.get("type", DEFAULT_BUCKET_TYPE)
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return _percent(raw)
+
+
+def _percent(raw: bytes) -> str:
+    return encode_segment(raw).decode("ascii")
+
+
+Batches = AsyncIterator[list[bytes]]
+Show = Callable[[bytes], str]
+
+
+async def _whole(name: str, first: list[bytes], rest: Batches, show: Show) -> AsyncGenerator[bytes, None]:
+    """One JSON object, `{"keys":[...]}`, in as many pieces as there are batches."""
+    opening = f'{{"{name}":['.encode()
+    yield opening + _array(first, show)[1:-1]
+    separator = b"," if first else b""
+    async for batch in rest:
+        if batch:
+            yield separator + _array(batch, show)[1:-1]
+            separator = b","
+    yield b"]}"
+
+
+async def _streamed(name: str, first: list[bytes], rest: Batches, show: Show) -> AsyncGenerator[bytes, None]:
+    """One JSON object a batch, one after the other; an empty one when there is nothing, as in Riak."""
+    yield f'{{"{name}":'.encode() + _array(first, show) + b"}"
+    async for batch in rest:
+        yield f'{{"{name}":'.encode() + _array(batch, show) + b"}"
+
+
+def _array(batch: list[bytes], show: Show) -> bytes:
+    return json.dumps([show(raw) for raw in batch], separators=(",", ":")).encode()

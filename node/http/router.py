@@ -1,0 +1,156 @@
+"""Paths and query strings: from raw bytes to decoded parts and a handler.
+
+Works on the path as it was sent, so that a `%2F` inside a key stays inside the key. Decoding is strict: a `%` that
+is not followed by two hex digits is refused, never passed through. Routes are few and looked up by their number of
+segments; the object routes, which are hot, are recognized in `app` before this room is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from node.http.statuses import Refused
+
+Handler = TypeVar("Handler")
+
+QUERY_PARAMETERS_MAX: Final = 64
+"""Most parameters read of one query string; Riak's clients send at most a dozen. More is refused with 400."""
+
+_HEX: Final = {
+    bytes((high, low)): bytes((int(chr(high) + chr(low), 16),))
+    for high in b"0123456789abcdefABCDEF"
+    for low in b"0123456789abcdefABCDEF"
+}
+
+
+def decode_segment(segment: bytes) -> bytes:
+    """A path segment without its percent-encoding; `+` stays `+`. Raises Refused (400)."""
+    if b"%" not in segment:
+        return segment
+    first, *rest = segment.split(b"%")
+    parts = [first]
+    for part in rest:
+        byte = _HEX.get(part[:2])
+        if byte is None:
+            raise Refused(
+                400, "bad-percent-encoding", f"'%{part[:2].decode('latin-1')}' in the URL is not % and two hex digits"
+            )
+        parts.append(byte)
+        parts.append(part[2:])
+    return b"".join(parts)
+
+
+def encode_segment(raw: bytes) -> bytes:
+    """`raw` as one path segment: everything but unreserved characters percent-encoded (RFC 3986 2.3)."""
+    return raw if raw.isalnum() else b"".join(map(_ENCODED.__getitem__, raw))
+
+
+_UNRESERVED: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+_ENCODED: Final = [bytes((byte,)) if byte in _UNRESERVED else b"%%%02X" % byte for byte in range(256)]
+
+
+def parse_query(query: bytes) -> dict[str, str]:
+    """Parameters of a query string, the last one of a name winning; `+` is a space. Raises Refused (400)."""
+    if not query:
+        return {}
+    parameters = query.split(b"&", QUERY_PARAMETERS_MAX)
+    if len(parameters) > QUERY_PARAMETERS_MAX:
+        raise Refused(400, "bad-query", f"more than {QUERY_PARAMETERS_MAX} query parameters")
+    result: dict[str, str] = {}
+    for parameter in parameters:
+        name, _, value = parameter.replace(b"+", b" ").partition(b"=")
+        try:
+            result[decode_segment(name).decode()] = decode_segment(value).decode()
+        except UnicodeDecodeError:
+            raise Refused(400, "bad-query", "a query parameter is not UTF-8") from None
+    return result
+
+
+class Match(NamedTuple, Generic[Handler]):
+    """A handler, its route's pattern, and the decoded values of the path's `{names}`."""
+
+    handler: Handler
+    pattern: str
+    params: dict[str, bytes]
+
+
+class _Route(NamedTuple, Generic[Handler]):
+    pattern: str
+    literals: tuple[tuple[int, bytes], ...]
+    names: tuple[tuple[int, str], ...]
+    handlers: dict[str, Handler]
+
+
+class Router(Generic[Handler]):
+    """Routes by pattern: `/queues/{queue}/fetch`. The first pattern that fits wins, in the order of adding."""
+
+    def __init__(self) -> None:
+        self._by_length: dict[int, list[_Route[Handler]]] = {}
+
+    def add(self, methods: str | Sequence[str], pattern: str, handler: Handler) -> None:
+        """Let `handler` answer `methods` ("GET", or several) on `pattern`; a GET answers HEAD, too."""
+        parts = pattern.encode("ascii").split(b"/")
+        assert parts[0] == b""
+        literals = tuple((i, p) for i, p in enumerate(parts) if not p.startswith(b"{"))
+        names = tuple((i, p[1:-1].decode()) for i, p in enumerate(parts) if p.startswith(b"{"))
+        routes = self._by_length.setdefault(len(parts), [])
+        for route in routes:
+            if route.literals == literals and route.names == names:
+                break
+        else:
+            route = _Route(pattern, literals, names, {})
+            routes.append(route)
+        for method in (methods,) if isinstance(methods, str) else methods:
+            assert method not in route.handlers, f"two handlers for {method} {pattern}"
+            route.handlers[method] = handler
+
+    def get(self, pattern: str) -> Callable[[Handler], Handler]:
+        """`add("GET", pattern, ...)` as a decorator."""
+        return self._decorator("GET", pattern)
+
+    def post(self, pattern: str) -> Callable[[Handler], Handler]:
+        """`add("POST", pattern, ...)` as a decorator."""
+        return self._decorator("POST", pattern)
+
+    def _decorator(self, method: str, pattern: str) -> Callable[[Handler], Handler]:
+        def add(handler: Handler) -> Handler:
+            self.add(method, pattern, handler)
+            return handler
+
+        return add
+
+    def match(self, method: str, raw_path: bytes) -> Match[Handler]:
+        """The handler of a request. Raises Refused: 404 for an unknown path, 405 with Allow for a method
+        that the path does not answer, 400 for bad percent-encoding."""
+        parts = raw_path.split(b"/")
+        for route in self._by_length.get(len(parts), ()):
+            if all(parts[i] == literal for i, literal in route.literals):
+                break
+        else:
+            raise unknown_path(raw_path)
+        handler = route.handlers.get(method)
+        if handler is None and method == "HEAD":
+            handler = route.handlers.get("GET")
+        if handler is None:
+            raise method_not_allowed(method, route.handlers)
+        return Match(handler, route.pattern, {name: decode_segment(parts[i]) for i, name in route.names})
+
+
+def unknown_path(raw_path: bytes) -> Refused:
+    """The 404 of a path that nothing answers (an absent key has other headers)."""
+    shown = raw_path[:200].decode("ascii", "backslashreplace")
+    return Refused(
+        404,
+        "unknown-path",
+        f"nothing answers at {shown}; a '/' inside a bucket or key is written %2F (see docs/http.md)",
+    )
+
+
+def method_not_allowed(method: str, allowed: Sequence[str] | dict[str, Handler]) -> Refused:
+    """The 405 of a path that answers other methods."""
+    names = sorted({*allowed, "HEAD"} if "GET" in allowed else allowed)
+    text = ", ".join(names)
+    return Refused(
+        405, "method-not-allowed", f"{method} is not answered here, only {text}", [(b"allow", text.encode())]
+    )

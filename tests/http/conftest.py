@@ -1,0 +1,360 @@
+"""What the tests of the HTTP room share: a cluster in memory, a caller at ASGI level, a real server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import structlog.testing
+import uvloop
+
+from config.settings import Address, LimitSettings, ListenSettings
+from node.http.app import HttpFace
+from node.http.listeners import Listener
+from queues.wire import FetchReply, FetchRequest, UnknownQueue
+from repl.model.errors import BadInput, IsthmusError
+from repl.model.keys import Key
+from repl.model.objects import Object, decode_object, encode_object, merge, write
+from repl.model.requests import PushItem, PushOutcome, PushResult, WriteRequest, Written
+from repl.model.vclock import actor_of, encode_clock, pack_counter
+
+ACTOR = actor_of(b"\x01" * 16, 0)
+NOW_MS = 1_700_000_000_000
+
+
+class NoSuchType(BadInput):
+    """As the coordinator refuses a bucket type that does not exist."""
+
+    reason = "unknown-bucket-type"
+
+
+class MemoryCluster:
+    """`KeyValue` over a dict: a write is durable at once. `fail` makes calls raise; `gate` holds writes."""
+
+    def __init__(self) -> None:
+        self.objects: dict[Key, bytes] = {}
+        self.offset = 0
+        self.fail: IsthmusError | Exception | None = None
+        self.gate: asyncio.Event | None = None
+        self.writes = 0
+        self.listing_batch = 2
+        self.listing_fails_after: int | None = None
+        self.listings_open = 0
+
+    def object(self, bucket: bytes, key: bytes) -> Object | None:
+        """What is stored under a key of the default type."""
+        payload = self.objects.get(Key(b"default", bucket, key))
+        return None if payload is None else decode_object(payload)
+
+    def _check(self, bucket_type: bytes) -> None:
+        if self.fail is not None:
+            raise self.fail
+        if bucket_type != b"default":
+            raise NoSuchType(f"bucket type {bucket_type!r} does not exist")
+
+    async def get(self, key: Key) -> bytes | None:
+        self._check(key.bucket_type)
+        return self.objects.get(key)
+
+    async def write(self, request: WriteRequest) -> Written:
+        self._check(request.key.bucket_type)
+        if self.gate is not None:
+            await self.gate.wait()
+        self.writes += 1
+        found = self.objects.get(request.key)
+        current = None if found is None else decode_object(found)
+        context = request.context or ()
+        if request.content.tombstone:
+            if current is None or current.deleted:
+                clock = b"" if current is None else encode_clock(current.clock)
+                return Written(b"", clock, 0, created=False)
+            context = context or current.clock
+        self.offset += 1
+        obj = write(current, context, request.content, (ACTOR, pack_counter(1, self.offset)), NOW_MS)
+        payload = encode_object(obj)
+        self.objects[request.key] = payload
+        return Written(payload, encode_clock(obj.clock), len(obj.siblings))
+
+    async def write_batch(self, requests: Sequence[WriteRequest]) -> list[Written | IsthmusError]:
+        answers: list[Written | IsthmusError] = []
+        for request in requests:
+            try:
+                answers.append(await self.write(request))
+            except IsthmusError as error:
+                answers.append(error)
+        return answers
+
+    async def push(self, items: Sequence[PushItem]) -> list[PushResult]:
+        for item in items:
+            found = self.objects.get(item.key)
+            theirs = decode_object(item.payload)
+            mine = theirs if found is None else merge(decode_object(found), theirs)
+            self.objects[item.key] = encode_object(mine)
+        return [PushResult(PushOutcome.APPLIED)] * len(items)
+
+    async def _batches(self, names: list[bytes]) -> AsyncIterator[list[bytes]]:
+        self.listings_open += 1
+        try:
+            for count, start in enumerate(range(0, len(names), self.listing_batch)):
+                if self.listing_fails_after is not None and count >= self.listing_fails_after:
+                    raise self.fail or AssertionError("listing fails without an error")
+                yield names[start : start + self.listing_batch]
+                await asyncio.sleep(0)
+        finally:
+            self.listings_open -= 1
+
+    async def list_keys(self, bucket_type: bytes, bucket: bytes) -> AsyncIterator[list[bytes]]:
+        if self.listing_fails_after is None:
+            self._check(bucket_type)
+        names = sorted(k.key for k, v in self.objects.items() if k.bucket == bucket and not decode_object(v).deleted)
+        async for batch in self._batches(names):
+            yield batch
+
+    async def list_buckets(self, bucket_type: bytes) -> AsyncIterator[list[bytes]]:
+        self._check(bucket_type)
+        names = sorted({k.bucket for k, v in self.objects.items() if not decode_object(v).deleted})
+        async for batch in self._batches(names):
+            yield batch
+
+
+class MemoryQueue:
+    """The source side as the HTTP room sees it: one queue, `q`, that answers when `give` is set."""
+
+    def __init__(self) -> None:
+        self.give: asyncio.Event | None = None
+        self.asked: list[FetchRequest] = []
+        self.cancelled = 0
+
+    async def fetch(self, queue: str, request: FetchRequest) -> FetchReply:
+        if queue != "q":
+            raise UnknownQueue(f"no queue {queue!r} here")
+        self.asked.append(request)
+        if self.give is not None:
+            try:
+                await self.give.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+        return FetchReply(b"\x02" * 16, "east", 3, b"", 30_000, NOW_MS, "serving", ())
+
+
+@dataclass
+class Answer:
+    """What an application sent."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    chunks: list[bytes] = field(default_factory=list)
+
+    @property
+    def reason(self) -> str | None:
+        return self.headers.get("x-isthmus-reason")
+
+
+async def ask(
+    face: Any,
+    method: str,
+    target: str,
+    body: bytes | Sequence[bytes] = b"",
+    headers: dict[str, str] | None = None,
+    *,
+    cut: bool = False,
+) -> Answer | None:
+    """Call an ASGI application as a server would. `cut` ends the body by a disconnect; None: nothing was answered."""
+    path, _, query = target.partition("?")
+    pieces = [body] if isinstance(body, bytes) else list(body)
+    given = {k.lower(): v for k, v in (headers or {}).items()}
+    if isinstance(body, bytes) and body and "content-length" not in given:
+        given["content-length"] = str(len(body))
+    incoming = [{"type": "http.request", "body": p, "more_body": True} for p in pieces]
+    if not cut:
+        incoming[-1]["more_body"] = False
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if incoming:
+            return incoming.pop(0)
+        if not cut:
+            await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": method,
+        "raw_path": path.encode("latin-1"),
+        "query_string": query.encode("latin-1"),
+        "headers": [(k.encode(), v.encode("latin-1")) for k, v in given.items()],
+    }
+    await face(scope, receive, send)
+    if not sent:
+        return None
+    start, *rest = sent
+    assert start["type"] == "http.response.start"
+    assert all(m["type"] == "http.response.body" for m in rest)
+    assert not rest[-1].get("more_body", False)
+    assert all(m.get("more_body", False) for m in rest[:-1])
+    shown = {k.decode().lower(): v.decode("latin-1") for k, v in start["headers"]}
+    chunks = [m.get("body", b"") for m in rest]
+    return Answer(start["status"], shown, b"".join(chunks), chunks)
+
+
+@dataclass
+class Room:
+    """A client face over a cluster in memory. `call` runs one request in a loop of its own."""
+
+    kv: MemoryCluster
+    queue: MemoryQueue
+    face: HttpFace
+    ready: list[tuple[bool, str]]
+
+    def call(self, method: str, target: str, body: Any = b"", headers: dict[str, str] | None = None) -> Answer:
+        answer = asyncio.run(ask(self.face, method, target, body, headers))
+        assert answer is not None
+        return answer
+
+    def put(self, target: str, value: bytes, vclock: str | None = None, **headers: str) -> Answer:
+        given = {"content-type": "text/plain"} | {k.replace("_", "-"): v for k, v in headers.items()}
+        if vclock is not None:
+            given["x-riak-vclock"] = vclock
+        return self.call("PUT", target, value, given)
+
+
+def make_room(limits: LimitSettings | None = None) -> Room:
+    kv, queue, ready = MemoryCluster(), MemoryQueue(), [(True, "")]
+    face = HttpFace(
+        kv, queue, limits=limits or LimitSettings(), ready=lambda: ready[0], metrics=lambda: b"# no metrics\n"
+    )
+    return Room(kv, queue, face, ready)
+
+
+@pytest.fixture
+def room() -> Room:
+    return make_room()
+
+
+@pytest.fixture(scope="session")
+def room_with() -> Callable[..., Room]:
+    """A room with other limits: room_with(object_bytes=10)."""
+    return lambda **limits: make_room(LimitSettings(**limits))
+
+
+@pytest.fixture
+def ask_face() -> Callable[..., Any]:
+    return ask
+
+
+@pytest.fixture(autouse=True)
+def logged() -> Iterator[list[Any]]:
+    """The events that the room logs, instead of printing them."""
+    with structlog.testing.capture_logs() as events:
+        yield events
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until `condition` holds."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture(name="eventually")
+def eventually_fixture() -> Callable[..., Any]:
+    return eventually
+
+
+class Served:
+    """A listener in a thread of its own with a uvloop loop."""
+
+    def __init__(self, app: Any, settings: ListenSettings) -> None:
+        self._app = app
+        self._settings = settings
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        assert self._up.wait(10)
+
+    def _run(self) -> None:
+        uvloop.run(self._main())
+
+    async def _main(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._end = asyncio.Event()
+        self.listener = Listener("http", self._settings.http, self._settings)
+        await self.listener.start(self._app)
+        self.port = int(self.listener.url.rsplit(":", 1)[1])
+        self._up.set()
+        await self._end.wait()
+        await self.listener.stop(0.2)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Run `function` on the server's loop and give its result."""
+
+        async def run() -> Any:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Wait until `condition` holds on the server's loop."""
+        asyncio.run_coroutine_threadsafe(eventually(condition), self.loop).result(15)
+
+    def connect(self) -> socket.socket:
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+
+    def exchange(self, raw: bytes, *, half_close: bool = False) -> bytes:
+        """Send raw bytes on a new connection and read until the server closes it."""
+        with self.connect() as sock:
+            sock.sendall(raw)
+            if half_close:
+                sock.shutdown(socket.SHUT_WR)
+            return read_all(sock)
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self._end.set)
+        self._thread.join(15)
+        assert not self._thread.is_alive()
+
+
+def read_all(sock: socket.socket) -> bytes:
+    pieces = []
+    while True:
+        try:
+            piece = sock.recv(1 << 16)
+        except ConnectionResetError:
+            break
+        if not piece:
+            break
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Served]]:
+    """serve(app, connections_limit=2): an application behind a real listener on loopback."""
+    running: list[Served] = []
+
+    def start(app: Any, **settings: Any) -> Served:
+        served = Served(app, ListenSettings(http=Address("127.0.0.1", 0), **settings))
+        running.append(served)
+        return served
+
+    yield start
+    for served in running:
+        served.stop()
+
+
+@pytest.fixture
+def server(room: Room, serve: Callable[..., Served]) -> Served:
+    """The room's face behind a real listener."""
+    return serve(room.face)

@@ -1,0 +1,198 @@
+"""Batches: an answer per item, in order; what is wrong with one item is that item's affair."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from repl.model.errors import Overloaded
+
+T = "default"
+
+
+def batch(room, verb, items, **options):
+    answer = room.call("POST", f"/batch/{verb}", msgpack.packb(items, **options))
+    assert answer.status == 200, answer.body
+    assert answer.headers["content-type"] == "application/msgpack"
+    return msgpack.unpackb(answer.body)
+
+
+def test_a_batch_put_is_read_by_a_batch_get(room):
+    """What one batch wrote, as text or as bytes, another reads, in the order of the request."""
+    put = batch(
+        room,
+        "put",
+        [
+            [T, "b", "1", b"one"],
+            [b"default", b"b", b"\xff", b"two", "a/b", None],
+            [T, "b", "3", "text", None, None, None],
+        ],
+    )
+    assert [a[0] for a in put] == [204, 204, 204]
+    got = batch(room, "get", [[T, "b", "3"], [T, "b", "none"], [T, "b", "1"], [T, b"b", b"\xff"]])
+    assert [a[0] for a in got] == [200, 404, 200, 200]
+    assert got[1] == [404, None, "not-found"]
+    assert got[2][1] == put[0][1]
+    ((value, kind, vtag, modified, extras),) = got[3][2]
+    assert (value, kind, len(vtag), modified, extras) == (b"two", b"a/b", 16, 1_700_000_000_000, None)
+    assert got[0][2][0][:2] == [b"text", b"application/octet-stream"]
+
+
+def test_the_context_of_an_item_replaces_and_nil_deletes(room):
+    """A vclock does in a batch what X-Riak-Vclock does, and a value of nil is a DELETE."""
+    ((_, first, _),) = batch(room, "put", [[T, "b", "k", b"1"]])
+    ((_, second, _),) = batch(room, "put", [[T, "b", "k", b"2", "a/b", first]])
+    assert [s[0] for s in batch(room, "get", [[T, "b", "k"]])[0][2]] == [b"2"]
+    batch(room, "put", [[T, "b", "k", b"3", "a/b", first]])
+    status, _, siblings = batch(room, "get", [[T, "b", "k"]])[0]
+    assert (status, sorted(s[0] for s in siblings)) == (300, [b"2", b"3"])
+    assert batch(room, "put", [[T, "b", "k", None, None, second]])[0][0] == 204
+    siblings = batch(room, "get", [[T, "b", "k"]])[0][2]
+    assert {s[0] for s in siblings} == {b"3", None}
+    ((_, clock, _),) = batch(room, "put", [[T, "b", "k", None]])
+    assert batch(room, "get", [[T, "b", "k"]])[0][:2] == [404, clock]
+    assert batch(room, "put", [[T, "b", "k", None]]) == [[404, clock, "not-found"]]
+    assert batch(room, "put", [[T, "b", "never", None]]) == [[404, None, "not-found"]]
+
+
+def test_extras_travel_with_a_value(room):
+    """Encoding, metadata, links and indexes of an item are what the object then has, also as headers."""
+    extras = ["gzip", [["colour", "red"]], [["b", "k2", "next"]], [["age_int", "3"]]]
+    batch(room, "put", [[T, "b", "k", b"v", "a/b", None, extras]])
+    headers = room.call("GET", "/buckets/b/keys/k").headers
+    assert headers["content-encoding"] == "gzip"
+    assert headers["x-riak-meta-colour"] == "red"
+    assert headers["x-riak-index-age_int"] == "3"
+    assert headers["link"] == '</buckets/b/keys/k2>; riaktag="next"'
+    got = batch(room, "get", [[T, "b", "k"]])[0][2][0][4]
+    assert got == [b"gzip", [[b"colour", b"red"]], [[b"b", b"k2", b"next"]], [[b"age_int", b"3"]]]
+
+
+BAD_ITEMS = [
+    None,
+    7,
+    "text",
+    [],
+    [T, "b"],
+    [T, "b", "k"],
+    [T, "b", 3, b"v"],
+    [T, "b", "k", 3],
+    [T, "b", "k", b"v", 5],
+    [T, "b", "k", b"v", ""],
+    [T, "b", "k", b"v", "a/b\r\nx: 1"],
+    [T, "b", "k", b"v", "a/b", "no clock"],
+    [T, "b", "k", b"v", "a/b", 5],
+    [T, "b", "k", b"v", "a/b", None, [], 8],
+    [T, "b", "k", b"v", "a/b", None, ["", [], []]],
+    [T, "b", "k", b"v", "a/b", None, ["\n", [], [], []]],
+    [T, "b", "k", b"v", "a/b", None, ["", [["bad name", "v"]], [], []]],
+    [T, "b", "k", b"v", "a/b", None, ["", [["Upper", "v"]], [], []]],
+    [T, "b", "k", b"v", "a/b", None, ["", [["n", "\r\n"]], [], []]],
+    [T, "b", "k", b"v", "a/b", None, ["", [["n"]], [], []]],
+    [T, "b", "k", b"v", "a/b", None, ["", [], [["b", "k"]], []]],
+    [T, "b", "k", b"v", "a/b", None, ["", [], [], [["n", 3]]]],
+    [T, "b", "k", b"v", "a/b", None, ["", 3, [], []]],
+]
+
+
+@pytest.mark.parametrize("bad", BAD_ITEMS)
+def test_a_malformed_item_is_its_own_400(room, bad):
+    """The items around a malformed one are written, and its answer stands in its place."""
+    answers = batch(room, "put", [[T, "b", "1", b"v"], bad, [T, "b", "2", b"v"]])
+    assert [a[0] for a in answers] == [204, 400, 204]
+    status, clock, reason = answers[1]
+    assert (status, clock) == (400, None)
+    assert reason.startswith(("bad-input: ", "malformed: "))
+    assert room.kv.writes == 2
+
+
+def test_refusals_of_the_cluster_are_per_item(room, room_with):
+    """An unknown type, a value over the limit and an overloaded partition each have their status in their place."""
+    small = room_with(object_bytes=4)
+    answers = batch(small, "put", [["other", "b", "k", b"v"], [T, "b", "k", b"12345"], [T, "b", "k", b"1234"]])
+    assert [a[0] for a in answers] == [404, 413, 204]
+    assert answers[0][2].startswith("unknown-bucket-type: ")
+    assert answers[1][2] == "too-large: value of 5 bytes, limits.object_bytes is 4"
+    room.kv.fail = Overloaded("full")
+    assert batch(room, "put", [[T, "b", "k", b"v"]]) == [[503, None, "overloaded: full"]]
+    assert [a[0] for a in batch(room, "get", [[T, "b", "k"], ["x"]])] == [503, 400]
+
+
+def test_a_batch_has_limits_of_items_bytes_and_answer(room_with):
+    """Too many items or bytes are 413 as a whole; an answer that would grow too large tells the rest to ask again."""
+    room = room_with(batch_items=3, batch_bytes=200)
+    many = room.call("POST", "/batch/put", msgpack.packb([[T, "b", "k", b"v"]] * 4))
+    assert (many.status, many.reason) == (413, "too-large")
+    assert b"limits.batch_items is 3" in many.body
+    large = room.call("POST", "/batch/put", msgpack.packb([[T, "b", "k", b"v" * 200]]))
+    assert (large.status, large.reason) == (413, "too-large")
+    assert room.kv.writes == 0
+    for name in "12":
+        assert room.put(f"/buckets/b/keys/{name}", b"v" * 150).status == 204
+    answers = batch(room, "get", [[T, "b", "1"], [T, "b", "2"], [T, "b", "1"]])
+    assert [a[0] for a in answers] == [200, 503, 503] or [a[0] for a in answers] == [200, 200, 503]
+    assert answers[2][2].startswith("overloaded: ")
+
+
+def test_one_request_cannot_ask_for_more_elements_than_its_items_need(room_with):
+    """A body of many tiny nested elements is refused while it is read, not after it has filled memory."""
+    room = room_with(batch_items=64)
+    nest = [[None] * 60] * 60
+    answer = room.call("POST", "/batch/put", msgpack.packb([nest] * 64))
+    assert (answer.status, answer.reason) == (400, "bad-msgpack")
+    assert b"more elements" in answer.body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc1",
+        b"\x80",
+        b"\x93\x01",
+        b"\xdd\x00\x00\x00\x01",
+        b"\xdc\x00",
+        msgpack.packb({"items": []}),
+        msgpack.packb([]) + b"x",
+        msgpack.packb([{}, {"a": 1}]),
+        b"\x91" * 5000 + b"\xc0",
+        b"\x91\xdd\xff\xff\xff\xff",
+    ],
+)
+def test_a_body_that_is_no_list_of_items_is_400_as_a_whole(room, body):
+    """Bytes that are not one msgpack list of items write nothing."""
+    for verb in ("put", "get"):
+        answer = room.call("POST", f"/batch/{verb}", body)
+        if body == msgpack.packb([{}, {"a": 1}]):
+            assert answer.status == 400
+        assert (answer.status, answer.reason) == (400, "bad-msgpack"), answer.body
+
+
+def test_an_empty_batch_has_an_empty_answer(room):
+    """No items, no answers, no error."""
+    assert batch(room, "put", []) == []
+    assert batch(room, "get", []) == []
+
+
+element = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 300) | st.binary(max_size=6) | st.text(max_size=4) | st.floats(),
+    lambda inner: st.lists(inner, max_size=7) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(st.lists(element, max_size=4) | st.binary(max_size=30))
+def test_any_batch_is_answered(room_with, items):
+    """Whatever is sent, each item has a status, or the whole request is 400."""
+    body = items if isinstance(items, bytes) else msgpack.packb(items)
+    room = room_with()
+    for verb in ("put", "get"):
+        answer = room.call("POST", f"/batch/{verb}", body)
+        if answer.status == 200:
+            answers = msgpack.unpackb(answer.body)
+            assert all(a[0] in (200, 204, 400, 404) for a in answers)
+        else:
+            assert (answer.status, answer.reason) in ((400, "bad-msgpack"), (413, "too-large"))

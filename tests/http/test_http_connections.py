@@ -1,0 +1,375 @@
+"""Real connections on loopback: limits, hostile clients, time-outs, and the way out."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+import time
+
+import pytest
+import requests
+
+from config.settings import Address, ListenSettings
+from node.http.listeners import HELP, Listener, Listeners, bind
+from queues.source_queue import Session
+from queues.wire import FetchRequest, encode_request
+from repl.model.errors import LocalFault
+
+PUT = b"PUT /buckets/b/keys/%b HTTP/1.1\r\nhost: x\r\ncontent-type: a/b\r\ncontent-length: %d\r\n\r\n%b"
+GET = b"GET /buckets/b/keys/%b HTTP/1.1\r\nhost: x\r\n\r\n"
+CLOSE = b"GET /ping HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+
+
+def statuses(raw):
+    """The status codes of the answers that follow one another in `raw`."""
+    return [int(part.split(b" ", 1)[0]) for part in raw.split(b"HTTP/1.1 ")[1:]]
+
+
+def taken_of(sock, piece, count):
+    """How many of `count` pieces could be sent before the other side had closed."""
+    for n in range(count):
+        try:
+            sock.sendall(piece)
+        except OSError:
+            return n
+    return count
+
+
+def test_an_ordinary_client_writes_reads_and_keeps_its_connection(room, server):
+    """A session of requests does what it does against Riak, over one connection, with Date on every answer."""
+    url = f"http://127.0.0.1:{server.port}/buckets/b/keys/k"
+    with requests.Session() as session:
+        session.trust_env = False
+        assert session.get(url).status_code == 404
+        put = session.put(url, data=b"v" * 200_000, headers={"content-type": "text/plain"})
+        assert (put.status_code, put.content) == (204, b"")
+        got = session.get(url)
+        assert (got.content, got.headers["x-riak-vclock"]) == (b"v" * 200_000, put.headers["x-riak-vclock"])
+        assert "date" in got.headers
+        assert "server" not in got.headers
+        chunked = session.put(
+            url, data=iter([b"a", b"b"]), headers={"content-type": "a/b", "x-riak-vclock": put.headers["x-riak-vclock"]}
+        )
+        assert chunked.status_code == 204
+        assert session.get(url).content == b"ab"
+        assert session.head(url).headers["content-length"] == "2"
+        assert session.delete(url).status_code == 204
+        server.call(lambda: None)
+        assert server.call(lambda: len(server.listener._state.connections)) == 1
+
+
+def test_requests_sent_ahead_are_answered_in_order(room, server):
+    """Pipelined requests get their answers in the order of asking, also in one packet."""
+    raw = server.exchange(PUT % (b"1", 1, b"x") + GET % b"1" + GET % b"2" + CLOSE)
+    assert statuses(raw) == [204, 200, 404, 200]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"G\x00T / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nbad header\r\n\r\n",
+        b"GET / HTTP/1.1\r\na: b\x00\r\n\r\n",
+        b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"PUT /buckets/b/keys/k HTTP/1.1\r\ncontent-type: a/b\r\ncontent-length: -1\r\n\r\nx",
+        b"PUT /buckets/b/keys/k HTTP/1.1\r\ncontent-type: a/b\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nxx",
+        b"PUT /buckets/b/keys/k HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n",
+        b"PUT /buckets/b/keys/k HTTP/1.1\r\ncontent-type: a/b\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nx\r\n",
+    ],
+)
+def test_what_is_no_http_is_answered_400_and_closed(room, server, garbage):
+    """Bytes that cannot be parsed get one 400 with a reason; nothing is written, the connection ends."""
+    raw = server.exchange(garbage)
+    assert statuses(raw) == [400], raw
+    assert b"x-isthmus-reason: bad-http" in raw
+    assert b"connection: close" in raw
+    assert room.kv.writes == 0
+
+
+def test_garbage_behind_a_request_never_answers_for_it(room, server):
+    """A running write is answered with its own outcome, not with the 400 of what followed it."""
+    server.call(lambda: setattr(room.kv, "gate", asyncio.Event()))
+    with server.connect() as sock:
+        sock.sendall(PUT % (b"1", 1, b"x") + GET % b"2" + b"\x00garbage\r\n\r\n")
+        server.wait(lambda: room.face.budget.used_bytes == 1)
+        server.call(room.kv.gate.set)
+        raw = b"".join(iter(lambda: sock.recv(4096), b""))
+    assert statuses(raw) == [204, 404]
+
+
+def test_too_many_requests_sent_ahead_end_the_connection(room, server):
+    """A client may not queue without end: what was taken is answered, the rest is not, and the connection closes."""
+    server.call(lambda: setattr(room.kv, "gate", asyncio.Event()))
+    with server.connect() as sock:
+        sock.sendall(PUT % (b"1", 1, b"x") + (GET % b"1") * 2000)
+        server.wait(lambda: room.face.budget.used_bytes == 1)
+        server.call(room.kv.gate.set)
+        raw = b"".join(iter(lambda: sock.recv(1 << 16), b""))
+    assert statuses(raw) == [204, *[200] * 128]
+
+
+def test_a_head_over_the_limit_is_431(room, serve):
+    """Request line and headers are counted together, in one packet or in many, ended or endless."""
+    server = serve(room.face, header_limit_bytes=2000)
+    small = b"GET /ping HTTP/1.1\r\nhost: x\r\nconnection: close\r\na: " + b"x" * 1800 + b"\r\n\r\n"
+    assert statuses(server.exchange(small)) == [200]
+    for head in (
+        b"GET /ping HTTP/1.1\r\nhost: x\r\na: " + b"x" * 2000 + b"\r\n\r\n",
+        b"GET /ping?" + b"x" * 2000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /ping HTTP/1.1\r\n" + b"a: b\r\n" * 400 + b"\r\n",
+    ):
+        raw = server.exchange(head)
+        assert statuses(raw) == [431]
+        assert b"x-isthmus-reason: head-too-large" in raw
+    with server.connect() as sock:
+        sock.sendall(b"GET /ping HTTP/1.1\r\na: ")
+        assert taken_of(sock, b"x" * 1000, 10_000) < 10_000
+
+
+def test_large_bodies_before_a_head_do_not_count_as_head(room, serve):
+    """The end of a long body and the next head may share a packet without the body counting against the head."""
+    server = serve(room.face, header_limit_bytes=2000)
+    raw = server.exchange(b"".join(PUT % (b"%d" % n, 50_000, b"x" * 50_000) for n in range(8)) + CLOSE)
+    assert statuses(raw) == [204] * 8 + [200]
+
+
+def test_a_value_over_the_limit_is_413_also_for_clients_that_send_first(room_with, serve):
+    """A client that sends all of its body before it reads still gets the 413, not a reset; nothing is written."""
+    room = room_with(object_bytes=1000)
+    server = serve(room.face)
+    url = f"http://127.0.0.1:{server.port}/buckets/b/keys/k"
+    for data in (b"x" * 5_000_000, iter([b"x" * 100_000] * 50)):
+        answer = requests.put(url, data=data, headers={"content-type": "a/b"})
+        assert (answer.status_code, answer.headers["x-isthmus-reason"]) == (413, "too-large")
+    assert statuses(server.exchange(PUT % (b"k", 20_000_000, b"x" * 20_000_000))) == [413]
+    waiting = PUT.replace(b"host: x", b"host: x\r\nexpect: 100-continue") % (b"k", 2000, b"")
+    assert statuses(server.exchange(waiting, half_close=True)) == [413]
+    assert room.kv.writes == 0
+    allowed = PUT.replace(b"host: x", b"host: x\r\nconnection: close\r\nexpect: 100-continue") % (b"k", 5, b"12345")
+    assert statuses(server.exchange(allowed)) == [100, 204]
+
+
+def test_a_body_cut_short_writes_nothing_and_is_told_when_somebody_listens(room, server):
+    """A half-closed client gets 400; one that is gone gets nothing; neither has written anything."""
+    cut = PUT % (b"k", 100, b"only this")
+    raw = server.exchange(cut, half_close=True)
+    assert statuses(raw) == [400]
+    assert b"x-isthmus-reason: cut-short" in raw
+    assert statuses(server.exchange(b"GET /ping HT", half_close=True)) == [400]
+    chunked = (
+        b"PUT /buckets/b/keys/k HTTP/1.1\r\nhost: x\r\ncontent-type: a/b\r\ntransfer-encoding: chunked\r\n\r\n5\r\nab"
+    )
+    assert statuses(server.exchange(chunked, half_close=True)) == [400]
+    with server.connect() as sock:
+        sock.sendall(cut)
+    server.wait(lambda: not server.listener._state.connections)
+    assert room.kv.writes == 0
+    assert room.face.budget.used_bytes == 0
+
+
+def test_a_client_that_stops_sending_still_gets_its_answer(room, server):
+    """Closing one's sending side after a whole request does not lose the answer to it."""
+    assert statuses(server.exchange(PUT % (b"k", 1, b"x"), half_close=True)) == [204]
+    server.call(lambda: setattr(room.kv, "gate", asyncio.Event()))
+    with server.connect() as sock:
+        sock.sendall(PUT % (b"k", 1, b"x"))
+        server.wait(lambda: room.face.budget.used_bytes == 1)
+        sock.shutdown(socket.SHUT_WR)
+        server.call(lambda: None)
+        server.call(room.kv.gate.set)
+        assert statuses(b"".join(iter(lambda: sock.recv(4096), b""))) == [204]
+
+
+def test_padding_in_a_chunked_body_is_bounded(room, server):
+    """Chunk extensions or trailers without end are cut off; honest small chunks are not."""
+    head = b"PUT /buckets/b/keys/%b HTTP/1.1\r\nhost: x\r\ncontent-type: a/b\r\ntransfer-encoding: chunked\r\n\r\n"
+    honest = server.exchange(head % b"1" + b"1\r\nx\r\n" * 30_000 + b"0\r\nx-riak-meta-t: t\r\n\r\n" + CLOSE)
+    assert statuses(honest) == [204, 200]
+    assert len(room.kv.object(b"b", b"1").siblings[0].value) == 30_000
+    assert room.kv.object(b"b", b"1").siblings[0].metadata == ()
+    assert statuses(server.exchange(head % b"3" + b"1\r\nx\r\n0\r\nx-riak-meta-t: t\r\n\r\n" + CLOSE)) == [204, 200]
+    assert room.kv.object(b"b", b"3").siblings[0].metadata == ()
+    for padding in (b"1;" + b"e" * 1000, b"0\r\ntrailer: " + b"t" * 1000):
+        with server.connect() as sock:
+            sock.sendall(head % b"2" + padding)
+            assert taken_of(sock, b"p" * 1000, 10_000) < 10_000
+    assert room.kv.object(b"b", b"2") is None
+
+
+def test_an_upgrade_wish_does_not_cost_a_body(room, server):
+    """A PUT that also offers another protocol is refused, never stored empty; a GET is answered, then closed."""
+    offer = b"host: x\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQ"
+    raw = server.exchange(PUT.replace(b"host: x", offer) % (b"k", 5, b"12345") + CLOSE)
+    assert statuses(raw) == [400]
+    assert b"x-isthmus-reason: upgrade" in raw
+    chunked = offer + b"\r\ntransfer-encoding: chunked"
+    assert statuses(server.exchange(GET.replace(b"host: x", chunked) % b"k" + b"1\r\nx\r\n0\r\n\r\n")) == [400]
+    assert room.kv.writes == 0
+    for empty in (b"", b"\r\ncontent-length: 0"):
+        raw = server.exchange(GET.replace(b"host: x", offer + empty) % b"k" + CLOSE)
+        assert statuses(raw) == [404]
+        assert b"connection: close" in raw
+
+
+def test_one_connection_too_many_is_told_503(room, serve):
+    """Beyond the limit a connection is answered 503 and closed, counted, and others go on."""
+    server = serve(room.face, connections_limit=2)
+    with server.connect() as a, server.connect() as b:
+        server.wait(lambda: len(server.listener._state.connections) == 2)
+        raw = server.exchange(CLOSE)
+        assert statuses(raw) == [503]
+        assert b"retry-after: 1" in raw
+        for sock in (a, b):
+            sock.sendall(CLOSE)
+            assert statuses(sock.recv(4096)) == [200]
+    samples = {n: v for n, _, v in server.call(lambda: list(server.listener.samples()))}
+    assert samples["isthmus_http_connections_refused_total"] == 1
+
+
+def test_slow_clients_are_given_up(room, serve, monkeypatch):
+    """A head or a body that does not arrive in time is 408; a silent connection is closed; nothing is written."""
+    monkeypatch.setattr("node.http.connections.HEAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("node.http.connections.KEEP_ALIVE_S", 0.3)
+    monkeypatch.setattr("node.http.listeners.SWEEP_S", 0.05)
+    server = serve(room.face, body_timeout_ms=300)
+    with server.connect() as silent, server.connect() as idle:
+        idle.sendall(b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert statuses(idle.recv(4096)) == [200]
+        for slow in (b"GET /ping HTTP/1.1\r\nhost", PUT % (b"k", 10, b"x"), PUT % (b"k", 200_000, b"x" * 100_000)):
+            raw = server.exchange(slow)
+            assert statuses(raw) == [408], slow[:40]
+            assert b"x-isthmus-reason: slow-request" in raw
+        assert silent.recv(10) == idle.recv(10) == b""
+    assert room.kv.writes == 0
+    assert room.face.budget.used_bytes == 0
+
+
+def test_a_reader_that_stalls_is_cut_and_its_answer_forgotten(room, serve, monkeypatch):
+    """A client that reads nothing of a large answer holds its memory for a bounded time only."""
+    monkeypatch.setattr("node.http.connections.STALL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("node.http.listeners.SWEEP_S", 0.05)
+    server = serve(room.face)
+    room.put("/buckets/b/keys/k", b"x" * 30_000_000)
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", server.port))
+        sock.sendall(GET % b"k")
+        server.wait(lambda: room.face.budget.used_bytes == 30_000_000)
+        server.wait(lambda: room.face.budget.used_bytes == 0)
+    server.wait(lambda: not server.listener._state.connections)
+
+
+def test_a_stop_lets_answers_out_and_refuses_new_connections(room, serve):
+    """While draining, a running write is still answered, idle connections close, and no new one is taken."""
+    server = serve(room.face)
+    server.call(lambda: setattr(room.kv, "gate", asyncio.Event()))
+    idle, busy = server.connect(), server.connect()
+    with idle, busy:
+        busy.sendall(PUT % (b"k", 1, b"x"))
+        server.wait(lambda: room.face.budget.used_bytes == 1)
+        stopping = asyncio.run_coroutine_threadsafe(server.listener.stop(10), server.loop)
+        assert idle.recv(10) == b""
+        with pytest.raises(OSError, match="refused"):
+            server.connect()
+        server.call(room.kv.gate.set)
+        raw = b"".join(iter(lambda: busy.recv(4096), b""))
+        assert statuses(raw) == [204]
+        assert b"connection: close" in raw
+        stopping.result(10)
+
+
+def test_a_stop_ends_long_polls(room, serve):
+    """A waiting fetch does not hold up the drain: it is answered at once."""
+    server = serve(room.face)
+    body = encode_request(FetchRequest(Session(b"\x03" * 16, "w1", b"i" * 8, 0), "west", wait_ms=30_000))
+    server.call(lambda: setattr(room.queue, "give", asyncio.Event()))
+    with server.connect() as sock:
+        sock.sendall(b"POST /queues/q/fetch HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        server.wait(lambda: len(room.queue.asked) == 1)
+        asyncio.run_coroutine_threadsafe(server.listener.stop(60), server.loop).result(10)
+        assert statuses(b"".join(iter(lambda: sock.recv(4096), b""))) == [503]
+
+
+def test_a_drain_that_takes_too_long_cuts_what_is_left(room, serve, logged):
+    """A stop ends in bounded time also when a write never gets its outcome."""
+    server = serve(room.face)
+    server.call(lambda: setattr(room.kv, "gate", asyncio.Event()))
+    with server.connect() as sock:
+        sock.sendall(PUT % (b"k", 1, b"x"))
+        server.wait(lambda: room.face.budget.used_bytes == 1)
+        began = time.monotonic()
+        asyncio.run_coroutine_threadsafe(server.listener.stop(0.1), server.loop).result(10)
+        assert time.monotonic() - began < 5
+        assert sock.recv(10) == b""
+    assert server.call(lambda: (room.face.budget.used_bytes, len(server.listener._state.tasks))) == (0, 0)
+    assert "http.drain_cut" in [e["event"] for e in logged]
+
+
+def test_signals_stay_the_daemons():
+    """Two listeners start and stop in one loop of the main thread and leave every signal handler as it was."""
+    assert threading.current_thread() is threading.main_thread()
+
+    def handlers():
+        return [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+
+    class Hello:
+        async def __call__(self, scope, receive, send):
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
+
+        def stop(self):
+            pass
+
+    async def run():
+        before = handlers()
+        settings = ListenSettings(http=Address("127.0.0.1", 0), admin=Address("localhost", 0))
+        listeners = Listeners(settings)
+        urls = listeners.bind()
+        await listeners.start(Hello(), Hello())
+        during = handlers()
+        got = [await asyncio.to_thread(requests.get, url) for url in urls]
+        assert {n for n, _, _ in listeners.samples()} == set(HELP)
+        await listeners.drain()
+        with pytest.raises(requests.ConnectionError):
+            await asyncio.to_thread(requests.get, urls[0])
+        assert (await asyncio.to_thread(requests.get, urls[1])).status_code == 200
+        await listeners.stop()
+        await listeners.stop()
+        assert [g.status_code for g in got] == [200, 200]
+        assert before == during == handlers()
+
+    asyncio.run(run())
+
+
+def test_an_address_that_cannot_be_had_is_one_clear_line():
+    """An occupied port, a host that is not this machine's and one that does not exist each say what to do."""
+    settings = ListenSettings()
+    taken = Listener("http", Address("127.0.0.1", 0), settings)
+    port = int(taken.url.rsplit(":", 1)[1])
+    with pytest.raises(LocalFault, match=rf"listen.http: cannot listen on 127.0.0.1:{port}: another program uses it"):
+        bind("listen.http", Address("127.0.0.1", port))
+    asyncio.run(taken.stop())
+    bind("listen.http", Address("127.0.0.1", port)).close()
+    with pytest.raises(LocalFault, match="no such address"):
+        bind("listen.http", Address("192.0.2.1", 0))
+    for host in ("no such host", "no-such-host.invalid", "x" * 300):
+        with pytest.raises(LocalFault, match="cannot be resolved") as fault:
+            bind("listen.admin", Address(host, 0))
+        assert "\n" not in str(fault.value)
+
+
+def test_a_node_that_failed_to_bind_one_port_frees_the_other():
+    """When the second port is occupied, stop() gives the first one back."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        settings = ListenSettings(http=Address("127.0.0.1", 0), admin=Address("127.0.0.1", other.getsockname()[1]))
+        listeners = Listeners(settings)
+        with pytest.raises(LocalFault, match=r"listen\.admin"):
+            listeners.bind()
+        port = listeners._bound["http"]._socket.getsockname()[1]
+        asyncio.run(listeners.stop())
+        bind("listen.http", Address("127.0.0.1", port)).close()

@@ -1,0 +1,84 @@
+"""Fetches of other clusters' sinks: bodies pass through, long polls end with whoever goes first."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+
+import msgpack
+
+from queues.source_queue import Session
+from queues.wire import FetchRequest, decode_reply, encode_request
+
+REQUEST = FetchRequest(Session(b"\x03" * 16, "w1", b"i" * 8, 0), "west", wait_ms=5_000)
+BODY = encode_request(REQUEST)
+
+
+def test_a_fetch_reaches_the_queue_and_its_answer_the_sink(room):
+    """The decoded request is handed on, and the encoded answer comes back as msgpack."""
+    answer = room.call("POST", "/queues/q/fetch", BODY)
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/msgpack")
+    assert decode_reply(answer.body).cluster_name == "east"
+    assert room.queue.asked == [REQUEST]
+
+
+def test_unknown_queues_and_bad_bodies_are_refused(room):
+    """404 for a queue that is not there, 400 for bytes that are no request, 413 for too many."""
+    unknown = room.call("POST", "/queues/other/fetch", BODY)
+    assert (unknown.status, unknown.reason) == (404, "unknown-queue")
+    for body in (b"", b"\xc1", msgpack.packb({"v": 99}), msgpack.packb([])):
+        assert room.call("POST", "/queues/q/fetch", body).status == 400
+    assert room.call("POST", "/queues/q/fetch", b"x" * 64_001).status == 413
+    assert room.call("POST", "/queues/%ff/fetch", BODY).reason == "bad-path"
+
+
+def test_a_long_poll_ends_when_its_sink_goes(room, server):
+    """A sink that closes its connection, or only its sending side, frees the poll: nothing is leased to nobody."""
+    head = b"POST /queues/q/fetch HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(BODY)
+    room.queue.give = asyncio.Event()
+    for half_close in (False, True):
+        ended = room.queue.cancelled
+        with server.connect() as sock:
+            sock.sendall(head + BODY)
+            server.wait(lambda: room.face._queues.running == 1)
+            if half_close:
+                sock.shutdown(1)
+                assert sock.recv(1000).startswith(b"HTTP/1.1 400 ")
+        server.wait(lambda ended=ended: room.queue.cancelled > ended)
+    with server.connect() as sock:
+        sock.sendall(head + BODY + b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n")
+        server.wait(lambda: room.face._queues.running == 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() sends a reset
+    server.wait(lambda: room.face._queues.running == 0)
+
+
+def test_a_stop_ends_all_long_polls(room, ask_face, eventually):
+    """When the node stops, polls that wait are told so at once, and so is every later one."""
+
+    async def run():
+        room.queue.give = asyncio.Event()
+        polls = [asyncio.ensure_future(ask_face(room.face, "POST", "/queues/q/fetch", BODY)) for _ in range(3)]
+        await eventually(lambda: len(room.queue.asked) == 3)
+        room.face.stop()
+        answers = await asyncio.gather(*polls, ask_face(room.face, "POST", "/queues/q/fetch", BODY))
+        assert {(a.status, a.reason) for a in answers} == {(503, "not-ready")}
+        assert room.queue.cancelled == 3
+
+    asyncio.run(run())
+
+
+def test_fetches_are_bounded(room, ask_face, eventually, monkeypatch):
+    """One fetch more than the limit is refused at once instead of waiting."""
+    monkeypatch.setattr("node.http.queues.FETCHES_MAX", 2)
+
+    async def run():
+        room.queue.give = asyncio.Event()
+        polls = [asyncio.ensure_future(ask_face(room.face, "POST", "/queues/q/fetch", BODY)) for _ in range(2)]
+        await eventually(lambda: len(room.queue.asked) == 2)
+        refused = await ask_face(room.face, "POST", "/queues/q/fetch", BODY)
+        assert (refused.status, refused.reason) == (503, "overloaded")
+        room.queue.give.set()
+        assert [a.status for a in await asyncio.gather(*polls)] == [200, 200]
+
+    asyncio.run(run())

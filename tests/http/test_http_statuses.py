@@ -1,0 +1,51 @@
+"""The table of refusals in the documentation is the table in the code."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import node.http
+from node.http.statuses import status_of
+from queues import wire
+from repl import coordinator
+from repl.model import errors
+
+ROOT = Path(node.http.__file__).parents[2]
+
+
+def documented():
+    """(status, reason) of every row of the table."""
+    rows = set()
+    for line in (ROOT / "docs" / "http.md").read_text().splitlines():
+        cells = [c.strip() for c in line.split("|")]
+        if len(cells) > 3 and cells[1].isdigit():
+            rows.add((int(cells[1]), cells[2].strip("`")))
+    return rows
+
+
+def refused_in_the_code():
+    """(status, reason) of every `Refused(...)` that this room makes."""
+    found = set()
+    for path in Path(node.http.__file__).parent.glob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Refused":
+                status, reason = call.args[:2]
+                assert isinstance(status, ast.Constant), ast.dump(status)
+                assert isinstance(reason, ast.Constant), ast.dump(reason)
+                found.add((status.value, reason.value))
+    return found
+
+
+def subclasses(kind):
+    for sub in kind.__subclasses__():
+        yield sub
+        yield from subclasses(sub)
+
+
+def test_the_documented_table_is_complete_and_true():
+    """Every refusal that the code can make stands in docs/http.md with its status, and no other does."""
+    modules = {errors.__name__, coordinator.__name__, wire.__name__}
+    classes = {c for c in subclasses(errors.IsthmusError) if c.__module__ in modules}
+    made = {(status_of(c("x")), c.reason) for c in classes} | {(500, "internal"), (404, "not-found")}
+    assert made | refused_in_the_code() == documented()
