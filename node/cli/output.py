@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 import click
@@ -24,6 +25,9 @@ FORMATS: Final = ("table", "json")
 
 PIPE_COLUMNS: Final = 100_000
 """Width of a table that does not go to a terminal: wide enough never to be wrapped, so that a line is a row."""
+
+MOMENT_MS_MAX: Final = 253_402_300_800_000
+"""The year 10000, where dates of four digits end."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -105,6 +109,13 @@ def milliseconds(value: Any) -> str:
         if value < below:
             return f"{value / factor:.1f} {unit}"
     return f"{value / 3_600_000:.1f} h"
+
+
+def moment(value: Any) -> str:
+    """Milliseconds since 1970 as a time of day in UTC: "2026-02-03 04:05:06Z"; anything else is "unknown"."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MOMENT_MS_MAX:
+        return UNKNOWN
+    return f"{datetime.fromtimestamp(value // 1000, UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
 def printable(text: str) -> str:

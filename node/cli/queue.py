@@ -11,7 +11,7 @@ from urllib.parse import quote
 import click
 
 from node.cli.cluster import listed
-from node.cli.output import echo_json, echo_table, milliseconds, output_option, printable
+from node.cli.output import cell, echo_json, echo_table, milliseconds, moment, output_option, printable
 from node.cli.remote import AdminClient, admin_option, whoami
 
 NAME = click.argument("name")
@@ -75,9 +75,20 @@ def _echo(answer: dict[str, Any], output: str, sentence: str) -> None:
 
 
 def _row(queue: dict[str, Any]) -> list[Any]:
-    """`owner` and `reason` may be null for none; everything else that is null is not known."""
-    owner = "" if "owner" in queue and queue["owner"] is None else queue.get("owner")
+    """`owner` and `reason` may be null for none; everything else that is null is not known. The age is that of
+    the oldest change that waits, so when nothing waits there is none."""
+    owner = queue.get("owner")
+    owner = "" if "owner" in queue and owner is None else owner.get("cluster") if isinstance(owner, dict) else owner
     plain = [queue.get(key) for key in ("waiting", "in_flight")]
-    oldest = milliseconds(queue.get("oldest_age_ms"))
+    age_ms = queue.get("oldest_age_ms")
+    oldest = "" if age_ms is None and plain == [0, 0] else milliseconds(age_ms)
     states = [queue.get(key) for key in ("publishing", "serving")]
-    return [queue.get("name"), queue.get("filter"), owner, *plain, oldest, *states, queue.get("reason") or ""]
+    return [queue.get("name"), queue.get("filter"), owner, *plain, oldest, *states, _reason(queue)]
+
+
+def _reason(queue: dict[str, Any]) -> str:
+    """Why it is in its state; of a suspension also who made it, and when."""
+    reason, suspended = queue.get("reason") or "", queue.get("suspended")
+    if not isinstance(suspended, dict):
+        return str(reason)
+    return f"{reason} (by {cell(suspended.get('by'))}, {moment(suspended.get('at_ms'))})"

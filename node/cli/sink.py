@@ -34,7 +34,7 @@ def list_sinks(admin: AdminClient, output: str) -> None:
     if output == "json":
         echo_json(answer)
         return
-    columns = ("queue", "peer", "state", "delay", *OUTCOMES, "lag p50", "lag p99", "last error")
+    columns = ("queue", "peer", "state", "delay", *OUTCOMES, "lag p50", "lag p99", "reason", "last error")
     echo_table(columns, (_row(sink) for sink in listed(answer, "sinks")))
 
 
@@ -76,8 +76,10 @@ def _echo(answer: dict[str, Any], output: str, sentence: str) -> None:
 
 
 def _row(sink: dict[str, Any]) -> list[Any]:
-    """`last_error` is null when there was none; everything else that is null is not known."""
+    """`last_error` is null when there was none; everything else that is null is not known. The reason of a
+    suspension says who made it."""
     error = "" if "last_error" in sink and sink["last_error"] is None else sink.get("last_error")
     times = [milliseconds(sink.get(key)) for key in ("delay_ms", "lag_ms_p50", "lag_ms_p99")]
     outcomes = [sink.get(key) for key in OUTCOMES]
-    return [sink.get("queue"), sink.get("peer"), sink.get("state"), times[0], *outcomes, *times[1:], error]
+    reason = sink.get("reason") or ""
+    return [sink.get("queue"), sink.get("peer"), sink.get("state"), times[0], *outcomes, *times[1:], reason, error]

@@ -15,7 +15,7 @@ import pytest
 from config.loading import ConfigError, Fault
 from node.cli import main as cli
 from node.cli.exits import MEANINGS, CommandFailed, Exit, failure_of
-from node.cli.output import cell, echo_table, milliseconds
+from node.cli.output import cell, echo_table, milliseconds, moment
 from repl.model.errors import BadConfig, Corruption, NotReady, OutcomeUnknown, PeerFault, TooLarge
 
 HOUSE = Path(__file__).parents[2]
@@ -259,6 +259,13 @@ def test_cells_never_invent_a_value() -> None:
         "10.0 min",
         "2.2 h",
     ]
+
+
+def test_moments_are_utc_or_unknown() -> None:
+    """Times are shown in one zone, and what is no time is not made one."""
+    assert moment(0) == "1970-01-01 00:00:00Z"
+    assert moment(253_402_300_799_999) == "9999-12-31 23:59:59Z"
+    assert {moment(value) for value in (None, -1, True, "x", 253_402_300_800_000)} == {"unknown"}
 
 
 def test_text_in_tables_is_only_text(capsys: pytest.CaptureFixture[str]) -> None:

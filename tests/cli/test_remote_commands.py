@@ -123,6 +123,7 @@ SINK = {
     "rejected": 0,
     "lag_ms_p50": 1.84,
     "lag_ms_p99": None,
+    "reason": "",
     "last_error": None,
 }
 
@@ -141,9 +142,9 @@ SINK = {
             ["sink", "list"],
             "/admin/sink",
             {"sinks": [SINK]},
-            "west http://10.0.0.7:8098 fetching 0.0 ms 5 1 0 0 1.8 ms unknown -",
+            "west http://10.0.0.7:8098 fetching 0.0 ms 5 1 0 0 1.8 ms unknown - -",
         ),
-        (["sink", "list"], "/admin/sink", {"sinks": [{"queue": "q"}]}, "q" + " unknown" * 10),
+        (["sink", "list"], "/admin/sink", {"sinks": [{"queue": "q"}]}, "q" + " unknown" * 9 + " - unknown"),
         (["queue", "list"], "/admin/queues", {"queues": [{}]}, "unknown " * 8 + "-"),
         (["cluster", "status"], "/admin/cluster", CLUSTER, "full-sync idle not configured"),
     ],
@@ -157,6 +158,24 @@ def test_listings_show_what_the_node_says(
     assert " ".join(capsys.readouterr().out.splitlines()[-1].split()) == row
     assert cli.main([*arguments, "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out) == answer
+
+
+def test_a_suspended_queue_shows_who_when_and_why(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """Owner, age and suspension of a queue read as sentences; nothing waits, so there is no age."""
+    owner = {"cluster": "west", "uuid": "00", "version": 3}
+    suspended = {"by": "ann@ops", "at_ms": 1_700_000_000_000, "reason": "disk"}
+    queue = {
+        **QUEUE,
+        "owner": owner,
+        "waiting": 0,
+        "oldest_age_ms": None,
+        "reason": "suspended: disk",
+        "suspended": suspended,
+    }
+    listener.tell("/admin/queues", {"queues": [queue]})
+    assert cli.main(["queue", "list"]) == Exit.OK
+    row = " ".join(capsys.readouterr().out.splitlines()[-1].split())
+    assert row == "west any west 0 0 - running suspended suspended: disk (by ann@ops, 2023-11-14 22:13:20Z)"
 
 
 def test_cluster_status_calls_the_unknown_unknown(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
