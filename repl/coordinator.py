@@ -146,9 +146,11 @@ class Coordinator:
     def _partition(self, bucket_type: bytes, hash64: int) -> Partition:
         partitions = self._types.get(bucket_type)
         if partitions is None:
+            if not self._types:
+                raise NotReady("the partitions are not known here yet: the node is starting")
             raise UnknownBucketType(
                 f"bucket type {bucket_type.decode(errors='replace')!r} does not exist: "
-                f"known are {', '.join(t.decode() for t in sorted(self._types)) or 'none yet'}"
+                f"known are {', '.join(t.decode() for t in sorted(self._types))}"
             )
         return partitions[partition_index(hash64, len(partitions))]
 
@@ -251,7 +253,7 @@ class Coordinator:
                 self._check_key(key)
                 hash64 = key_hash(key.bucket, key.key)
                 partition = self._partition(key.bucket_type, hash64)
-            except BadInput as error:
+            except IsthmusError as error:
                 waiter.results[slot] = error
                 continue
             items = inbox.get(partition.id)

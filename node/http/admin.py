@@ -42,6 +42,7 @@ class Admin(Face):
         router.add("POST", "/admin/queues/{queue}/suspend", self.queue_suspend)
         router.add("POST", "/admin/queues/{queue}/resume", self.queue_resume)
         router.add("GET", "/admin/sink", self.sink)
+        router.add("GET", "/admin/sink/dead-letters", self.sink_dead_letters)
         router.add("POST", "/admin/sink/suspend", self.sink_suspend)
         router.add("POST", "/admin/sink/resume", self.sink_resume)
 
@@ -139,6 +140,10 @@ class Admin(Face):
     async def sink(self, _request: Request) -> Reply:
         """Every (queue, peer) that this node fetches from."""
         return json_reply({"sinks": self._node.sink.listing()})
+
+    async def sink_dead_letters(self, _request: Request) -> Reply:
+        """The newest changes that this node's sink refused for good, and why."""
+        return json_reply({"dead_letters": self._node.sink.dead_letters()})
 
     async def sink_suspend(self, request: Request) -> Reply:
         """Start no new fetch of a queue, a peer, or all."""

@@ -26,6 +26,9 @@ NO_OFFSET: Final = -1
 """`previous_offset` of a key that has no change row yet."""
 
 
+_pack: Final = msgpack.Packer().pack  # one for all: see repl.model.vclock
+
+
 class EntryKind(IntEnum):
     """What an entry does when it is applied."""
 
@@ -94,7 +97,7 @@ def make_entry(
     payload: bytes = b"",
 ) -> Entry:
     """A new entry, encoded once."""
-    wire: bytes = msgpack.packb(
+    wire: bytes = _pack(
         (
             ENTRY_VERSION,
             int(kind),
@@ -148,8 +151,18 @@ def decode_entry(wire: bytes) -> Entry:
 
 def encode_key_row(summary: Summary, offset: int) -> bytes:
     """A key row's bytes: msgpack [version, clock, hash, modified, size, siblings, tombstone, offset]."""
-    packed: bytes = msgpack.packb((KEY_ROW_VERSION, *summary, offset))
+    packed: bytes = _pack((KEY_ROW_VERSION, *summary, offset))
     return packed
+
+
+def row_says_tombstone(row: bytes, offset: int) -> bool:
+    """The tombstone flag of a key row that `encode_key_row` wrote for `offset`, without decoding it: the flag is the byte
+    before the last field, whose length follows from its value. For paths that see every change."""
+    if offset < 1 << 7:
+        return row[-2] == 0xC3
+    if offset < 1 << 16:
+        return row[-3 if offset < 1 << 8 else -4] == 0xC3
+    return row[-6 if offset < 1 << 32 else -10] == 0xC3
 
 
 _ROW_TYPES: Final = (int, bytes, int, int, int, int, bool, int)

@@ -59,6 +59,10 @@ class Replog(Protocol):
         commit, from the log's own thread; `on_failure` once, when a write or fsync failed: the log
         then accepts nothing more and the process is expected to leave (PROTOCOL H34)."""
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Will the disk take `size_bytes` more without touching its reserve? Asked before a write is accepted,
+        so that a full disk is a refusal (PROTOCOL H38); what was accepted then still fits."""
+
     def append(self, partition: int, entries: Sequence[Entry]) -> None:
         """Queue entries for the next group commit; never blocks. Their offsets follow on what the
         partition holds and their epochs do not fall (asserted). Raises OutOfStorage when the

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from repl.model.entry import Entry
 
@@ -61,8 +61,15 @@ class ListedKey(NamedTuple):
     row: bytes
 
 
+Prepared = Any
+"""A batch that `Store.prepare` made and `Store.commit` writes; nobody else looks inside."""
+
+
 class Store(Protocol):
     """The node's store. A reader sees whole steps only."""
+
+    def applied_offsets(self) -> Mapping[int, int]:
+        """The applied offset of every partition that has rows here."""
 
     def applied(self, partition: int) -> Applied:
         """How far the partition is applied as read now; Applied(0, 0) when nothing is."""
@@ -79,7 +86,13 @@ class Store(Protocol):
         """Replay has passed every applied offset found at open: checkpoint, then note the boot id."""
 
     def write(self, steps: Sequence[PartitionStep]) -> None:
-        """Apply the steps in one LevelDB batch. Raises LocalFault when the disk refuses."""
+        """Apply the steps in one LevelDB batch: `commit(prepare(steps))`. Raises LocalFault when the disk refuses."""
+
+    def prepare(self, steps: Sequence[PartitionStep]) -> Prepared:
+        """The batch that applies the steps. Each prepared batch must be committed, in order."""
+
+    def commit(self, prepared: Prepared) -> None:
+        """Write a prepared batch; readers see all of it or nothing. Raises LocalFault."""
 
     def checkpoint(self) -> None:
         """Note the applied offsets, sync the logs and the directory, persist the noted offsets as

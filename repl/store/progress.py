@@ -8,8 +8,8 @@ Four positions a partition, each at or behind the one before it:
     applied   what readers and the applied row say; equal to written but in a replay
 
 After a restart of the machine the applied row may stand above missing rows (PROTOCOL H36). Then the partition
-*replays*: next and written start again at the floor, the applied row stays as found, and
-entries below it are written once more, until they have reached it:
+*replays*: next and written start again at the floor, the applied row stays as found, and the
+entries below it are written once more, in order, until they have reached it:
 
     trusted -> replaying   at open, when the boot id changed without a clean stop and floor < applied
     replaying -> trusted   when a prepared batch reaches the applied offset found
@@ -74,21 +74,15 @@ class Progress:
     def prepared(self, partition: int, first_offset: int, end: Position) -> End:
         """A batch with the partition's entries [first_offset, end.offset) was prepared.
 
-        They begin where the last ones ended; a replay may also write again what it wrote already
-        (asserted). Epochs do not fall."""
+        They begin where the last ones ended, in a replay too (asserted): rewound, a partition would hold older rows
+        than its floor says. Epochs do not fall."""
         start = self.next(partition)
+        assert first_offset == start.offset, (partition, first_offset, start)
+        assert end.epoch >= start.epoch, (partition, end, start)
         found = self._replaying.get(partition)
-        if found is None:
-            assert first_offset == start.offset, (partition, first_offset, start)
-            assert end.epoch >= start.epoch, (partition, end, start)
-            moves_applied = True
-        else:
-            assert first_offset <= start.offset, (partition, first_offset, start)
-            if end.offset < start.offset:
-                end = start
-            moves_applied = end.offset >= found.offset
-            if moves_applied:
-                del self._replaying[partition]
+        moves_applied = found is None or end.offset >= found.offset
+        if found is not None and moves_applied:
+            del self._replaying[partition]
         self._next[partition] = end
         return End(partition, end, moves_applied)
 
