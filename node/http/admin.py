@@ -10,7 +10,7 @@ import getpass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from node.http.asgi import Face, Request, Scope, Send, json_reply
+from node.http.asgi import Face, Request, json_reply
 from node.http.health import add_health
 from node.http.statuses import Refused, Reply, refusal
 from repl.isr.effects import Role
@@ -46,12 +46,11 @@ class Admin(Face):
         router.add("POST", "/admin/sink/suspend", self.sink_suspend)
         router.add("POST", "/admin/sink/resume", self.sink_resume)
 
-    async def _refuse(self, error: IsthmusError, scope: Scope, send: Send) -> None:
+    def refusal(self, error: IsthmusError) -> Reply:
+        """See Face.refusal; here as JSON."""
         plain = refusal(error)
         reply = json_reply({"error": plain.body.decode().strip(), "reason": error.reason}, plain.status)
-        headers = [*reply.headers, *(h for h in plain.headers if h[0] != b"content-type")]
-        self.counts.add("refused", scope["method"], reply.status)
-        await self.send_reply(send, Reply(reply.status, headers, reply.body), head=scope["method"] == "HEAD")
+        return reply._replace(headers=[*reply.headers, *(h for h in plain.headers if h[0] != b"content-type")])
 
     # -- the cluster --------------------------------------------------------------------------------------
 

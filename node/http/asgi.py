@@ -285,14 +285,18 @@ class Face:
         finally:
             self.budget.used_bytes -= size
 
+    def refusal(self, error: IsthmusError) -> Reply:
+        """The answer that tells about `error`: one line of text, see `statuses`."""
+        return refusal(error)
+
     async def _refuse(self, error: IsthmusError, scope: Scope, send: Send) -> None:
-        reply = refusal(error)
+        reply = self.refusal(error)
         self.counts.add("refused", scope["method"], reply.status)
         await self.send_reply(send, reply, head=scope["method"] == "HEAD")
 
     async def _refuse_unread(self, error: IsthmusError, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse, throw away a bounded part of what still comes, close."""
-        reply = refusal(error)
+        reply = self.refusal(error)
         self.counts.add("refused", scope["method"], reply.status)
         headers = [*reply.headers, (b"content-length", b"%d" % len(reply.body)), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
