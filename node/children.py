@@ -80,8 +80,9 @@ class ChildSpec:
     stop_timeout_ms: int = 10_000
 
     def digest(self) -> str:
-        """Equal for equal commands: whether a running process may stand for this child."""
-        return hashlib.sha256(json.dumps([self.argv, self.cwd, self.env, self.reads]).encode()).hexdigest()[:16]
+        """Equal for equal commands: whether a running process may stand for this child. The environment is left out: it
+        differs from shell to shell."""
+        return hashlib.sha256(json.dumps([self.argv, self.cwd, self.reads]).encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
         """For a spec file."""

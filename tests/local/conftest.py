@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,13 @@ def supervised() -> Supervised:
             await task
 
     return run
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Iterator[Path]:
+    """A directory for a supervisor process of its own; what runs there at the end is stopped."""
+    yield tmp_path / "launched"
+    supervisor.stop(tmp_path / "launched")
 
 
 MakeChild = Callable[..., ChildSpec]

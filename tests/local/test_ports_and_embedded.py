@@ -140,8 +140,11 @@ def test_an_occupied_port_is_told_at_once_and_leaves_nothing(data_dir: Path) -> 
     assert supervisor.running_state(data_dir / "metastore") is None
 
 
-def test_a_zookeeper_that_never_serves_is_told_with_its_log_and_stopped(data_dir: Path) -> None:
+def test_a_zookeeper_that_never_serves_is_told_with_its_log_and_stopped(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A ZooKeeper whose data is foreign ends again and again: one line with its log, and no process is left."""
+    monkeypatch.setattr(supervisor, "START_TRIES", 1)
     (data_dir / "metastore" / "zookeeper").mkdir(parents=True)
     (data_dir / "metastore" / "zookeeper" / "data").mkdir()
     (data_dir / "metastore" / "zookeeper" / "data" / "version-2").write_text("a file where a folder should be")

@@ -129,10 +129,10 @@ def test_a_child_that_ignores_sigterm_is_killed_after_its_bound(
     assert not process.alive()
 
 
-def test_the_children_of_a_killed_supervisor_are_taken_over(tmp_path: Path, shell_child: Any) -> None:
+def test_the_children_of_a_killed_supervisor_are_taken_over(launched: Path, shell_child: Any) -> None:
     """They run on undisturbed; the next supervisor keeps those of unchanged command under the same pid, restarts them
     when they die, and stops those that are no longer wanted."""
-    directory = tmp_path / "s"
+    directory = launched
     kept, changed, dropped = shell_child("kept"), shell_child("changed"), shell_child("dropped")
     state = supervisor.launch(directory, Spec((kept, changed, dropped)))
     old = {name: ProcessId.from_json(child["process"]) for name, child in state["children"].items()}
@@ -164,9 +164,9 @@ def test_the_children_of_a_killed_supervisor_are_taken_over(tmp_path: Path, shel
     assert supervisor.recorded_children(directory) == {}
 
 
-def test_children_left_by_a_killed_supervisor_can_be_stopped_without_one(tmp_path: Path, shell_child: Any) -> None:
+def test_children_left_by_a_killed_supervisor_can_be_stopped_without_one(launched: Path, shell_child: Any) -> None:
     """`stop` finds them by the state file."""
-    directory = tmp_path / "s"
+    directory = launched
     state = supervisor.launch(directory, Spec((shell_child(),)))
     first, child = (ProcessId.from_json(raw) for raw in (state["supervisor"], state["children"]["a"]["process"]))
     assert first is not None
