@@ -14,7 +14,7 @@ from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
 from repl.model.errors import BadInput, CodecError, Overloaded
 from sink.roster import LinkName
 
-PATH: Final = "sink/suspensions"
+PATH: Final = "/sink/suspensions"
 
 SUSPENSIONS_MAX: Final = 256
 """Most suspensions kept; one more is refused. An operator has a handful."""

@@ -1,0 +1,98 @@
+"""Bytes of a queue's cursor in one partition: what a CURSOR entry carries and what travels softly.
+
+A CURSOR entry holds the whole state (replaying it is absolute): where to start, and under which owner version. What
+an acknowledgement moves is soft: it carries the offset of the CURSOR entry under which it was made and counts only
+on top of that entry and only forward, so that a late soft state can undo no decision (DESIGN §7, PROTOCOL 1.12). An
+unknown cursor means the last CURSOR entry, never "now". The story goes on in `queues.window`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgpack
+
+from repl.model.errors import CodecError
+from repl.model.vclock import MAX_OFFSET
+from repl.store.port import Cursor
+
+CURSOR_VERSION: Final = 1
+SOFT_VERSION: Final = 1
+NO_OWNER: Final = b""
+
+
+@dataclass(frozen=True, slots=True)
+class CursorState:
+    """What a CURSOR entry decides: all changes below `cursor` are settled; `owner` (16-byte cluster uuid, or empty)
+    may fetch from here on under `owner_version` (0: nobody yet)."""
+
+    cursor: int = 0
+    owner_version: int = 0
+    owner: bytes = NO_OWNER
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a queue stands in a partition: the last CURSOR entry's `base` offset and state, and the cursor that
+    holds."""
+
+    base: int
+    state: CursorState
+    cursor: int
+
+
+def encode_state(state: CursorState) -> bytes:
+    """Payload of a CURSOR entry: msgpack [version, cursor, owner version, owner uuid]."""
+    packed: bytes = msgpack.packb((CURSOR_VERSION, state.cursor, state.owner_version, state.owner))
+    return packed
+
+
+def decode_state(payload: bytes) -> CursorState:
+    """The state in a CURSOR entry's payload. Raises CodecError when it is not one."""
+    version, cursor, owner_version, owner = _fields(payload, (int, int, int, bytes), "cursor entry")
+    if version != CURSOR_VERSION:
+        raise CodecError(f"cursor entry of version {version}, this program reads {CURSOR_VERSION}")
+    if not 0 <= cursor <= MAX_OFFSET or owner_version < 0 or len(owner) not in (0, 16):
+        raise CodecError("not a cursor entry: a field is out of range")
+    return CursorState(cursor, owner_version, owner)
+
+
+def encode_soft(base: int, cursor: int) -> bytes:
+    """A soft cursor: msgpack [version, offset of the CURSOR entry it was made under, cursor]."""
+    packed: bytes = msgpack.packb((SOFT_VERSION, base, cursor))
+    return packed
+
+
+def decode_soft(payload: bytes) -> tuple[int, int]:
+    """(base, cursor) of a soft cursor. Raises CodecError when it is not one."""
+    version, base, cursor = _fields(payload, (int, int, int), "soft cursor")
+    if version != SOFT_VERSION:
+        raise CodecError(f"soft cursor of version {version}, this program reads {SOFT_VERSION}")
+    if not 0 <= base <= MAX_OFFSET or not 0 <= cursor <= MAX_OFFSET:
+        raise CodecError("not a soft cursor: an offset is out of range")
+    return base, cursor
+
+
+def position_of(rows: Cursor) -> Position | None:
+    """Where the rows of a store put the queue; None when no CURSOR entry was ever applied. Raises CodecError."""
+    if rows.entry is None:
+        return None
+    state = decode_state(rows.entry)
+    cursor = state.cursor
+    if rows.soft is not None:
+        base, soft = decode_soft(rows.soft)
+        if base == rows.entry_offset:
+            cursor = max(cursor, soft)
+    return Position(rows.entry_offset, state, cursor)
+
+
+def _fields(payload: bytes, types: tuple[type, ...], what: str) -> tuple[Any, ...]:
+    try:
+        raw = msgpack.unpackb(payload, use_list=False, max_map_len=0, max_ext_len=0)
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise CodecError(f"not a {what}: {error}") from error
+    if type(raw) is not tuple or tuple(type(x) for x in raw) != types:
+        raise CodecError(f"not a {what}: fields of a wrong type or number")
+    fields: tuple[Any, ...] = raw
+    return fields

@@ -1,0 +1,68 @@
+"""What a queue reads from the store, in the read pool's threads: objects to be served, and rows to be counted.
+
+Runs off the event loop and touches nothing but the store. The story goes back to `queues.registry`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from queues.rules import Item
+from repl.model.entry import EntryKind
+from repl.model.objects import says_deleted
+from repl.model.reference import ReferenceKind
+from repl.store.port import Store
+
+COUNT_STEP_ROWS: Final = 4096
+"""Rows read at once when counting: bounds memory."""
+
+_TO_FETCH: Final = int(ReferenceKind.TO_FETCH)
+_OBJECT: Final = int(ReferenceKind.OBJECT)
+_TOMBSTONE: Final = int(ReferenceKind.TOMBSTONE)
+_DATA: Final = int(EntryKind.DATA)
+
+
+def read_objects(store: Store, items: Sequence[Item], limit_bytes: int) -> list[Item | None]:
+    """The first of `items` with their objects as they stand now, None for one that is there no more, until
+    `limit_bytes` of payload would be passed (a single larger one still comes)."""
+    resolved: list[Item | None] = []
+    size = 0
+    for item in items:
+        if item[0] == _TO_FETCH:
+            payload = store.object(item[1], item[4], item[5])
+            if payload is None:
+                resolved.append(None)
+                continue
+            kind = _TOMBSTONE if says_deleted(payload) else _OBJECT
+            item = (kind, item[1], item[2], item[3], item[4], item[5], item[6], item[7], payload)
+        length = len(item[8])
+        if size and size + length > limit_bytes:
+            break
+        size += length
+        resolved.append(item)
+    return resolved
+
+
+def count_rows(
+    store: Store, ranges: Sequence[tuple[int, int, Callable[[bytes], bool]]], limit_rows: int
+) -> tuple[int | None, int | None]:
+    """(rows that may be offered, wall clock of the oldest of them) over (partition, from offset, eligible by
+    origin); the count is None when more than `limit_rows` rows would have to be read."""
+    count = read = 0
+    oldest: int | None = None
+    for partition, start, eligible in ranges:
+        offset = start
+        while True:
+            rows = store.changes(partition, offset, COUNT_STEP_ROWS)
+            for row in rows:
+                if row.kind == _DATA and eligible(row.origin):
+                    count += 1
+                    oldest = row.time_ms if oldest is None else min(oldest, row.time_ms)
+            read += len(rows)
+            if len(rows) < COUNT_STEP_ROWS:
+                break
+            if read > limit_rows:
+                return None, oldest
+            offset = rows[-1].offset + 1
+    return count, oldest

@@ -1,0 +1,152 @@
+"""A cluster of one node around its source queues: memory store, memory metastore, a write path of two lines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from config.settings import QueueSettings
+from queues.batches import Session
+from queues.registry import SourceQueues
+from queues.wire import Ack, FetchReply, FetchRequest
+from repl.metastore.memory import MemoryEnsemble, MemoryMetastore
+from repl.model.entry import Entry
+from repl.model.errors import IsthmusError
+from repl.store.memory import MemoryStore
+from repl.store.port import PartitionStep
+from tests.queues.source_world import OURS, SINK, Pen, Shelf
+
+PARTITIONS = (3, 8)
+
+
+class Clock:
+    """Real time, which a test may push on."""
+
+    def __init__(self) -> None:
+        self.skew_ms = 0
+
+    def now_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000 + self.skew_ms
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000 + self.skew_ms
+
+
+class Home:
+    """`start` makes a life of the node; `crash` forgets its memory. Partitions are led from the start."""
+
+    def __init__(self, *settings: QueueSettings, ensemble: MemoryEnsemble | None = None) -> None:
+        self.settings = settings or (QueueSettings("q"),)
+        self.clock = Clock()
+        self.shelf = Shelf()
+        self.pen = Pen(self.shelf)
+        self.store = MemoryStore()
+        self.metastore = MemoryMetastore(ensemble)
+        self.refusals: list[IsthmusError] = []
+        """Errors that the next CURSOR entries meet, one each."""
+        self.soft_writes = 0
+        self.pool = ThreadPoolExecutor(2)
+        self.queues: SourceQueues
+        self._started = False
+
+    async def start(self, *, lead: bool = True) -> None:
+        if not self._started:
+            await self.metastore.start(lambda state: None)
+            self._started = True
+        self.queues = SourceQueues(
+            self.settings,
+            store=self.store,
+            cursors=self,
+            metastore=self.metastore,
+            cluster_uuid=OURS,
+            cluster_name="east",
+            partitions=lambda: dict.fromkeys(PARTITIONS, b"default"),
+            time=self.clock,
+            read_pool=self.pool,
+        )
+        await self.queues.start()
+        if lead:
+            for partition in PARTITIONS:
+                self.lead(partition)
+            await self.until(lambda: all(len(q.machine.windows) == len(PARTITIONS) for q in self.served()))
+
+    def served(self) -> list:  # type: ignore[type-arg]
+        return list(self.queues._queues.values())
+
+    def lead(self, partition: int) -> None:
+        self.queues.leadership(partition, True, self.shelf.ends.get(partition, 0))
+
+    async def crash(self) -> None:
+        """The process dies: nothing more is saved."""
+        self.queues._running = False
+        await self.queues.stop()
+
+    async def close(self) -> None:
+        await self.queues.stop()
+        self.pool.shutdown()
+
+    # ------------------------------------------------------------------ the write path
+
+    def apply(self, partition: int, *entries: Entry) -> None:
+        """`entries`, made one after the other, are stored, then told."""
+        self.store.write([PartitionStep(partition, entries)])
+        self.queues.applied(partition, entries, True)
+
+    def put(self, *keys: bytes, partition: int = PARTITIONS[0], origin: bytes = OURS, size: int = 20) -> None:
+        entries = []
+        for key in keys:
+            entry = self.pen.data(partition, key, origin=origin, size=size, time_ms=self.clock.wall_ms())
+            self.shelf.put(partition, entry)
+            entries.append(entry)
+        self.apply(partition, *entries)
+
+    async def write_cursor(self, partition: int, queue: bytes, payload: bytes) -> int:
+        await asyncio.sleep(0.001)
+        if self.refusals:
+            raise self.refusals.pop()
+        entry = self.pen.cursor(partition, queue, payload)
+        self.shelf.put(partition, entry)
+        self.apply(partition, entry)
+        return entry.offset
+
+    def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:
+        self.soft_writes += 1
+        self.store.write([PartitionStep(partition, (), {queue: payload})])
+
+    # ------------------------------------------------------------------ the sink's part
+
+    async def until(self, condition: object, seconds: float = 10.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():  # type: ignore[operator]
+            assert time.monotonic() < deadline, "waited too long"
+            await asyncio.sleep(0.002)
+
+    async def fetch(
+        self,
+        *,
+        acks: Sequence[Ack] = (),
+        cluster: bytes = SINK,
+        link: int = 0,
+        holding: tuple[bytes, ...] | None = None,
+        count: int = 512,
+        size: int = 4_000_000,
+        wait_ms: int = 2_000,
+        queue: str = "q",
+    ) -> FetchReply:
+        session = Session(cluster, "w1", b"incarnat", link)
+        return await self.queues.fetch(queue, FetchRequest(session, "west", tuple(acks), holding, count, size, wait_ms))
+
+    async def drain(self, **how: object) -> list[bytes]:
+        """Keys in the order of arrival, all acknowledged, until a short poll stays empty."""
+        got: list[bytes] = []
+        acks: list[Ack] = []
+        while True:
+            reply = await self.fetch(acks=acks, wait_ms=50, **how)  # type: ignore[arg-type]
+            acks = []
+            if not reply.items and not any(q.machine.unknown() for q in self.served()):
+                return got
+            if reply.items:
+                got += [item[5] for item in reply.items]
+                acks = [Ack(reply.batch, reply.owner_version)]

@@ -1,0 +1,125 @@
+"""A small cluster as a source queue sees it: writes, what is in the store, and what the queue has been told of it.
+
+`Shelf` keeps the rows that apply would write, with the store's reading methods; `Pen` makes real entries. Telling
+may lag behind storing, as it does between the writer thread and the loop.
+"""
+
+from __future__ import annotations
+
+from repl.model.entry import NO_OFFSET, Entry, EntryKind, encode_key_row, make_entry
+from repl.model.keys import key_hash
+from repl.model.objects import TOMBSTONE, Content, seal, write
+from repl.model.vclock import actor_of, pack_counter
+from repl.store.port import Change, Cursor
+
+OURS = b"\xa0" * 16
+SINK = b"\xb0" * 16
+THIRD = b"\xc0" * 16
+BUCKET = b"bucket"
+
+
+class Shelf:
+    """Rows of several partitions."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, dict[int, Change]] = {}
+        self.latest: dict[tuple[int, bytes], int] = {}
+        self.objects: dict[tuple[int, bytes], bytes] = {}
+        self.ends: dict[int, int] = {}
+        self.cursor_entries: dict[tuple[int, bytes], tuple[int, bytes]] = {}
+        self.soft: dict[tuple[int, bytes], bytes] = {}
+        self.reads = 0
+
+    def changes(self, partition: int, from_offset: int, limit: int) -> list[Change]:
+        self.reads += 1
+        rows = self.rows.get(partition, {})
+        return [rows[offset] for offset in sorted(rows) if offset >= from_offset][:limit]
+
+    def object(self, partition: int, bucket: bytes, key: bytes) -> bytes | None:
+        assert bucket == BUCKET
+        self.reads += 1
+        return self.objects.get((partition, key))
+
+    def cursor(self, partition: int, queue: bytes) -> Cursor:
+        offset, entry = self.cursor_entries.get((partition, queue), (NO_OFFSET, None))
+        return Cursor(offset, entry, self.soft.get((partition, queue)))
+
+    def put(self, partition: int, entry: Entry) -> None:
+        """Apply one entry."""
+        assert entry.offset == self.ends.get(partition, 0)
+        self.ends[partition] = entry.offset + 1
+        rows = self.rows.setdefault(partition, {})
+        if entry.kind == EntryKind.CURSOR:
+            self.cursor_entries[partition, entry.key] = (entry.offset, entry.payload)
+        if entry.kind not in (EntryKind.DATA, EntryKind.REAP):
+            return
+        rows.pop(entry.previous_offset, None)
+        rows[entry.offset] = Change(
+            entry.offset, entry.kind, entry.key_hash, entry.origin, entry.time_ms, entry.bucket, entry.key
+        )
+        self.latest[partition, entry.key] = entry.offset
+        if entry.kind == EntryKind.DATA:
+            self.objects[partition, entry.key] = entry.payload
+        else:
+            self.objects.pop((partition, entry.key), None)
+
+
+class Pen:
+    """Makes the next entry of a partition from what the shelf holds."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self.shelf = shelf
+
+    def data(
+        self,
+        partition: int,
+        key: bytes,
+        *,
+        origin: bytes = OURS,
+        size: int = 20,
+        delete: bool = False,
+        time_ms: int = 0,
+    ) -> Entry:
+        offset = self.shelf.ends.get(partition, 0)
+        content = TOMBSTONE if delete else Content(b"v" * size)
+        made = write(None, (), content, (actor_of(origin, partition), pack_counter(1, offset)), time_ms)
+        payload, summary = seal(made)
+        return make_entry(
+            EntryKind.DATA,
+            1,
+            offset,
+            request_id=b"",
+            origin=origin,
+            time_ms=time_ms,
+            key_hash=key_hash(BUCKET, key),
+            previous_offset=self.shelf.latest.get((partition, key), NO_OFFSET),
+            bucket=BUCKET,
+            key=key,
+            row=encode_key_row(summary, offset),
+            payload=payload,
+        )
+
+    def reap(self, partition: int, key: bytes) -> Entry:
+        offset = self.shelf.ends.get(partition, 0)
+        previous = self.shelf.latest.get((partition, key), NO_OFFSET)
+        return make_entry(
+            EntryKind.REAP,
+            1,
+            offset,
+            request_id=b"",
+            origin=OURS,
+            time_ms=0,
+            previous_offset=previous,
+            bucket=BUCKET,
+            key=key,
+        )
+
+    def barrier(self, partition: int) -> Entry:
+        offset = self.shelf.ends.get(partition, 0)
+        return make_entry(EntryKind.BARRIER, 1, offset, request_id=b"", origin=OURS, time_ms=0)
+
+    def cursor(self, partition: int, queue: bytes, payload: bytes) -> Entry:
+        offset = self.shelf.ends.get(partition, 0)
+        return make_entry(
+            EntryKind.CURSOR, 1, offset, request_id=b"", origin=OURS, time_ms=0, key=queue, payload=payload
+        )

@@ -1,0 +1,181 @@
+"""Claims about the bodies of a fetch: round trips, limits, hostile bytes."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from queues.batches import Session
+from queues.rules import Item
+from queues.wire import (
+    ACKS_MAX,
+    BYTES_MAX,
+    COUNT_MAX,
+    REQUEST_BYTES_MAX,
+    SERVING,
+    WAIT_MS_MAX,
+    Ack,
+    FetchReply,
+    FetchRequest,
+    decode_reply,
+    decode_request,
+    encode_reply,
+    encode_request,
+)
+from repl.model.errors import CodecError, TooLarge
+
+SESSION = Session(b"c" * 16, "w1", b"i" * 8, 3)
+ITEM: Item = (1, 2, 3, b"default", b"bucket", b"key", b"o" * 16, 1_700_000_000_000, b"payload")
+REPLY = FetchReply(b"c" * 16, "east", 1, b"batch", 30_000, 1_700_000_000_000, SERVING, (ITEM,))
+
+
+def _bytes(length: int) -> st.SearchStrategy[bytes]:
+    return st.binary(min_size=length, max_size=length)
+
+
+_small = st.binary(max_size=12)
+_number = st.integers(0, (1 << 44) - 1)
+_items = st.lists(
+    st.tuples(st.integers(0, 2), _number, _number, _small, _small, _small, _small, _number, _small), max_size=5
+)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    st.builds(
+        FetchRequest,
+        st.builds(Session, _bytes(16), st.text(max_size=9), _bytes(8), _number),
+        st.text(max_size=9),
+        st.lists(
+            st.builds(Ack, _small, _number, st.none() | st.lists(_number, max_size=4).map(tuple)), max_size=3
+        ).map(tuple),
+        st.none() | st.lists(_small, max_size=3).map(tuple),
+        st.integers(0, COUNT_MAX),
+        st.integers(0, BYTES_MAX),
+        st.integers(0, WAIT_MS_MAX),
+    )
+)  # fmt: skip
+def test_requests_come_back_as_they_went(request: FetchRequest) -> None:
+    """Encoding and decoding a request within the limits changes nothing."""
+    assert decode_request(encode_request(request)) == request
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(_items, st.text(max_size=9))
+def test_answers_come_back_as_they_went(items: list[Item], name: str) -> None:
+    """Encoding and decoding an answer changes nothing; payloads are opaque."""
+    reply = FetchReply(b"c" * 16, name, 4, b"b" if items else b"", 5, 6, SERVING, tuple(items))
+    assert decode_reply(encode_reply(reply)) == reply
+
+
+def test_what_is_asked_for_is_cut_to_the_limits() -> None:
+    """However much a sink wants, a batch and a wait stay bounded."""
+    wanted = FetchRequest(SESSION, "west", max_count=1 << 60, max_bytes=1 << 60, wait_ms=1 << 60)
+    got = decode_request(encode_request(wanted))
+    assert (got.max_count, got.max_bytes, got.wait_ms) == (COUNT_MAX, BYTES_MAX, WAIT_MS_MAX)
+
+
+def test_a_request_over_the_size_limit_is_not_decoded() -> None:
+    """The size is checked first."""
+    with pytest.raises(TooLarge, match=str(REQUEST_BYTES_MAX)):
+        decode_request(b"\xc1" * (REQUEST_BYTES_MAX + 1))
+
+
+def _changed(encoded: bytes, **fields: object) -> bytes:
+    body: bytes = msgpack.packb(msgpack.unpackb(encoded) | fields)
+    return body
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"v": 2},
+        {"v": None},
+        {"cluster": b"short"},
+        {"cluster": "x" * 16},
+        {"node": b"bytes"},
+        {"node": "n" * 256},
+        {"incarnation": b""},
+        {"link": -1},
+        {"link": True},
+        {"acks": None},
+        {"acks": [[b"id", 1]]},
+        {"acks": [["id", 1, []]]},
+        {"acks": [[b"id", "1", []]]},
+        {"acks": [[b"id", 1, ["x"]]]},
+        {"acks": [[b"id" * 200, 1, []]]},
+        {"acks": [[b"id", 1, []]] * (ACKS_MAX + 1)},
+        {"holding": "x"},
+        {"holding": [1]},
+        {"holding": [b"x"] * (ACKS_MAX + 1)},
+        {"max_count": -1},
+        {"max_bytes": 1.5},
+        {"wait_ms": "1"},
+    ],
+    ids=str,
+)
+def test_a_request_with_a_wrong_field_is_refused(fields: dict[str, object]) -> None:
+    """Every field has its type and range."""
+    good = encode_request(FetchRequest(SESSION, "west"))
+    decode_request(good)
+    with pytest.raises(CodecError):
+        decode_request(_changed(good, **fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"v": 9},
+        {"items": None},
+        {"items": [[1, 2, 3]]},
+        {"items": [*list(ITEM)[:8], "text"]},
+        {"items": [[*ITEM, 1]]},
+        {"items": [[str(ITEM[0]), *ITEM[1:]]]},
+        {"items": []},
+        {"batch": b""},
+        {"batch": "id"},
+        {"batch": b"x" * 256},
+        {"cluster": b""},
+        {"owner_version": -1},
+        {"state": 7},
+        {"state": "s" * 300},
+        {"lease_ms": None},
+    ],
+    ids=str,
+)
+def test_an_answer_with_a_wrong_field_is_refused(fields: dict[str, object]) -> None:
+    """A sink believes no answer that it could not have been sent."""
+    good = encode_reply(REPLY)
+    assert decode_reply(good) == REPLY
+    with pytest.raises(CodecError):
+        decode_reply(_changed(good, **fields))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.data())
+def test_hostile_bytes_are_refused_never_a_crash(data: st.DataObject) -> None:
+    """Noise, truncations and flipped bits give a CodecError or a well-formed value."""
+    good = data.draw(st.sampled_from([encode_reply(REPLY), encode_request(FetchRequest(SESSION, "west"))]))
+    mangled = bytearray(good)
+    for _ in range(data.draw(st.integers(0, 3))):
+        mangled[data.draw(st.integers(0, len(mangled) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(mangled[: data.draw(st.integers(0, len(mangled)))])
+    for body in (bytes(mangled), cut, data.draw(st.binary(max_size=40))):
+        for decode in (decode_reply, decode_request):
+            try:
+                decode(body)
+            except CodecError:
+                continue
+
+
+@pytest.mark.parametrize(
+    "body", [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x91" * 100_000, b""], ids=len
+)
+def test_declared_lengths_allocate_nothing(body: bytes) -> None:
+    """Four billion elements, or a nest a hundred thousand deep, are refused from a few bytes."""
+    with pytest.raises((CodecError, TooLarge)):
+        decode_request(body)
+    with pytest.raises(CodecError):
+        decode_reply(body)

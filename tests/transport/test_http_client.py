@@ -1,0 +1,218 @@
+"""Claims about the door for outgoing HTTP, against a small server of the standard library."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+import pytest
+
+from repl.model.errors import PeerFault
+from repl.transport.http_client import HttpPeer, Refused
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Behaves as its path says."""
+
+    protocol_version = "HTTP/1.1"
+    connections: ClassVar[set[object]] = set()
+    hang = threading.Event()
+    waiting = threading.Event()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        Answers.connections.add(self.client_address)
+        what = self.path.strip("/")
+        if what == "echo":
+            self._reply(200, self.headers["Content-Type"].encode() + b" " + body)
+        elif what == "huge":
+            self.send_response(200)
+            self.send_header("Content-Length", str(1 << 40))
+            self.end_headers()
+            self.wfile.flush()
+            self.hang.wait(20)
+        elif what == "endless":
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            try:
+                while not self.hang.is_set():
+                    self.wfile.write(b"1000\r\n" + b"x" * 0x1000 + b"\r\n")
+            except OSError:
+                self.close_connection = True
+        elif what == "short":
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b"only this")
+            self.close_connection = True
+        elif what == "owned":
+            self._reply(409, b"queue q belongs to\ncluster south\n", ("X-Isthmus-Reason", "owned-by-other"))
+        elif what == "moved":
+            self._reply(302, b"", ("Location", "http://127.0.0.1:1/"))
+        elif what == "slow":
+            self.waiting.set()
+            self.hang.wait(20)
+            self.close_connection = True
+        elif what == "garbage":
+            self.wfile.write(b"\x00\xffthis is no HTTP\r\n\r\n")
+            self.close_connection = True
+
+    def _reply(self, status: int, body: bytes, *headers: tuple[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Silent."""
+
+
+class QuietServer(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away is what these tests are about."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    Answers.hang.clear()
+    Answers.waiting.clear()
+    Answers.connections.clear()
+    server = QuietServer(("127.0.0.1", 0), Answers)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    Answers.hang.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def post(peer: HttpPeer, what: str, *, limit: int = 1_000, timeout_ms: int = 10_000) -> bytes:
+    return peer.post(f"/{what}", b"body", media_type="application/x", timeout_ms=timeout_ms, limit_bytes=limit)
+
+
+def test_an_answer_comes_back_and_its_connection_is_kept(url: str) -> None:
+    """Bodies travel both ways unchanged, over one connection."""
+    peer = HttpPeer(url + "/", 2)
+    for _ in range(3):
+        assert post(peer, "echo") == b"application/x body"
+    assert len(Answers.connections) == 1
+    peer.cut()
+
+
+def test_an_answer_of_exactly_the_limit_is_taken(url: str) -> None:
+    """The limit is the largest size that passes."""
+    peer = HttpPeer(url, 1)
+    assert len(post(peer, "echo", limit=18)) == 18
+    with pytest.raises(PeerFault, match="at most 17"):
+        post(peer, "echo", limit=17)
+    peer.cut()
+
+
+@pytest.mark.parametrize("what", ["huge", "endless"])
+def test_an_answer_over_the_limit_is_refused_without_being_read(url: str, what: str) -> None:
+    """A huge declared length costs nothing, and one that is not declared is read up to the limit only."""
+    peer = HttpPeer(url, 1)
+    began = time.monotonic()
+    with pytest.raises(PeerFault, match="bytes"):
+        post(peer, what, limit=100_000)
+    assert time.monotonic() - began < 5
+    peer.cut()
+
+
+@pytest.mark.parametrize("what", ["short", "garbage"])
+def test_an_answer_that_is_not_whole_is_the_peers_fault(url: str, what: str) -> None:
+    """A body cut short, or no HTTP at all, is told as such in one line, and the next request works."""
+    peer = HttpPeer(url, 1)
+    with pytest.raises(PeerFault) as caught:
+        post(peer, what)
+    assert url in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is not None
+    assert post(peer, "echo")
+    peer.cut()
+
+
+def test_a_refusal_says_why(url: str) -> None:
+    """An error status carries the peer's sentence and its stable reason."""
+    peer = HttpPeer(url, 1)
+    with pytest.raises(Refused, match="answers 409: queue q belongs to cluster south") as caught:
+        post(peer, "owned")
+    assert (caught.value.status, caught.value.reason) == (409, "owned-by-other")
+    peer.cut()
+
+
+def test_redirections_are_not_followed(url: str) -> None:
+    """A peer cannot send us elsewhere."""
+    peer = HttpPeer(url, 1)
+    with pytest.raises(Refused, match="302"):
+        post(peer, "moved")
+    peer.cut()
+
+
+def test_a_peer_that_is_not_there_is_a_fault_in_one_line() -> None:
+    """A refused connection and a name that does not exist are told without the addresses of objects."""
+    for url, what in (("http://127.0.0.1:9", "refused"), ("http://no-such-host.invalid", "no-such-host")):
+        peer = HttpPeer(url, 1)
+        with pytest.raises(PeerFault) as caught:
+            post(peer, "echo", timeout_ms=2_000)
+        assert url in str(caught.value)
+        assert "0x" not in str(caught.value)
+        assert what
+        peer.cut()
+
+
+def test_a_silent_peer_is_left_after_the_time_out(url: str) -> None:
+    """No answer within the time-out is the peer's fault."""
+    peer = HttpPeer(url, 1)
+    began = time.monotonic()
+    with pytest.raises(PeerFault, match=r"(?i)timed out"):
+        post(peer, "slow", timeout_ms=200)
+    assert time.monotonic() - began < 5
+    peer.cut()
+
+
+def test_a_long_poll_ends_at_once_when_it_is_cut(url: str) -> None:
+    """`cut` from another thread ends what waits, and everything after fails without a connection."""
+    peer = HttpPeer(url, 2)
+    ended: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            post(peer, "slow", timeout_ms=20_000)
+        except PeerFault as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert Answers.waiting.wait(10)
+    began = time.monotonic()
+    peer.cut()
+    thread.join(10)
+    assert ended
+    assert time.monotonic() - began < 5
+    with pytest.raises(PeerFault):
+        post(peer, "echo")
+
+
+def test_proxies_of_the_environment_are_ignored(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes talk to each other directly, whatever the shell that started them says."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    peer = HttpPeer(url, 1)
+    assert post(peer, "echo")
+    peer.cut()
+
+
+def test_a_url_that_cannot_be_used_is_told(url: str) -> None:
+    """A URL without a scheme is a fault in words, not a crash."""
+    peer = HttpPeer("nonsense", 1)
+    with pytest.raises(PeerFault, match="nonsense"):
+        post(peer, "echo")
+    peer.cut()
