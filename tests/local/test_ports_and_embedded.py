@@ -92,6 +92,7 @@ def test_the_embedded_zookeeper_outlives_its_node_and_is_found_again(
     assert PortBook(data_dir / "metastore").ports(["zookeeper"]) == {"zookeeper": port}
 
 
+@pytest.mark.slow
 def test_the_embedded_zookeeper_ends_after_its_node_when_nobody_comes(
     data_dir: Path, owner: subprocess.Popen[bytes]
 ) -> None:
@@ -108,6 +109,7 @@ def test_the_embedded_zookeeper_ends_after_its_node_when_nobody_comes(
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_zookeeper_whose_supervisor_was_killed_is_kept_and_one_of_another_port_replaced(data_dir: Path) -> None:
     """The same command under the next supervisor keeps its process; a changed port means a new one, the old is gone."""
     first_port, second_port = PortBook(data_dir_made(data_dir)).ports(["x", "y"]).values()
