@@ -161,32 +161,19 @@ class _Look:
         record = self.record
         if record.epoch >= MAX_EPOCH:
             return []
-        if not guard(record) and record.epoch == 0:
-            return self._first_members()
         for members in (record.isr, record.elr):
             found = [m for m in sorted(members) if self.live(m) and self._registrations[m.node].active]
             if found:
                 return found
         return []
 
-    def _first_members(self) -> list[Member]:
-        """Of a partition that never had a leader, and so holds nothing: every replica that has a log."""
-        found = []
-        for node in self.record.replicas:
-            registration = self._registrations.get(node)
-            if registration is not None and registration.active and self.record.partition in registration.gens:
-                found.append(Member(node, registration.gens[self.record.partition]))
-        return found
-
     def waits_for(self) -> str:
         """Whom the partition needs back, and what each of them lacks."""
         record = self.record
         if record.epoch >= MAX_EPOCH:
             return f"all {MAX_EPOCH} epochs are used up; the partition's data must be moved to a new one"
-        members = sorted(guard(record))
-        if not members:
-            return f"waits for any of {', '.join(record.replicas)} to register"
-        return "waits for " + "; ".join(f"{m.node} ({self._lack(m)})" for m in members)
+        members = "; ".join(f"{m.node} ({self._lack(m)})" for m in sorted(guard(record)))
+        return f"waits for {members or 'nobody: the record has no member'}"
 
     def _lack(self, member: Member) -> str:
         found = self._registrations.get(member.node)
@@ -306,7 +293,6 @@ def _nominated(
         status=PartitionStatus.CANDIDATE_FOUND,
         leader=None,
         candidate=look.inc(chosen.node),
-        isr=record.isr if guard(record) else frozenset({chosen}),
         tried=tried | {chosen.node},
         preferred=None,
         reason=f"waits for {chosen.node} to promote itself",

@@ -85,8 +85,8 @@ def leader_in_isr(record: PartitionRecord) -> None:
 
 def some_guard(record: PartitionRecord, gens: Mapping[str, int]) -> None:
     """I-SOME-GUARD: somebody who may be elected still has the log that the record means. `gens` is what the
-    nodes' data directories say; a partition that never led has no guard yet."""
-    if record.epoch > 0 and all(gens.get(m.node) != m.gen for m in guard(record)):
+    nodes' data directories say."""
+    if all(gens.get(m.node) != m.gen for m in guard(record)):
         raise Violation("I-SOME-GUARD", f"guard {sorted(guard(record))}, but the logs there are {dict(gens)}")
 
 

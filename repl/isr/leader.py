@@ -59,8 +59,9 @@ class Leadership:
         """
         if too_few_in_sync(record) or record.elr:
             return None
-        members = maximal_isr(record, self.pending.record if self.pending else None)
-        end = min(durable, min(self.acked.get(member, 0) for member in members))
+        end = durable
+        for member in maximal_isr(record, self.pending.record if self.pending else None):
+            end = min(end, self.acked.get(member, 0))
         return end if end > self.barrier else None
 
 

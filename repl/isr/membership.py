@@ -25,7 +25,9 @@ def maximal_isr(record: PartitionRecord, proposed: PartitionRecord | None) -> fr
 
 def too_few_in_sync(record: PartitionRecord) -> bool:
     """True when the confirmed ISR is below the effective min-ISR: nothing may be appended or committed."""
-    return len(record.isr) < record.effective_min_isr
+    count = len(record.isr)
+    # the clamp to the replication factor matters only below min_isr as set; this runs with every commit
+    return (count < record.min_isr or count == 0) and count < record.effective_min_isr
 
 
 def drop_members(record: PartitionRecord, gone: frozenset[Member]) -> PartitionRecord:

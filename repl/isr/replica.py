@@ -26,7 +26,7 @@ of the ISR simply hold the commit back until they acknowledge.
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Final, assert_never
 
 from repl.isr import effects as fx
 from repl.isr import events as ev
@@ -42,7 +42,8 @@ from repl.model.record import Incarnation, Member, PartitionRecord, PartitionSta
 
 __all__ = ["Replica", "Role"]
 
-LEAVING = "resigned: this process is leaving"
+LEAVING: Final = "resigned: this process is leaving"
+"""Why a process that was told to resign leads and stands no more."""
 
 
 class Replica:
@@ -144,13 +145,13 @@ class Replica:
             return self._step_failed(event)
         effects: list[fx.Effect] = []
         self._effects = effects
-        match event:
+        match event:  # the three of the way of a write first
             case ev.Append():
                 self._append(event)
-            case ev.Persisted(end):
-                self._persisted(end, now_ms)
-            case ev.AppliedTo(end):
-                self._applied_to(end, now_ms)
+            case ev.Persisted():
+                self._persisted(event.end, now_ms)
+            case ev.AppliedTo():
+                self._applied_to(event.end, now_ms)
             case ev.RecordSeen(record) | ev.WriteConfirmed(record):
                 self._see(record, now_ms)
             case ev.WriteRefused(base_version, current):
@@ -246,9 +247,10 @@ class Replica:
 
     def _stand(self, epoch: int) -> None:
         """Idle -> Candidate, unless there is an objection; then nothing is sent (PROTOCOL 1.4)."""
-        objected = objection(self._known(), self.member, self._epoch_floor, self._progress)
         if self._told_to_resign:
-            objected = LEAVING
+            objected: str | None = LEAVING
+        else:
+            objected = objection(self._known(), self.member, self._epoch_floor, self._progress)
         if objected is not None:
             self._object(objected)
             return
@@ -305,13 +307,11 @@ class Replica:
     def _append(self, event: ev.Append) -> None:
         """Take a batch into the log, or refuse all of it with nothing done."""
         assert event.entries
-        match self._state:
-            case Leader() as leader:
-                refused = refusal(leader, self._known(), self._progress, self._window_entries, event)
-            case Candidate() | Resigning():
-                refused = NotReady.reason
-            case _:
-                refused = NotLeader.reason
+        state = self._state
+        if isinstance(state, Leader):
+            refused = refusal(state, self._known(), self._progress, self._window_entries, event)
+        else:
+            refused = NotReady.reason if isinstance(state, Candidate | Resigning) else NotLeader.reason
         if refused is not None:
             self._effects.append(fx.Refused(refused, len(event.entries)))
             return
@@ -320,35 +320,33 @@ class Replica:
 
     def _persisted(self, end: int, now_ms: int) -> None:
         self._progress.persisted(end)
-        match self._state:
-            case Candidate(barrier=barrier, announce_at_ms=None) if self._progress.durable > barrier:
-                self._announce(now_ms)
-            case Leader() | Resigning() as leadership:
-                leadership.acked[self.member] = self._progress.durable
-                self._advance(now_ms)
-            case _:
-                pass
+        state = self._state
+        if isinstance(state, Leader | Resigning):
+            state.acked[self.member] = self._progress.durable
+            self._advance(now_ms)
+        elif isinstance(state, Candidate) and state.announce_at_ms is None and self._progress.durable > state.barrier:
+            self._announce(now_ms)
 
     def _advance(self, now_ms: int) -> None:
         """Move hw as far as the commit rule allows, and ask for what follows from it."""
-        leadership = self._state
+        leadership, record = self._state, self._known()
         assert isinstance(leadership, Leader | Resigning)
-        end = leadership.committed_end(self._known(), self._progress.durable)
+        end = leadership.committed_end(record, self._progress.durable)
         if end is not None and end > self._progress.hw:
             self._progress.hw = end
             self._effects.append(fx.Apply(end))
-        self._want(now_ms)
+        if record.elr or isinstance(leadership, Resigning):
+            self._want(now_ms)
 
     def _applied_to(self, end: int, now_ms: int) -> None:
         self._progress.applied_to(end)
-        match self._state:
-            case Leader(ready=False, barrier=barrier) as leader if self._progress.applied > barrier:
-                leader.ready = True
-                self._effects.append(fx.LeadershipReady(leader.epoch))
-            case Resigning():
-                self._want(now_ms)
-            case _:
-                pass
+        state = self._state
+        if isinstance(state, Leader):
+            if not state.ready and self._progress.applied > state.barrier:
+                state.ready = True
+                self._effects.append(fx.LeadershipReady(state.epoch))
+        elif isinstance(state, Resigning):
+            self._want(now_ms)
 
     # -- writes and timers ----------------------------------------------------------------------
 

@@ -1,0 +1,41 @@
+"""Run seeds of the simulator: `python -m tests.sim --seeds A:B [--story]`.
+
+Prints what happened how often; at a violation the seed, the story before it, and the line that replays it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+from tests.sim.world import run_seed
+
+
+def main() -> int:
+    """0 when all seeds passed, 1 at the first that did not."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
+    parser.add_argument("--seeds", default="0:200", help="A:B, from A up to but without B")
+    parser.add_argument("--story", action="store_true", help="print the end of every seed's story")
+    options = parser.parse_args()
+    first, last = (int(part) for part in options.seeds.split(":"))
+    total: Counter[str] = Counter()
+    began_s = time.process_time()
+    for seed in range(first, last):
+        try:
+            world = run_seed(seed)
+        except AssertionError as error:
+            print(*getattr(error, "__notes__", ()), sep="\n")
+            return 1
+        total += world.counts
+        if options.story:
+            print(f"seed {seed}\n{world.narrate()}\n")
+    for name, count in sorted(total.items()):
+        print(f"{count:>9} {name}")
+    print(f"{last - first} seeds, no violation, {time.process_time() - began_s:.1f} CPU seconds")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

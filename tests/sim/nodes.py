@@ -1,0 +1,137 @@
+"""A machine with its disk, and the supervisor that starts the node's process again when it ended.
+
+At most one process has the directory. A second one that is started while the first merely sleeps is
+refused by the directory's lock, as on a real machine; `take_over` is the worse case, a lock that was lost
+(a remounted disk): then two processes of one node run at once, and only the newer is obeyed by the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from repl.isr import effects as fx
+from repl.isr import events as ev
+from repl.isr.replica import Role
+from tests.sim.disk import Disk
+from tests.sim.process import Process
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+ZOMBIE_LIMIT_MS = 2_500
+"""How long a process that lost its directory may go on after it woke up."""
+
+
+class Node:
+    """One machine."""
+
+    def __init__(self, world: World, name: str, partitions: Sequence[int]) -> None:
+        self.world = world
+        self.name = name
+        self.disk = Disk(partitions)
+        for partition in partitions:
+            self.disk.gens[partition] = world.metastore.new_gen()
+        self.processes: list[Process] = []
+        """Living ones, the one that holds the directory last."""
+        self.ambush: type[fx.Effect] | None = None
+        """A crash waits for the next effect of this kind."""
+        self._started = 0
+
+    @property
+    def current(self) -> Process | None:
+        """The process that holds the directory, if there is one."""
+        return next((process for process in self.processes if process.holds_directory()), None)
+
+    def start(self) -> None:
+        """Start a process, unless the directory is taken."""
+        if self.disk.holder is not None:
+            self.world.counts["lock_refused"] += 1
+            return
+        self._started += 1
+        process = Process(self.world, self, self._started)
+        self.processes.append(process)
+        self.world.tell(process.name, "starts")
+        process.boot()
+
+    def died(self, process: Process) -> None:
+        """A process ended; another one follows after a while."""
+        self.processes.remove(process)
+        delay_ms = self.world.rng.randint(30, 1_200)
+        if self.world.faults.over:
+            delay_ms = 50
+        self.world.after(delay_ms, self.start)
+
+    # -- what may happen to it ------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.current is not None:
+            self.world.counts["kill"] += 1
+            self.current.die("killed")
+
+    def power_loss(self) -> None:
+        """The machine loses power and everything that was not synced."""
+        self.world.counts["power_loss"] += 1
+        for process in list(self.processes):
+            process.die("power lost")
+        if self.disk.power_loss(self.world.rng):
+            self.world.counts["tail_lost"] += 1
+
+    def pause(self, for_ms: int) -> None:
+        """SIGSTOP, and SIGCONT later; somebody may try to start the node meanwhile."""
+        process = self.current
+        if process is not None and not process.paused:
+            process.paused = True
+            self.world.counts["pause"] += 1
+            self.world.tell(process.name, f"sleeps for {for_ms} ms")
+            self.world.after(for_ms // 2, self.start)
+            self.world.after(for_ms, self._wake, process)
+
+    def _wake(self, process: Process) -> None:
+        if process.alive and process.paused:
+            process.resume()
+            if not process.holds_directory():
+                self.world.after(ZOMBIE_LIMIT_MS, process.die, "its place is taken")
+
+    def take_over(self, sleep_ms: int) -> None:
+        """The process sleeps, its lock is lost, another one starts; then the first wakes up."""
+        process = self.current
+        if process is not None and not process.paused:
+            process.paused = True
+            self.world.counts["take_over"] += 1
+            self.world.tell(process.name, f"sleeps for {sleep_ms} ms and loses its lock")
+            self.disk.holder = None
+            self.start()
+            self.world.after(sleep_ms, self._wake, process)
+
+    def stop(self, patience: int = 10) -> None:
+        """Ask the process to leave in order, if need be a little later, when it has something to give up."""
+        process = self.current
+        if process is None or process.stopping or process.paused or self.world.faults.over:
+            return
+        if patience and not any(replica.ready for replica in process.replicas.values()):
+            self.world.after(150, self.stop, patience - 1)
+        else:
+            process.stopping = True
+            self.world.counts["stop"] += 1
+            self.world.tell(process.name, "is asked to stop")
+            process.post_all(ev.Resign())
+            self._stopped(process)
+
+    def _stopped(self, process: Process) -> None:
+        """Let it end once it gave everything up; nobody hurries it, so one that never does is found at the end."""
+        if not process.alive:
+            return
+        disk = self.disk
+        done = process.holds_directory() and all(
+            replica.role is Role.IDLE and disk.stores[partition].applied >= replica.hw
+            for partition, replica in process.replicas.items()
+        )
+        if done and not process.paused:
+            self.world.counts["stopped_clean"] += 1
+            process.checkpoint()
+            self.world.metastore.close(process.session.inc)
+            process.die("stopped in order")
+        else:
+            self.world.after(40, self._stopped, process)
