@@ -36,8 +36,8 @@ def fill(
 ) -> tuple[End, ...]:
     """Put the rows of `steps` into `batch`; returns where they leave their partitions.
 
-    A partition's entries are contiguous and go on where its last ones ended, or, in a replay, begin
-    earlier (asserted). All rows are absolute, so entries written again change nothing.
+    A partition's entries are contiguous and go on where its last ones ended, or, in a replay, where its floor
+    was (asserted). All rows are absolute, so entries written again change nothing.
     """
     put, delete = batch.put, batch.delete
     pack_u64, pack_head = rows.U64.pack, rows.CHANGE_HEAD.pack

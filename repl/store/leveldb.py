@@ -233,7 +233,7 @@ class LevelStore(Reads):
 
     def write(self, steps: Sequence[PartitionStep]) -> None:
         """Apply the steps in one LevelDB batch, unsynced. Raises LocalFault, then and ever after, when the disk
-        refuses. Entries go on where the partition's last ones ended; in a replay they may also begin earlier."""
+        refuses. Entries go on where the partition's last ones ended; in a replay, first at its floor (asserted)."""
         self.commit(self.prepare(steps))
 
     def prepare(self, steps: Sequence[PartitionStep]) -> Prepared:
@@ -364,6 +364,8 @@ def fault(error: Exception, directory: Path) -> LocalFault:
     """Our error for one of the driver's."""
     if isinstance(error, plyvel.CorruptionError):
         return damaged(str(error), directory)
+    if isinstance(error, plyvel.IteratorInvalidError):
+        return damaged("a table cannot be read", directory)
     if "/LOCK: " in str(error):
         return LocalFault(f"the store in {directory} is in use by another process: stop that one first")
     return LocalFault(f"the store in {directory} cannot be read or written: {error}")

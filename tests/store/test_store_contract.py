@@ -17,9 +17,9 @@ from tests.store.histories import CLUSTER, START_MS, History, chunks, open_store
 
 
 @pytest.fixture(params=["memory", "level"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+def store(request: pytest.FixtureRequest, room: Path) -> Iterator[Store]:
     """An empty store of each kind."""
-    opened: Store = MemoryStore() if request.param == "memory" else open_store(tmp_path / "store")
+    opened: Store = MemoryStore() if request.param == "memory" else open_store(room / "store")
     yield opened
     opened.close()
 
