@@ -44,10 +44,6 @@ from repl.telemetry import Sample
 
 log = structlog.get_logger(__name__)
 
-RECORD_RETRY_MS: Final = 200
-"""Pause before an undecided conditional write is repeated: long enough not to flood a metastore that is
-electing, short against a session."""
-
 REFUSALS: Final[Mapping[str, type[Retryable]]] = {
     cls.reason: cls for cls in (Fenced, TooFewInSync, Overloaded, OutOfStorage, NotReady, NotLeader)
 }
@@ -163,6 +159,7 @@ class Runtime:
             store, replog, lambda: list(self.partitions), checkpoint_interval_ms, self._failed_threadsafe
         )
         self._tick: asyncio.TimerHandle | None = None
+        self._tick_due_ms = 0
         self._soft_timer: asyncio.TimerHandle | None = None
         self._jobs: list[ApplyJob] = []
         self._epochs_task: asyncio.Task[None] | None = None
@@ -245,15 +242,15 @@ class Runtime:
         """Feed one event to a partition's core and carry out what it asks for."""
         self._perform(partition, partition.replica.step(event, self.time.now_ms()))
         self._flush_jobs()
-        self._arm_timer()
+        self._arm_timer(partition)
 
     def dispatch_all(self, event: ev.Event) -> None:
         """Feed one event to every partition's core."""
         now_ms = self.time.now_ms()
         for partition in self.partitions.values():
             self._perform(partition, partition.replica.step(event, now_ms))
+            self._arm_timer(partition)
         self._flush_jobs()
-        self._arm_timer()
 
     def records_seen(self, records: Mapping[int, PartitionRecord]) -> None:
         """Tell the cores of records read from the metastore."""
@@ -278,7 +275,7 @@ class Runtime:
         effects = replica.step(ev.Append(replica.epoch, tuple(entries)), self.time.now_ms())
         refused = self._perform(partition, effects)
         if refused is None:
-            self._arm_timer()
+            self._arm_timer(partition)
             return None
         error = REFUSALS.get(refused.reason, NotReady)
         return error(f"partition {partition.id}: {refused.reason} ({replica.reason})")
@@ -406,8 +403,6 @@ class Runtime:
                 event = ev.WriteUndecided(record.version)
         except (Ambiguous, Unavailable):
             event = ev.WriteUndecided(record.version)
-        if isinstance(event, ev.WriteUndecided):
-            await asyncio.sleep(RECORD_RETRY_MS / 1000)
         partition.write_task = None
         self.dispatch(partition, event)
 
@@ -483,8 +478,8 @@ class Runtime:
             for hook in self.hooks:
                 hook.applied(step.partition, entries, ready)
             self._perform(partition, effects)
+            self._arm_timer(partition)
         self._flush_jobs()
-        self._arm_timer()
 
     def _replayed(self, partition: Partition, end: int) -> None:
         """Drop a replay target that is passed; after the last, the store is as good as its applied offsets."""
@@ -511,14 +506,16 @@ class Runtime:
 
     # -- timers ---------------------------------------------------------------------------------------
 
-    def _arm_timer(self) -> None:
-        if self._tick is None:
-            deadline_ms = min(
-                (d for p in self.partitions.values() if (d := p.replica.deadline_ms()) is not None), default=None
-            )
-            if deadline_ms is not None:
-                delay_ms = max(1, deadline_ms - self.time.now_ms())
-                self._tick = self._loop.call_later(delay_ms / 1000, self._on_tick)
+    def _arm_timer(self, partition: Partition) -> None:
+        """Let the next tick come no later than this partition's deadline. A leader in quiet has none."""
+        deadline_ms = partition.replica.deadline_ms()
+        if deadline_ms is None or (self._tick is not None and self._tick_due_ms <= deadline_ms):
+            return
+        if self._tick is not None:
+            self._tick.cancel()
+        self._tick_due_ms = deadline_ms
+        delay_ms = max(1, deadline_ms - self.time.now_ms())
+        self._tick = self._loop.call_later(delay_ms / 1000, self._on_tick)
 
     def _on_tick(self) -> None:
         self._tick = None
