@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,13 @@ def checkout(tmp_path: Path) -> Path:
         assert found is not None
         (tools / tool).symlink_to(found)
     return tmp_path
+
+
+def made_of(checkout: Path) -> str:
+    """The Python behind the environment that a run has made."""
+    found = re.search(r"^executable = (.*)$", (checkout / ".venv" / "pyvenv.cfg").read_text(), re.MULTILINE)
+    assert found is not None
+    return found[1]
 
 
 def program(path: Path, text: str) -> Path:
@@ -89,6 +97,43 @@ def test_a_python_that_was_named_and_does_not_do_is_told(checkout: Path) -> None
     done = run(checkout, checkout / "bin", PYTHON=str(other))
     assert done.returncode == 1
     assert done.stderr == f"make venv: PYTHON={other} is not a Python 3.11 or 3.12 that works\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_an_environment_is_made_again_only_when_it_must(checkout: Path) -> None:
+    """A second run does nothing; a changed lock installs into the same environment; a moved checkout gets a new one."""
+    (checkout / "requirements.lock").write_text("# Build tools\n")
+    (checkout / "pyproject.toml").write_text(PROJECT)
+    (checkout / "backend.py").write_text(BACKEND)
+    first = run(checkout, PYTHON=sys.executable)
+    assert first.returncode == 0, first.stderr
+    python = made_of(checkout)
+    mark = checkout / ".venv" / "mark"
+    mark.touch()
+    again = run(checkout)
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    (checkout / "requirements.lock").write_text("# Build tools\n# changed\n")
+    changed = run(checkout)  # no Python is named or on PATH: the environment's own stays
+    assert (changed.returncode, changed.stderr) == (0, "")
+    assert changed.stdout.startswith("setting up")
+    assert (made_of(checkout), mark.exists()) == (python, True)
+    moved = checkout.rename(checkout.with_name("moved"))
+    assert run(moved, PYTHON=sys.executable).returncode == 0
+    assert not (moved / ".venv" / "mark").exists()
+
+
+BACKEND: Final = """
+import zipfile
+
+def build_editable(folder, settings=None, metadata=None):
+    name = "x-1-py3-none-any.whl"
+    with zipfile.ZipFile(f"{folder}/{name}", "w") as wheel:
+        wheel.writestr("x-1.dist-info/METADATA", "Metadata-Version: 2.1\\nName: x\\nVersion: 1\\n")
+        wheel.writestr("x-1.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr("x-1.dist-info/RECORD", "")
+    return name
+"""
 
 
 @pytest.mark.slow
