@@ -123,6 +123,16 @@ def test_an_environment_is_made_again_only_when_it_must(checkout: Path) -> None:
     assert not (moved / ".venv" / "mark").exists()
 
 
+PROJECT: Final = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "x"
+version = "1"
+"""
+
 BACKEND: Final = """
 import zipfile
 
