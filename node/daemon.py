@@ -21,7 +21,6 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -43,15 +42,14 @@ from queues.registry import SourceQueues
 from repl import telemetry
 from repl.controller import Controller
 from repl.coordinator import Coordinator
+from repl.founding import settle
 from repl.identity import Identity
 from repl.isr import events as ev
-from repl.isr.placement import computed
 from repl.metastore.port import Ambiguous, Conflict, Metastore, SessionState, Unavailable
 from repl.metastore.zookeeper import ZooKeeperMetastore
-from repl.model.errors import LocalFault
-from repl.model.keys import DEFAULT_BUCKET_TYPE
-from repl.model.record import Member, PartitionRecord, Registration
+from repl.model.record import Registration
 from repl.model.vclock import actor_of
+from repl.proposal import WriteLimits
 from repl.replog.log import FileLog
 from repl.runtime import Runtime
 from repl.store.leveldb import LevelStore
@@ -147,7 +145,17 @@ class Node:
         boot = boot_id()
         self.store = await loop.run_in_executor(None, self._open_store, boot)
         self.replog = await loop.run_in_executor(None, self._open_log, identity)
-        records = await self._partition_records(metastore, identity, boot)
+        records = await settle(
+            metastore,
+            identity,
+            self.replog.recovered(),
+            node=settings.node.name,
+            cluster=settings.node.cluster,
+            cluster_uuid=self.cluster_uuid,
+            boot_id=boot,
+            durability=settings.replication.durability,
+            partition_count=settings.replication.partitions,
+        )
         self._build(metastore, identity)
         for record in sorted(records.values(), key=lambda r: r.partition):
             self.runtime.attach(record, actor_of(self.cluster_uuid, record.partition))
@@ -206,63 +214,6 @@ class Node:
             known_durable={**dict.fromkeys(identity.partitions(), 0), **self.store.applied_offsets()},
         )
 
-    async def _partition_records(
-        self, metastore: Metastore, identity: Identity, boot: str
-    ) -> Mapping[int, PartitionRecord]:
-        """The cluster's partitions, created when it is new, and this data directory's gens (PROTOCOL 1.11)."""
-        node = self.settings.node.name
-        records = await metastore.records()
-        if not records:
-            records = await self._create_default_type(metastore, identity, boot)
-        strangers = sorted({n for r in records.values() for n in r.replicas if n != node})
-        if strangers:
-            raise LocalFault(
-                f"cluster {self.settings.node.cluster!r} is run by node {', '.join(strangers)}: "
-                "this version runs one node a cluster; give this node another node.cluster, or start that node"
-            )
-        recovered = self.replog.recovered()
-        power_lost = identity.boot_id != boot and not identity.clean
-        doubted: dict[int, str] = {}
-        for partition in records:
-            if identity.partition(partition) is None:
-                doubted[partition] = "the data directory is new to it"
-            elif partition in recovered and recovered[partition].damage:
-                doubted[partition] = recovered[partition].damage
-            elif power_lost and self.settings.replication.durability == "async":
-                doubted[partition] = "the machine stopped while durability was async"
-        gens: dict[int, int] = {}
-        if doubted:
-            gen = await metastore.allocate_gen()
-            gens = dict.fromkeys(doubted, gen)
-            for partition, reason in doubted.items():
-                log.warning("identity.new_gen", partition=partition, gen=gen, reason=reason)
-        identity.adopt(self.cluster_uuid, node, boot, gens)
-        return records
-
-    async def _create_default_type(
-        self, metastore: Metastore, identity: Identity, boot: str
-    ) -> Mapping[int, PartitionRecord]:
-        node = self.settings.node.name
-        gen = await metastore.allocate_gen()
-        count = self.settings.replication.partitions
-        # The gen is on disk before the records name it, so a crash between the two leaves a cluster
-        # that is still new, not one whose only copy is unknown.
-        identity.adopt(self.cluster_uuid, node, boot, dict.fromkeys(range(count), gen))
-        created = [
-            PartitionRecord(
-                partition=index,
-                bucket_type=DEFAULT_BUCKET_TYPE.decode(),
-                index=index,
-                partition_count=count,
-                replicas=tuple(replicas),
-                isr=frozenset(Member(n, gen) for n in replicas),
-                reason="new",
-            )
-            for index, replicas in enumerate(computed(count, 1, [node], 0))
-        ]
-        await metastore.create_records(created)
-        return await metastore.records()
-
     def _build(self, metastore: Metastore, identity: Identity) -> None:
         settings = self.settings
         self.runtime = Runtime(
@@ -281,9 +232,8 @@ class Node:
         self.coordinator = Coordinator(
             self.runtime,
             read_pool=self._read_pool,
-            object_limit_bytes=settings.limits.object_bytes,
+            limits=WriteLimits(settings.limits.object_bytes, settings.limits.siblings),
             key_limit_bytes=settings.limits.key_bytes,
-            sibling_limit_count=settings.limits.siblings,
             request_timeout_ms=settings.listen.request_timeout_ms,
         )
         self.controller = Controller(metastore, time=self.time, on_records=self.runtime.records_seen)

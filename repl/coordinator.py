@@ -11,7 +11,6 @@ An answer that appends nothing because of an entry that is not applied yet waits
 from __future__ import annotations
 
 import asyncio
-import base64
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -19,48 +18,27 @@ from itertools import islice
 from typing import Final, NamedTuple, cast
 
 from repl.model.entry import (
-    NO_OFFSET,
-    Entry,
     EntryKind,
-    KeyRow,
     decode_key_row,
-    encode_key_row,
-    leaf,
     make_entry,
 )
 from repl.model.errors import (
     BadInput,
-    CodecError,
     Corruption,
     IsthmusError,
     NotLeader,
     NotReady,
     OutcomeUnknown,
-    TooLarge,
 )
 from repl.model.keys import Key, key_hash, partition_index
-from repl.model.objects import (
-    Object,
-    Summary,
-    decode_object,
-    merge,
-    seal,
-    summarize_encoded,
-    write,
-)
 from repl.model.requests import PushItem, PushOutcome, PushResult, WriteRequest, Written
-from repl.model.vclock import Clock, counter_of, decode_clock, descends, pack_counter
-from repl.runtime import Partition, PendingGroup, Runtime, Waiter
+from repl.partition import Partition, PendingGroup, Waiter
+from repl.proposal import Proposal, WriteLimits
+from repl.runtime import Runtime
 from repl.telemetry import Sample
 
 LIST_BATCH_KEYS: Final = 1_000
 """Keys read from the store at a time for a listing: about 2 ms of the reading thread."""
-
-
-class TooManySiblings(BadInput):
-    """The write would leave more siblings than limits.siblings; read, resolve, and write with the context."""
-
-    reason = "too-many-siblings"
 
 
 class UnknownBucketType(BadInput):
@@ -78,14 +56,6 @@ class _Item(NamedTuple):
     slot: int
 
 
-class _Current(NamedTuple):
-    """What a key holds: its row, where its bytes are, and the offset below which all must be applied
-    before an answer may rest on it (0: it is applied)."""
-
-    row: KeyRow
-    pending: Entry | None
-
-
 class Coordinator:
     """The cluster's data as the faces see it: `repl.model.ports.KeyValue` and `CursorWriter`."""
 
@@ -94,17 +64,15 @@ class Coordinator:
         runtime: Runtime,
         *,
         read_pool: Executor,
-        object_limit_bytes: int,
+        limits: WriteLimits,
         key_limit_bytes: int,
-        sibling_limit_count: int,
         request_timeout_ms: int,
     ) -> None:
         self._runtime = runtime
         self._loop = asyncio.get_running_loop()
         self._read_pool = read_pool
-        self._object_limit_bytes = object_limit_bytes
+        self._limits = limits
         self._key_limit_bytes = key_limit_bytes
-        self._sibling_limit_count = sibling_limit_count
         self._timeout_s = request_timeout_ms / 1000
         self._inbox: dict[int, list[_Item]] = {}
         self._scheduled = False
@@ -305,14 +273,22 @@ class Coordinator:
         except IsthmusError as error:
             self._refuse(items, error)
             return
-        builder = _Builder(self, partition)
+        runtime = self._runtime
+        proposal = Proposal(
+            partition,
+            runtime.store,
+            runtime.cluster_uuid,
+            self._limits,
+            self._request_id(),
+            runtime.time.wall_ms(),
+        )
         for item in items:
             request = item.request
             try:
                 if isinstance(request, PushItem):
-                    answer, end = builder.push(request, item.hash64)
+                    answer, end = proposal.push(request, item.hash64)
                 else:
-                    answer, end = builder.write(request, item.hash64)
+                    answer, end = proposal.write(request, item.hash64)
             except IsthmusError as error:
                 answer, end = error, 0
             item.waiter.results[item.slot] = answer
@@ -323,12 +299,14 @@ class Coordinator:
                 mine[1].append(item.slot)
                 if end > mine[2]:
                     waiting[id(item.waiter)] = (mine[0], mine[1], end)
-        if builder.entries:
-            refused = self._runtime.append(partition, builder.entries)
+        self.counts["put"] += proposal.put_count
+        self.counts["delete"] += proposal.delete_count
+        if proposal.entries:
+            refused = self._runtime.append(partition, proposal.entries)
             if refused is not None:
                 self._refuse(items, refused)
                 return
-            partition.pending_rows.update(builder.fresh)
+            partition.pending_rows.update(proposal.fresh)
         groups = [PendingGroup(end, waiter, slots) for waiter, slots, end in waiting.values() if end]
         for waiter, _, end in waiting.values():
             if not end:
@@ -372,145 +350,3 @@ def _insert_groups(partition: Partition, groups: list[PendingGroup]) -> None:
 
 def _take(rows: Iterator[tuple[bytes, bytes, bytes]]) -> list[tuple[bytes, bytes, bytes]]:
     return list(islice(rows, LIST_BATCH_KEYS))
-
-
-class _Builder:
-    """Makes the entries of one batch of one partition; later items see what earlier ones made."""
-
-    def __init__(self, coordinator: Coordinator, partition: Partition) -> None:
-        runtime = coordinator._runtime
-        self._coordinator = coordinator
-        self._partition = partition
-        self._store = runtime.store
-        self._own = runtime.cluster_uuid
-        self._now_ms = runtime.time.wall_ms()
-        self._epoch = partition.replica.epoch
-        self._next = partition.replica.leo
-        self._request_id = coordinator._request_id()
-        self.entries: list[Entry] = []
-        self.fresh: dict[tuple[bytes, bytes], Entry] = {}
-
-    def _current(self, hash64: int, bucket: bytes, key: bytes) -> _Current | None:
-        place = (bucket, key)
-        entry = self.fresh.get(place) or self._partition.pending_rows.get(place)
-        if entry is not None:
-            return _Current(decode_key_row(entry.row), entry)
-        row = self._store.key_row(self._partition.id, hash64, bucket, key)
-        return None if row is None else _Current(decode_key_row(row), None)
-
-    def _object(self, current: _Current, key: Key) -> Object:
-        if current.pending is not None:
-            return decode_object(current.pending.payload)
-        data = self._store.object(self._partition.id, key.bucket, key.key)
-        if data is None:
-            raise Corruption(f"key row without its object in partition {self._partition.id}")
-        return decode_object(data)
-
-    def write(self, request: WriteRequest, hash64: int) -> tuple[object, int]:
-        """(answer, offset below which all must be applied before it may be given; 0 for at once)."""
-        key, content, context = request
-        if len(content.value) > self._coordinator._object_limit_bytes:
-            raise TooLarge(
-                f"value of {len(content.value)} bytes, limits.object_bytes is {self._coordinator._object_limit_bytes}"
-            )
-        current = self._current(hash64, key.bucket, key.key)
-        if context:
-            self._check_context(context)
-        counts = self._coordinator.counts
-        if content.tombstone:
-            counts["delete"] += 1
-            if current is None or current.row.tombstone:
-                end = current.pending.offset + 1 if current is not None and current.pending is not None else 0
-                return Written(b"", b"" if current is None else current.row.clock, 0, created=False), end
-        else:
-            counts["put"] += 1
-        offset = self._next
-        dot = (self._partition.actor, pack_counter(self._epoch, offset))
-        if current is None:
-            obj = write(None, context or (), content, dot, self._now_ms)
-        else:
-            clock = decode_clock(current.row.clock)
-            if not context and (content.tombstone or current.row.tombstone):
-                context = clock
-            if context and descends(context, clock):
-                # All that is there was seen: the old siblings need not be read.
-                obj = write(Object(clock, ()), context, content, dot, self._now_ms)
-            else:
-                obj = write(self._object(current, key), context or (), content, dot, self._now_ms)
-                if len(obj.siblings) > self._coordinator._sibling_limit_count:
-                    raise TooManySiblings(
-                        f"the write would make {len(obj.siblings)} siblings, limits.siblings is "
-                        f"{self._coordinator._sibling_limit_count}: read the key and write with its X-Riak-Vclock"
-                    )
-        encoded, summary = seal(obj)
-        self._append(key, hash64, current, encoded, summary, self._own)
-        return Written(encoded, summary.clock, summary.sibling_count), offset + 1
-
-    def push(self, item: PushItem, hash64: int) -> tuple[object, int]:
-        """As `write`, for a change from another cluster: kept as it is, or merged by causality."""
-        key, origin, payload = item
-        if len(payload) > self._coordinator._object_limit_bytes + (self._coordinator._object_limit_bytes >> 1):
-            raise TooLarge(
-                f"pushed object of {len(payload)} bytes, limits.object_bytes is {self._coordinator._object_limit_bytes}"
-            )
-        if len(origin) != 16:
-            raise CodecError("a push whose origin is no cluster uuid")
-        summary = summarize_encoded(payload)
-        current = self._current(hash64, key.bucket, key.key)
-        outcome = PushOutcome.APPLIED
-        if current is not None:
-            row = current.row
-            end = current.pending.offset + 1 if current.pending is not None else 0
-            if row.clock == summary.clock:
-                if row.hash64 != summary.hash64:
-                    raise Corruption(
-                        f"equal clock with other bytes: {key.bucket!r}/{key.key!r} "
-                        f"clock {base64.b64encode(row.clock).decode()}"
-                    )
-                return PushResult(PushOutcome.SUPERSEDED), end
-            mine = decode_clock(row.clock)
-            theirs = decode_clock(summary.clock)
-            if descends(mine, theirs):
-                return PushResult(PushOutcome.SUPERSEDED), end
-            if not descends(theirs, mine):
-                merged = merge(self._object(current, key), decode_object(payload))
-                payload, summary = seal(merged)
-                origin = self._own
-                outcome = PushOutcome.MERGED
-        offset = self._next
-        self._append(key, hash64, current, payload, summary, origin)
-        return PushResult(outcome), offset + 1
-
-    def _check_context(self, context: Clock) -> None:
-        """A context may not have seen writes of ours that were never made: their dots would be lost."""
-        if counter_of(context, self._partition.actor) >= pack_counter(self._epoch, self._next):
-            raise BadInput("X-Riak-Vclock names writes that this cluster has not made: read the key again")
-
-    def _append(
-        self, key: Key, hash64: int, current: _Current | None, encoded: bytes, summary: Summary, origin: bytes
-    ) -> None:
-        bucket, name = key.bucket, key.key
-        change = leaf(bucket, name, summary.clock, summary.hash64)
-        previous = NO_OFFSET
-        if current is not None:
-            change ^= leaf(bucket, name, current.row.clock, current.row.hash64)
-            previous = current.row.offset
-        offset = self._next
-        entry = make_entry(
-            EntryKind.DATA,
-            self._epoch,
-            offset,
-            request_id=self._request_id,
-            origin=origin,
-            time_ms=self._now_ms,
-            key_hash=hash64,
-            leaf_change=change,
-            previous_offset=previous,
-            bucket=bucket,
-            key=name,
-            row=encode_key_row(summary, offset),
-            payload=encoded,
-        )
-        self._next = offset + 1
-        self.entries.append(entry)
-        self.fresh[bucket, name] = entry

@@ -22,7 +22,7 @@ from repl.identity import Identity
 from repl.isr import effects as fx
 from repl.isr import events as ev
 from repl.isr.replica import Replica, Role
-from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
+from repl.metastore.port import Metastore
 from repl.model.entry import Entry, EntryKind, make_entry
 from repl.model.errors import (
     Fenced,
@@ -38,7 +38,9 @@ from repl.model.errors import (
 )
 from repl.model.ports import AfterApply, TimeSource
 from repl.model.record import PartitionRecord
+from repl.partition import Partition, PendingGroup
 from repl.replog.port import Replog
+from repl.round_trips import RoundTrips
 from repl.store.port import PartitionStep, Store
 from repl.telemetry import Sample
 
@@ -48,77 +50,6 @@ REFUSALS: Final[Mapping[str, type[Retryable]]] = {
     cls.reason: cls for cls in (Fenced, TooFewInSync, Overloaded, OutOfStorage, NotReady, NotLeader)
 }
 """The core's reasons for refusing an append -> the error that a caller sees."""
-
-
-class Waiter:
-    """One request's outcome, spread over one or more partitions.
-
-    `results[slot]` is filled when an item is decided; the future is done when every group is. A group that
-    fails overwrites its slots.
-    """
-
-    __slots__ = ("future", "remaining", "results")
-
-    def __init__(self, future: asyncio.Future[list[object]], size: int) -> None:
-        self.future = future
-        self.results: list[object] = [None] * size
-        self.remaining = 0
-
-    def release(self, groups: int = 1) -> None:
-        """`groups` more groups are decided."""
-        self.remaining -= groups
-        if self.remaining == 0 and not self.future.done():
-            self.future.set_result(self.results)
-
-
-class PendingGroup:
-    """The items of one request in one partition that wait until all below `end` is applied."""
-
-    __slots__ = ("end", "slots", "waiter")
-
-    def __init__(self, end: int, waiter: Waiter, slots: Sequence[int]) -> None:
-        self.end = end
-        self.waiter = waiter
-        self.slots = slots
-
-
-class Partition:
-    """One partition on this node: its core, and what is between append and apply."""
-
-    __slots__ = (
-        "actor",
-        "bucket_type",
-        "epoch_wanted",
-        "groups",
-        "id",
-        "index",
-        "own_from",
-        "partition_count",
-        "pending",
-        "pending_rows",
-        "replica",
-        "submitted",
-        "write_task",
-    )
-
-    def __init__(self, record: PartitionRecord, replica: Replica, actor: bytes) -> None:
-        self.id = record.partition
-        self.bucket_type = record.bucket_type.encode()
-        self.index = record.index
-        self.partition_count = record.partition_count
-        self.replica = replica
-        self.actor = actor
-        self.pending: deque[Entry] = deque()
-        """Entries of this process from the submitted offset on: appended, not yet handed to apply."""
-        self.pending_rows: dict[tuple[bytes, bytes], Entry] = {}
-        """(bucket, key) -> its newest entry that is not applied: reading one's own writes."""
-        self.groups: deque[PendingGroup] = deque()
-        self.submitted = replica.applied
-        """Everything below was handed to apply."""
-        self.own_from = -1
-        """Offset of the first entry that this process appended; -1 when none. Older ones take no memory."""
-        self.epoch_wanted = 0
-        self.write_task: asyncio.Task[None] | None = None
 
 
 class Runtime:
@@ -162,7 +93,7 @@ class Runtime:
         self._tick_due_ms = 0
         self._soft_timer: asyncio.TimerHandle | None = None
         self._jobs: list[ApplyJob] = []
-        self._epochs_task: asyncio.Task[None] | None = None
+        self._round_trips = RoundTrips(identity, metastore, self.dispatch, self._fail)
         self._fatal: Exception | None = None
         self._stopping = False
         self._replay_targets: dict[int, int] = {}
@@ -219,9 +150,7 @@ class Runtime:
         for timer in (self._tick, self._soft_timer):
             if timer is not None:
                 timer.cancel()
-        for task in [self._epochs_task, *(p.write_task for p in self.partitions.values())]:
-            if task is not None:
-                task.cancel()
+        self._round_trips.cancel()
         return await self._loop.run_in_executor(None, self._close_storage, timeout_s)
 
     def _close_storage(self, timeout_s: float) -> bool:
@@ -294,9 +223,9 @@ class Runtime:
                 case fx.AppendBarrier():
                     self._persist(partition, [self._barrier(effect)])
                 case fx.PersistEpoch():
-                    self._persist_epoch(partition, effect.epoch)
+                    self._round_trips.persist_epoch(partition, effect.epoch)
                 case fx.WriteRecord():
-                    self._write_record(partition, effect.record)
+                    self._round_trips.write_record(partition, effect.record)
                 case fx.Promoted():
                     self.on_promoted(partition.id, effect)
                 case fx.RoleChanged():
@@ -361,50 +290,6 @@ class Runtime:
         if self._jobs:
             self._applier.submit(self._jobs)
             self._jobs = []
-
-    def _persist_epoch(self, partition: Partition, epoch: int) -> None:
-        partition.epoch_wanted = max(partition.epoch_wanted, epoch)
-        if self._epochs_task is None or self._epochs_task.done():
-            self._epochs_task = self._loop.create_task(self._persist_epochs())
-
-    async def _persist_epochs(self) -> None:
-        """Make the wanted epochs of all partitions durable, many at one fsync."""
-        while True:
-            wanted = {p.id: p.epoch_wanted for p in self.partitions.values() if p.epoch_wanted}
-            if not wanted:
-                return
-            try:
-                await self._loop.run_in_executor(None, self.identity.note_epochs, wanted)
-            except LocalFault as error:
-                self._fail(error)
-                return
-            for partition_id, epoch in wanted.items():
-                partition = self.partitions[partition_id]
-                if partition.epoch_wanted == epoch:
-                    partition.epoch_wanted = 0
-                self.dispatch(partition, ev.EpochPersisted(epoch))
-
-    def _write_record(self, partition: Partition, record: PartitionRecord) -> None:
-        # One conditional write in flight a partition: the core asks for the next one only when this one is
-        # decided, or for the same one again.
-        if partition.write_task is None or partition.write_task.done():
-            partition.write_task = self._loop.create_task(self._write_record_task(partition, record))
-
-    async def _write_record_task(self, partition: Partition, record: PartitionRecord) -> None:
-        event: ev.Event
-        try:
-            written = await self.metastore.write_record(record)
-            event = ev.WriteConfirmed(written)
-        except Conflict:
-            try:
-                records = await self.metastore.records()
-                event = ev.WriteRefused(record.version, records[partition.id])
-            except (Unavailable, KeyError):
-                event = ev.WriteUndecided(record.version)
-        except (Ambiguous, Unavailable):
-            event = ev.WriteUndecided(record.version)
-        partition.write_task = None
-        self.dispatch(partition, event)
 
     def _ready(self, partition: Partition) -> None:
         log.info("isr.ready", partition=partition.id, epoch=partition.replica.epoch)

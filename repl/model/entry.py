@@ -156,8 +156,8 @@ def encode_key_row(summary: Summary, offset: int) -> bytes:
 
 
 def row_says_tombstone(row: bytes, offset: int) -> bool:
-    """The tombstone flag of a key row that `encode_key_row` wrote for `offset`, without decoding it: the flag is the byte
-    before the last field, whose length follows from its value. For paths that see every change."""
+    """The tombstone flag of a key row that `encode_key_row` wrote for `offset`, without decoding it: the flag is the
+    byte before the last field, whose length follows from its value. For paths that see every change."""
     if offset < 1 << 7:
         return row[-2] == 0xC3
     if offset < 1 << 16:

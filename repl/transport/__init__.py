@@ -1,0 +1,1 @@
+"""The wire to other nodes: today the one door for outgoing HTTP."""

@@ -20,6 +20,7 @@ from repl.isr.placement import computed
 from repl.metastore.memory import MemoryEnsemble, MemoryMetastore
 from repl.model.record import Member, PartitionRecord, Registration
 from repl.model.vclock import actor_of
+from repl.proposal import WriteLimits
 from repl.replog.log import FileLog
 from repl.runtime import Runtime
 from repl.store.leveldb import LevelStore
@@ -101,9 +102,8 @@ async def opened(
     coordinator = Coordinator(
         runtime,
         read_pool=pool,
-        object_limit_bytes=1_000_000,
+        limits=WriteLimits(1_000_000, 5),
         key_limit_bytes=100,
-        sibling_limit_count=5,
         request_timeout_ms=10_000,
     )
     controller = Controller(metastore, time=SystemTime(), on_records=runtime.records_seen)
