@@ -23,7 +23,10 @@ class Result(StrEnum):
 
     ITEMS = "items"
     EMPTY = "empty"
+    FAILED = "failed"
+    """The source answered, but this cluster did not store all of it."""
     ERROR = "error"
+    """The source did not answer, or wrongly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class Backoff:
                 before = 0 if self.errors else self.delay_ms
                 delay = 0 if waited_ms >= EMPTY_MAX_MS else min(EMPTY_MAX_MS, before * 2 + EMPTY_STEP_MS)
                 return Backoff(self.min_ms, self.max_ms, delay)
-            case Result.ERROR:
+            case Result.FAILED | Result.ERROR:
                 before = self.delay_ms if self.errors else 0
                 return Backoff(
                     self.min_ms, self.max_ms, min(self.max_ms, max(self.min_ms, before * 2)), self.errors + 1

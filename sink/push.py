@@ -52,8 +52,9 @@ class Outcomes:
 
     def note(self, items: Sequence[Item], results: Sequence[PushResult], now_ms: int) -> None:
         """Count a batch's results and keep what was rejected."""
-        self.counts.update([result.outcome for result in results])
-        if self.counts[PushOutcome.REJECTED]:
+        counts = Counter([result.outcome for result in results])
+        self.counts.update(counts)
+        if counts[PushOutcome.REJECTED]:
             for item, result in zip(items, results, strict=True):
                 if result.outcome is PushOutcome.REJECTED and result.error is not None:
                     self._letters.append(

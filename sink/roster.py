@@ -2,7 +2,8 @@
 
 A link is one queue at one peer. It has a few slots, so that one can wait in a long poll while another
 pushes what it got. Of the slots that are due, the one that has rested longest goes first, so a busy link
-cannot starve the others. A link that fails is probed by one slot at a time.
+cannot starve the others. A link whose source fails is probed by one slot at a time; one whose changes this cluster
+did not store is not, since the slot that got them must say so soon.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ class _Link:
     rested_since: list[int]
     running: set[int]
     suspended: bool = False
+    probing: bool = False
+    """The source failed at the last cycle that ended."""
+
+    def may_run(self) -> bool:
+        return not self.suspended and not (self.probing and self.running)
 
 
 class Roster:
@@ -45,7 +51,7 @@ class Roster:
         """A (link, slot) that is due now, which is running from here on; None when none is."""
         best: tuple[int, LinkName, int] | None = None
         for name, link in self._links.items():
-            if link.suspended or link.due_ms > now_ms or (link.backoff.errors and link.running):
+            if link.due_ms > now_ms or not link.may_run():
                 continue
             for slot, since in enumerate(link.rested_since):
                 if slot not in link.running and (best is None or since < best[0]):
@@ -62,6 +68,7 @@ class Roster:
         link.running.remove(slot)
         self._turn += 1
         link.rested_since[slot] = self._turn
+        link.probing = result is Result.ERROR
         link.backoff = link.backoff.after(result, waited_ms)
         link.due_ms = now_ms + link.backoff.pause_ms(self._random)
 
@@ -70,9 +77,7 @@ class Roster:
         due = [
             link.due_ms
             for link in self._links.values()
-            if not link.suspended
-            and len(link.running) < len(link.rested_since)
-            and not (link.backoff.errors and link.running)
+            if link.may_run() and len(link.running) < len(link.rested_since)
         ]
         return min(due, default=None)
 

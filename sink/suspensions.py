@@ -75,14 +75,18 @@ def added(before: Sequence[Suspension], new: Suspension) -> tuple[Suspension, ..
 
 
 def without(before: Sequence[Suspension], queue: str | None, peer: str | None) -> tuple[Suspension, ...]:
-    """`before` without those that the request covers: resuming all ends every one. Raises BadInput when a wider
-    one would keep what was named suspended."""
+    """`before` without those that the request covers: resuming all ends every one. Raises BadInput when another one
+    would keep all of what was named suspended, or when only such that it does not cover hold any of it."""
     covered = [s for s in before if queue in (None, s.queue) and peer in (None, s.peer)]
     kept = tuple(s for s in before if s not in covered)
-    wider = [s for s in kept if (s.queue is None or s.queue == queue) and (s.peer is None or s.peer == peer)]
-    if wider:
-        what = " and ".join(f"{k} {v}" for k, v in (("queue", wider[0].queue), ("peer", wider[0].peer)) if v)
-        raise BadInput(f"still suspended as part of {what or 'all sinks'} (by {wider[0].by}): resume that")
+    held = [s for s in kept if s.queue in (None, queue) and s.peer in (None, peer)]
+    if not covered:
+        held += [
+            s for s in kept if (queue is None or s.queue in (None, queue)) and (peer is None or s.peer in (None, peer))
+        ]
+    if held:
+        what = " and ".join(f"{k} {v}" for k, v in (("queue", held[0].queue), ("peer", held[0].peer)) if v)
+        raise BadInput(f"still suspended as part of {what or 'all sinks'} (by {held[0].by}): resume that")
     return kept
 
 

@@ -102,7 +102,7 @@ class Slot:
         if failed:
             why = results[failed[0]].error
             self._failed(why or OutcomeUnknown(f"{len(failed)} changes were not stored"))
-            return Result.ERROR, waited_ms
+            return Result.FAILED, waited_ms
         return Result.ITEMS, waited_ms
 
     def _push(self, items: Sequence[Item]) -> Sequence[PushResult]:

@@ -1,0 +1,267 @@
+"""Claims about the sink against the real source actor over HTTP: what arrives, what comes again, what an operator
+sees."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any
+
+import pytest
+
+import sink.worker as worker_room
+from repl.model.errors import BadInput
+from repl.model.requests import PushOutcome
+from sink.listing import HELP
+from tests.queues.home import PARTITIONS
+from tests.queues.source_world import OURS, THIRD
+from tests.sink.bridge import Pair
+
+P, Q = PARTITIONS
+
+
+def joined(test: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
+    """Run `test` with a source, its HTTP listener and a cluster for sinks."""
+
+    async def run() -> None:
+        async with Pair() as pair:
+            await test(pair)
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        await asyncio.sleep(0.005)
+
+
+def test_everything_written_arrives_and_is_acknowledged() -> None:
+    """Puts and deletes before and after the sink began are at the other cluster, equal in every byte."""
+
+    async def test(pair: Pair) -> None:
+        home = pair.home
+        home.put(*(b"early%d" % n for n in range(700)))
+        sink = await pair.sink(poll_ms=20)
+        for n in range(50):
+            home.put(b"late%d" % n, b"hot", partition=Q)
+            await asyncio.sleep(0.002)
+        await pair.equal()
+        row = sink.listing()[0]
+        assert row["state"] == "running"
+        assert row["source_cluster"] == "east"
+        assert row["applied"] == pair.cluster.outcomes[PushOutcome.APPLIED] >= 751
+        assert row["rejected"] == row["failed"] == row["errors"] == 0
+        await until(lambda: sink.listing()[0]["fetches"] >= row["fetches"] + 4)
+        listing = (await home.queues.listing())[0]
+        assert (listing["waiting"], listing["in_flight"]) == (0, 0)
+        assert listing["late_acknowledgements"] == 0, "a batch was acknowledged twice"
+
+    joined(test)
+
+
+def test_changes_that_fail_come_again_until_they_are_stored() -> None:
+    """A failed change is not acknowledged; those of its batch that were stored do not come again."""
+
+    async def test(pair: Pair) -> None:
+        pair.cluster.failing = {b"a": 3, b"b": 1}
+        pair.home.put(b"a", b"b", b"c", b"d")
+        sink = await pair.sink()
+        await pair.equal()
+        row = sink.listing()[0]
+        assert (row["applied"], row["failed"], row["superseded"]) == (4, 4, 0)
+        assert row["errors"] >= 3
+        assert row["delay_ms"] == 0, "the first success ends the delay"
+
+    joined(test)
+
+
+@pytest.mark.timeout(120)
+def test_a_lossy_link_and_malformed_answers_lose_nothing() -> None:
+    """Dropped, cut, wrong and huge answers back a link off; no worker dies, everything arrives, nothing merges."""
+
+    async def test(pair: Pair) -> None:
+        rng = Random(5)
+        bad = ["drop", "cut", "garbage", "huge", "error"]
+        pair.bridge.faults.extend(rng.choice([None, rng.choice(bad)]) for _ in range(60))
+        sink = await pair.sink(batch_count=7)
+        while pair.bridge.faults:
+            n = rng.randrange(40)
+            pair.home.put(b"k%d" % n, b"n%d" % n, partition=PARTITIONS[n % 2])
+            await asyncio.sleep(0.004)
+        await pair.equal(30)
+        assert all(pair.bridge.seen[fault] for fault in bad)
+        assert sink.listing()[0]["errors"] >= 10
+        assert all(thread.is_alive() for thread in sink._threads)
+
+    joined(test)
+
+
+def test_a_crash_between_push_and_acknowledgement_redelivers_and_changes_nothing() -> None:
+    """A sink that dies after storing gets the batch again in its next life, and applying it again is nothing."""
+
+    async def test(pair: Pair) -> None:
+        home, cluster = pair.home, pair.cluster
+        first = await pair.sink()
+        home.put(b"a", b"b", b"c")
+        cluster.before = first._stopping.set  # no further fetch, so no acknowledgement
+        await until(lambda: cluster.pushed == 3)
+        await until(lambda: not any(slot.pushing for slot in first._slots.values()))
+        for slot in first._slots.values():
+            slot.fetcher.ack = None
+        await first.stop()
+        stored = dict(cluster.objects)
+        assert home.served()[0].machine.in_flight_count() == 3
+        cluster.before = None
+        second = await pair.sink()
+        await pair.equal()
+        assert cluster.objects == stored
+        row = second.listing()[0]
+        assert (row["superseded"], row["applied"]) == (3, 0)
+
+    joined(test)
+
+
+def test_a_stop_acknowledges_what_was_stored_and_ends_long_polls() -> None:
+    """Stopping is quick while a worker waits at the source, and leaves nothing to be sent twice."""
+
+    async def test(pair: Pair) -> None:
+        sink = await pair.sink(poll_ms=20_000)
+        await until(lambda: pair.home.served()[0].waiters)
+        pair.cluster.before = sink._stopping.set  # the stop comes while a batch is being pushed
+        pair.home.put(b"a")
+        await until(lambda: any(slot.fetcher.ack for slot in sink._slots.values()))
+        await until(lambda: sink.listing()[0]["running"] <= 1)
+        began = time.monotonic()
+        await sink.stop()
+        for thread in sink._threads:
+            await asyncio.get_running_loop().run_in_executor(None, thread.join, 5)
+            assert not thread.is_alive()
+        assert time.monotonic() - began < 4
+        await pair.equal(1)
+
+    joined(test)
+
+
+def test_rejected_changes_are_acknowledged_and_kept_for_people() -> None:
+    """What this cluster refuses for good does not come again, and can be looked at."""
+
+    async def test(pair: Pair) -> None:
+        pair.cluster.rejecting = {b"big\xff"}
+        pair.home.put(b"a", b"big\xff", b"c")
+        sink = await pair.sink()
+        await until(lambda: pair.home.served()[0].machine.counts.acknowledged == 3)
+        (letter,) = sink.dead_letters()
+        assert letter["key"] == ["default", "bucket", "big\\xff"]
+        assert (letter["reason"], letter["queue"]) == ("too-large", "q")
+        assert json.dumps(letter)
+        row = sink.listing()[0]
+        assert (row["rejected"], row["applied"], row["failed"]) == (1, 2, 0)
+
+    joined(test)
+
+
+def test_a_refusing_source_is_named_and_asked_less_often() -> None:
+    """Another owner, a peer that points home, an unknown queue: the reason is shown and the delay grows to its
+    bound."""
+
+    async def test(pair: Pair) -> None:
+        owner = await pair.sink("q")
+        await until(lambda: pair.home.served()[0].owner is not None)
+        stranger = await pair.sink("q", uuid=THIRD)
+        native = await pair.sink("q", uuid=OURS)
+        lost = await pair.sink("nowhere")
+        for sink, words in ((stranger, "belongs to cluster west"), (native, "points at home"), (lost, "'nowhere'")):
+            await until(lambda: sink.listing()[0]["delay_ms"] == 50)  # noqa: B023
+            row = sink.listing()[0]
+            assert row["state"] == "failing"
+            assert words in row["last_error"]
+            assert row["running"] <= 1, "one slot probes a link that fails"
+        assert owner.listing()[0]["state"] != "failing"
+
+    joined(test)
+
+
+def test_a_suspended_link_fetches_nothing_over_restarts_until_it_is_resumed() -> None:
+    """Suspension is by queue, by peer or for all, is kept in the metastore, and lets running cycles finish."""
+
+    async def test(pair: Pair) -> None:
+        sink = await pair.sink("q", "r")
+        pair.home.put(b"a")
+        await pair.equal()
+        await sink.suspend("q", None, "ann", "maintenance")
+        await until(lambda: sink.listing()[0]["running"] == 0)
+        await sink.stop()
+        again = await pair.sink("q", "r")
+        rows = {row["queue"]: row for row in again.listing()}
+        assert rows["q"]["state"] == "suspended"
+        assert (rows["q"]["suspended"]["by"], rows["q"]["suspended"]["reason"]) == ("ann", "maintenance")
+        assert again.status() == {"actor": "sink", "state": "running", "reason": "1 links suspended"}
+        pair.home.put(b"b")
+        await until(lambda: {row["queue"]: row for row in again.listing()}["r"]["batches"])
+        assert {row["queue"]: row for row in again.listing()}["q"]["fetches"] == 0
+        with pytest.raises(BadInput, match="no queue 'x'"):
+            await again.suspend("x", None, "ann", "")
+        await again.resume("q", None)
+        await pair.equal()
+        await again.suspend(None, pair.bridge.url, "bob", "")
+        assert again.status()["state"] == "suspended"
+        with pytest.raises(BadInput, match="resume that"):
+            await again.resume("q", None)
+        await again.resume(None, None)
+        assert again.status() == {"actor": "sink", "state": "running", "reason": ""}
+
+    joined(test)
+
+
+def test_a_push_without_an_answer_ends_and_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster that does not answer costs a worker a bounded time; nothing of the batch is acknowledged."""
+    monkeypatch.setattr(worker_room, "PUSH_TIMEOUT_S", 0.05)
+
+    async def test(pair: Pair) -> None:
+        pair.cluster.stuck.clear()
+        sink = await pair.sink()
+        pair.home.put(b"a")
+        await until(lambda: sink.listing()[0]["failed"] >= 2)
+        assert pair.home.served()[0].machine.counts.acknowledged == 0
+        pair.cluster.stuck.set()
+        await pair.equal()
+
+    joined(test)
+
+
+def test_lag_is_told_once_something_arrived_and_unknown_before() -> None:
+    """Lag runs from the leader's clock at the source to the moment of storing; nothing stored, nothing claimed."""
+
+    async def test(pair: Pair) -> None:
+        sink = await pair.sink()
+        row = sink.listing()[0]
+        assert row["lag_ms_p50"] is row["recent_lag_ms_p99"] is None
+        assert not any(name == "isthmus_sink_lag_seconds" for name, _, _ in sink.metrics())
+        pair.home.put(b"a")
+        await pair.equal()
+        row = sink.listing()[0]
+        assert 0 <= row["lag_ms_p50"] <= row["lag_ms_p99"] < 10_000
+        assert {name for name, _, _ in sink.metrics()} == set(HELP)
+        assert json.loads(json.dumps(sink.listing()))
+
+    joined(test)
+
+
+def test_without_peers_the_actor_is_there_and_idle() -> None:
+    """An unconfigured sink has no thread and says so; one that never started can be stopped."""
+
+    async def test(pair: Pair) -> None:
+        sink = await pair.sink(start=False)
+        assert sink.status() == {"actor": "sink", "state": "idle", "reason": "not started"}
+        await sink.stop()
+        nothing = await pair.sink(peers=False)
+        assert nothing.status() == {"actor": "sink", "state": "idle", "reason": "not configured"}
+        assert nothing.listing() == nothing.metrics() == nothing.dead_letters() == []
+        assert not nothing._threads
+
+    joined(test)
