@@ -41,6 +41,10 @@ LIST_BATCH_KEYS: Final = 1_000
 """Keys read from the store at a time for a listing: about 2 ms of the reading thread."""
 
 
+SWEEP_S: Final = 0.25
+"""How often requests without an answer are looked through for those that have waited too long."""
+
+
 class UnknownBucketType(BadInput):
     """No such bucket type in this cluster."""
 
@@ -75,6 +79,8 @@ class Coordinator:
         self._key_limit_bytes = key_limit_bytes
         self._timeout_s = request_timeout_ms / 1000
         self._inbox: dict[int, list[_Item]] = {}
+        self._waiting: dict[Waiter, float] = {}
+        self._sweeper: asyncio.TimerHandle | None = None
         self._scheduled = False
         self._types: dict[bytes, list[Partition]] = {}
         self._request_prefix = os.urandom(6)
@@ -159,9 +165,10 @@ class Coordinator:
 
     async def write(self, request: WriteRequest) -> Written:
         """See KeyValue.write."""
-        (result,) = await self.write_batch((request,))
+        (result,) = await self._submit((request,))
         if isinstance(result, Written):
             return result
+        assert isinstance(result, IsthmusError)
         raise result
 
     async def write_batch(self, requests: Sequence[WriteRequest]) -> list[Written | IsthmusError]:
@@ -201,7 +208,8 @@ class Coordinator:
         waiter = Waiter(self._loop.create_future(), 1)
         waiter.remaining = 1
         place.groups.append(PendingGroup(entry.offset + 1, waiter, (0,)))
-        (error,) = await self._wait(waiter)
+        self._expect(waiter)
+        (error,) = await waiter.future
         if isinstance(error, IsthmusError):
             raise error
         return entry.offset
@@ -210,8 +218,8 @@ class Coordinator:
         """See CursorWriter.soft_cursor."""
         self._runtime.soft_cursor(partition, queue, payload)
 
-    async def _submit(self, requests: Sequence[WriteRequest | PushItem]) -> list[object]:
-        """Put each item into its partition's inbox and wait for all answers."""
+    def _submit(self, requests: Sequence[WriteRequest | PushItem]) -> asyncio.Future[list[object]]:
+        """Put each item into its partition's inbox; the future brings all answers, in order."""
         waiter = Waiter(self._loop.create_future(), len(requests))
         inbox = self._inbox
         touched: set[int] = set()
@@ -230,26 +238,32 @@ class Coordinator:
             items.append(_Item(request, hash64, waiter, slot))
             touched.add(partition.id)
         if not touched:
-            return waiter.results
+            waiter.future.set_result(waiter.results)
+            return waiter.future
         # One count an inbox: `_drain` releases a request once for each partition that it touches.
         waiter.remaining = len(touched)
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._drain)
-        return await self._wait(waiter)
+        self._expect(waiter)
+        return waiter.future
 
-    async def _wait(self, waiter: Waiter) -> list[object]:
-        timer = self._loop.call_later(self._timeout_s, self._expire, waiter)
-        try:
-            return await waiter.future
-        finally:
-            timer.cancel()
+    def _expect(self, waiter: Waiter) -> None:
+        """Let `waiter` expire in time. One sweep for all: a timer a request costs more than its expiry is worth."""
+        self._waiting[waiter] = self._loop.time() + self._timeout_s
+        if self._sweeper is None:
+            self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
 
-    def _expire(self, waiter: Waiter) -> None:
-        if not waiter.future.done():
+    def _sweep(self) -> None:
+        """Forget who has an answer, and tell who has waited too long that the outcome is unknown."""
+        now = self._loop.time()
+        self._waiting = {w: deadline for w, deadline in self._waiting.items() if not w.future.done()}
+        for waiter in [w for w, deadline in self._waiting.items() if deadline <= now]:
+            del self._waiting[waiter]
             self.counts["unknown"] += sum(not isinstance(r, IsthmusError) for r in waiter.results)
             error = OutcomeUnknown(f"no outcome within {self._timeout_s:g} s: the write may yet take effect")
             waiter.future.set_result([r if isinstance(r, IsthmusError) else error for r in waiter.results])
+        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep) if self._waiting else None
 
     def _check_key(self, key: Key) -> None:
         limit = self._key_limit_bytes

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
+from repl.isr import events as ev
 from repl.metastore.memory import MemoryEnsemble
-from repl.model.errors import BadInput, IsthmusError, NotReady, OutOfStorage, Overloaded, TooLarge
+from repl.model.errors import BadInput, IsthmusError, NotReady, OutcomeUnknown, OutOfStorage, Overloaded, TooLarge
 from repl.model.keys import Key
 from repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, merge, write
 from repl.model.requests import PushItem, PushOutcome, WriteRequest, Written
@@ -258,8 +260,6 @@ def test_nothing_is_served_without_a_leader(tmp_path: Path, house: Houses) -> No
     """After the session expired and until a new epoch is led, reads and writes are refused as not ready."""
 
     async def story() -> None:
-        from repl.isr import events as ev
-
         async with house(tmp_path, MemoryEnsemble()) as h:
             await h.coordinator.write(WriteRequest(key(b"k"), Content(b"v")))
             await h.controller.stop()
@@ -267,5 +267,32 @@ def test_nothing_is_served_without_a_leader(tmp_path: Path, house: Houses) -> No
             for ask in (h.coordinator.get(key(b"k")), h.coordinator.write(WriteRequest(key(b"k"), Content(b"w")))):
                 with pytest.raises(NotReady):
                     await ask
+
+    asyncio.run(story())
+
+
+def test_a_write_without_an_outcome_in_time_is_unknown(
+    tmp_path: Path, house: Houses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the store does not come back in time the write's outcome is unknown, and it takes effect all the same."""
+
+    async def story() -> None:
+        async with house(tmp_path, MemoryEnsemble()) as h:
+            h.coordinator._timeout_s = 0.3
+            held = threading.Event()
+            commit = h.runtime.store.commit
+
+            def slow(prepared: object) -> None:
+                held.wait(10)
+                commit(prepared)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(h.runtime.store, "commit", slow)
+                with pytest.raises(OutcomeUnknown):
+                    await h.coordinator.write(WriteRequest(key(b"k"), Content(b"v")))
+                held.set()
+            async with asyncio.timeout(5):
+                while await h.coordinator.get(key(b"k")) is None:
+                    await asyncio.sleep(0.005)
 
     asyncio.run(story())
