@@ -35,9 +35,6 @@ from queues.ownership import (
 )  # fmt: skip
 from queues.serving import ServedQueue
 from queues.wire import (
-    SERVING,
-    STARTING,
-    SUSPENDED,
     FetchReply,
     FetchRequest,
     OwnCluster,
@@ -263,12 +260,6 @@ class SourceQueues:
 
     def _reply(self, queue: ServedQueue, batch: Batch | None) -> FetchReply:
         machine = queue.machine
-        if queue.suspension is not None:
-            state = SUSPENDED
-        elif any(w.owner_version == machine.owner_version for w in machine.windows.values()):
-            state = SERVING
-        else:
-            state = STARTING
         return FetchReply(
             self._uuid,
             self._cluster_name,
@@ -276,7 +267,7 @@ class SourceQueues:
             b"" if batch is None else batch.id,
             machine.lease_ms,
             self._time.wall_ms(),
-            state,
+            queue.state,
             [] if batch is None else batch.items(),
         )
 

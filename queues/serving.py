@@ -22,7 +22,7 @@ from queues.reading import count_rows, read_objects
 from queues.rules import Budget
 from queues.source_queue import SourceQueue
 from queues.window import Window
-from queues.wire import FetchRequest
+from queues.wire import SERVING, STARTING, SUSPENDED, FetchRequest
 from repl.model.errors import IsthmusError, Overloaded
 from repl.model.ports import TimeSource
 from repl.model.reference import ReferenceKind
@@ -80,6 +80,15 @@ class ServedQueue:
         self._closed = False
         self._counted: tuple[int | None, int | None] = (None, None)
         self._count_again_ms = 0
+
+    @property
+    def state(self) -> str:
+        """What a fetch is told: suspended, serving, or starting while no partition stands under the owner's version."""
+        machine = self.machine
+        if self.suspension is not None:
+            return SUSPENDED
+        ready = any(window.owner_version == machine.owner_version for window in machine.windows.values())
+        return SERVING if ready else STARTING
 
     async def next_batch(self, request: FetchRequest, deadline_ms: int) -> Batch | None:
         """The next batch for this request, at the latest at `deadline_ms`; None when there was nothing. Raises
