@@ -1,0 +1,78 @@
+"""The end of a demo in figures: one structure, shown as a table for people or JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from node.cli.output import echo_json, echo_table, milliseconds
+from node.demo.verify import Verdict
+
+
+@dataclass
+class Outcome:
+    """What a run did and found. `equal` is True only when everything was replicated and nothing differs."""
+
+    histories: list[str] = field(default_factory=list)
+    puts: int = 0
+    deletes: int = 0
+    value_bytes: int = 0
+    replay_seconds: float = 0.0
+    settle_seconds: float = 0.0
+    compare_seconds: float = 0.0
+    lag_p50_ms: float | None = None
+    lag_p99_ms: float | None = None
+    retries: dict[str, int] = field(default_factory=dict)
+    restarts: dict[str, int] = field(default_factory=dict)
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+    outstanding: str = ""
+    """Why the clusters were still apart when the wait for them ended; empty when nothing was outstanding."""
+    keys_compared: int = 0
+    deleted_compared: int = 0
+    bytes_compared: int = 0
+    difference_count: int = 0
+    differences: list[str] = field(default_factory=list)
+    equal: bool = False
+
+    @property
+    def operations(self) -> int:
+        """Puts and deletes."""
+        return self.puts + self.deletes
+
+    def take(self, verdict: Verdict) -> None:
+        """What the comparison found."""
+        self.keys_compared = verdict.live_count
+        self.deleted_compared = verdict.gone_count
+        self.bytes_compared = verdict.value_bytes
+        self.difference_count = verdict.difference_count
+        self.differences = [str(difference) for difference in verdict.differences]
+        self.equal = verdict.equal and not self.outstanding
+
+    def show(self, output: str, where: Mapping[str, Any]) -> None:
+        """Print everything; `where` goes into the JSON (directory, clusters)."""
+        if output == "json":
+            echo_json({**asdict(self), "operations": self.operations, **where})
+            return
+        rate = self.operations / self.replay_seconds if self.replay_seconds else 0.0
+        compared = (
+            f"{self.keys_compared:,} keys and {self.deleted_compared:,} deleted ones on each cluster, "
+            f"{self.bytes_compared / 1e6:,.1f} MB, in {self.compare_seconds:.1f} s"
+        )
+        rows = [
+            ("operations", f"{self.operations:,}: {self.puts:,} puts, {self.deletes:,} deletes"),
+            ("values", f"{self.value_bytes / 1e6:,.1f} MB written"),
+            ("replay", f"{self.replay_seconds:,.1f} s, {rate:,.0f} operations a second"),
+            ("until nothing was outstanding", f"{self.settle_seconds:,.1f} s"),
+            ("lag", f"p50 {milliseconds(self.lag_p50_ms)}, p99 {milliseconds(self.lag_p99_ms)}"),
+            ("attempts repeated", _counts(self.retries)),
+            ("restarts", _counts(self.restarts)),
+            *((f"CPU of {name}", f"{cpu:.1f} s") for name, cpu in self.cpu_seconds.items()),
+            ("compared", compared),
+            ("differences", f"{self.difference_count:,}"),
+        ]
+        echo_table(("figure", "value"), rows)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count) or "none"

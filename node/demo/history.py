@@ -1,0 +1,307 @@
+"""Git history as operations: what to put and delete, in order, and what must be there at the end.
+
+Reads a repository through git's plumbing, streaming: first-parent history, oldest first, each
+commit against its first parent (the root against the empty tree), no rename detection. A key is a
+path's bytes, a value its blob, a symbolic link is its blob, submodules (mode 160000) are left out.
+Nothing here knows of clusters; it must not hold more of the repository in memory than path names
+and one blob. The story goes on in `node.demo.replay` (writes the operations), `node.demo.verify`
+(compares the end) and `node.demo.made_history` (the same shape without a repository).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final, NamedTuple, Protocol
+
+from repl.model.errors import LocalFault
+
+SUBMODULE_MODE: Final = b"160000"
+ABSENT_MODE: Final = b"000000"
+
+READ_CHUNK_BYTES: Final = 256 * 1024
+"""How much of git's output is read at once; large enough that the pipe never waits for Python."""
+
+_REDIRECTING: Final = (
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR",
+    "GIT_NAMESPACE",
+)
+"""Variables that would point git at another repository than the path given (set inside hooks)."""
+
+
+class HistoryFault(LocalFault):
+    """A history that cannot be read: no repository, no git, no commit, or damaged objects."""
+
+    reason = "bad-history"
+
+
+class Operation(NamedTuple):
+    """One change of one key: `token` names the value in its history (`History.value`); None deletes."""
+
+    key: bytes
+    token: str | None
+
+
+class Expectation(NamedTuple):
+    """What must be there once all operations are in: `live` maps each key to its value's blob id (hex) and
+    `sizes` to its bytes, `gone` are the keys that were written once and are deleted now."""
+
+    live: dict[bytes, str]
+    sizes: dict[bytes, int]
+    gone: set[bytes]
+
+
+class History(Protocol):
+    """A finite sequence of operations whose outcome is known."""
+
+    @property
+    def bucket(self) -> bytes:
+        """The bucket that the operations go to; two histories never share one."""
+
+    @property
+    def title(self) -> str:
+        """What it is, for people: a path and commit, or a seed."""
+
+    def count(self) -> int:
+        """How many operations there are; walks the history the first time."""
+
+    def operations(self) -> Iterator[Operation]:
+        """All operations, oldest first; may be called again and yields the same."""
+
+    def value(self, token: str) -> bytes:
+        """The value that an operation's token names; callable from any thread."""
+
+    def expectation(self) -> Expectation:
+        """The end: from `git ls-tree` or the generator's model, not from the operations' replay."""
+
+    def close(self) -> None:
+        """Let go of what reading values held."""
+
+
+def blob_id(value: bytes, like: str) -> str:
+    """Git's id of a blob of these bytes, by the hash that the id `like` was made with (SHA-1 or SHA-256)."""
+    hasher = hashlib.sha256() if len(like) == 64 else hashlib.sha1(usedforsecurity=False)
+    hasher.update(b"blob %d\0" % len(value))
+    hasher.update(value)
+    return hasher.hexdigest()
+
+
+class GitHistory:
+    """The first-parent history of HEAD in the repository at `path` (bare or not, or a folder inside one).
+
+    HEAD is resolved once, so commits made meanwhile change nothing. Raises HistoryFault where there is
+    no git, no repository or no commit.
+    """
+
+    bucket = b"git"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._environment = {k: v for k, v in os.environ.items() if k not in _REDIRECTING}
+        self._environment |= {"LC_ALL": "C", "GIT_NO_REPLACE_OBJECTS": "1", "GIT_OPTIONAL_LOCKS": "0"}
+        if not path.is_dir():
+            raise HistoryFault(f"{path} is not a folder; --git wants the path of a git repository")
+        self.head = self._run("rev-parse", "--verify", "--quiet", "HEAD^{commit}").decode().strip()
+        self.shallow = self._run("rev-parse", "--is-shallow-repository").strip() == b"true"
+        self._count: int | None = None
+        self._ever: set[bytes] = set()
+        self._blobs: _BlobReader | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def title(self) -> str:
+        return f"git {self._path} at {self.head[:12]}{' (shallow)' if self.shallow else ''}"
+
+    def count(self) -> int:
+        if self._count is None:
+            count = 0
+            for operation in self.operations():
+                count += 1
+                self._ever.add(operation.key)
+            self._count = count
+        return self._count
+
+    def operations(self) -> Iterator[Operation]:
+        for old_mode, new_mode, new_id, path in self._changes():
+            if new_mode not in (ABSENT_MODE, SUBMODULE_MODE):
+                yield Operation(path, new_id.decode())
+            elif old_mode not in (ABSENT_MODE, SUBMODULE_MODE):
+                yield Operation(path, None)
+
+    def value(self, token: str) -> bytes:
+        with self._lock:
+            if self._blobs is None:
+                self._blobs = _BlobReader(self._command("cat-file", "--batch"), self._environment)
+            return self._blobs.read(token)
+
+    def expectation(self) -> Expectation:
+        self.count()
+        live: dict[bytes, str] = {}
+        sizes: dict[bytes, int] = {}
+        with self._stream("ls-tree", "-r", "-z", "-l", "--full-tree", self.head) as output:
+            for line in _fields(output):
+                about, path = line.split(b"\t", 1)
+                mode, _, object_id, size = about.split()
+                if mode != SUBMODULE_MODE:
+                    live[path] = object_id.decode()
+                    sizes[path] = int(size)
+        return Expectation(live, sizes, self._ever - live.keys())
+
+    def close(self) -> None:
+        """End the child that reads blobs."""
+        with self._lock:
+            if self._blobs is not None:
+                self._blobs.close()
+                self._blobs = None
+
+    def _changes(self) -> Iterator[tuple[bytes, bytes, bytes, bytes]]:
+        """(old mode, new mode, new blob id, path) of every change, in order."""
+        with self._stream(
+            "diff-tree", "--stdin", "-r", "-z", "--raw", "--root", "--no-renames", "--no-abbrev",
+            "--no-commit-id", feed=self._first_parents,
+        ) as output:  # fmt: skip
+            fields = _fields(output)
+            for about in fields:
+                old_mode, new_mode, _, new_id, _ = about.split(b" ")
+                yield old_mode[1:], new_mode, new_id, next(fields)
+
+    def _first_parents(self, sink: IO[bytes]) -> None:
+        """Write "COMMIT PARENT" for each commit, so that merges are compared with their first parent only."""
+        with self._stream("rev-list", "--first-parent", "--reverse", "--parents", self.head) as output:
+            for line in output:
+                sink.write(b" ".join(line.split()[:2]) + b"\n")
+
+    def _command(self, *arguments: str) -> list[str]:
+        return ["git", "-C", str(self._path), *arguments]
+
+    def _run(self, *arguments: str) -> bytes:
+        try:
+            done = subprocess.run(self._command(*arguments), env=self._environment, capture_output=True, check=False)
+        except FileNotFoundError as error:
+            raise HistoryFault("git is not installed (no `git` on PATH)") from error
+        if done.returncode != 0:
+            raise HistoryFault(_git_said(done.stderr) or f"{self._path} has no commit yet")
+        return done.stdout
+
+    def _stream(self, *arguments: str, feed: _Feed | None = None) -> _GitStream:
+        return _GitStream(self._command(*arguments), self._environment, feed)
+
+
+class _Feed(Protocol):
+    """Writes a child's input; runs in a thread beside the reader of its output."""
+
+    def __call__(self, sink: IO[bytes], /) -> None: ...
+
+
+class _GitStream:
+    """A git child whose output is read as it comes; a failure of it, or of its feeder, is raised at the end."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], feed: _Feed | None) -> None:
+        self._command = command
+        self._environment = environment
+        self._feed = feed
+        self._fault: Exception | None = None
+        self._feeder: threading.Thread | None = None
+
+    def __enter__(self) -> IO[bytes]:
+        self._errors = tempfile.TemporaryFile()
+        self._child = subprocess.Popen(
+            self._command,
+            env=self._environment,
+            stdin=subprocess.PIPE if self._feed else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            bufsize=READ_CHUNK_BYTES,
+        )
+        if self._feed is not None:
+            self._feeder = threading.Thread(target=self._run_feeder, name="git-feeder", daemon=True)
+            self._feeder.start()
+        assert self._child.stdout is not None
+        return self._child.stdout
+
+    def _run_feeder(self) -> None:
+        assert self._feed is not None
+        assert self._child.stdin is not None
+        try:
+            with self._child.stdin as sink:
+                self._feed(sink)
+        except BrokenPipeError:
+            pass  # the reader stopped early or the child died; its exit code tells
+        except Exception as error:  # noqa: BLE001 - handed to the reader, which raises it
+            self._fault = error
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        assert self._child.stdout is not None
+        if kind is not None:
+            self._child.kill()
+        self._child.stdout.close()
+        status = self._child.wait()
+        if self._feeder is not None:
+            self._feeder.join()
+        with self._errors:
+            self._errors.seek(0)
+            said = _git_said(self._errors.read())
+        if kind is not None:
+            return
+        if self._fault is not None:
+            raise self._fault
+        if status != 0:
+            raise HistoryFault(said or f"`{' '.join(self._command)}` ended with status {status}")
+
+
+class _BlobReader:
+    """One `git cat-file --batch` child; not thread-safe."""
+
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self._child = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+
+    def read(self, object_id: str) -> bytes:
+        """The blob's bytes. Raises HistoryFault when the repository lacks it."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        try:
+            self._child.stdin.write(object_id.encode() + b"\n")
+            self._child.stdin.flush()
+        except BrokenPipeError as error:
+            raise HistoryFault("git cat-file ended unexpectedly") from error
+        header = self._child.stdout.readline().split()
+        if len(header) != 3 or header[1] != b"blob":
+            raise HistoryFault(f"the repository lacks blob {object_id} (damaged, or a partial clone)")
+        value = self._child.stdout.read(int(header[2]) + 1)[:-1]
+        if len(value) != int(header[2]):
+            raise HistoryFault(f"git cat-file ended in the middle of blob {object_id}")
+        return value
+
+    def close(self) -> None:
+        """End the child."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.close()
+        self._child.stdout.close()
+        self._child.wait()
+
+
+def _fields(output: IO[bytes]) -> Iterator[bytes]:
+    """The NUL-terminated fields of a `-z` output."""
+    rest = b""
+    while chunk := output.read(READ_CHUNK_BYTES):
+        *whole, rest = (rest + chunk).split(b"\0")
+        yield from whole
+
+
+def _git_said(errors: bytes) -> str:
+    """The last line that git wrote to its error output, without its prefix."""
+    lines = errors.decode(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("fatal: ").removeprefix("error: ") if lines else ""

@@ -1,0 +1,183 @@
+"""Replays histories into a cluster over its HTTP API: several connections, each key strictly in order.
+
+Every write carries the causal context that its key was read with, so a replay makes no siblings. What
+a killed or restarting node causes (refused connections, 503, 504 with an unknown outcome) is retried with
+back-off, the context read anew each time; after an unknown outcome the key is read once more, because the lost write
+may have taken effect beside the repeated one. Nothing here prints. The story goes on in
+`node.demo.verify`.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final
+
+from node.demo.client import BucketClient, Patience, Trouble
+from node.demo.history import History, Operation
+from repl.model.errors import IsthmusError
+
+CONNECTIONS: Final = 8
+"""Keys are spread over this many connections. One write waits for an fsync, so a few are needed
+to fill a group commit; more only add threads to this process."""
+
+AHEAD_COUNT: Final = 64
+"""Operations handed to one connection before the reader of the history waits; holds no values."""
+
+
+_Lane = queue.Queue[tuple[History, Operation] | None]
+
+
+class Replay:
+    """One replay of `histories`, one after the other, into the node at `url`.
+
+    `rate` is operations a second, 0 as fast as possible. `start` returns at once; `wait` raises what went wrong.
+    """
+
+    def __init__(self, url: str, histories: Sequence[History], rate: float, connections: int = CONNECTIONS) -> None:
+        self._url = url
+        self._histories = histories
+        self._interval_s = 1 / rate if rate > 0 else 0.0
+        self._lanes: list[_Lane] = [queue.Queue(AHEAD_COUNT) for _ in range(connections)]
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._fault: Exception | None = None
+        self._threads: list[threading.Thread] = []
+        self._started_s = 0.0
+        self._ended_s = 0.0
+        self.total_count = 0
+        self.done: Counter[str] = Counter()
+        """Operations done: "puts", "deletes", and "bytes" of values."""
+        self.troubles: Counter[str] = Counter()
+        """Attempts that failed and were repeated, by `Trouble.kind`."""
+
+    def start(self) -> None:
+        """Begin; the work is done in threads of this process."""
+        self.total_count = sum(history.count() for history in self._histories)
+        self._started_s = time.monotonic()
+        self._threads = [
+            threading.Thread(
+                target=self._guarded, args=(partial(self._work, lane),), name=f"replay-{number}", daemon=True
+            )
+            for number, lane in enumerate(self._lanes)
+        ]
+        self._threads.append(
+            threading.Thread(target=self._guarded, args=(self._feed,), name="replay-feed", daemon=True)
+        )
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def done_count(self) -> int:
+        """Operations acknowledged so far."""
+        return self.done["puts"] + self.done["deletes"]
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start, or what the whole replay took."""
+        return (self._ended_s or time.monotonic()) - self._started_s
+
+    @property
+    def running(self) -> bool:
+        """True while there is work under way."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait at most `timeout_s`; True when all is done. Raises the first fault of any thread."""
+        deadline_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        if self._fault is not None:
+            raise self._fault
+        if self.running:
+            return False
+        self._ended_s = self._ended_s or time.monotonic()
+        return True
+
+    def stop(self) -> None:
+        """Start no further request; running ones end when they are answered or their node goes."""
+        self._stopping.set()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - kept for `wait`, which raises it
+            self._fault = self._fault or error
+            self._stopping.set()
+
+    def _feed(self) -> None:
+        due_s = time.monotonic()
+        for history, operation in self._all():
+            if self._interval_s:
+                due_s += self._interval_s
+                if self._stopping.wait(max(0.0, due_s - time.monotonic())):
+                    return
+            lane = self._lanes[zlib.crc32(history.bucket + operation.key) % len(self._lanes)]
+            if not self._hand_over(lane, (history, operation)):
+                return
+        for lane in self._lanes:
+            self._hand_over(lane, None)
+
+    def _all(self) -> Iterator[tuple[History, Operation]]:
+        for history in self._histories:
+            for operation in history.operations():
+                yield history, operation
+
+    def _hand_over(self, lane: _Lane, item: tuple[History, Operation] | None) -> bool:
+        while not self._stopping.is_set():
+            try:
+                lane.put(item, timeout=0.5)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def _work(self, lane: _Lane) -> None:
+        client = BucketClient(self._url)
+        try:
+            while not self._stopping.is_set():
+                try:
+                    item = lane.get(timeout=0.5)
+                except queue.Empty:
+                    continue
+                if item is None:
+                    return
+                self._perform(client, *item)
+        finally:
+            client.close()
+
+    def _perform(self, client: BucketClient, history: History, operation: Operation) -> None:
+        value = None if operation.token is None else history.value(operation.token)
+        patience = Patience(self._stopping)
+        doubtful = False
+        while True:
+            try:
+                self._write(client, history.bucket, operation.key, value)
+                if doubtful and client.get(history.bucket, operation.key).sibling_count != (value is not None):
+                    raise Trouble("unknown", "a write of unknown outcome took effect beside its repetition")
+                break
+            except Trouble as trouble:
+                with self._lock:
+                    self.troubles[trouble.kind] += 1
+                doubtful = doubtful or trouble.unknown
+                if not patience.wait(trouble):
+                    return
+            except IsthmusError as error:
+                key = operation.key.decode(errors="backslashreplace")
+                raise type(error)(f"{history.title}, {key!r}: {error}") from error
+        with self._lock:
+            self.done["deletes" if value is None else "puts"] += 1
+            self.done["bytes"] += len(value or b"")
+
+    @staticmethod
+    def _write(client: BucketClient, bucket: bytes, key: bytes, value: bytes | None) -> None:
+        seen = client.get(bucket, key)
+        if value is not None:
+            client.put(bucket, key, value, seen.clock)
+        elif seen.sibling_count:
+            client.delete(bucket, key, seen.clock)

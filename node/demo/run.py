@@ -1,0 +1,332 @@
+"""The demo from beginning to end: clusters up, history replayed, all replicated, every key compared, all down.
+
+    choose histories -> clusters up -> replay into east -> wait until nothing is outstanding -> compare both -> down
+
+Everything that it starts it stops, also on Ctrl-C and on SIGTERM; if it is killed, the supervisor ends the
+clusters. Killed nodes and ZooKeepers are started again while it runs. The parts: `node.demo.history`, `replay`,
+`watch`, `view`, `verify`, `figures`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import config
+import node
+from node.demo.client import PatientReader, key_path
+from node.demo.figures import Outcome
+from node.demo.history import Expectation, GitHistory, History, HistoryFault
+from node.demo.made_history import MadeHistory
+from node.demo.replay import Replay
+from node.demo.verify import Verdict, compare
+from node.demo.view import Progress, View
+from node.demo.watch import Sight, Watcher
+from node.local import UP_TIMEOUT_S, LocalClusters
+from node.topology import load_topology
+from repl.model.errors import LocalFault
+
+SOURCE: Final = "east"
+"""The cluster that is written to; the other one receives."""
+
+TOPOLOGY: Final = Path(config.__file__).parent / "samples" / "two-nodes.toml"
+
+CHANGES_MIN: Final = 5_000
+"""A repository with fewer changes is over before one has seen or broken anything: a made history follows."""
+
+MADE_COUNT: Final = 20_000
+"""Operations of the made history."""
+
+REPLAY_SECONDS: Final = 125.0
+"""How long the replay takes unless a rate is given: time to watch and to kill processes. A history too long for
+it goes as fast as it can."""
+
+SETTLE_STALL_S: Final = 120.0
+"""The wait for replication ends when the outstanding changes have not become fewer for so long. A killed node is back
+within ten seconds, a sink's longest pause after errors is shorter."""
+
+VIEW_INTERVAL_S: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What the user asked for. `rate` None means so that the replay takes about two minutes, 0 as fast as possible;
+    `directory` None a temporary one; `made_count` is the length of the made history, where one follows."""
+
+    git: Path | None = None
+    rate: float | None = None
+    keep: bool = False
+    seed: int | None = None
+    directory: Path | None = None
+    made_count: int = MADE_COUNT
+
+
+@dataclass
+class Demo:
+    """A finished run: what came out, and where the clusters are."""
+
+    outcome: Outcome
+    directory: Path
+    clusters: dict[str, Any] = field(default_factory=dict)
+    sample_key: tuple[bytes, bytes] | None = None
+    """Bucket and key of something small to read with curl."""
+
+
+def run_demo(options: DemoOptions, view: View) -> Demo:
+    """Run it. Raises IsthmusError when it cannot be run, KeyboardInterrupt after stopping all on Ctrl-C."""
+    with ExitStack() as stack:
+        stack.callback(view.close)
+        stack.enter_context(_terminated_like_interrupted())
+        histories = choose_histories(options, view)
+        for history in histories:
+            stack.callback(history.close)
+        directory, temporary = _directory(options.directory)
+        demo = Demo(Outcome([history.title for history in histories]), directory)
+        clusters = LocalClusters(load_topology(TOPOLOGY), directory, restart_nodes=True, auto_ports=True, owned=True)
+        try:
+            view.note(f"clusters are in {directory}")
+            demo.clusters = clusters.up(UP_TIMEOUT_S, lambda line: view.note(f"  {line}"))["clusters"]
+            _Run(options, histories, clusters, demo, view).all()
+        except BaseException as error:
+            with _deaf_to_signals():
+                view.close()
+                interrupted = isinstance(error, KeyboardInterrupt)
+                view.note(
+                    "interrupted: stopping everything that was started" if interrupted else "stopping the clusters"
+                )
+                clusters.down()
+                view.note("stopped")
+                _clear(directory, temporary and interrupted, view)
+            raise
+        with _deaf_to_signals():
+            if options.keep:
+                clusters.keep()
+            else:
+                clusters.down()
+                _clear(directory, temporary and demo.outcome.equal, view)
+        return demo
+
+
+def choose_histories(options: DemoOptions, view: View) -> list[History]:
+    """The repository's history and, where that is short or missing, a made one. Raises HistoryFault when the
+    repository that was asked for cannot be read."""
+    histories: list[History] = []
+    count = 0
+    try:
+        git = GitHistory(options.git if options.git is not None else _this_checkout())
+        view.note(f"reading {git.title}")
+        count = git.count()
+        view.note(f"  {count:,} changes on its first-parent line")
+        histories.append(git)
+    except HistoryFault as fault:
+        if options.git is not None:
+            raise
+        view.note(f"no git history: {fault}")
+    if count < CHANGES_MIN:
+        seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
+        made = MadeHistory(seed, options.made_count)
+        view.note(
+            f"fewer than {CHANGES_MIN:,} changes: {made.count():,} follow, {made.title} (--seed {seed} repeats them)"
+        )
+        histories.append(made)
+    return histories
+
+
+class _Run:
+    """One run against clusters that are up."""
+
+    def __init__(
+        self,
+        options: DemoOptions,
+        histories: Sequence[History],
+        clusters: LocalClusters,
+        demo: Demo,
+        view: View,
+    ) -> None:
+        self._options = options
+        self._histories = histories
+        self._demo = demo
+        self._outcome = demo.outcome
+        self._view = view
+        self._stopping = threading.Event()
+        self._began_s = time.monotonic()
+        self._https = {name: cluster["nodes"][0]["http"] for name, cluster in demo.clusters.items()}
+        admins = {name: cluster["nodes"][0]["admin"] for name, cluster in demo.clusters.items()}
+        self._watcher = Watcher(clusters, admins)
+        total = sum(history.count() for history in histories)
+        rate = total / REPLAY_SECONDS if options.rate is None else options.rate
+        self._replay = Replay(self._https[SOURCE], histories, rate)
+
+    def all(self) -> None:
+        """Replay, settle, compare; fills the outcome."""
+        self._watcher.start()
+        finished = False
+        try:
+            self._replay_all()
+            self._settle()
+            self._compare_all()
+            finished = True
+        finally:
+            self._stopping.set()
+            self._replay.stop()
+            self._watcher.stop(last_look=finished)
+            self._view.close()
+            for note in self._watcher.taken_notes():
+                self._view.note(f"  {note}")
+        self._outcome.cpu_seconds = {name: round(cpu, 2) for name, cpu in self._watcher.costs.seconds().items()}
+        self._outcome.restarts = self._watcher.restarts()
+
+    def _replay_all(self) -> None:
+        replay, outcome = self._replay, self._outcome
+        replay.start()
+        while not replay.wait(VIEW_INTERVAL_S):
+            self._show("replay", "operations", replay.done_count, replay.total_count)
+            self._note_lag(self._watcher.latest)
+        outcome.puts, outcome.deletes = replay.done["puts"], replay.done["deletes"]
+        outcome.value_bytes = replay.done["bytes"]
+        outcome.replay_seconds = round(replay.elapsed_s, 3)
+        outcome.retries = dict(replay.troubles)
+        assert replay.done_count == replay.total_count
+
+    def _settle(self) -> None:
+        """Wait until every queue is empty, as long as it gets emptier."""
+        began_s = moved_s = time.monotonic()
+        fewest: int | None = None
+        empty_since_s: float | None = None
+        while True:
+            sight = self._watcher.look_after(began_s, VIEW_INTERVAL_S)
+            outstanding = sight.outstanding if sight.taken_s > began_s else None
+            if outstanding != 0:
+                empty_since_s = None
+            elif empty_since_s is None:
+                empty_since_s = sight.taken_s
+            elif sight.taken_s > empty_since_s:
+                break  # two looks in a row: a change on its way between the counters is in one of them
+            now_s = time.monotonic()
+            if outstanding is not None and (fewest is None or outstanding < fewest):
+                fewest, moved_s = outstanding, now_s
+            if now_s - moved_s > SETTLE_STALL_S:
+                self._outcome.outstanding = sight.why_outstanding()
+                self._view.note(f"nothing moved for {SETTLE_STALL_S:.0f} s: {self._outcome.outstanding}")
+                break
+            self._show("waiting until nothing is outstanding", "changes", 0, 0)
+            time.sleep(VIEW_INTERVAL_S)
+        self._outcome.settle_seconds = round(time.monotonic() - began_s, 3)
+        self._note_lag(self._watcher.latest)
+
+    def _compare_all(self) -> None:
+        began_s = time.monotonic()
+        expected = [(history, history.expectation()) for history in self._histories]
+        total = sum(len(end.live) + len(end.gone) for _, end in expected)
+        done = 0
+
+        def progress(keys: int) -> None:
+            nonlocal done
+            done += keys
+            self._show("comparing every key of both clusters", "keys", done, total)
+
+        readers = {name: PatientReader(url, self._stopping) for name, url in self._https.items()}
+        verdict = Verdict()
+        try:
+            for history, end in expected:
+                self._demo.sample_key = self._demo.sample_key or _sample(history.bucket, end)
+                compare(readers, history.bucket, end, verdict, progress)
+        finally:
+            for reader in readers.values():
+                reader.close()
+        self._outcome.take(verdict)
+        self._outcome.compare_seconds = round(time.monotonic() - began_s, 3)
+
+    def _show(self, phase: str, unit: str, done: int, total: int) -> None:
+        for note in self._watcher.taken_notes():
+            self._view.note(f"  {note}")
+        elapsed_s = time.monotonic() - self._began_s
+        retries = self._replay.troubles.total()
+        self._view.update(Progress(phase, unit, done, total, elapsed_s, retries, self._watcher.latest))
+
+    def _note_lag(self, sight: Sight) -> None:
+        """Keep the receiving sink's newest figures."""
+        for sink in sight.sinks:
+            if sink.cluster != SOURCE and sink.lag_p50_ms is not None:
+                self._outcome.lag_p50_ms, self._outcome.lag_p99_ms = sink.lag_p50_ms, sink.lag_p99_ms
+
+
+def curl_lines(demo: Demo) -> list[str]:
+    """How to talk to clusters that were kept, as commands that work."""
+    lines: list[str] = []
+    for name, cluster in demo.clusters.items():
+        first = cluster["nodes"][0]
+        if demo.sample_key is not None:
+            lines.append(f"curl -si '{first['http']}{key_path(*demo.sample_key)}'   # a key in {name}")
+    for name, cluster in demo.clusters.items():
+        admin = cluster["nodes"][0]["admin"]
+        lines.append(f"curl -s '{admin}/admin/queues'   # queues of {name}; or: isthmus queue list --admin {admin}")
+    lines.append(f"isthmus local down --dir {demo.directory}   # stops all of it")
+    return lines
+
+
+def _sample(bucket: bytes, expected: Expectation) -> tuple[bytes, bytes] | None:
+    """A key that reads well on a terminal: small, and a text by its name if there is one."""
+    small = [key for key, size in expected.sizes.items() if 0 < size < 4_000]
+    texts = [key for key in small if key.endswith((b".md", b".txt", b".toml", b".py", b".json"))]
+    chosen = min(texts or small, key=len, default=None)
+    return None if chosen is None else (bucket, chosen)
+
+
+def _this_checkout() -> Path:
+    root = Path(node.__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        raise HistoryFault(f"{root} is not a git checkout")
+    return root
+
+
+def _directory(wanted: Path | None) -> tuple[Path, bool]:
+    """(an empty directory, whether it is a temporary one). Raises LocalFault when `wanted` holds anything."""
+    if wanted is None:
+        return Path(tempfile.mkdtemp(prefix="isthmus-demo-")), True
+    wanted.mkdir(parents=True, exist_ok=True)
+    if any(wanted.iterdir()):
+        raise LocalFault(f"{wanted} is not empty: the demo starts from nothing; name another --dir or remove it")
+    return wanted.absolute(), False
+
+
+def _clear(directory: Path, remove: bool, view: View) -> None:
+    if remove:
+        shutil.rmtree(directory, ignore_errors=True)
+    else:
+        view.note(f"data and logs are left in {directory}")
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM ends the demo as Ctrl-C does: everything that it started is stopped."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _deaf_to_signals() -> Iterator[None]:
+    """While clusters are stopped, another Ctrl-C must not leave half of them running."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

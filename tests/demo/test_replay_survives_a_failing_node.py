@@ -1,0 +1,228 @@
+"""The replay against a node that refuses, forgets to answer and hangs up, and still every key ends as it must."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import quote, unquote_to_bytes
+
+import msgpack
+import pytest
+
+from node.demo import client as demo_client
+from node.demo.client import PatientReader
+from node.demo.made_history import MadeHistory
+from node.demo.replay import Replay
+from node.demo.verify import Verdict, compare
+from repl.model.errors import BadInput, PeerFault
+
+
+class FakeNode(ThreadingHTTPServer):
+    """Objects with causal contexts over Riak's HTTP face: a context is the set of writes that a client has seen.
+
+    A share of the writes fails: refused with 503 before or answered 504 after taking effect, or taking effect only
+    once the next write of the key has come, or the connection is closed before or after. A write without the
+    context of what is there makes siblings, as in the real thing.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, fault_share: float) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.fault_share = fault_share
+        self.random = random.Random(4)
+        self.lock = threading.Lock()
+        self.objects: dict[bytes, dict[int, bytes | None]] = {}
+        self.seen: dict[bytes, int] = {}
+        self.late: dict[bytes, list[tuple[bytes | None, str | None]]] = {}
+        self.order: dict[bytes, list[bytes | None]] = {}
+        self.writes = 0
+        self.sibling_writes = 0
+        self.fixed_status: int | None = None
+
+    def fault(self) -> str | None:
+        with self.lock:
+            if self.random.random() >= self.fault_share:
+                return None
+            return self.random.choice(["503", "504", "504 late", "drop before", "drop after", "drop late"])
+
+    def write(self, key: bytes, value: bytes | None, context: str | None) -> None:
+        with self.lock:
+            self.writes += 1
+            known = int(context) if context else 0
+            siblings = {n: v for n, v in self.objects.get(key, {}).items() if n > known}
+            siblings[self.writes] = value
+            self.sibling_writes += len(siblings) > 1
+            self.objects[key] = siblings
+            self.seen[key] = self.writes
+            self.order.setdefault(key, []).append(value)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = 65_536
+    server: FakeNode
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+    def _key(self) -> bytes:
+        return unquote_to_bytes(self.path.split("/")[4])
+
+    def _answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        if "?keys=stream" in self.path:
+            keys = [quote(k, safe="") for k, s in self.server.objects.items() if any(v is not None for v in s.values())]
+            parts = [json.dumps({"keys": keys[i : i + 7]}) for i in range(0, max(1, len(keys)), 7)]
+            self._answer(200, "".join(parts).encode())
+            return
+        if self.server.fixed_status is not None:
+            self._answer(self.server.fixed_status, b"fixed\n")
+            return
+        key = self._key()
+        siblings = self.server.objects.get(key, {})
+        clock = {"X_Riak_Vclock": str(self.server.seen[key])} if key in self.server.seen else {}
+        if len(siblings) > 1:
+            self._answer(300, b"Siblings:\n" + b"x\n" * len(siblings), **clock)
+        elif not siblings or None in siblings.values():
+            self._answer(404, b"not found\n", **clock)
+        else:
+            self._answer(200, next(v for v in siblings.values() if v is not None), **clock)
+
+    def do_PUT(self) -> None:
+        self._write(self.rfile.read(int(self.headers["Content-Length"])))
+
+    def do_DELETE(self) -> None:
+        self._write(None)
+
+    def do_POST(self) -> None:
+        answers = []
+        for _, _, key in msgpack.unpackb(self.rfile.read(int(self.headers["Content-Length"]))):
+            siblings = self.server.objects.get(key, {})
+            values = [(v, b"", "", 0, None) for v in siblings.values()]
+            absent = all(v[0] is None for v in values)
+            answers.append((404 if absent else 300 if len(values) > 1 else 200, b"", values))
+        self._answer(200, msgpack.packb(answers))
+
+    def _write(self, value: bytes | None) -> None:
+        fault = self.server.fault()
+        if fault == "503":
+            self._answer(503, b"not now\n")
+            return
+        key, context = self._key(), self.headers["X-Riak-Vclock"]
+        if fault in ("504 late", "drop late"):
+            self.server.late.setdefault(key, []).append((value, context))
+        elif fault != "drop before":
+            for delayed in self.server.late.pop(key, []):
+                self.server.write(key, *delayed)
+            self.server.write(key, value, context)
+        if fault in ("504", "504 late"):
+            self._answer(504, b"outcome=unknown\n")
+        elif fault is not None:
+            self.close_connection = True
+        else:
+            self._answer(204)
+
+
+@contextmanager
+def running(fault_share: float) -> Iterator[FakeNode]:
+    node = FakeNode(fault_share)
+    thread = threading.Thread(target=node.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield node
+    finally:
+        node.shutdown()
+        node.server_close()
+        thread.join()
+
+
+def verdict_of(node: FakeNode, history: MadeHistory) -> Verdict:
+    verdict = Verdict()
+    reader = PatientReader(node.url, threading.Event())
+    compare({"east": reader}, history.bucket, history.expectation(), verdict)
+    reader.close()
+    return verdict
+
+
+@pytest.mark.parametrize("fault_share", [0.0, 0.1])
+def test_every_key_ends_as_expected_and_without_siblings(fault_share: float) -> None:
+    """Whatever fails, the end is the history's end, nothing has siblings, and each key saw its values in order."""
+    history = MadeHistory(3, 1000)
+    with running(fault_share) as node:
+        replay = Replay(node.url, [history], rate=0)
+        replay.start()
+        assert replay.wait(50)
+        verdict = verdict_of(node, history)
+    assert verdict.equal, verdict.differences
+    assert replay.done_count == replay.total_count == history.count()
+    assert (replay.troubles.total() > 30) == (fault_share > 0)
+    assert set(replay.troubles) <= {"refused", "unknown", "unreachable"}
+    assert (node.sibling_writes > 0) == (fault_share > 0), "a late write meets its repetition"
+    values: dict[bytes, list[bytes | None]] = {}
+    for key, token in history.operations():
+        values.setdefault(key, []).append(None if token is None else history.value(token))
+    for key, wanted in values.items():
+        seen = [v for i, v in enumerate(node.order[key]) if i == 0 or v != node.order[key][i - 1]]
+        assert seen == wanted, "a repeated write may repeat its own value, never an older one"
+
+
+def test_a_replay_is_paced() -> None:
+    """At a rate of 40 a second, 40 operations take about a second, not less."""
+    history = MadeHistory(3, 40)
+    with running(0.0) as node:
+        replay = Replay(node.url, [history], rate=40)
+        replay.start()
+        assert replay.wait(20)
+    assert 0.95 < replay.elapsed_s < 5
+
+
+def test_a_definite_refusal_ends_the_replay_with_the_key_named() -> None:
+    """An answer that repeating cannot change stops the replay and says which key it was."""
+    history = MadeHistory(3, 100)
+    with running(0.0) as node:
+        node.fixed_status = 413
+        replay = Replay(node.url, [history], rate=0)
+        replay.start()
+        with pytest.raises(BadInput, match=r"made from seed 3, '.*answered 413: fixed"):
+            replay.wait(20)
+        replay.stop()
+
+
+def test_a_node_that_stays_away_is_given_up_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the patience is over the replay ends with the last failure named instead of hanging."""
+    monkeypatch.setattr(demo_client.Patience.__init__, "__defaults__", (0.3,))
+    with running(0.0) as node:
+        url = node.url
+    replay = Replay(url, [MadeHistory(3, 100)], rate=0)
+    replay.start()
+    with pytest.raises(PeerFault, match="does not answer"):
+        replay.wait(20)
+    replay.stop()
+
+
+def test_a_stopped_replay_starts_no_further_request() -> None:
+    """After `stop` the replay comes to rest with operations left over."""
+    history = MadeHistory(3, 5000)
+    with running(0.0) as node:
+        replay = Replay(node.url, [history], rate=100)
+        replay.start()
+        assert not replay.wait(0.2)
+        replay.stop()
+        assert replay.wait(10)
+        writes = node.writes
+        assert 0 < replay.done_count < history.count()
+        assert writes == node.writes
