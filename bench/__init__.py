@@ -1,0 +1,1 @@
+"""Benchmarks behind every figure that is claimed: how to run them is in docs/benchmarks.md."""

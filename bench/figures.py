@@ -1,0 +1,144 @@
+"""One shape for all figures: what was measured, over which key space, what it cost, and what was aimed for.
+
+A rate per core is objects divided by the CPU seconds of the processes that count; CPU seconds travel between machines
+better than rates do. Printed as a table for people or as one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from node.demo.costs import CpuTime
+
+PIPE_COLUMNS = 220
+"""Width of the table when it goes to a file: no column is folded."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a figure is to reach. `at_least` False means at most."""
+
+    value: float
+    unit: str
+    at_least: bool = True
+
+    def __str__(self) -> str:
+        return f"{'≥' if self.at_least else '≤'} {self.value:g} {self.unit}"
+
+    def reached(self, value: float) -> bool:
+        """True when `value` is on the right side."""
+        return value >= self.value if self.at_least else value <= self.value
+
+
+@dataclass
+class Figure:
+    """One measurement."""
+
+    work: str
+    """What was done, in words."""
+    key_space: str
+    """Over which keys: every rate depends on it."""
+    objects: int = 0
+    seconds: float = 0.0
+    cpu: dict[str, CpuTime] = field(default_factory=dict)
+    """CPU seconds by process during the measurement."""
+    values: dict[str, float] = field(default_factory=dict)
+    """Anything else that was measured, units in the names."""
+    target: Target | None = None
+    measured: float | None = None
+    """What `target` is compared with."""
+    failed: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        """Objects a second of wall time."""
+        return self.objects / self.seconds if self.seconds else 0.0
+
+    def per_100k(self, process: str) -> CpuTime:
+        """CPU seconds of a process per 100,000 objects."""
+        scale = 100_000 / max(1, self.objects)
+        return CpuTime(self.cpu[process].user * scale, self.cpu[process].system * scale)
+
+    def shown(self) -> dict[str, Any]:
+        """For JSON."""
+        document = asdict(self)
+        document["rate_per_s"] = round(self.rate, 1)
+        document["cpu"] = {name: _rounded(cpu) for name, cpu in self.cpu.items()}
+        if self.objects:
+            document["cpu_per_100k"] = {name: _rounded(self.per_100k(name)) for name in self.cpu}
+        if self.target is not None and self.measured is not None:
+            document["target"] = str(self.target)
+            document["reached"] = self.target.reached(self.measured)
+        return document
+
+
+def _cost(figure: Figure, process: str) -> str:
+    cost = figure.per_100k(process)
+    return f"{process} {cost.total:.2f} ({cost.system:.2f} of it in the kernel)"
+
+
+def _rounded(cpu: CpuTime) -> dict[str, float]:
+    return {"total": round(cpu.total, 3), "user": round(cpu.user, 3), "system": round(cpu.system, 3)}
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were taken on."""
+    model = "unknown"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    load_1min = os.getloadavg()[0]
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "load_before": round(load_1min, 2),
+        "taken_s": round(time.time()),
+    }
+
+
+def report(name: str, where: Mapping[str, Any], figures: list[Figure], as_json: bool, profile: list[str]) -> None:
+    """Print everything that one benchmark found."""
+    if as_json:
+        document = {"bench": name, "machine": dict(where), "figures": [f.shown() for f in figures]}
+        if profile:
+            document["profile"] = profile
+        print(json.dumps(document, ensure_ascii=False))
+        return
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE_COLUMNS)
+    table = Table(title=f"{name} on {where['cores']} × {where['processor']}, Python {where['python']}")
+    for column in ("work", "key space", "objects", "objects/s", "CPU s per 100k", "measured", "target", ""):
+        table.add_column(column, overflow="fold")
+    for figure in figures:
+        values = [f"{key.replace('_', ' ')} {value:,.3g}" for key, value in figure.values.items()]
+        values += [f"{count} answered {status}" for status, count in figure.failed.items()]
+        verdict = ""
+        if figure.target is not None and figure.measured is not None:
+            verdict = "reached" if figure.target.reached(figure.measured) else "[bold]missed[/bold]"
+            values.insert(0, f"[bold]{figure.measured:,.4g} {figure.target.unit}[/bold]")
+        table.add_row(
+            figure.work,
+            figure.key_space,
+            f"{figure.objects:,}" if figure.objects else "",
+            f"{figure.rate:,.0f}" if figure.objects else "",
+            "\n".join(_cost(figure, process) for process in figure.cpu) if figure.objects else "",
+            "\n".join(values),
+            "" if figure.target is None else str(figure.target),
+            verdict,
+        )
+    console.print(table)
+    for line in profile:
+        console.print(line, markup=False, highlight=False)

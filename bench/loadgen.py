@@ -1,0 +1,306 @@
+"""A cheap source of load, a process of its own: HTTP over raw protocols, requests built ahead of sending.
+
+Run as `python -m bench.loadgen URL`; each line on standard input is a `Phase` as JSON, each line on
+standard output its result. It remembers the causal context of every key that it wrote, so that later
+phases overwrite without making siblings. It measures what a client sees (rates and latencies); what
+servers cost is read by `bench.nodes`. Needs nothing of the product but its HTTP formats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from array import array
+from binascii import a2b_base64, b2a_base64
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
+
+import msgpack
+import uvloop
+
+VALUE_BYTES: Final = 1_000
+"""1 KB, the size that all figures are stated for. Random bytes: compression gains nothing."""
+
+VALUE_POOL_COUNT: Final = 512
+"""Different values; making one per request would cost more than sending it."""
+
+TICK_S: Final = 0.001
+"""How often a paced load looks for requests that have become due; the lag it may add itself."""
+
+BUCKET: Final = b"bench"
+BUCKET_TYPE: Final = b"default"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of load."""
+
+    kind: str
+    """"put", "get" or "batch" (of puts)."""
+    first: int = 0
+    """Number of the first key."""
+    count: int = 100_000
+    """Objects to write or read."""
+    space: int = 0
+    """0: the `count` keys from `first` on, in order; else `count` keys of these many from `first` on, in
+    random order, none twice in a row of `space`."""
+    connections: int = 32
+    batch: int = 100
+    """Objects a request of kind "batch"."""
+    rate: float = 0.0
+    """Objects a second; 0 as fast as the connections allow."""
+    limit_s: float = 120.0
+    """No request starts later than this."""
+    seed: int = 1
+
+
+@dataclass
+class Result:
+    """What the client saw. Latencies are of requests; of a paced load they count from when one was due."""
+
+    objects: int
+    seconds: float
+    p50_ms: float
+    p99_ms: float
+    p999_ms: float
+    max_ms: float
+    failed: dict[str, int]
+    """Objects that were not written or read, by status."""
+
+
+class Load:
+    """All phases against one node, with what they must remember: each key's context."""
+
+    def __init__(self, url: str) -> None:
+        self._address = urlsplit(url)
+        self._clocks: dict[int, bytes] = {}
+        pool = random.Random(0)
+        self._values = [pool.randbytes(VALUE_BYTES) for _ in range(VALUE_POOL_COUNT)]
+        host = self._address.netloc.encode()
+        self._put_head = b" HTTP/1.1\r\nHost: %b\r\nContent-Type: application/octet-stream\r\n" % host
+        self._put_head += b"Content-Length: %d\r\n" % VALUE_BYTES
+        self._get_head = b" HTTP/1.1\r\nHost: %b\r\n\r\n" % host
+        self._batch_head = b"POST /batch/put HTTP/1.1\r\nHost: %b\r\nContent-Type: application/msgpack\r\n" % host
+
+    async def run(self, phase: Phase) -> Result:
+        """One phase. Raises ConnectionError when the node closes a connection."""
+        runner = _Runner(self, phase)
+        loop = asyncio.get_running_loop()
+        assert self._address.hostname is not None
+        wires = []
+        for _ in range(phase.connections):
+            _, wire = await loop.create_connection(
+                lambda: _Wire(runner), self._address.hostname, self._address.port or 80
+            )
+            wires.append(wire)
+        try:
+            await runner.run(wires)
+        finally:
+            for wire in wires:
+                wire.close()
+        return runner.result()
+
+    def request(self, phase: Phase, numbers: list[int]) -> bytes:
+        """The bytes of one request for these keys."""
+        if phase.kind == "batch":
+            body: bytes = msgpack.packb([self._item(number) for number in numbers])
+            return b"%bContent-Length: %d\r\n\r\n%b" % (self._batch_head, len(body), body)
+        (number,) = numbers
+        path = b"/buckets/%b/keys/%016d" % (BUCKET, number)
+        if phase.kind == "get":
+            return b"GET " + path + self._get_head
+        clock = self._clocks.get(number)
+        context = b"" if clock is None else b"X-Riak-Vclock: %b\r\n" % b2a_base64(clock, newline=False)
+        return b"PUT %b%b%b\r\n%b" % (path, self._put_head, context, self._value(number))
+
+    def answered(self, phase: Phase, numbers: list[int], status: int, head: bytes, body: bytes) -> Counter[str]:
+        """Remember the contexts of an answer; returns the objects that failed, by status."""
+        failed: Counter[str] = Counter()
+        if phase.kind == "batch" and status == 200:
+            for number, (item_status, clock, _) in zip(numbers, msgpack.unpackb(body), strict=True):
+                if item_status == 204:
+                    self._clocks[number] = clock
+                else:
+                    failed[str(item_status)] += 1
+        elif phase.kind == "put" and status == 204:
+            start = head.index(b"x-riak-vclock: ") + 15
+            self._clocks[numbers[0]] = a2b_base64(head[start : head.index(b"\r\n", start)])
+        elif not (phase.kind == "get" and status == 200):
+            failed[str(status)] += len(numbers)
+        return failed
+
+    def _item(self, number: int) -> tuple[Any, ...]:
+        return BUCKET_TYPE, BUCKET, b"%016d" % number, self._value(number), None, self._clocks.get(number)
+
+    def _value(self, number: int) -> bytes:
+        return self._values[number % VALUE_POOL_COUNT]
+
+
+class _Runner:
+    """Keeps every connection busy, or sends what is due, until the phase is done."""
+
+    def __init__(self, load: Load, phase: Phase) -> None:
+        self._load = load
+        self._phase = phase
+        self._groups = _groups(phase)
+        self._latencies_ms = array("d")
+        self._failed: Counter[str] = Counter()
+        self._answered = 0
+        self._running = 0
+        self._exhausted = False
+        self._idle: deque[_Wire] = deque()
+        self._due: deque[float] = deque()
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._started_s = 0.0
+        self._ended_s = 0.0
+
+    async def run(self, wires: list[_Wire]) -> None:
+        self._idle.extend(wires)
+        self._started_s = time.perf_counter()
+        if self._phase.rate:
+            await asyncio.gather(self._pace(), self._done)
+        else:
+            self._send()
+            await self._done
+
+    async def _pace(self) -> None:
+        """Make requests due at the phase's rate; what cannot be sent at once waits and its latency counts."""
+        interval_s = (self._phase.batch if self._phase.kind == "batch" else 1) / self._phase.rate
+        due_s = self._started_s
+        while not self._done.done():
+            now_s = time.perf_counter()
+            while due_s <= now_s:
+                self._due.append(due_s)
+                due_s += interval_s
+            self._send()
+            await asyncio.sleep(TICK_S)
+
+    def _send(self) -> None:
+        paced = self._phase.rate > 0
+        while self._idle and not self._exhausted and (self._due or not paced):
+            numbers = next(self._groups, None)
+            if numbers is None or time.perf_counter() - self._started_s > self._phase.limit_s:
+                self._exhausted = True
+                break
+            wire = self._idle.popleft()
+            self._running += 1
+            data = self._load.request(self._phase, numbers)
+            wire.send(data, numbers, self._due.popleft() if paced else time.perf_counter())
+        if self._exhausted and not self._running and not self._done.done():
+            self._ended_s = time.perf_counter()
+            self._done.set_result(None)
+
+    def answered(self, wire: _Wire, status: int, head: bytes, body: bytes) -> None:
+        self._latencies_ms.append((time.perf_counter() - wire.sent_s) * 1000)
+        failed = self._load.answered(self._phase, wire.numbers, status, head, body)
+        self._failed += failed
+        self._answered += len(wire.numbers) - failed.total()
+        self._running -= 1
+        self._idle.append(wire)
+        self._send()
+
+    def lost(self, error: Exception) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)
+
+    def result(self) -> Result:
+        ordered = sorted(self._latencies_ms)
+
+        def at(share: float) -> float:
+            return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3) if ordered else 0.0
+
+        seconds = self._ended_s - self._started_s
+        return Result(self._answered, round(seconds, 3), at(0.5), at(0.99), at(0.999), at(1.0), dict(self._failed))
+
+
+class _Wire(asyncio.Protocol):
+    """One keep-alive connection with at most one request under way."""
+
+    def __init__(self, runner: _Runner) -> None:
+        self._runner = runner
+        self._transport: asyncio.Transport | None = None
+        self._buffer = b""
+        self._body_at = 0
+        self._whole = 0
+        self.numbers: list[int] = []
+        self.sent_s = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own is no subclass
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._runner.lost(exc or ConnectionError("the node closed a connection"))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def send(self, data: bytes, numbers: list[int], sent_s: float) -> None:
+        assert self._transport is not None
+        self.numbers = numbers
+        self.sent_s = sent_s
+        self._transport.write(data)
+
+    def data_received(self, data: bytes) -> None:
+        buffer = self._buffer + data if self._buffer else data
+        if not self._body_at:
+            end = buffer.find(b"\r\n\r\n")
+            if end < 0:
+                self._buffer = buffer
+                return
+            self._body_at = end + 4
+            self._whole = self._body_at + _content_length(buffer[:end])
+        if len(buffer) < self._whole:
+            self._buffer = buffer
+            return
+        head, body = buffer[: self._body_at].lower() if buffer[9:12] != b"204" else buffer, buffer[self._body_at :]
+        self._buffer, self._body_at = b"", 0
+        self._runner.answered(self, int(buffer[9:12]), head, body)
+
+
+def _content_length(head: bytes) -> int:
+    if head[9:12] == b"204":
+        return 0
+    start = head.lower().find(b"content-length: ")
+    if start < 0:
+        raise ConnectionError(f"an answer without Content-Length: {head[:80]!r}")
+    end = head.find(b"\r\n", start)
+    return int(head[start + 16 : end if end > 0 else None])
+
+
+def _groups(phase: Phase) -> Iterator[list[int]]:
+    """The numbers of the keys of each request; a key is in one request of a round through the space only."""
+    size = phase.batch if phase.kind == "batch" else 1
+    if not phase.space:
+        for start in range(phase.first, phase.first + phase.count, size):
+            yield list(range(start, min(start + size, phase.first + phase.count)))
+        return
+    shuffler = random.Random(phase.seed)
+    left = phase.count
+    while left > 0:
+        taken = min(left, phase.space)
+        numbers = shuffler.sample(range(phase.first, phase.first + phase.space), taken)
+        for start in range(0, taken, size):
+            yield numbers[start : start + size]
+        left -= taken
+
+
+async def _serve(url: str) -> None:
+    load = Load(url)
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        try:
+            answer: dict[str, Any] = asdict(await load.run(Phase(**json.loads(line))))
+        except OSError as error:
+            answer = {"error": str(error) or type(error).__name__}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve(sys.argv[1]))

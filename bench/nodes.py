@@ -1,0 +1,172 @@
+"""The nodes that a benchmark loads, and what their processes cost while it does.
+
+Brings clusters up as `isthmus local` does, in a temporary directory, and takes them down at the end, whatever
+happens. CPU seconds come from /proc, so they include every thread of a process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from bench.loadgen import Phase, Result
+from node.demo.client import AdminClient, Trouble
+from node.demo.costs import CpuTime, cpu_time, resident_bytes
+from node.local import LocalClusters
+from node.topology import parse_topology
+
+UP_TIMEOUT_S: Final = 90.0
+HOUSE: Final = Path(__file__).resolve().parents[1]
+
+ONE_CLUSTER: Final = """\
+[clusters.bench]
+[[clusters.bench.nodes]]
+name = "node"
+"""
+
+TWO_CLUSTERS: Final = """\
+[clusters.a]
+[[clusters.a.nodes]]
+name = "a"
+[[clusters.a.queues]]
+name = "to-b"
+
+[clusters.b]
+[[clusters.b.nodes]]
+name = "b"
+[[clusters.b.sink.peers]]
+cluster = "a"
+queue = "to-b"
+"""
+
+
+class BenchFailed(Exception):
+    """A benchmark that cannot go on, in one line."""
+
+
+class Nodes:
+    """Running clusters. `directory` is where their data lies (None: a temporary one); which disk that is
+    decides what an fsync costs."""
+
+    def __init__(self, topology: str, directory: Path | None) -> None:
+        self._temporary = directory is None
+        self._directory = directory or Path(tempfile.mkdtemp(prefix="isthmus-bench-"))
+        self._clusters = LocalClusters(
+            parse_topology(topology, Path("bench.toml")), self._directory, auto_ports=True, owned=True
+        )
+        self.http: dict[str, str] = {}
+        self.admin: dict[str, AdminClient] = {}
+        self.pids: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        self._clusters.up(UP_TIMEOUT_S)
+        for cluster in self._clusters.status()["clusters"].values():
+            (node,) = cluster["nodes"]
+            self.http[node["name"]] = node["http"]
+            self.admin[node["name"]] = AdminClient(node["admin"])
+            self.pids[node["name"]] = node["pid"]
+            self.pids[cluster["zookeeper"]["name"]] = cluster["zookeeper"]["pid"]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._clusters.down()
+        if self._temporary:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def resident_mb(self, name: str) -> float:
+        """Memory of a process."""
+        return resident_bytes(self.pids[name]) / 1e6
+
+    def measured(self, work: Callable[[], None]) -> dict[str, CpuTime]:
+        """CPU seconds that each process used while `work` ran."""
+        before = {name: cpu_time(pid) for name, pid in self.pids.items()}
+        work()
+        used: dict[str, CpuTime] = {}
+        for name, pid in self.pids.items():
+            after = cpu_time(pid)
+            used[name] = CpuTime(after.user - before[name].user, after.system - before[name].system)
+        return used
+
+    def sink(self, name: str) -> Mapping[str, Any]:
+        """The one link of a node's sink."""
+        (link,) = self.admin[name].document("/admin/sink")["sinks"]
+        assert isinstance(link, dict)
+        return link
+
+    def outstanding(self, name: str) -> int | None:
+        """Changes of a node's one queue that are not acknowledged; None when unknown."""
+        (queue,) = self.admin[name].document("/admin/queues")["queues"]
+        if queue["waiting"] is None or queue["in_flight"] is None:
+            return None
+        return int(queue["waiting"]) + int(queue["in_flight"])
+
+    def wait_drained(self, name: str, timeout_s: float, poll_s: float = 0.05) -> float:
+        """Seconds until a node's queue is empty. Raises BenchFailed when it takes longer than `timeout_s`."""
+        began_s = time.perf_counter()
+        left: int | None = None
+        while time.perf_counter() - began_s < timeout_s:
+            try:
+                left = self.outstanding(name)
+            except Trouble:
+                left = None
+            if left == 0:
+                return time.perf_counter() - began_s
+            time.sleep(poll_s)
+        raise BenchFailed(f"{name}'s queue still has {left} changes outstanding after {timeout_s:.0f} s")
+
+
+class LoadProcess:
+    """A `bench.loadgen` of our own against one node."""
+
+    def __init__(self, url: str) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "bench.loadgen", url],
+            cwd=HOUSE,
+            env={**os.environ, "PYTHONPATH": str(HOUSE)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._child.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.close()
+        if kind is not None:
+            self._child.kill()
+        self._child.wait()
+        self._child.stdout.close()
+
+    def run(self, phase: Phase) -> Result:
+        """One phase of load. Raises BenchFailed when the node hangs up or refuses everything."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.write(json.dumps(asdict(phase)).encode() + b"\n")
+        self._child.stdin.flush()
+        line = self._child.stdout.readline()
+        if not line:
+            raise BenchFailed("the source of load ended; see its words above")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise BenchFailed(f"the source of load: {answer['error']}")
+        result = Result(**answer)
+        if not result.objects:
+            raise BenchFailed(f"nothing was done: {result.failed}")
+        return result

@@ -1,0 +1,132 @@
+"""Where a node's time goes while it is under load: py-spy when it is installed, else perf.
+
+py-spy names Python functions and the room that they are in; perf sees the native side only (system
+calls, LevelDB, the interpreter). Without either the benchmarks still run and say so.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+from node.demo.costs import TICKS_PER_SECOND
+
+SAMPLES_PER_SECOND: Final = 199
+"""Not a divisor of the timers inside the node."""
+
+TOP_COUNT: Final = 20
+STOP_TIMEOUT_S: Final = 60.0
+WAITING: Final = frozenset(
+    {"fdatasync", "fsync", "wait", "_wait_for_tstate_lock", "_next", "readinto", "select", "do_poll"}
+)
+"""Functions that mostly wait when they are on top: for the disk, a lock, a peer, the next thing to do. Samples there
+are left out; what threads really cost stands beside, from the kernel."""
+HOUSE: Final = Path(__file__).resolve().parents[1]
+
+
+class Profiler:
+    """One recording of one process."""
+
+    def __init__(self, title: str, pid: int) -> None:
+        self._title = title
+        self._pid = pid
+        self._threads_before = thread_seconds(pid)
+        self._directory = tempfile.TemporaryDirectory(prefix="isthmus-profile-")
+        self._out = Path(self._directory.name) / "samples"
+        self._tool = ""
+        beside = Path(sys.executable).with_name("py-spy")
+        spy = str(beside) if beside.exists() else shutil.which("py-spy")
+        perf = shutil.which("perf")
+        command: list[str] = []
+        if spy is not None:
+            self._tool = "py-spy"
+            command = [spy, "record", "--pid", str(pid), "--rate", str(SAMPLES_PER_SECOND), "--format", "raw"]
+            command += ["--output", str(self._out), "--duration", "3600", "--threads", "--nonblocking"]
+        elif perf is not None:
+            self._tool = "perf"
+            command = [perf, "record", "-F", str(SAMPLES_PER_SECOND), "-g", "-p", str(pid), "-o", str(self._out)]
+        self._child = (
+            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+            if command
+            else None
+        )
+
+    def stop(self) -> list[str]:
+        """End the recording; its summary in lines."""
+        with self._directory:
+            if self._child is None:
+                return [f"{self._title}: no profile, neither py-spy nor perf is installed (`pip install py-spy`)"]
+            after = thread_seconds(self._pid)
+            self._child.send_signal(signal.SIGINT)
+            _, said = self._child.communicate(timeout=STOP_TIMEOUT_S)
+            if not self._out.exists():
+                return [f"{self._title}: no profile, {self._tool} said: {said.decode(errors='replace').strip()}"]
+            used = {tid: seconds - self._threads_before.get(tid, 0.0) for tid, seconds in after.items()}
+            summary = self._spied(used) if self._tool == "py-spy" else self._perf()
+            return [f"{self._title}, by {self._tool}:", *summary]
+
+    def _spied(self, used: dict[int, float]) -> list[str]:
+        names: dict[int, str] = {}
+        by_room: Counter[str] = Counter()
+        by_function: Counter[str] = Counter()
+        for line in self._out.read_text().splitlines():
+            stack, _, count = line.rpartition(" ")
+            thread, *frames = stack.split(";")
+            if (found := _THREAD.fullmatch(thread)) is None or not frames:
+                continue
+            names[int(found[1])] = found[2]
+            if frames[-1].partition(" ")[0].rpartition(".")[2] in WAITING:
+                continue
+            by_function[frames[-1]] += int(count)
+            by_room[next((room for frame in reversed(frames) if (room := _room(frame))), "outside")] += int(count)
+        total = max(1, by_room.total())
+        lines = ["  CPU seconds by thread:"]
+        busy = sorted(used.items(), key=lambda item: -item[1])[:TOP_COUNT]
+        lines += [f"    {cpu:6.2f} s  {names.get(tid, 'without Python')}" for tid, cpu in busy if cpu >= 0.01]
+        for title, counts in (("room", by_room), ("function", by_function)):
+            lines.append(f"  samples on top by {title}, waiting left out ({total}):")
+            lines += [f"    {100 * n / total:5.1f} %  {name}" for name, n in counts.most_common(TOP_COUNT)]
+        return lines
+
+    def _perf(self) -> list[str]:
+        report = subprocess.run(
+            ["perf", "report", "-i", str(self._out), "--stdio", "--no-children", "-g", "none", "--sort", "dso,symbol"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        lines = [line for line in report.stdout.splitlines() if line.strip() and not line.startswith("#")]
+        return [f"    {line.strip()}" for line in lines[:TOP_COUNT]]
+
+
+_THREAD: Final = re.compile(r"thread \((\d+)\): (.*)")
+
+
+def thread_seconds(pid: int) -> dict[int, float]:
+    """CPU seconds of each thread of a process, by thread id; empty when it is gone."""
+    seconds: dict[int, float] = {}
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        try:
+            fields = (task / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # a thread that has just ended
+        seconds[int(task.name)] = (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+    return seconds
+
+
+def _room(frame: str) -> str:
+    """The module of ours that a frame "function (file:line)" lies in; empty for others."""
+    _, _, place = frame.rpartition("(")
+    path = place.rpartition(":")[0]
+    for floor in ("repl", "queues", "sink", "node", "aae", "config"):
+        at = path.find(f"{floor}/")
+        if at == 0 or (at > 0 and path.startswith(f"{HOUSE}/{floor}/")):
+            return path[at:].removesuffix(".py")
+    return ""

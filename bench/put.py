@@ -1,0 +1,122 @@
+"""What one node does for its clients: PUTs one by one and in batches, fresh and overwriting, and GETs.
+
+    python -m bench.put [--json] [--profile] [--keys 100000] [--space 1000000]
+
+One cluster of one node, every write on disk (fsync) before its answer; the load comes from another process. CPU
+seconds are those of the node and, beside them, of its ZooKeeper and of the source of load.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+
+from bench.figures import Figure, Target, machine, report
+from bench.loadgen import VALUE_BYTES, Phase, Result
+from bench.nodes import ONE_CLUSTER, BenchFailed, LoadProcess, Nodes
+from bench.profiling import Profiler
+from repl.model.errors import IsthmusError
+
+SINGLE: Final = Target(10_000, "PUTs a second of node CPU")
+BATCH: Final = Target(35_000, "PUTs a second of node CPU")
+READ: Final = Target(10_000, "GETs a second of node CPU")
+
+SINGLE_CONNECTIONS: Final = 32
+BATCH_CONNECTIONS: Final = 8
+BATCH_OBJECTS: Final = 100
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--profile", is_flag=True, help="Record where the node's time goes in each measurement.")
+@click.option("--keys", default=100_000, show_default=True, help="Fresh keys, and objects read.")
+@click.option("--space", default=1_000_000, show_default=True, help="Keys that are overwritten; 0 leaves that out.")
+@click.option("--limit", "limit_s", default=120.0, show_default=True, help="Seconds after which a measurement ends.")
+@click.option(
+    "--dir", "directory", type=click.Path(path_type=Path), help="Where data lies; decides what an fsync costs."
+)
+def main(as_json: bool, profile: bool, keys: int, space: int, limit_s: float, directory: Path | None) -> None:
+    """PUTs one by one and in batches, fresh and overwriting, and GETs, of 1 KB each."""
+    try:
+        where = machine()
+        with Nodes(ONE_CLUSTER, directory) as nodes, LoadProcess(nodes.http["node"]) as load:
+            runs = _Runs(nodes, load, profile, limit_s)
+            runs.all(keys, space)
+        report("put", where, runs.figures, as_json, runs.profile)
+    except (BenchFailed, IsthmusError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
+
+
+class _Runs:
+    def __init__(self, nodes: Nodes, load: LoadProcess, profile: bool, limit_s: float) -> None:
+        self._nodes = nodes
+        self._load = load
+        self._profile = profile
+        self._limit_s = limit_s
+        nodes.pids["source of load"] = load.pid
+        self.figures: list[Figure] = []
+        self.profile: list[str] = []
+
+    def all(self, keys: int, space: int) -> None:
+        """Every measurement, in an order in which each finds what it needs."""
+        fresh = f"{keys:,} fresh keys"
+        self._single("PUT, one object a request", fresh, Phase("put", 0, keys))
+        self._batch("PUT, batches of 100", fresh, Phase("batch", keys, keys))
+        self._read("GET", f"any of {keys:,} keys", Phase("get", 0, keys, space=keys))
+        if not space:
+            return
+        first = 2 * keys
+        self._batch(
+            f"PUT, batches of 100, filling {space:,} keys", f"{space:,} fresh keys", Phase("batch", first, space)
+        )
+        over = f"{space:,} keys, overwritten in random order"
+        self._single("PUT, one object a request", over, Phase("put", first, min(space, 3 * keys), space))
+        self._batch("PUT, batches of 100", over, Phase("batch", first, space, space))
+        self._read("GET", f"any of {space:,} keys", Phase("get", first, keys, space))
+
+    def _single(self, work: str, key_space: str, phase: Phase) -> None:
+        self._run(work, key_space, phase, SINGLE_CONNECTIONS, SINGLE)
+
+    def _batch(self, work: str, key_space: str, phase: Phase) -> None:
+        self._run(work, key_space, phase, BATCH_CONNECTIONS, BATCH)
+
+    def _read(self, work: str, key_space: str, phase: Phase) -> None:
+        self._run(work, key_space, phase, SINGLE_CONNECTIONS, READ)
+
+    def _run(self, work: str, key_space: str, phase: Phase, connections: int, target: Target) -> None:
+        bounded = Phase(
+            phase.kind, phase.first, phase.count, phase.space, connections, BATCH_OBJECTS, limit_s=self._limit_s
+        )
+        results: list[Result] = []
+        profiler = Profiler(f"{work}, {key_space}", self._nodes.pids["node"]) if self._profile else None
+        cpu = self._nodes.measured(lambda: results.append(self._load.run(bounded)))
+        if profiler is not None:
+            self.profile += profiler.stop()
+        (result,) = results
+        self.figures.append(
+            Figure(
+                f"{work}, {VALUE_BYTES:,} bytes, {connections} connections",
+                key_space,
+                result.objects,
+                result.seconds,
+                cpu,
+                {
+                    "request_p50_ms": result.p50_ms,
+                    "request_p99_ms": result.p99_ms,
+                    "request_p99.9_ms": result.p999_ms,
+                    "request_max_ms": result.max_ms,
+                    "node_resident_MB": self._nodes.resident_mb("node"),
+                },
+                target,
+                result.objects / max(0.01, cpu["node"].total),
+                result.failed,
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

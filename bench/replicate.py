@@ -1,0 +1,199 @@
+"""What it costs to keep cluster B equal to cluster A, and how soon B has what A acknowledged.
+
+    python -m bench.replicate [--json] [--profile] [--keys 100000] [--rate 1000] [--paced-seconds 20]
+
+Two clusters of one node, fsync on both sides, 1 KB objects, fresh keys. A measurement of replication ends when A's
+queue is empty, and counts the CPU seconds of both nodes with A's ingest. Lag is from A's append to B's apply, as B's
+sink reports it (wall clocks of one machine).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from bench.figures import Figure, Target, machine, report
+from bench.loadgen import VALUE_BYTES, Phase, Result
+from bench.nodes import TWO_CLUSTERS, BenchFailed, LoadProcess, Nodes
+from bench.profiling import Profiler
+from node.demo.costs import CpuTime
+from repl.model.errors import IsthmusError
+
+SINGLE_COST: Final = Target(10, "CPU s per 100,000 objects, both nodes", at_least=False)
+BATCH_COST: Final = Target(6, "CPU s per 100,000 objects, both nodes", at_least=False)
+LAG_P50: Final = Target(3, "ms, p50 of the lag", at_least=False)
+LAG_P99: Final = Target(20, "ms, p99 of the lag", at_least=False)
+DRAIN: Final = Target(6, "s until the backlog is gone", at_least=False)
+IDLE_MEMORY: Final = Target(120, "MB resident", at_least=False)
+IDLE_CPU: Final = Target(1, "% of a core", at_least=False)
+
+SINGLE_CONNECTIONS: Final = 32
+BATCH_CONNECTIONS: Final = 8
+BATCH_OBJECTS: Final = 100
+IDLE_SECONDS: Final = 10.0
+DRAIN_TIMEOUT_S: Final = 180.0
+FETCH_TIMEOUT_S: Final = 10.0
+"""A suspended sink starts no fetch; one that waits in a long poll ends within 5 s."""
+
+SETTLE_SECONDS: Final = 2.0
+"""Quiet time before a measurement, so that what the one before it left over is done."""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--profile", is_flag=True, help="Record where both nodes' time goes in each measurement.")
+@click.option(
+    "--keys", default=100_000, show_default=True, help="Objects of each unpaced measurement and of the backlog."
+)
+@click.option("--rate", default=1_000.0, show_default=True, help="PUTs a second at which the lag is measured.")
+@click.option("--paced-seconds", default=20.0, show_default=True, help="How long the lag is measured.")
+@click.option("--limit", "limit_s", default=120.0, show_default=True, help="Seconds after which a load ends.")
+@click.option(
+    "--dir", "directory", type=click.Path(path_type=Path), help="Where data lies; decides what an fsync costs."
+)
+def main(
+    as_json: bool, profile: bool, keys: int, rate: float, paced_seconds: float, limit_s: float, directory: Path | None
+) -> None:
+    """Cost, lag and catch-up of replication from A to B."""
+    try:
+        where = machine()
+        with Nodes(TWO_CLUSTERS, directory) as nodes, LoadProcess(nodes.http["a"]) as load:
+            runs = _Runs(nodes, load, profile, limit_s)
+            runs.idle("just started")
+            runs.lag(rate, paced_seconds)
+            runs.sustained("PUT, one object a request", "put", SINGLE_CONNECTIONS, keys, SINGLE_COST)
+            runs.sustained("PUT, batches of 100", "batch", BATCH_CONNECTIONS, keys, BATCH_COST)
+            runs.backlog(keys)
+            runs.idle("after all that")
+        report("replicate", where, runs.figures, as_json, runs.profile)
+    except (BenchFailed, IsthmusError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
+
+
+class _Runs:
+    def __init__(self, nodes: Nodes, load: LoadProcess, profile: bool, limit_s: float) -> None:
+        self._nodes = nodes
+        self._load = load
+        self._profile = profile
+        self._limit_s = limit_s
+        self._first = 0
+        nodes.pids["source of load"] = load.pid
+        self.figures: list[Figure] = []
+        self.profile: list[str] = []
+
+    def idle(self, when: str) -> None:
+        """Memory and CPU of nodes that have nothing to do."""
+        time.sleep(SETTLE_SECONDS)
+        cpu = self._nodes.measured(lambda: time.sleep(IDLE_SECONDS))
+        for name in ("a", "b"):
+            share = 100 * cpu[name].total / IDLE_SECONDS
+            space = f"{self._first:,} keys held"
+            memory = self._nodes.resident_mb(name)
+            self.figures.append(Figure(f"idle node {name}, {when}: memory", space, target=IDLE_MEMORY, measured=memory))
+            self.figures.append(Figure(f"idle node {name}, {when}: CPU", space, target=IDLE_CPU, measured=share))
+
+    def lag(self, rate: float, seconds: float) -> None:
+        """Lag while clients write at a given rate. Before any unpaced load: the sink's figures are of all time."""
+        count = int(rate * seconds)
+        phase = self._phase("put", count, SINGLE_CONNECTIONS, rate)
+        figure = self._measure(f"PUT at {rate:,.0f}/s", count, phase)
+        link = self._nodes.sink("b")
+        p50, p99 = float(link["lag_ms_p50"]), float(link["lag_ms_p99"])
+        self._retarget(figure, LAG_P50, p50)
+        self.figures.append(Figure(figure.work, figure.key_space, target=LAG_P99, measured=p99))
+
+    def sustained(self, work: str, kind: str, connections: int, count: int, target: Target) -> None:
+        """As fast as A takes it, until B has all of it."""
+        figure = self._measure(work, count, self._phase(kind, count, connections, 0.0))
+        self._retarget(figure, target, sum(figure.per_100k(name).total for name in ("a", "b")))
+
+    def backlog(self, count: int) -> None:
+        """What gathered while B's sink was suspended, from its resumption until it is gone."""
+        self._sink("suspend")
+        deadline_s = time.perf_counter() + FETCH_TIMEOUT_S
+        while self._nodes.sink("b")["running"] and time.perf_counter() < deadline_s:
+            time.sleep(0.1)
+        phase = self._phase("batch", count, BATCH_CONNECTIONS, 0.0)
+        written = self._load.run(phase)
+        left = self._nodes.outstanding("a")
+        if left is not None and left < written.objects:
+            raise BenchFailed(f"only {left} of {written.objects} changes wait although the sink is suspended")
+        seconds: list[float] = []
+
+        def drain() -> None:
+            self._sink("resume")
+            seconds.append(self._nodes.wait_drained("a", DRAIN_TIMEOUT_S))
+
+        cpu = self._profiled(f"drain of {written.objects:,}", drain)
+        per_backlog = seconds[0] * count / written.objects
+        self.figures.append(
+            Figure(
+                f"drain of a backlog, {VALUE_BYTES:,} bytes",
+                f"{written.objects:,} fresh keys",
+                written.objects,
+                seconds[0],
+                cpu,
+                target=DRAIN,
+                measured=per_backlog,
+            )
+        )
+
+    def _measure(self, work: str, count: int, phase: Phase) -> Figure:
+        """Load, then wait until nothing is outstanding; both count."""
+        time.sleep(SETTLE_SECONDS)
+        results: list[Result] = []
+        drained: list[float] = []
+
+        def run() -> None:
+            results.append(self._load.run(phase))
+            drained.append(self._nodes.wait_drained("a", DRAIN_TIMEOUT_S))
+
+        cpu = self._profiled(work, run)
+        (result,) = results
+        figure = Figure(
+            f"{work}, {VALUE_BYTES:,} bytes, {phase.connections} connections",
+            f"{count:,} fresh keys",
+            result.objects,
+            result.seconds + drained[0],
+            cpu,
+            {
+                "accepted_per_s": result.objects / result.seconds,
+                "seconds_behind_at_the_end": drained[0],
+                "request_p50_ms": result.p50_ms,
+                "request_p99_ms": result.p99_ms,
+                "a_resident_MB": self._nodes.resident_mb("a"),
+                "b_resident_MB": self._nodes.resident_mb("b"),
+            },
+            failed=result.failed,
+        )
+        self.figures.append(figure)
+        return figure
+
+    def _profiled(self, work: str, run: Callable[[], None]) -> dict[str, CpuTime]:
+        profilers = [Profiler(f"{work}, node {n}", self._nodes.pids[n]) for n in ("a", "b")] if self._profile else []
+        cpu = self._nodes.measured(run)
+        for profiler in profilers:
+            self.profile += profiler.stop()
+        return cpu
+
+    def _phase(self, kind: str, count: int, connections: int, rate: float) -> Phase:
+        first, self._first = self._first, self._first + count
+        return Phase(kind, first, count, 0, connections, BATCH_OBJECTS, rate, self._limit_s)
+
+    @staticmethod
+    def _retarget(figure: Figure, target: Target, measured: float) -> None:
+        figure.target, figure.measured = target, measured
+
+    def _sink(self, verb: str) -> None:
+        wish: dict[str, Any] = {"queue": None, "peer": None, "by": "bench", "reason": "backlog measurement"}
+        self._nodes.admin["b"].post(f"/admin/sink/{verb}", wish)
+
+
+if __name__ == "__main__":
+    main()
