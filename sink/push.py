@@ -31,9 +31,10 @@ class DeadLetter:
     error: str
 
 
-def pushes(items: Sequence[Item]) -> list[PushItem]:
-    """What the coordinator is asked, in the batch's order."""
-    return [PushItem(Key(item[3], item[4], item[5]), item[6], item[8]) for item in items]
+def pushes(items: Sequence[Item], source: bytes) -> list[PushItem]:
+    """What the coordinator is asked, in the batch's order. The origin is the cluster that pushes, `source`, whoever
+    made the change: that one must not get it back from here."""
+    return [PushItem(Key(item[3], item[4], item[5]), source, item[8]) for item in items]
 
 
 def failed_indexes(results: Sequence[PushResult]) -> tuple[int, ...]:

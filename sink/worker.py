@@ -83,7 +83,7 @@ class Slot:
         self.pushing = True
         try:
             with working:
-                results = self._push(reply.items)
+                results = self._push(reply.items, reply.cluster)
             now_ms = time.wall_ms()
             failed = failed_indexes(results)
             self.fetcher.ack = Ack(reply.batch, reply.owner_version, failed)
@@ -105,9 +105,9 @@ class Slot:
             return Result.FAILED, waited_ms
         return Result.ITEMS, waited_ms
 
-    def _push(self, items: Sequence[Item]) -> Sequence[PushResult]:
+    def _push(self, items: Sequence[Item], source: bytes) -> Sequence[PushResult]:
         """The outcome of each item; all FAILED when the cluster gave no answer in time."""
-        future = asyncio.run_coroutine_threadsafe(self._kv.push(pushes(items)), self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._kv.push(pushes(items, source)), self._loop)
         try:
             return future.result(PUSH_TIMEOUT_S)
         except IsthmusError as error:
