@@ -1,0 +1,249 @@
+"""The log's bytes: file headers, batch frames and the runs in them. Pure; `docs/formats.md` describes the same.
+
+A log file is a header and then frames. One frame is one group commit; its body is a row of runs, each of one
+partition. The checksums of a frame are seeded with its file's random salt and its own position, so that
+neither the remains of another file nor a frame that somebody stored as a value is ever taken for one.
+An entry's own bytes (`Entry.wire`) are passed through as they are.
+
+Everything here refuses what it would not have written with Corruption, and believes no size before it is checked.
+The story goes on in `repl.replog.reader`, which finds frames in files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from itertools import pairwise
+from struct import Struct, error, pack, unpack_from
+from typing import Final, NamedTuple
+
+from xxhash import xxh64_intdigest
+
+from repl.model.errors import Corruption, LocalFault
+from repl.replog.port import EpochTable
+
+FORMAT_VERSION: Final = 1
+"""Of files and frames alike. A reader refuses any other; a change of any layout below raises it."""
+
+FILE_MAGIC: Final = b"ISTHMLOG"
+FRAME_MAGIC: Final = b"\xb1sTh"
+"""Begins each frame. Not ASCII throughout, so that text values rarely hold it; the checksum decides anyway."""
+
+MAX_BODY_BYTES: Final = (1 << 30) - 1
+"""Longest body of a frame. Far above a batch (4 MB) and the largest object (50 MB); what claims more is corrupt,
+and an entry that would need more is refused as too large."""
+
+_FILE_HEADER: Final = Struct("<8sII16sQQQ")
+_FRAME_HEADER: Final = Struct("<4sBBHIIQQQQ")
+_RUN_HEADER: Final = Struct("<IBBHIIQII")
+_STATE_ROW: Final = Struct("<IQ")
+_U64: Final = Struct("<Q")
+
+FILE_HEADER_BYTES: Final = _FILE_HEADER.size
+FRAME_HEADER_BYTES: Final = _FRAME_HEADER.size
+RUN_HEADER_BYTES: Final = _RUN_HEADER.size
+
+_CHECKSUM_BYTES: Final = 8
+_LENGTH_BYTES: Final = 4
+_COMPLETE: Final = 1
+_U64_MASK: Final = (1 << 64) - 1
+
+
+class LogPosition(NamedTuple):
+    """A place in the log: file sequence number and byte in that file. They compare in log order."""
+
+    sequence: int
+    position: int
+
+
+class FileHeader(NamedTuple):
+    """What the first bytes of a log file say. `salt` seeds the checksums of its frames."""
+
+    cluster_uuid: bytes
+    sequence: int
+    salt: int
+
+
+class FrameHeader(NamedTuple):
+    """A frame's header. When the frame was written, everything before `durable` was known to be on disk. `complete`
+    says that its runs are the STATE of every partition that the log knows."""
+
+    complete: bool
+    body_bytes: int
+    run_count: int
+    durable: LogPosition
+    body_hash: int
+
+
+class RunKind(IntEnum):
+    """What a run says of its partition."""
+
+    ENTRIES = 1
+    """New entries [base, base + count) of one epoch; `previous_epoch` is that of the entry below base."""
+    COPIED = 2
+    """Entries of an older file that is about to go; they replace nothing and are not new."""
+    TRUNCATE = 3
+    """Everything from base on is dropped (PROTOCOL 1.11); `previous_epoch` as above, `epoch` is the leader's."""
+    STATE = 4
+    """Where the partition's log stands: base is its start; the payload its LEO and epoch table."""
+
+
+_KINDS: Final = {kind.value: kind for kind in RunKind}
+
+
+class Run(NamedTuple):
+    """One run of a frame's body; its payload is body[payload_from:payload_to]."""
+
+    partition: int
+    kind: RunKind
+    epoch: int
+    previous_epoch: int
+    base: int
+    item_count: int
+    payload_from: int
+    payload_to: int
+
+
+def encode_file_header(header: FileHeader) -> bytes:
+    """The bytes that a log file begins with."""
+    head = _FILE_HEADER.pack(FILE_MAGIC, FORMAT_VERSION, 0, header.cluster_uuid, header.sequence, header.salt, 0)
+    head = head[:-_CHECKSUM_BYTES]
+    return head + _U64.pack(xxh64_intdigest(head))
+
+
+def decode_file_header(data: bytes) -> FileHeader:
+    """The file header in `data`. Raises Corruption when it is none, LocalFault when it is of another version."""
+    if len(data) != FILE_HEADER_BYTES:
+        raise Corruption("the file is shorter than its header")
+    magic, version, reserved, cluster_uuid, sequence, salt, digest = _FILE_HEADER.unpack(data)
+    if magic != FILE_MAGIC or digest != xxh64_intdigest(data[:-_CHECKSUM_BYTES]):
+        raise Corruption("the file header fails its checksum")
+    if version != FORMAT_VERSION or reserved:
+        raise LocalFault(f"the file is of format version {version}, this program reads {FORMAT_VERSION}")
+    return FileHeader(cluster_uuid, sequence, salt)
+
+
+def frame_seed(salt: int, position: int) -> int:
+    """Seed of the checksums of the frame at byte `position` of the file with `salt`."""
+    return (salt + position) & _U64_MASK
+
+
+def encode_frame_header(body: bytes, run_count: int, *, durable: LogPosition, complete: bool, seed: int) -> bytes:
+    """The header that goes before `body`."""
+    assert len(body) <= MAX_BODY_BYTES
+    head = _FRAME_HEADER.pack(
+        FRAME_MAGIC,
+        FORMAT_VERSION,
+        _COMPLETE if complete else 0,
+        0,
+        len(body),
+        run_count,
+        *durable,
+        xxh64_intdigest(body, seed),
+        0,
+    )[:-_CHECKSUM_BYTES]
+    return head + _U64.pack(xxh64_intdigest(head, seed))
+
+
+def decode_frame_header(data: bytes, seed: int) -> FrameHeader:
+    """The frame header in `data`. Raises Corruption when it is none, LocalFault when it is of another version."""
+    if len(data) != FRAME_HEADER_BYTES:
+        raise Corruption("a frame header is cut short")
+    magic, version, flags, reserved, body_bytes, run_count, sequence, position, body_hash, digest = (
+        _FRAME_HEADER.unpack(data)
+    )
+    if magic != FRAME_MAGIC or digest != xxh64_intdigest(data[:-_CHECKSUM_BYTES], seed):
+        raise Corruption("a frame header fails its checksum")
+    if version != FORMAT_VERSION or reserved or flags & ~_COMPLETE:
+        raise LocalFault(f"a frame is of format version {version}, this program reads {FORMAT_VERSION}")
+    if body_bytes > MAX_BODY_BYTES or run_count * RUN_HEADER_BYTES > body_bytes:
+        raise Corruption("a frame header contradicts itself")
+    return FrameHeader(bool(flags), body_bytes, run_count, LogPosition(sequence, position), body_hash)
+
+
+def encode_entries(
+    kind: RunKind,
+    partition: int,
+    epoch: int,
+    previous_epoch: int,
+    base: int,
+    wires: Sequence[bytes],
+    lengths: Sequence[int],
+) -> list[bytes]:
+    """A run of entries, as the buffers to write one after another: header, lengths, then the wires themselves."""
+    count = len(wires)
+    payload = count * _LENGTH_BYTES + sum(lengths)
+    return [
+        _RUN_HEADER.pack(partition, kind, 0, 0, epoch, previous_epoch, base, count, payload),
+        pack(f"<{count}I", *lengths),
+        *wires,
+    ]
+
+
+def encode_truncate(partition: int, epoch: int, previous_epoch: int, to_offset: int) -> bytes:
+    """A run that drops the partition's entries from `to_offset` on."""
+    return _RUN_HEADER.pack(partition, RunKind.TRUNCATE, 0, 0, epoch, previous_epoch, to_offset, 0, 0)
+
+
+def encode_state(partition: int, start: int, leo: int, table: EpochTable) -> bytes:
+    """A run that says where the partition's log stands."""
+    rows = b"".join(_STATE_ROW.pack(*row) for row in table)
+    head = _RUN_HEADER.pack(partition, RunKind.STATE, 0, 0, 0, 0, start, len(table), _U64.size + len(rows))
+    return head + _U64.pack(leo) + rows
+
+
+def decode_runs(body: bytes, run_count: int) -> list[Run]:
+    """The runs of a frame's body. Raises Corruption when they do not add up."""
+    runs: list[Run] = []
+    at = 0
+    for _ in range(run_count):
+        try:
+            partition, number, spare, reserved, epoch, previous_epoch, base, count, length = _RUN_HEADER.unpack_from(
+                body, at
+            )
+        except error as short:
+            raise Corruption("a run header is cut short") from short
+        payload_from = at + RUN_HEADER_BYTES
+        at = payload_from + length
+        kind = _KINDS.get(number)
+        if kind is None or spare or reserved or at > len(body):
+            raise Corruption("a run contradicts its frame")
+        match kind:
+            case RunKind.ENTRIES | RunKind.COPIED:
+                fine = count > 0 and length >= count * _LENGTH_BYTES and epoch >= previous_epoch
+            case RunKind.TRUNCATE:
+                fine = count == 0 and length == 0
+            case RunKind.STATE:
+                fine = length == _U64.size + count * _STATE_ROW.size
+        if not fine:
+            raise Corruption(f"a run of kind {kind.name} contradicts itself")
+        runs.append(Run(partition, kind, epoch, previous_epoch, base, count, payload_from, at))
+    if at != len(body):
+        raise Corruption("a frame has bytes after its last run")
+    return runs
+
+
+def decode_wires(body: bytes, run: Run, from_offset: int, to_offset: int) -> list[bytes]:
+    """The bytes of the entries [from, to) of a run of entries. Raises Corruption when the lengths do not add up."""
+    lengths: tuple[int, ...] = unpack_from(f"<{run.item_count}I", body, run.payload_from)
+    at = run.payload_from + run.item_count * _LENGTH_BYTES
+    if at + sum(lengths) != run.payload_to:
+        raise Corruption("the lengths of a run's entries do not add up")
+    first = from_offset - run.base
+    at += sum(lengths[:first])
+    wires: list[bytes] = []
+    for length in lengths[first : to_offset - run.base]:
+        wires.append(body[at : at + length])
+        at += length
+    return wires
+
+
+def decode_state(body: bytes, run: Run) -> tuple[int, EpochTable]:
+    """(LEO, epoch table) of a STATE run. Raises Corruption when they contradict each other."""
+    (leo,) = _U64.unpack_from(body, run.payload_from)
+    rows = _STATE_ROW.iter_unpack(body[run.payload_from + _U64.size : run.payload_to])
+    table: EpochTable = tuple((epoch, first) for epoch, first in rows)
+    ascending = all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(table))
+    if leo < run.base or not ascending:
+        raise Corruption("a STATE run contradicts itself")
+    return leo, table

@@ -1,0 +1,339 @@
+"""The node's log (`repl.replog.port.Replog`) over append-only files: what is called from outside.
+
+`append` checks and encodes on the caller's thread and queues; `repl.replog.writer` commits in groups; `read` goes to
+the files from any thread; `open` makes `repl.replog.recovery` say what is there. It keeps two views of each
+partition: its end with everything queued (here, the caller's thread alone) and what is durable (`LogIndex`).
+Who may open the directory is not decided here: one process, by the data directory's lock.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Final
+
+from repl.model.entry import Entry
+from repl.model.errors import Corruption, IsthmusError, LocalFault, OutOfStorage, TooLarge
+from repl.replog.epochs import clipped, extended, last_epoch, truncated
+from repl.replog.files import FileIO, SystemFiles
+from repl.replog.frames import MAX_BODY_BYTES, RunKind, encode_entries, encode_truncate
+from repl.replog.index import LogIndex
+from repl.replog.names import is_unfinished
+from repl.replog.port import EpochTable, LogStats, RecoveredPartition
+from repl.replog.reader import LogFileReader, decoded
+from repl.replog.recovery import Recovery, recover
+from repl.replog.tail import LogTail
+from repl.replog.writer import CheckSpace, LogWriter, Queued, Stop, Trim
+
+RESERVE_BYTES: Final = 128 * 1024 * 1024
+"""Free space below which no write is accepted: the log's own next file (64 MB) and the store's next table (64 MB) still
+fit, so that what was accepted can be written, applied and trimmed. `append` itself refuses at half of it."""
+
+ENTRY_BYTES_MAX: Final = MAX_BODY_BYTES - 4096
+"""Longest entry; a longer one does not fit into a frame and is refused as too large."""
+
+_EPOCH: Final = itemgetter(Entry._fields.index("epoch"))
+_OFFSET: Final = itemgetter(Entry._fields.index("offset"))
+_WIRE: Final = itemgetter(Entry._fields.index("wire"))
+
+
+class _End:
+    """A partition's end with everything that is queued."""
+
+    __slots__ = ("leo", "table")
+
+    def __init__(self, leo: int, table: EpochTable) -> None:
+        self.leo = leo
+        self.table = table
+
+
+class FileLog:
+    """The log in one directory. Make it with `open`; then `start`, and `close` at the end."""
+
+    def __init__(
+        self,
+        io: FileIO,
+        recovery: Recovery,
+        writer: LogWriter,
+        tail: LogTail,
+        *,
+        synchronous: bool,
+        size_limit_bytes: int,
+        batch_bytes: int,
+        reserve_bytes: int,
+    ) -> None:
+        self._io = io
+        self._index: LogIndex = recovery.index
+        self._recovered = recovery.partitions()
+        self._ends = {p: _End(found.leo, found.epoch_table) for p, found in self._recovered.items()}
+        self._writer = writer
+        self._tail = tail
+        self._synchronous = synchronous
+        self._size_limit_bytes = size_limit_bytes
+        self._batch_bytes = batch_bytes
+        self._reserve_bytes = reserve_bytes
+        self._threads: list[Thread] = []
+        self._on_failure: Callable[[Exception], None] = lambda _: None
+        self._failure: Exception | None = None
+        self._failure_lock = Lock()
+        self._closed = False
+        self._entries_queued = 0
+        self._bytes_queued = 0
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        *,
+        cluster_uuid: bytes,
+        durability: str,
+        size_limit_bytes: int,
+        file_bytes: int,
+        batch_bytes: int,
+        known_durable: Mapping[int, int] | None = None,
+        reserve_bytes: int = RESERVE_BYTES,
+        io: FileIO | None = None,
+    ) -> FileLog:
+        """Recover the log in `directory`, which is made when it is not there.
+
+        `known_durable` names every partition that this node holds, with an offset below which all of it was
+        durable (what the store has applied; 0 when nothing): a partition that it leaves out cannot be called
+        damaged before the log has shown something of it. `durability` is "fsync" or "async". What is found
+        damaged stays so, at every opening, until `start` has been called. Raises WrongIdentity for another
+        cluster's log, LocalFault when the directory cannot be read or written.
+        """
+        assert len(cluster_uuid) == 16
+        assert durability in ("fsync", "async")
+        io = io or SystemFiles()
+        synchronous = durability == "fsync"
+        try:
+            for name in io.names(directory):
+                if is_unfinished(name):
+                    io.unlink(directory / name)
+            found = recover(io, directory, cluster_uuid, known_durable or {})
+            tail = LogTail(io, directory, cluster_uuid, found.index)
+            begin_new_file = False
+            if found.index.files:
+                cut_at = found.end.position if found.torn else None
+                tail.continue_last(found.durable, cut_at=cut_at, marked=found.marked)
+                begin_new_file = bool(found.damage) or tail.end != found.end
+            else:
+                tail.roll()
+            writer = LogWriter(
+                io,
+                directory,
+                found.index,
+                tail,
+                synchronous=synchronous,
+                size_limit_bytes=size_limit_bytes,
+                file_bytes=file_bytes,
+                batch_bytes=batch_bytes,
+            )
+        except OSError as error:
+            raise LocalFault(f"the log in {directory} cannot be opened: {error}") from error
+        writer.begin_new_file = begin_new_file
+        return cls(
+            io,
+            found,
+            writer,
+            tail,
+            synchronous=synchronous,
+            size_limit_bytes=size_limit_bytes,
+            batch_bytes=batch_bytes,
+            reserve_bytes=reserve_bytes,
+        )
+
+    def recovered(self) -> Mapping[int, RecoveredPartition]:
+        return self._recovered
+
+    def start(
+        self,
+        on_durable: Callable[[Mapping[int, int]], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        """As in the port. The caller has taken note of all damage: a damaged partition is from now on what
+        was recovered of it, and the next opening finds it whole."""
+        assert not self._threads
+        self._on_failure = on_failure
+        self._writer.on_durable = on_durable
+        work = [("replog", self._writer.run)]
+        if not self._synchronous:
+            work.append(("replog-sync", self._writer.sync_in_background))
+        for name, run in work:
+            thread = Thread(target=self._guarded, args=(run,), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - whatever ends the log's thread, the node must hear of it
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        fault = error
+        if isinstance(error, OSError):
+            advice = "free some space" if error.errno == errno.ENOSPC else "check the disk"
+            fault = LocalFault(f"the log cannot be written: {error}; {advice}, then start the node again")
+            fault.__cause__ = error
+        with self._failure_lock:
+            if self._failure is not None:
+                return
+            self._failure = fault
+        self._on_failure(fault)
+
+    def _check_usable(self) -> None:
+        if self._failure is not None:
+            raise LocalFault(f"the log has failed: {self._failure}") from self._failure
+        if self._closed:
+            raise LocalFault("the log is closed")
+        assert self._threads, "the log is written to before it was started"
+
+    def has_room(self, size_bytes: int) -> bool:
+        return self._fits(size_bytes, self._reserve_bytes)
+
+    def _fits(self, size_bytes: int, reserve_bytes: int) -> bool:
+        if self._bytes_queued + size_bytes + reserve_bytes <= self._writer.spendable_bytes:
+            return True
+        if self._failure is None:
+            self._writer.queue.put(CheckSpace())
+        return False
+
+    def append(self, partition: int, entries: Sequence[Entry]) -> None:
+        self._check_usable()
+        if not entries:
+            return
+        end = self._ends.get(partition)
+        if end is None:
+            end = self._ends[partition] = _End(0, ())
+        base = end.leo
+        leo = base + len(entries)
+        assert list(map(_OFFSET, entries)) == list(range(base, leo)), f"entries do not follow on offset {base - 1}"
+        wires = list(map(_WIRE, entries))
+        lengths = list(map(len, wires))
+        if max(lengths) > ENTRY_BYTES_MAX:
+            raise TooLarge(f"an entry of {max(lengths)} bytes; the log takes {ENTRY_BYTES_MAX}")
+        size_bytes = sum(lengths)
+        if not self._fits(size_bytes, self._reserve_bytes // 2):
+            raise OutOfStorage("the disk of the log is full: free some space, or lower replication.log_size")
+        at = 0
+        for until in self._run_ends(entries, lengths, size_bytes):
+            epoch, first = entries[at].epoch, base + at
+            previous_epoch = last_epoch(end.table)
+            if epoch != previous_epoch:
+                end.table = extended(end.table, epoch, first)
+            buffers = encode_entries(
+                RunKind.ENTRIES, partition, epoch, previous_epoch, first, wires[at:until], lengths[at:until]
+            )
+            size_bytes = sum(map(len, buffers))
+            self._put(Queued(partition, RunKind.ENTRIES, epoch, first, until - at, size_bytes, buffers))
+            at = until
+        end.leo = leo
+        self._entries_queued += len(entries)
+
+    def _run_ends(self, entries: Sequence[Entry], lengths: list[int], size_bytes: int) -> Sequence[int]:
+        """Where to cut entries into runs: of one epoch each, within a batch's size but for a larger entry alone."""
+        if size_bytes <= self._batch_bytes and len(set(map(_EPOCH, entries))) == 1:
+            return (len(entries),)
+        ends: list[int] = []
+        size = 0
+        for at, length in enumerate(lengths):
+            if at and (size + length > self._batch_bytes or entries[at].epoch != entries[at - 1].epoch):
+                ends.append(at)
+                size = 0
+            size += length
+        return [*ends, len(entries)]
+
+    def truncate(self, partition: int, to_offset: int, epoch: int) -> None:
+        self._check_usable()
+        end = self._ends[partition]
+        index = self._index.partitions.get(partition)
+        start = index.start if index else 0
+        assert start <= to_offset <= end.leo, f"truncation to {to_offset} outside of {start} to {end.leo}"
+        end.table = truncated(end.table, to_offset)
+        end.leo = to_offset
+        run = encode_truncate(partition, epoch, last_epoch(end.table), to_offset)
+        self._put(Queued(partition, RunKind.TRUNCATE, epoch, to_offset, 0, len(run), [run]))
+
+    def _put(self, item: Queued) -> None:
+        self._bytes_queued += item.size_bytes
+        self._writer.queue.put(item)
+
+    def leo(self, partition: int) -> int:
+        end = self._ends.get(partition)
+        return end.leo if end else 0
+
+    def epoch_table(self, partition: int) -> EpochTable:
+        end = self._ends.get(partition)
+        if end is None:
+            return ()
+        index = self._index.partitions.get(partition)
+        return clipped(end.table, index.start if index else 0)
+
+    def read(self, partition: int, from_offset: int, to_offset: int, max_bytes: int) -> list[Entry]:
+        entries: list[Entry] = []
+        offset = from_offset
+        room_bytes = max_bytes
+        while offset < to_offset:
+            with self._index.lock:
+                index = self._index.partitions.get(partition)
+                if index is None or offset >= index.leo:
+                    break
+                if offset < index.start:
+                    if entries:
+                        break
+                    raise LookupError(f"partition {partition}: offset {offset} is below the log's start {index.start}")
+                place = index.place(offset)
+                file = self._index.file(place.sequence)
+            assert file is not None
+            end = min(to_offset, place.end)
+            try:
+                with LogFileReader(self._io, file) as reader:
+                    for epoch, base, wires in reader.wires(partition, offset, end, place.position, place.copied):
+                        for offset, wire in enumerate(wires, base):
+                            if entries and len(wire) > room_bytes:
+                                return entries
+                            room_bytes -= len(wire)
+                            entries.append(decoded(partition, epoch, offset, wire))
+            except FileNotFoundError as error:
+                with self._index.lock:
+                    if self._index.file(place.sequence) is not None:
+                        raise Corruption(f"log file {file.path} is gone") from error
+            except OSError as error:
+                raise LocalFault(f"log file {file.path} cannot be read: {error}") from error
+            else:
+                offset = end
+        return entries
+
+    def trim(self, floors: Mapping[int, int]) -> None:
+        if self._failure is None and len(self._index.files) > 1 and self._index.size_bytes() > self._size_limit_bytes:
+            self._writer.queue.put(Trim(dict(floors)))
+
+    def stats(self) -> LogStats:
+        with self._index.lock:
+            size_bytes, file_count = self._index.size_bytes(), len(self._index.files)
+        return LogStats(
+            size_bytes=size_bytes,
+            file_count=file_count,
+            entries_written=self._writer.entries_written,
+            batches_written=self._writer.batches_written,
+            fsync_count=self._tail.fsync_count,
+            fsync_seconds=self._tail.fsync_seconds,
+            pending_entries=max(0, self._entries_queued - self._writer.entries_written),
+        )
+
+    def close(self) -> None:
+        """As in the port. Raises LocalFault, once, when not everything that was queued could be written."""
+        if self._closed:
+            return
+        self._closed = True
+        self._writer.queue.put(Stop())
+        for thread in self._threads:
+            thread.join()
+        self._tail.close()
+        if self._failure is not None:
+            error = self._failure
+            raise error if isinstance(error, IsthmusError) else LocalFault(f"the log has failed: {error}") from error

@@ -1,0 +1,173 @@
+"""Finds frames and entries in log files: what reading, trimming and recovery have in common.
+
+It checks every checksum before it hands out a byte and never writes. It does not know what a partition's log
+looks like as a whole; that is `repl.replog.index` (where things lie) and `repl.replog.recovery` (what holds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Final, NamedTuple
+
+from xxhash import xxh64_intdigest
+
+from repl.model.entry import Entry, decode_entry
+from repl.model.errors import CodecError, Corruption
+from repl.replog.files import FileIO
+from repl.replog.frames import (
+    FILE_HEADER_BYTES,
+    FRAME_HEADER_BYTES,
+    FRAME_MAGIC,
+    FileHeader,
+    FrameHeader,
+    Run,
+    RunKind,
+    decode_file_header,
+    decode_frame_header,
+    decode_runs,
+    decode_wires,
+    frame_seed,
+)
+from repl.replog.index import LogFile
+
+WINDOW_BYTES: Final = 256 * 1024
+"""Read from the file at once: many small frames cost one system call, and a read for one entry not much more."""
+
+SEARCH_BYTES: Final = 1024 * 1024
+"""Looked through at once when a frame is searched behind a bad place."""
+
+
+class Frame(NamedTuple):
+    """A frame whose checksums hold; `end` is where the next one begins."""
+
+    position: int
+    end: int
+    header: FrameHeader
+    body: bytes
+    runs: list[Run]
+
+
+class BadFrame(Corruption):
+    """No frame at `position`. `end` is where the next one should begin, when the header was whole enough to tell."""
+
+    def __init__(self, message: str, position: int, end: int | None = None) -> None:
+        super().__init__(message)
+        self.position = position
+        self.end = end
+
+
+class LogFileReader:
+    """One log file, open for reading; a context manager. Raises FileNotFoundError when it is gone."""
+
+    def __init__(self, io: FileIO, file: LogFile) -> None:
+        self._io = io
+        self._fd = io.open(file.path, write=False)
+        self._window = b""
+        self._window_at = 0
+        self.name = file.path.name
+        self.salt = file.salt or 0
+        self.size = io.size(self._fd)
+
+    def __enter__(self) -> LogFileReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._io.close(self._fd)
+
+    def _bytes(self, position: int, length: int) -> bytes:
+        at = position - self._window_at
+        if at < 0 or at + length > len(self._window):
+            self._window = self._io.pread(self._fd, max(length, WINDOW_BYTES), position)
+            self._window_at = position
+            at = 0
+        return self._window[at : at + length]
+
+    def file_header(self) -> FileHeader:
+        """The file's header; frames can be read afterwards. Raises Corruption."""
+        header = decode_file_header(self._bytes(0, FILE_HEADER_BYTES))
+        self.salt = header.salt
+        return header
+
+    def frame_header(self, position: int) -> FrameHeader:
+        """The header of the frame at `position`. Raises BadFrame."""
+        try:
+            return decode_frame_header(self._bytes(position, FRAME_HEADER_BYTES), frame_seed(self.salt, position))
+        except Corruption as error:
+            raise BadFrame(f"{self.name} at byte {position}: {error}", position) from error
+
+    def frame(self, position: int) -> Frame:
+        """The frame at `position`. Raises BadFrame."""
+        header = self.frame_header(position)
+        body_from = position + FRAME_HEADER_BYTES
+        end = body_from + header.body_bytes
+        if end > self.size:
+            raise BadFrame(f"{self.name} at byte {position}: a frame is cut short", position)
+        body = self._bytes(body_from, header.body_bytes)
+        if xxh64_intdigest(body, frame_seed(self.salt, position)) != header.body_hash:
+            raise BadFrame(f"{self.name} at byte {position}: a frame fails its checksum", position, end)
+        try:
+            runs = decode_runs(body, header.run_count)
+        except Corruption as error:
+            raise BadFrame(f"{self.name} at byte {position}: {error}", position, end) from error
+        return Frame(position, end, header, body, runs)
+
+    def frames(self, position: int) -> Iterator[Frame]:
+        """The frames from `position` to the end of the file as it was when opened. Raises BadFrame."""
+        while position < self.size:
+            frame = self.frame(position)
+            yield frame
+            position = frame.end
+
+    def find_frame_header(self, position: int) -> int | None:
+        """Where, from `position` on, the next whole frame header stands; None when there is none."""
+        while position < self.size:
+            chunk = self._io.pread(self._fd, SEARCH_BYTES + FRAME_HEADER_BYTES, position)
+            at = chunk.find(FRAME_MAGIC)
+            while 0 <= at < SEARCH_BYTES:
+                data = chunk[at : at + FRAME_HEADER_BYTES]
+                try:
+                    decode_frame_header(data, frame_seed(self.salt, position + at))
+                except Corruption:
+                    at = chunk.find(FRAME_MAGIC, at + 1)
+                else:
+                    return position + at
+            position += SEARCH_BYTES
+        return None
+
+    def wires(
+        self, partition: int, from_offset: int, to_offset: int, position: int, copied: bool
+    ) -> Iterator[tuple[int, int, list[bytes]]]:
+        """(epoch, first offset, wires) of the partition's entries [from, to), run by run, found from the frame at
+        `position` on, among the copied runs or among the others. Raises Corruption when they are not all there."""
+        wanted = RunKind.COPIED if copied else RunKind.ENTRIES
+        offset = from_offset
+        for frame in self.frames(position):
+            for run in frame.runs:
+                if run.partition != partition or run.kind is not wanted:
+                    continue
+                if run.base <= offset < run.base + run.item_count:
+                    end = min(to_offset, run.base + run.item_count)
+                    yield run.epoch, offset, decode_wires(frame.body, run, offset, end)
+                    offset = end
+                    if offset == to_offset:
+                        return
+        raise Corruption(
+            f"{self.name}: entries {offset} to {to_offset - 1} of partition {partition} are not where they were written"
+        )
+
+
+def decoded(partition: int, epoch: int, offset: int, wire: bytes) -> Entry:
+    """The entry in `wire`, which was written as (epoch, offset). Raises Corruption when it is another."""
+    try:
+        entry = decode_entry(wire)
+    except CodecError as error:
+        raise Corruption(f"the entry at offset {offset} of partition {partition} cannot be read: {error}") from error
+    if entry.offset != offset or entry.epoch != epoch:
+        raise Corruption(
+            f"the entry at offset {offset} of partition {partition}, epoch {epoch}, says that it is "
+            f"{entry.offset} of epoch {entry.epoch}"
+        )
+    return entry

@@ -1,0 +1,133 @@
+"""Frees the oldest log files: what is still needed of them is copied forward, then they go.
+
+The order makes it safe to stop anywhere: copies and new starts are on disk before a file is unlinked, and copies are
+found again as such, in the place of what they copy. It runs in the log's writer thread. That the log is too large is
+the writer's finding; which entries are still needed is the store's (`floors`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from repl.replog.epochs import clipped
+from repl.replog.files import FileIO
+from repl.replog.frames import RunKind, encode_entries, encode_state
+from repl.replog.index import LogFile, LogIndex
+from repl.replog.reader import LogFileReader
+from repl.replog.tail import LogTail
+
+COPY_SHARE: Final = 4
+"""At one time at most this part (a quarter) of the oldest file's size is copied forward; where more is still needed,
+the file stays and the log stands above its size. Copying nearly all would write much to free little, time and again."""
+
+
+class _Copy(NamedTuple):
+    partition: int
+    epoch: int
+    base: int
+    wires: list[bytes]
+    lengths: list[int]
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What is to go, where the partitions begin then, and what is to be copied before."""
+
+    files: list[LogFile] = field(default_factory=list)
+    starts: dict[int, int] = field(default_factory=dict)
+    copies: list[_Copy] = field(default_factory=list)
+    room_bytes: int = 0
+
+
+def trim(
+    io: FileIO,
+    directory: Path,
+    index: LogIndex,
+    tail: LogTail,
+    floors: Mapping[int, int],
+    *,
+    excess_bytes: int,
+    batch_bytes: int,
+) -> None:
+    """Free the oldest files until `excess_bytes` are gone, as far as they are not needed. Raises OSError, and
+    Corruption when what is needed cannot be read."""
+    plan = _Plan(room_bytes=index.files[0].size_bytes // COPY_SHARE)
+    for file in index.files[:-1]:
+        if excess_bytes <= 0 or not _extend(plan, io, index, file, floors):
+            break
+        excess_bytes -= file.size_bytes
+    if not plan.files:
+        return
+    if plan.starts:
+        _write(plan, index, tail, batch_bytes)
+    tail.sync()
+    with index.lock:
+        del index.files[: len(plan.files)]
+    for file in plan.files:
+        io.unlink(file.path)
+    io.sync_directory(directory)
+
+
+def _extend(plan: _Plan, io: FileIO, index: LogIndex, file: LogFile, floors: Mapping[int, int]) -> bool:
+    """Let `file` go, too; False when too much of it is needed."""
+    starts: dict[int, int] = {}
+    needed: list[tuple[int, int, int]] = []
+    for partition, held in index.partitions.items():
+        spans = held.spans_in(file.sequence)
+        if spans:
+            start = max(held.start, plan.starts.get(partition, 0), min(floors.get(partition, 0), spans[-1][1]))
+            starts[partition] = start
+            needed += [(partition, max(first, start), end) for first, end in spans if end > start]
+    copies: list[_Copy] = []
+    room_bytes = plan.room_bytes
+    if needed:
+        with LogFileReader(io, file) as reader:
+            for partition, first, end in needed:
+                place = index.partitions[partition].place(first)
+                for epoch, base, wires in reader.wires(partition, first, end, place.position, place.copied):
+                    lengths = list(map(len, wires))
+                    room_bytes -= sum(lengths)
+                    if room_bytes < 0:
+                        return False
+                    copies.append(_Copy(partition, epoch, base, wires, lengths, sum(lengths)))
+    plan.files.append(file)
+    plan.starts |= starts
+    plan.copies += copies
+    plan.room_bytes = room_bytes
+    return True
+
+
+def _write(plan: _Plan, index: LogIndex, tail: LogTail, batch_bytes: int) -> None:
+    """Write and sync the copies and then the new starts; note where the copies lie."""
+    placed: list[tuple[_Copy, int, int]] = []
+    waiting: list[_Copy] = []
+    size = 0
+    for copy in plan.copies:
+        if waiting and size + copy.size_bytes > batch_bytes:
+            placed += _write_frame(tail, waiting, [])
+            waiting, size = [], 0
+        waiting.append(copy)
+        size += copy.size_bytes
+    moved: list[bytes] = []
+    for partition, start in plan.starts.items():
+        held = index.partitions[partition]
+        moved.append(encode_state(partition, start, held.leo, clipped(held.table, start)))
+    placed += _write_frame(tail, waiting, moved)
+    with index.lock:
+        for partition, start in plan.starts.items():
+            index.partitions[partition].trim(start)
+        for copy, sequence, position in placed:
+            index.partitions[copy.partition].copy(sequence, position, copy.base, copy.base + len(copy.wires))
+
+
+def _write_frame(tail: LogTail, copies: list[_Copy], states: list[bytes]) -> list[tuple[_Copy, int, int]]:
+    buffers: list[bytes] = []
+    for copy in copies:
+        buffers += encode_entries(RunKind.COPIED, copy.partition, copy.epoch, 0, copy.base, copy.wires, copy.lengths)
+    at = tail.write([*buffers, *states], len(copies) + len(states))
+    tail.sync()  # each frame before the next: of two that were not synced the later one alone may reach the disk
+    return [(copy, at.sequence, at.position) for copy in copies]

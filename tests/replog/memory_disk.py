@@ -1,0 +1,233 @@
+"""A disk in memory for the log's tests: page cache and platter apart, and a stop at any step.
+
+Every call that changes something is a step. `stop_at = n` kills the process at its n-th step: the step has no
+effect, or, for a write with `tear_write`, half of it; every call after it fails. `survivor` gives the disk that the
+next process finds: with everything that was written (the process was killed), without what was not synced (the
+power failed), or with random parts of that. Names of a directory are subject to the same as bytes of a file.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from threading import RLock
+
+SECTOR_BYTES = 64
+"""Smaller than real ones, so that the small frames of tests tear in many places."""
+
+
+class Stopped(OSError):
+    """The process was killed here."""
+
+
+class File:
+    """One file: what reading shows, what is on the platter, and the changes between the two."""
+
+    def __init__(self) -> None:
+        self.cached = bytearray()
+        self.synced = bytearray()
+        self.pending: list[tuple[int, bytes] | int] = []
+
+    def write(self, position: int, data: bytes) -> None:
+        _write(self.cached, position, data)
+        self.pending.append((position, data))
+
+    def truncate(self, size: int) -> None:
+        del self.cached[size:]
+        self.pending.append(size)
+
+    def sync(self) -> None:
+        for change in self.pending:  # and nothing else: what is not known to be dirty is not written
+            if isinstance(change, int):
+                del self.synced[change:]
+            else:
+                _write(self.synced, *change)
+        self.pending.clear()
+
+    def survive(self, how: str, random: Random) -> File:
+        """The file that the next process finds; all of it is then on the platter."""
+        data = bytearray(self.synced)
+        if how == "kept":
+            data = self.cached[:]
+        elif how == "torn":
+            for change in self.pending:
+                if isinstance(change, int):
+                    if random.random() < 0.5:
+                        del data[change:]
+                    continue
+                position, written = change
+                end = random.choice(
+                    [position, position + len(written), random.randint(position, position + len(written))]
+                )
+                data.extend(bytes(max(0, end - len(data))))
+                at = position
+                while at < end:
+                    upto = min(end, (at // SECTOR_BYTES + 1) * SECTOR_BYTES)
+                    if random.random() < 0.6:
+                        data[at:upto] = written[at - position : upto - position]
+                    at = upto
+        file = File()
+        file.cached = data
+        file.synced = bytearray(data)
+        return file
+
+
+def _write(data: bytearray, position: int, written: bytes) -> None:
+    data.extend(bytes(max(0, position - len(data))))
+    data[position : position + len(written)] = written
+
+
+class MemoryDisk:
+    """The log's FileIO on one directory of memory files."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, File] = {}
+        self.synced_names: dict[str, File] = {}
+        self.pending_names: list[dict[str, File]] = []
+        self.descriptors: dict[int, File] = {}
+        self.steps: list[str] = []
+        self.stop_at: int | None = None
+        self.tear_write = False
+        self.stopped = False
+        self.free = 1 << 40
+        self.fault: Callable[[str], OSError | None] = lambda _: None
+        self.lock = RLock()
+        self._next_fd = 100
+
+    def survivor(self, how: str, random: Random) -> MemoryDisk:
+        """The disk after the process, or the power, is gone."""
+        assert how in ("kept", "lost", "torn")
+        names = self.synced_names
+        if how == "kept":
+            names = self.files
+        elif how == "torn" and self.pending_names:
+            names = random.choice([names, *self.pending_names])
+        disk = MemoryDisk()
+        disk.files = {name: file.survive(how, random) for name, file in names.items()}
+        disk.synced_names = dict(disk.files)
+        return disk
+
+    def revive(self) -> None:
+        """Let the next process begin where the last one was killed, with the page cache as it was."""
+        self.stopped = False
+        self.stop_at = None
+        self.steps.clear()
+
+    def clone(self) -> MemoryDisk:
+        """The same disk, all of it on the platter, for trying something on it."""
+        return self.survivor("kept", Random(0))
+
+    def _step(self, what: str, write: tuple[File, int, bytes] | None = None) -> None:
+        if self.stopped:
+            raise Stopped(errno.EIO, "the process was killed")
+        self.steps.append(what)
+        if self.stop_at is not None and len(self.steps) >= self.stop_at:
+            self.stopped = True
+            if write is not None and self.tear_write:
+                file, position, data = write
+                file.write(position, data[: len(data) // 2])
+            raise Stopped(errno.EIO, "the process was killed")
+        error = self.fault(what)
+        if error is not None:
+            raise error
+
+    def _names_changed(self) -> None:
+        self.pending_names.append(dict(self.files))
+
+    def _alive(self) -> None:
+        if self.stopped:
+            raise Stopped(errno.EIO, "the process was killed")
+
+    def _open(self, file: File) -> int:
+        self._next_fd += 1
+        self.descriptors[self._next_fd] = file
+        return self._next_fd
+
+    def names(self, directory: Path) -> list[str]:
+        with self.lock:
+            self._alive()
+            return sorted(self.files, reverse=True)  # any order will do
+
+    def create(self, path: Path) -> int:
+        with self.lock:
+            self._step(f"create {path.name}")
+            if path.name in self.files:
+                raise FileExistsError(errno.EEXIST, "exists", str(path))
+            self.files[path.name] = File()
+            self._names_changed()
+            return self._open(self.files[path.name])
+
+    def open(self, path: Path, *, write: bool) -> int:
+        with self.lock:
+            self._alive()
+            if path.name not in self.files:
+                raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+            return self._open(self.files[path.name])
+
+    def size(self, fd: int) -> int:
+        return len(self.descriptors[fd].cached)
+
+    def pread(self, fd: int, length: int, position: int) -> bytes:
+        with self.lock:
+            self._alive()
+            error = self.fault("pread")
+            if error is not None:
+                raise error
+            return bytes(self.descriptors[fd].cached[position : position + length])
+
+    def pwritev(self, fd: int, buffers: Sequence[bytes], position: int) -> None:
+        with self.lock:
+            data = b"".join(buffers)
+            file = self.descriptors[fd]
+            self._step(f"write {len(data)}", (file, position, data))
+            file.write(position, data)
+
+    def truncate(self, fd: int, size: int) -> None:
+        with self.lock:
+            self._step(f"truncate {size}")
+            self.descriptors[fd].truncate(size)
+
+    def fdatasync(self, fd: int) -> None:
+        with self.lock:
+            self._step("fdatasync")
+            self.descriptors[fd].sync()
+
+    def fsync(self, fd: int) -> None:
+        with self.lock:
+            self._step("fsync")
+            self.descriptors[fd].sync()
+
+    def close(self, fd: int) -> None:
+        with self.lock:
+            del self.descriptors[fd]
+
+    def rename(self, source: Path, target: Path) -> None:
+        with self.lock:
+            self._step(f"rename {target.name}")
+            self.files[target.name] = self.files.pop(source.name)
+            self._names_changed()
+
+    def unlink(self, path: Path) -> None:
+        with self.lock:
+            self._step(f"unlink {path.name}")
+            del self.files[path.name]
+            self._names_changed()
+
+    def sync_directory(self, directory: Path) -> None:
+        with self.lock:
+            self._step("sync directory")
+            self.synced_names = dict(self.files)
+            self.pending_names.clear()
+
+    def free_bytes(self, directory: Path) -> int:
+        self._alive()
+        return self.free
+
+    def flipped(self, name: str, position: int, mask: int) -> MemoryDisk:
+        """A copy of the disk with one byte of one file changed."""
+        disk = self.clone()
+        disk.files[name].cached[position] ^= mask
+        disk.files[name].synced[position] ^= mask
+        return disk
