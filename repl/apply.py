@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -147,7 +147,10 @@ class Applier:
         steps = []
         for partition, parts in taken.items():
             joined = parts[0] if len(parts) == 1 else [entry for part in parts for entry in part]
-            steps.append(PartitionStep(partition, joined, self._soft.pop(partition, _NO_CURSORS)))
+            cursors = self._soft.pop(partition, None)
+            steps.append(
+                PartitionStep(partition, joined) if cursors is None else PartitionStep(partition, joined, cursors)
+            )
         self._hand_over(steps)
 
     def _hand_over(self, steps: list[PartitionStep]) -> None:
@@ -191,9 +194,6 @@ class Applier:
         reached = entries[-1].offset + 1
         self._rest = ApplyJob(job.partition, reached, job.end, None) if reached < job.end else None
         self._on_written(steps)
-
-
-_NO_CURSORS: Final[Mapping[bytes, bytes]] = {}
 
 
 class Checkpointer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
@@ -43,6 +43,17 @@ reset instead of the refusal. Beyond either, the connection is closed."""
 
 JSON_BODY_LIMIT_BYTES: Final = 1000 * 1000
 """Largest JSON body (operators' requests); above it 413."""
+
+
+CONNECTION: Final = "isthmus.connection"
+"""Where a scope names its connection, when that can send a whole answer at once (`Connected`)."""
+
+
+class Connected(Protocol):
+    """What a scope's connection offers beside ASGI (`connections.Connection`)."""
+
+    def reply(self, status: int, headers: Headers, body: bytes, *, head: bool) -> bool:
+        """Send a whole answer in one piece; False when it must go by ASGI's messages."""
 
 
 class ClientGone(Exception):
@@ -260,14 +271,19 @@ class Face:
             if isinstance(reply, Stream):
                 await self._stream(reply, scope, receive, send)
             else:
-                await self.send_reply(send, reply, head=method == "HEAD")
+                await self.send_reply(scope, send, reply)
             self.counts.add(match.pattern, method, reply.status)
         finally:
             request.release()
 
-    async def send_reply(self, send: Send, reply: Reply, *, head: bool) -> None:
+    async def send_reply(self, scope: Scope, send: Send, reply: Reply) -> None:
         """Send a whole answer with its Content-Length; a large body counts against the budget meanwhile."""
         status, headers, body = reply
+        head = scope["method"] == "HEAD"
+        if len(body) <= SMALL_BODY_BYTES:
+            connection: Connected | None = scope.get(CONNECTION)
+            if connection is not None and connection.reply(status, headers, body, head=head):
+                return
         if status not in (204, 304):
             headers = [*headers, (b"content-length", b"%d" % len(body))]
         size = 0 if head else len(body)
@@ -292,7 +308,7 @@ class Face:
     async def _refuse(self, error: IsthmusError, scope: Scope, send: Send) -> None:
         reply = self.refusal(error)
         self.counts.add("refused", scope["method"], reply.status)
-        await self.send_reply(send, reply, head=scope["method"] == "HEAD")
+        await self.send_reply(scope, send, reply)
 
     async def _refuse_unread(self, error: IsthmusError, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse, throw away a bounded part of what still comes, close."""

@@ -17,7 +17,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from config.settings import ListenSettings
-from node.http.statuses import Refused, refusal
+from node.http.asgi import CONNECTION
+from node.http.statuses import Headers, Refused, refusal
 
 KEEP_ALIVE_S: Final = 75
 """How long a silent connection stays open, first request or next: longer than the pauses of usual clients, so that
@@ -82,6 +83,9 @@ def connection_factory(
     )
     config.load()
     return lambda: Connection(config, state, {}, loop)
+
+
+_BODILESS: Final = frozenset((204, 304))
 
 
 class Connection(HttpToolsProtocol):
@@ -249,7 +253,44 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        cycle.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
         super()._start_asgi_task(cycle, app)
+
+    def reply(self, status: int, headers: Headers, body: bytes, *, head: bool) -> bool:
+        """Send a whole answer to the running request in one piece, without the two messages that ASGI makes of it (they
+        cost more than building the answer). False when the slow way must be taken: the client reads too slowly, or
+        a header's value would break the head apart, which uvicorn refuses."""
+        cycle = self._running
+        assert cycle is not None
+        assert not cycle.response_started
+        if cycle.disconnected:
+            return True
+        if self.flow.write_paused:
+            return False
+        parts = [STATUS_LINE[status]]
+        for name, value in self.server_state.default_headers:
+            parts += (name, b": ", value, b"\r\n")
+        for name, value in headers:
+            parts += (name, b": ", value, b"\r\n")
+        lines = 2 + len(self.server_state.default_headers) + len(headers)
+        if status not in _BODILESS:
+            parts.append(b"content-length: %d\r\n" % len(body))
+            lines += 1
+        if not cycle.keep_alive:
+            parts.append(b"connection: close\r\n")
+            lines += 1
+        parts.append(b"\r\n")
+        whole = b"".join(parts)
+        if whole.count(b"\n") != lines or whole.count(b"\r") != lines or b"\0" in whole:
+            return False
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        self.transport.write(whole if head else whole + body)
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+        return True
 
     # -- refusing ---------------------------------------------------------------------------------------
 

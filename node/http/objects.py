@@ -33,7 +33,6 @@ ROUTE: Final = "object"
 GENERATED_KEY_BYTES: Final = 18
 """Random bytes of a key that a POST makes: 144 bits, 24 characters; two never meet."""
 
-_EMPTY_BODY: Final = {"type": "http.response.body", "body": b""}
 _NOT_FOUND_HEADERS: Final[Headers] = [(b"content-type", PLAIN), (b"x-isthmus-reason", b"not-found")]
 _NOT_FOUND: Final = Reply(404, _NOT_FOUND_HEADERS, b"not found\n")
 _VARY: Final = (b"vary", b"Accept")
@@ -80,13 +79,9 @@ class ObjectRoutes:
             finally:
                 self._budget.used_bytes -= len(value)
             if not parameters or parameters.get("returnbody") != "true":
-                await send(
-                    {"type": "http.response.start", "status": 204, "headers": [vclock_header(written.clock)]},
-                )
-                await send(_EMPTY_BODY)
-                self._counts.add(ROUTE, method, 204)
-                return
-            reply = _shown(written.payload, None, scope["headers"])
+                reply = Reply(204, [vclock_header(written.clock)])
+            else:
+                reply = _shown(written.payload, None, scope["headers"])
         elif method == "GET" or method == "HEAD":
             payload = await self._kv.get(place)
             reply = _NOT_FOUND if payload is None else _shown(payload, parameters.get("vtag"), scope["headers"])
@@ -95,7 +90,7 @@ class ObjectRoutes:
             reply = _deleted(await self._kv.write(WriteRequest(place, TOMBSTONE, context)))
         else:
             raise method_not_allowed(method, METHODS)
-        await self._face.send_reply(send, reply, head=method == "HEAD")
+        await self._face.send_reply(scope, send, reply)
         self._counts.add(ROUTE, method, reply.status)
 
     async def _create(self, request: Request) -> Reply:

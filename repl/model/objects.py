@@ -15,7 +15,6 @@ keeps and what a sink receives.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgpack
@@ -64,8 +63,7 @@ class Sibling(NamedTuple):
         return xxh64_hexdigest(actor + counter.to_bytes(8, "big"))
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(NamedTuple):
     """What a client writes: a sibling that has no dot yet. A delete has `tombstone` set."""
 
     value: bytes

@@ -192,6 +192,12 @@ class FileLog:
             raise LocalFault("the log is closed")
         assert self._threads, "the log is written to before it was started"
 
+    def _end(self, partition: int) -> _End:
+        end = self._ends.get(partition)
+        if end is None:
+            end = self._ends[partition] = _End(0, ())
+        return end
+
     def has_room(self, size_bytes: int) -> bool:
         return self._fits(size_bytes, self._reserve_bytes)
 
@@ -206,9 +212,7 @@ class FileLog:
         self._check_usable()
         if not entries:
             return
-        end = self._ends.get(partition)
-        if end is None:
-            end = self._ends[partition] = _End(0, ())
+        end = self._end(partition)
         base = end.leo
         leo = base + len(entries)
         assert list(map(_OFFSET, entries)) == list(range(base, leo)), f"entries do not follow on offset {base - 1}"
@@ -249,7 +253,7 @@ class FileLog:
 
     def truncate(self, partition: int, to_offset: int, epoch: int) -> None:
         self._check_usable()
-        end = self._ends[partition]
+        end = self._end(partition)
         index = self._index.partitions.get(partition)
         start = index.start if index else 0
         assert start <= to_offset <= end.leo, f"truncation to {to_offset} outside of {start} to {end.leo}"

@@ -107,7 +107,7 @@ class MemoryLog:
 
     def truncate(self, partition: int, to_offset: int, epoch: int) -> None:
         self._check_usable()
-        held = self._partitions[partition]
+        held = self._partitions.setdefault(partition, _Partition())
         assert held.start <= to_offset <= held.leo, f"truncation to {to_offset} outside the log"
         assert epoch >= last_epoch(truncated(held.table, to_offset))
         self._size_bytes -= sum(len(entry.wire) for entry in held.entries[to_offset - held.start :])

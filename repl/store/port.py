@@ -9,8 +9,8 @@ its memory twin `repl.store.memory.MemoryStore`; one contract suite runs on both
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol
 
 from repl.model.entry import Entry
 
@@ -22,14 +22,16 @@ class Applied(NamedTuple):
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionStep:
+_NO_CURSORS: Final[Mapping[bytes, bytes]] = MappingProxyType({})
+
+
+class PartitionStep(NamedTuple):
     """What one apply step changes in one partition: entries in offset order, and soft cursors
     (queue name -> encoded state) that travel with them. Either may be empty."""
 
     partition: int
     entries: Sequence[Entry]
-    soft_cursors: Mapping[bytes, bytes] = field(default_factory=dict)
+    soft_cursors: Mapping[bytes, bytes] = _NO_CURSORS
 
 
 class Change(NamedTuple):
