@@ -64,30 +64,30 @@ class _Runs:
     def all(self, keys: int, space: int) -> None:
         """Every measurement, in an order in which each finds what it needs."""
         fresh = f"{keys:,} fresh keys"
-        self._single("PUT, one object a request", fresh, Phase("put", 0, keys))
+        written = self._single("PUT, one object a request", fresh, Phase("put", 0, keys))
         self._batch("PUT, batches of 100", fresh, Phase("batch", keys, keys))
-        self._read("GET", f"any of {keys:,} keys", Phase("get", 0, keys, space=keys))
+        self._read("GET", f"any of {written:,} keys", Phase("get", 0, min(keys, written), written))
         if not space:
             return
         first = 2 * keys
-        self._batch(
-            f"PUT, batches of 100, filling {space:,} keys", f"{space:,} fresh keys", Phase("batch", first, space)
-        )
-        over = f"{space:,} keys, overwritten in random order"
-        self._single("PUT, one object a request", over, Phase("put", first, min(space, 3 * keys), space))
-        self._batch("PUT, batches of 100", over, Phase("batch", first, space, space))
-        self._read("GET", f"any of {space:,} keys", Phase("get", first, keys, space))
+        filling = f"PUT, batches of 100, filling {space:,} keys"
+        filled = self._batch(filling, f"{space:,} fresh keys", Phase("batch", first, space))
+        over = f"{filled:,} keys, overwritten in random order"
+        self._single("PUT, one object a request", over, Phase("put", first, min(filled, 3 * keys), filled))
+        self._batch("PUT, batches of 100", over, Phase("batch", first, filled, filled))
+        self._read("GET", f"any of {filled:,} keys", Phase("get", first, keys, filled))
 
-    def _single(self, work: str, key_space: str, phase: Phase) -> None:
-        self._run(work, key_space, phase, SINGLE_CONNECTIONS, SINGLE)
+    def _single(self, work: str, key_space: str, phase: Phase) -> int:
+        return self._run(work, key_space, phase, SINGLE_CONNECTIONS, SINGLE)
 
-    def _batch(self, work: str, key_space: str, phase: Phase) -> None:
-        self._run(work, key_space, phase, BATCH_CONNECTIONS, BATCH)
+    def _batch(self, work: str, key_space: str, phase: Phase) -> int:
+        return self._run(work, key_space, phase, BATCH_CONNECTIONS, BATCH)
 
-    def _read(self, work: str, key_space: str, phase: Phase) -> None:
-        self._run(work, key_space, phase, SINGLE_CONNECTIONS, READ)
+    def _read(self, work: str, key_space: str, phase: Phase) -> int:
+        return self._run(work, key_space, phase, SINGLE_CONNECTIONS, READ)
 
-    def _run(self, work: str, key_space: str, phase: Phase, connections: int, target: Target) -> None:
+    def _run(self, work: str, key_space: str, phase: Phase, connections: int, target: Target) -> int:
+        """One measurement; how many objects were written or read before its time was over."""
         bounded = Phase(
             phase.kind, phase.first, phase.count, phase.space, connections, BATCH_OBJECTS, limit_s=self._limit_s
         )
@@ -116,6 +116,7 @@ class _Runs:
                 result.failed,
             )
         )
+        return result.objects
 
 
 if __name__ == "__main__":

@@ -10,8 +10,10 @@ clusters. Killed nodes and ZooKeepers are started again while it runs. The parts
 from __future__ import annotations
 
 import secrets
+import shlex
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -188,6 +190,9 @@ class _Run:
 
     def _replay_all(self) -> None:
         replay, outcome = self._replay, self._outcome
+        looked = self._watcher.look_after(self._began_s, UP_TIMEOUT_S)
+        targets = [f"{process.name} ({process.pid})" for process in looked.processes[1:]]
+        self._view.note(f"to break it, `kill -9` any of {', '.join(targets)}: it comes back")
         replay.start()
         while not replay.wait(VIEW_INTERVAL_S):
             self._show("replay", "operations", replay.done_count, replay.total_count)
@@ -264,15 +269,26 @@ class _Run:
 def curl_lines(demo: Demo) -> list[str]:
     """How to talk to clusters that were kept, as commands that work."""
     lines: list[str] = []
+    isthmus = _own_command()
     for name, cluster in demo.clusters.items():
         first = cluster["nodes"][0]
         if demo.sample_key is not None:
             lines.append(f"curl -si '{first['http']}{key_path(*demo.sample_key)}'   # a key in {name}")
     for name, cluster in demo.clusters.items():
         admin = cluster["nodes"][0]["admin"]
-        lines.append(f"curl -s '{admin}/admin/queues'   # queues of {name}; or: isthmus queue list --admin {admin}")
-    lines.append(f"isthmus local down --dir {demo.directory}   # stops all of it")
+        lines.append(f"curl -s '{admin}/admin/queues'   # queues of {name}; or: {isthmus} queue list --admin {admin}")
+    lines.append(f"{isthmus} local down --dir {shlex.quote(str(demo.directory))}   # stops all of it")
     return lines
+
+
+def _own_command() -> str:
+    """What to type for this program: its name where the shell finds it, else its path."""
+    beside = Path(sys.executable).with_name("isthmus")
+    found = shutil.which("isthmus")
+    if not beside.exists() or (found is not None and Path(found).resolve() == beside.resolve()):
+        return "isthmus"
+    here = Path.cwd()
+    return shlex.quote(str(beside.relative_to(here) if beside.is_relative_to(here) else beside))
 
 
 def _sample(bucket: bytes, expected: Expectation) -> tuple[bytes, bytes] | None:

@@ -96,7 +96,7 @@ class PlainView:
         if progress.total:
             parts[0] += f" {progress.done:,} of {progress.total:,} {progress.unit}"
             parts.append(f"{rate:,.0f}/s")
-        parts += [text for _, text in facts(progress)]
+        parts += [f"{name} {text}" for name, text in facts(progress)]
         self.note("  ".join(parts))
 
     def close(self) -> None:
@@ -161,9 +161,9 @@ def facts(progress: Progress) -> Iterable[tuple[str, str]]:
     for sink in sight.sinks:
         if sink.recent_p50_ms is not None:
             p50, p99 = milliseconds(sink.recent_p50_ms), milliseconds(sink.recent_p99_ms)
-            yield "lag", f"lag to {sink.cluster}: p50 {p50}, p99 {p99}"
+            yield "lag", f"to {sink.cluster}: p50 {p50}, p99 {p99}"
     if progress.retries:
-        yield "retries", f"{progress.retries:,} attempts repeated"
+        yield "retries", f"{progress.retries:,}"
     for who in sight.unknown:
         yield "away", who
 

@@ -7,6 +7,7 @@ story goes on in `node.demo.view`.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -115,7 +116,7 @@ class Watcher:
         self._restarts: dict[str, int] = {}
         self._thread = threading.Thread(target=self._run, name="demo-watch", daemon=True)
         self.costs = CpuLedger()
-        self.latest = Sight(time.monotonic())
+        self.latest = Sight(-math.inf)
 
     def start(self) -> None:
         """Begin to look."""

@@ -71,6 +71,7 @@ def killed_demo(tmp_path: Path, moments: list[tuple[float, str]], once: int, opt
     assert sorted(view.killed) == sorted(name for _, name in moments), story
     assert outcome.equal, f"{outcome.differences}\n{outcome.outstanding}\n{story}"
     assert outcome.keys_compared >= once
+    assert sum(outcome.retries.values()) > 0, f"no request met a dead node\n{story}"
     for name in PROCESSES:
         assert outcome.restarts[name] >= view.killed.count(name), story
     return demo
