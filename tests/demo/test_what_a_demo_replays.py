@@ -1,0 +1,145 @@
+"""Which histories a demo replays, what it refuses to start from, and what it tells its user."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from node.demo import run
+from node.demo.figures import Outcome
+from node.demo.history import GitHistory, HistoryFault
+from node.demo.made_history import MadeHistory
+from node.demo.run import Demo, DemoOptions, choose_histories, curl_lines, run_demo
+from node.demo.verify import Verdict
+from node.demo.view import PlainView, Progress
+from node.demo.watch import QueueSight, Sight, SinkSight
+from repl.model.errors import LocalFault
+
+
+class Lines:
+    """A view that keeps its lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, line: str) -> None:
+        self.lines.append(line)
+
+    def update(self, progress: Progress) -> None:
+        self.lines.append(str(progress))
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def repository(path: Path, files: int) -> Path:
+    subprocess.run(["git", "init", "-q", "-b", "main", str(path)], check=True)
+    script = [b"commit refs/heads/main", b"committer a <a@b.example> 0 +0000", b"data 1", b"x"]
+    for number in range(files):
+        script += [b"M 100644 inline %d" % number, b"data 1", b"x"]
+    subprocess.run(["git", "-C", str(path), "fast-import", "--quiet"], input=b"\n".join(script) + b"\n", check=True)
+    return path
+
+
+def test_a_short_repository_is_followed_by_a_made_history(tmp_path: Path) -> None:
+    """Below the least number of changes both are replayed, in different buckets, and the seed is told."""
+    view = Lines()
+    histories = choose_histories(DemoOptions(git=repository(tmp_path / "r", 3), seed=17), view)
+    assert [type(history) for history in histories] == [GitHistory, MadeHistory]
+    assert len({history.bucket for history in histories}) == 2
+    assert histories[1].count() == run.MADE_COUNT
+    assert any("--seed 17" in line for line in view.lines)
+
+
+def test_a_long_repository_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With enough changes nothing is made up."""
+    monkeypatch.setattr(run, "CHANGES_MIN", 3)
+    (history,) = choose_histories(DemoOptions(git=repository(tmp_path / "r", 3)), Lines())
+    assert isinstance(history, GitHistory)
+
+
+def test_without_git_a_made_history_serves_but_not_for_a_named_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No git at all still gives a demo with a seed of its own; a repository that was asked for must be readable."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    view = Lines()
+    (history,) = choose_histories(DemoOptions(), view)
+    assert isinstance(history, MadeHistory)
+    assert any("no git history" in line for line in view.lines)
+    with pytest.raises(HistoryFault, match="git is not installed"):
+        choose_histories(DemoOptions(git=tmp_path), view)
+
+
+def test_a_directory_that_holds_anything_is_refused(tmp_path: Path) -> None:
+    """The demo starts from nothing: leftovers would look like differences."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "file").touch()
+    options = DemoOptions(git=repository(tmp_path / "r", 1), directory=tmp_path / "data")
+    with pytest.raises(LocalFault, match="not empty"):
+        run_demo(options, Lines())
+
+
+def test_nothing_is_outstanding_only_when_every_queue_says_so() -> None:
+    """An unknown count, an unanswering node or no queue at all is not nothing."""
+    empty = QueueSight("east", "to-west", 0, 0, "")
+    assert Sight(0, queues=(empty,)).outstanding == 0
+    assert Sight(0, queues=(empty, QueueSight("west", "to-east", 2, 3, ""))).outstanding == 5
+    assert Sight(0, queues=(empty, QueueSight("west", "to-east", None, 0, "")), unknown=()).outstanding is None
+    assert Sight(0, queues=(empty,), unknown=("west: does not answer",)).outstanding is None
+    assert Sight(0).outstanding is None
+    failing = SinkSight("west", "to-west", "failing", 1, 1.0, 2.0, None, None, "connection refused")
+    why = Sight(0, queues=(QueueSight("east", "to-west", 7, 0, ""),), sinks=(failing,)).why_outstanding()
+    assert "7 changes outstanding" in why
+    assert "connection refused" in why
+
+
+def test_an_outcome_is_equal_only_without_differences_and_outstanding_changes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A difference, or changes that never arrived, make the outcome unequal; the JSON carries both."""
+    clean = Outcome()
+    clean.take(Verdict())
+    assert clean.equal
+    apart = Outcome(outstanding="east's queue has 3 changes outstanding")
+    apart.take(Verdict())
+    assert not apart.equal
+    verdict = Verdict()
+    verdict.differs("west", b"git", b"a\xff\n", "is missing")
+    different = Outcome(puts=2, deletes=1)
+    different.take(verdict)
+    assert not different.equal
+    different.show("json", {"directory": "d"})
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["operations"] == 3
+    assert shown["differences"] == ["west: git/'a\\\\xff\\n': is missing"]
+    different.show("table", {})
+    assert "differences" in capsys.readouterr().out
+
+
+def test_kept_clusters_are_explained_with_encoded_paths(tmp_path: Path) -> None:
+    """The printed commands name both clusters, encode the key, and say how to stop."""
+    clusters = {
+        name: {"nodes": [{"http": f"http://{name}:1", "admin": f"http://{name}:2"}]} for name in ("east", "west")
+    }
+    lines = curl_lines(Demo(Outcome(), tmp_path / "with space", clusters, (b"git", b"docs/a b.md")))
+    assert any("'http://east:1/buckets/git/keys/docs%2Fa%20b.md'" in line for line in lines)
+    assert any("'http://west:1/" in line for line in lines)
+    assert f"local down --dir '{tmp_path}/with space'" in lines[-1]
+
+
+def test_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a terminal many updates make one line, with progress, queues and retries."""
+    import sys
+
+    view = PlainView(sys.stdout)
+    sight = Sight(0, queues=(QueueSight("east", "to-west", 1200, None, ""),))
+    for done in range(50):
+        view.update(Progress("replay", "operations", done, 100, 1.0, 3, sight))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "replay 0 of 100 operations" in line
+    assert "east/to-west: 1,200 waiting, unknown in flight" in line
+    assert "retries 3" in line
