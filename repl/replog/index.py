@@ -88,13 +88,15 @@ class Extent:
 class PartitionIndex:
     """One partition's log: entries [start, leo), its epochs, and the extents that hold them, by offset."""
 
-    __slots__ = ("extents", "leo", "start", "table")
+    __slots__ = ("extents", "leo", "start", "table", "truncations")
 
     def __init__(self, start: int = 0, leo: int = 0, table: EpochTable = ()) -> None:
         self.start = start
         self.leo = leo
         self.table = table
         self.extents: list[Extent] = []
+        self.truncations = 0
+        """Counts them: what was read before one and what was read after it are not of one log."""
 
     def add(self, sequence: int, position: int, epoch: int, base: int, count: int) -> None:
         """`count` new entries of `epoch` from the LEO on, in the frame at `position`."""
@@ -130,6 +132,7 @@ class PartitionIndex:
 
     def truncate(self, to_offset: int) -> None:
         """Drop the entries from `to_offset` on."""
+        self.truncations += 1
         self.leo = to_offset
         self.table = truncated(self.table, to_offset)
         self._cut_extents(to_offset)

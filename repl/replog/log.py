@@ -281,10 +281,15 @@ class FileLog:
         entries: list[Entry] = []
         offset = from_offset
         room_bytes = max_bytes
+        truncations = 0
         while offset < to_offset:
             with self._index.lock:
                 index = self._index.partitions.get(partition)
                 if index is None or offset >= index.leo:
+                    break
+                if not entries:
+                    truncations = index.truncations
+                elif truncations != index.truncations:
                     break
                 if offset < index.start:
                     if entries:

@@ -1,15 +1,17 @@
 """The end of the log: the one file that is written, frame after frame, and the making of the next.
 
-One thread at a time uses it (the log's writer, or whoever opens the log). Every call may raise OSError; after one that
-did, nothing is tried again on that file (PROTOCOL H34): the owner stops. It knows positions and syncs; what is in
-the frames is its caller's business.
+One thread at a time uses it (the log's writer, or whoever opens the log), but for `sync`. Every call may raise OSError;
+after one that did, every other does, too: nothing is tried again on a file that failed once (PROTOCOL H34), for a
+sync after a failed one says nothing. It knows positions and syncs; what is in the frames is its caller's business.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -43,6 +45,7 @@ class LogTail:
         self._fd: int | None = None
         self._file = LogFile(0, directory, None, 0)
         self._sync_lock = Lock()
+        self._failed = False
         self.durable = LogPosition(0, 0)
         self.marked = False
         """True while nothing was written since all partitions were last stated."""
@@ -75,10 +78,24 @@ class LogTail:
         self.durable = self.end
         self.marked = marked
 
+    @contextmanager
+    def _once(self) -> Iterator[None]:
+        if self._failed:
+            raise OSError(errno.EIO, "an earlier write or sync of the log failed")
+        try:
+            yield
+        except OSError:
+            self._failed = True
+            raise
+
     def roll(self) -> None:
         """Sync and leave the file, and begin the next with the state of every partition. The file gets its name
         when it is on disk, and the name is on disk before anything else goes into it (PROTOCOL H37)."""
         self.sync()
+        with self._once():
+            self._begin_file()
+
+    def _begin_file(self) -> None:
         sequence = self._index.files[-1].sequence + 1 if self._index.files else 1
         path = log_path(self._directory, sequence)
         salt = int.from_bytes(os.urandom(8), "little")
@@ -129,7 +146,8 @@ class LogTail:
         assert file.salt is not None
         at = self.end
         frame = self._frame(runs, count, at.position, file.salt, complete=complete)
-        self._io.pwritev(self._fd, frame, at.position)
+        with self._once():
+            self._io.pwritev(self._fd, frame, at.position)
         file.size_bytes += FRAME_HEADER_BYTES + len(frame[1])
         return at
 
@@ -142,7 +160,8 @@ class LogTail:
             if end == self.durable:
                 return
             began = time.perf_counter()
-            self._io.fdatasync(self._fd)
+            with self._once():
+                self._io.fdatasync(self._fd)
             self.fsync_seconds += time.perf_counter() - began
             self.fsync_count += 1
             self.durable = end

@@ -143,6 +143,17 @@ def test_truncation_to_the_end_is_reported_too(subject: Subject) -> None:
     assert log.read(0, 1, 3, 1 << 20) == entries(1, 1, 1) + entries(2, 2, 1)
 
 
+def test_an_empty_partition_can_be_truncated(subject: Subject) -> None:
+    """A partition that the log holds nothing of is truncated to 0 like any other, as a new follower does."""
+    log = subject.log
+    listener = Listener(log)
+    log.truncate(3, 0, 1)
+    assert listener.wait({3: 0})
+    assert (log.leo(3), log.epoch_table(3)) == (0, ())
+    log.append(3, entries(1, 0, 1))
+    assert listener.wait({3: 1})
+
+
 def test_offsets_and_epochs_must_follow(subject: Subject) -> None:
     """A gap, a repeated offset, a falling epoch or a truncation above the end is a bug of the caller."""
     log = subject.log

@@ -76,10 +76,13 @@ def test_a_failed_background_sync_ends_an_async_log(monkeypatch: pytest.MonkeyPa
     listener = Listener(log)
     log.append(0, entries(1, 0, 1))
     assert isinstance(listener.wait_for_failure(), LocalFault)
+    steps = len(disk.steps)
+    disk.fault = lambda _: None
     with pytest.raises(LocalFault):
         log.append(0, entries(1, 1, 1))
     with pytest.raises(LocalFault):
         log.close()
+    assert disk.steps[steps:] == []
 
 
 def test_a_disk_that_fills_all_the_same_ends_the_log_with_advice() -> None:

@@ -6,7 +6,7 @@ from random import Random
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.replog.log_story import History, Listener, PartitionState, entries, kill, open_log
 from tests.replog.memory_disk import MemoryDisk
@@ -62,7 +62,6 @@ class LogModel(RuleBasedStateMachine):
         self.history.append(partition, added)
         self.log.append(partition, added)
 
-    @precondition(lambda self: any(self.history.now.values()))
     @rule(partition=PARTITIONS, share=st.floats(0, 1))
     def truncate(self, partition: int, share: float) -> None:
         """Truncate somewhere above the floor; the next entries are of a newer epoch."""

@@ -165,6 +165,27 @@ def test_a_reader_in_the_middle_of_a_trim_gets_entries_or_a_lookup_error() -> No
     log.close()
 
 
+def test_a_read_in_the_middle_of_a_truncation_shows_one_log() -> None:
+    """Entries from before a truncation and from after it are never handed out together."""
+    disk = MemoryDisk()
+    log, listener = opened(disk, file_bytes=300, size_limit_bytes=1 << 20)
+    fill(log, listener, 0, 1, 12)
+    original = disk.open
+
+    def truncate_first(path, *, write):
+        disk.open = original
+        log.truncate(0, 1, 2)
+        fill(log, listener, 0, 2, 12)
+        return original(path, write=write)
+
+    disk.open = truncate_first
+    read = log.read(0, 0, 12, 1 << 20)
+    assert read == entries(1, 0, len(read), size=150)
+    assert 0 < len(read) < 12
+    assert log.read(0, 0, 12, 1 << 20) == entries(1, 0, 1, size=150) + entries(2, 1, 11, size=150)
+    log.close()
+
+
 def test_rotten_entries_are_not_copied_forward() -> None:
     """When what must be copied cannot be read, the log fails; the next opening calls the partition damaged."""
     disk = MemoryDisk()
