@@ -10,8 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -78,22 +77,20 @@ class LogTail:
         self.durable = self.end
         self.marked = marked
 
-    @contextmanager
-    def _once(self) -> Iterator[None]:
+    def _check_never_failed(self) -> None:
         if self._failed:
             raise OSError(errno.EIO, "an earlier write or sync of the log failed")
-        try:
-            yield
-        except OSError:
-            self._failed = True
-            raise
 
     def roll(self) -> None:
         """Sync and leave the file, and begin the next with the state of every partition. The file gets its name
         when it is on disk, and the name is on disk before anything else goes into it (PROTOCOL H37)."""
         self.sync()
-        with self._once():
+        self._check_never_failed()
+        try:
             self._begin_file()
+        except OSError:
+            self._failed = True
+            raise
 
     def _begin_file(self) -> None:
         sequence = self._index.files[-1].sequence + 1 if self._index.files else 1
@@ -146,8 +143,12 @@ class LogTail:
         assert file.salt is not None
         at = self.end
         frame = self._frame(runs, count, at.position, file.salt, complete=complete)
-        with self._once():
+        self._check_never_failed()
+        try:
             self._io.pwritev(self._fd, frame, at.position)
+        except OSError:
+            self._failed = True
+            raise
         file.size_bytes += FRAME_HEADER_BYTES + len(frame[1])
         return at
 
@@ -160,8 +161,12 @@ class LogTail:
             if end == self.durable:
                 return
             began = time.perf_counter()
-            with self._once():
+            self._check_never_failed()
+            try:
                 self._io.fdatasync(self._fd)
+            except OSError:
+                self._failed = True
+                raise
             self.fsync_seconds += time.perf_counter() - began
             self.fsync_count += 1
             self.durable = end

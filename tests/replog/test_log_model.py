@@ -101,24 +101,16 @@ class LogModel(RuleBasedStateMachine):
     @rule(how=st.sampled_from(["kept", "lost", "torn"]), steps=st.integers(0, 6), seed=st.integers(0, 1000))
     def crash(self, how: str, steps: int, seed: int) -> None:
         """The process ends at one of its next steps, or the power fails."""
-        self.disk.stop_at = len(self.disk.steps) + 1 + steps
+        assert self.listener is not None
         self.disk.tear_write = seed % 2 == 0
-        kill_now = self.disk.stop_at - 1 == len(self.disk.steps)
-        if kill_now:
-            kill(self.log, self.disk)
-        else:
-            self.finish()
+        self.disk.stop_at = len(self.disk.steps) + 1 + steps
+        if steps:  # go on until the disk stops or all is done
+            wanted = {p: len(s.wires) for p, s in self.history.now.items() if p in self.listener.durable}
+            self.listener.wait(wanted)
+        kill(self.log, self.disk)
         self.hear()
         self.disk = self.disk.survivor("kept" if self.durability == "async" else how, Random(seed))
         self.open()
-
-    def finish(self) -> None:
-        """Go on until the disk stops or all is done, then end."""
-        kill_late = Listener.wait
-        assert self.listener is not None
-        wanted = {p: len(s.wires) for p, s in self.history.now.items() if p in self.listener.durable}
-        kill_late(self.listener, wanted)
-        kill(self.log, self.disk)
 
     @invariant()
     def what_is_read_is_what_was_appended(self) -> None:
