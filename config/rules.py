@@ -60,7 +60,8 @@ RANGES: Final[Mapping[tuple[type, str], Range]] = {
     (ReplicationSettings, "log_size_bytes"): Range(1 * MB, 1000 * GB),
     (ReplicationSettings, "log_file_bytes"): Range(64 * KB, 4 * GB),
     (ReplicationSettings, "log_batch_bytes"): Range(4 * KB, 256 * MB),
-    # The upper end is the near-sync lag: a wider window would let a follower fall out of range by itself.
+    # The upper end is how far behind a follower will be when it still catches up from the log (followers come later): a
+    # wider window would let one in sync fall out of that range by itself.
     (ReplicationSettings, "window_entries"): Range(1, 20_000),
     (ReplicationSettings, "window_bytes"): Range(64 * KB, 16 * GB),
     (ReplicationSettings, "write_buffer_bytes"): Range(64 * KB, 1 * GB),

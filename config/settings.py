@@ -91,7 +91,8 @@ class ReplicationSettings:
     """[replication]: log, store and the write path. (Dynamic options are not here.)"""
 
     durability: str = "fsync"
-    """"fsync": acknowledged is on disk. "async": acknowledged is in the page cache; a power loss costs the gen."""
+    """"fsync": acknowledged is on disk. "async": acknowledged is in the page cache; a power loss costs the
+    gen: this copy is not believed any more (docs/protocol.md R-GEN)."""
 
     partitions: int = 12
     """Partitions of the `default` bucket type when the cluster is created; 12 divides evenly by 2, 3, 4, 6."""
@@ -107,7 +108,7 @@ class ReplicationSettings:
 
     window_entries: int = 10_000
     """Appended but unapplied entries per partition before writes are refused as overloaded.
-    At most the near-sync lag (PROTOCOL 1.8)."""
+    Bounds the memory of a stalled partition, and what a new leader has to apply before it serves."""
 
     window_bytes: int = 64 * MB
     """The same in bytes, for the whole node: bounds the memory of unapplied entries."""

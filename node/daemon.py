@@ -4,13 +4,13 @@
     listeners       -> bound, so that an occupied port is told before anything is started
     metastore       -> an ensemble, or the embedded one that a supervisor owns
     store, log      -> opened and recovered
-    partitions      -> created when the cluster is new; gens settled (PROTOCOL 1.11)
+    partitions      -> created when the cluster is new; gens settled (docs/protocol.md R-GEN)
     runtime, coordinator, source, sink, full-sync, controller
     registration    -> the metastore session tells the cluster that this process lives
     faces           -> HTTP for clients and sinks, admin for operators
 
 A stop goes the other way: no new requests, sink and source still, leaderships resigned, everything written and
-closed. A failure of log or store ends the process at once with code 70 (PROTOCOL H34).
+closed. A failure of log or store ends the process at once with code 70 (H34).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ EXIT_STORAGE: Final = 70
 
 SWITCH_INTERVAL_S: Final = 0.0005
 """How long one Python thread may keep others waiting. The default of 5 ms is the p50 of a sync beside a busy
-loop; this brings it under 1 ms (NUMBERS)."""
+loop; this brings it under 1 ms."""
 
 GC_THRESHOLDS: Final = (50_000, 20, 20)
 """The hot path makes tuples by the thousand and no cycles: with Python's default of 700 the collector took an

@@ -6,7 +6,7 @@ import time
 
 
 class SystemTime:
-    """CLOCK_BOOTTIME for timers (it counts suspend: PROTOCOL H26), the wall clock for what people read."""
+    """CLOCK_BOOTTIME for timers (it counts suspend: docs/protocol.md H26), the wall clock for what people read."""
 
     def now_ms(self) -> int:
         """Monotonic milliseconds; only differences mean something."""

@@ -2,7 +2,7 @@
 
 A CURSOR entry holds the whole state (replaying it is absolute): where to start, and under which owner version. What
 an acknowledgement moves is soft: it carries the offset of the CURSOR entry under which it was made and counts only
-on top of that entry and only forward, so that a late soft state can undo no decision (DESIGN §7, PROTOCOL 1.12). An
+on top of that entry and only forward, so that a late soft state can undo no decision (docs/protocol.md R-SOFT). An
 unknown cursor means the last CURSOR entry, never "now". The story goes on in `queues.window`.
 """
 

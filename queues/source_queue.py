@@ -9,7 +9,7 @@ Deciding only: `now_ms` comes in, nothing is awaited, read or logged here; `queu
     waiting   -> settled        found to have vanished when it was read
 
 Who may fetch is decided by CURSOR entries once they are applied (`decided`): a window serves only under the queue's
-current owner version, and acknowledgements of an older one count nothing (PROTOCOL 1.12).
+current owner version, and acknowledgements of an older one count nothing (docs/protocol.md R-OWNER).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ and does no I/O.
 
 A place is the offset under which a reference waits; its row is the offset of the change that it stands for now.
 They differ once a key changed again while it waited: the reference keeps its old place and gets the current object,
-and the newer row is passed over, so that a hot key is neither starved nor sent twice (DESIGN §7).
+and the newer row is passed over, so that a hot key is neither starved nor sent twice (docs/protocol.md R-PLACE).
 
 The story goes on in `queues.source_queue`, which shares fetches among windows.
 """

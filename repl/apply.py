@@ -4,7 +4,7 @@ The batch is *prepared* on the event loop and *written* in the thread: plyvel le
 that it takes, so a thread that fills a batch beside a busy loop waits a switch interval every few rows, while
 the write itself is one long call without the interpreter. One batch is being written at a time; what is
 committed meanwhile waits and makes the next one. The loop never waits for the store: a saturated LevelDB
-may hold a write for a second (NUMBERS.md). What waits is bounded by the replicas' windows.
+may hold a write for a second and more. What waits is bounded by the replicas' windows.
 
 Entries that are no longer in memory (after a restart) are read back from the log and written by the thread alone.
 Checkpoints run in a thread of their own, beside the writes.
@@ -230,6 +230,6 @@ class Checkpointer:
             try:
                 self._store.checkpoint()
                 self._log.trim({p: self._store.durable_floor(p) for p in self._partitions()})
-            except Exception as error:  # noqa: BLE001 - a failed sync must end the process (PROTOCOL H34)
+            except Exception as error:  # noqa: BLE001 - a failed sync must end the process (docs/protocol.md H34)
                 self._on_failure(error)
                 return

@@ -1,7 +1,7 @@
 """The controller: reads records and registrations, lets the pure rules decide, writes conditionally.
 
 Any number may act at once: no decision rests on memory but on how long a nomination has been seen and which
-promotions were heard; a stale one is refused by the record's version (PROTOCOL H30). In this version each
+promotions were heard; a stale one is refused by the record's version (docs/protocol.md H30). In this version each
 node runs one over its own cluster. What it reads it also hands on, so that records are read once for
 the controller and the replicas.
 """

@@ -1,11 +1,11 @@
 """The coordinator: a client's request -> the leader's entries -> one answer per item.
 
 Requests that arrive in one turn of the event loop are taken together, partition by partition: the cost of a
-write is the wake-up, not the object (NUMBERS.md). For each it reads what the key holds now (the newest
-unapplied entry first: a leader reads its own writes), makes the new object and encodes it once. The core decides
-whether the entries may be appended; an item is answered when its entry is applied.
+write is the wake-up, not the object. For each it reads what the key holds now (the newest unapplied entry first: a
+leader reads its own writes), makes the new object and encodes it once. The core decides whether the entries may be
+appended; an item is answered when its entry is applied.
 
-An answer that appends nothing because of an entry that is not applied yet waits for that entry (PROTOCOL 1.5).
+An answer that appends nothing because of an unapplied entry waits for that entry (docs/protocol.md R-WAIT).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Coordinator:
 
     async def get(self, key: Key) -> bytes | None:
         """See KeyValue.get. The only member of the guard is this leader, so its applied state is
-        committed and needs no probe (PROTOCOL 1.9 with a guard of one)."""
+        committed and needs no probe (R-READ)."""
         self.counts["get"] += 1
         hash64 = key_hash(key.bucket, key.key)
         partition = self._partition(key.bucket_type, hash64)

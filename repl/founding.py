@@ -2,7 +2,7 @@
 
 A new cluster gets the partitions of its `default` bucket type here. A copy that is new to this directory, that
 lost something durable, or that cannot be believed after a power loss takes a new gen before the node registers, so
-that nobody elects it for what it no longer holds (PROTOCOL 1.11, R-GEN).
+that nobody elects it for what it no longer holds (docs/protocol.md R-GEN).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who a data directory is: its cluster, its node, one lock, and per partition its gen and highest epoch.
 
 A directory serves exactly one (cluster uuid, node); anything else is refused before it is touched
-(PROTOCOL H33). `gen` is the identity of one honest log: it changes when a log lost data (R-GEN).
+(docs/protocol.md H33). `gen` is the identity of one honest log: it changes when a log lost data (R-GEN).
 `epoch_seen` is durable before a replica acts in that epoch. All of it lies in two slot files
 (`repl.slots`). The story goes on in `repl.runtime`.
 """

@@ -3,7 +3,7 @@
 For each item it reads what the key holds now (the newest unapplied entry first: a leader reads its own writes),
 decides by clocks, makes the new object and encodes it once. It appends nothing: `repl.coordinator` takes the entries
 to the core and answers when they are applied. An item that needs no entry still waits for the entry that it was
-judged against (PROTOCOL 1.5).
+judged against (docs/protocol.md R-WAIT).
 """
 
 from __future__ import annotations

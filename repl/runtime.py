@@ -108,7 +108,7 @@ class Runtime:
         applied = self.store.applied(partition).offset
         if self.store.needs_replay():
             # Rows between the floor and what was found may be missing: go back to the floor. Nothing is served
-            # before the barrier, which lies above what was found, is applied (PROTOCOL H36).
+            # before the barrier, which lies above what was found, is applied (docs/protocol.md H36).
             floor = self.store.durable_floor(partition)
             if applied > floor:
                 self._replay_targets[partition] = applied

@@ -27,7 +27,7 @@ SLOT_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the directory's entries durable (a new file's name is data of its directory: PROTOCOL H37)."""
+    """Make the directory's entries durable (a new file's name is data of its directory: docs/protocol.md H37)."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

@@ -1,7 +1,7 @@
 """Election: what a controller is to do about one partition, as a pure function of one look at the metastore.
 
-The statuses and timers are Fluvio's; who may be elected is PROTOCOL 1.7: members of the ISR, and only when
-none of them can, of the ELR. Any number of controllers may act at once: each decision is a conditional
+The statuses and timers are Fluvio's; who may be elected (docs/protocol.md) is a member of the ISR, and only when
+none of them can, one of the ELR. Any number of controllers may act at once: each decision is a conditional
 write on the record's version, so the later one is refused (H30). The transitions of a record:
 
     Online         -> Online          members whose session is gone leave the ISR (the leader stays)
@@ -115,7 +115,7 @@ def elect(
     """What to do about the partition of `record`.
 
     `registrations` (by node) must have been read after the record: a session that has ended never comes
-    back, so what follows from its absence stays true (PROTOCOL H29). `waiting_since_ms` and `attempt` come
+    back, so what follows from its absence stays true (H29). `waiting_since_ms` and `attempt` come
     from `watched`, None means since now. `promoted` holds the (epoch, node, inc, gen) that were heard.
     `reported` is node -> (last epoch, LEO); who reported nothing ranks last. `leaderships` is node -> how many
     partitions it leads, the fewest first among equals.

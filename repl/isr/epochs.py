@@ -1,7 +1,7 @@
 """The epoch table: where each leadership's entries begin in a log.
 
 Every leader's first entry is its BARRIER, so every epoch that led owns at least one entry and the table
-can always be derived from the log (PROTOCOL H2). Its last row ranks a replica in an election, and two
+can always be derived from the log (docs/protocol.md H2). Its last row ranks a replica in an election, and two
 tables tell how far two logs agree.
 """
 

@@ -49,7 +49,7 @@ class WriteRefused:
 
 @dataclass(frozen=True, slots=True)
 class WriteUndecided:
-    """A conditional write on `base_version` may have happened or may yet happen (PROTOCOL R-AMBIG)."""
+    """A conditional write on `base_version` may have happened or may yet happen (docs/protocol.md R-AMBIG)."""
 
     base_version: int
 

@@ -1,4 +1,4 @@
-"""What must hold at every moment, one named check each (PROTOCOL 2.1, 2.2).
+"""What must hold at every moment, one named check each (docs/protocol.md, Invariants).
 
 Pure functions over what can be observed of one partition and over its `History`: all that was ever appended,
 decided and promised by anybody. A check raises Violation with its name and what it saw. The seeded

@@ -1,7 +1,8 @@
 """The leader: what it refuses, what its acknowledgements commit, what it wants to have written.
 
 State and pure decisions; `replica.py` makes the transitions. A leader that resigns keeps all of it until
-the record names it no longer: while its write is undecided it commits and repeats, and serves nothing.
+the record names it no longer: while its write is undecided it commits and repeats, and serves nothing. Rules
+that are cited by name stand in docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Far above a healthy round trip (about 10 ms); a needless repeat is refused by it
 @dataclass(slots=True)
 class PendingWrite:
     """A conditional write that is not decided. It is repeated verbatim until the record's version has moved,
-    whatever the answers say (PROTOCOL R-AMBIG, H14)."""
+    whatever the answers say (R-AMBIG, H14)."""
 
     record: PartitionRecord
     repeat_at_ms: int
@@ -53,7 +54,7 @@ class Leadership:
     def committed_end(self, record: PartitionRecord, durable: int) -> int | None:
         """Entries below the answer are committed under the confirmed `record`; None when nothing may be decided.
 
-        PROTOCOL 1.5: all of the maximal ISR must have acknowledged, the confirmed ISR must have min-ISR
+        R-COMMIT: all of the maximal ISR must have acknowledged, the confirmed ISR must have min-ISR
         members, nobody outside it may be electable, and never past what is durable here. Entries of
         earlier epochs are committed together with this epoch's barrier, never before it.
         """
@@ -104,7 +105,7 @@ def wanted_record(
 ) -> PartitionRecord | None:
     """The next conditional write that the leader wants, on the version of `record`, or None.
 
-    First an ELR that is no longer needed is emptied, since nothing is committed before (PROTOCOL H22).
+    First an ELR that is no longer needed is emptied, since nothing is committed before (H22).
     A resignation waits until everything that was appended is applied and so answered.
     """
     if record.elr and not too_few_in_sync(record):

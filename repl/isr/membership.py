@@ -1,7 +1,7 @@
 """Who must hold an entry, and who may be elected: sets of members of a record.
 
 The guard (ISR and ELR) is who may be elected; every member of it must hold all that is committed. The
-maximal ISR is the confirmed one with whatever a write under way may add (PROTOCOL R-MAX). A member that
+maximal ISR is the confirmed one with whatever a write under way may add (docs/protocol.md R-MAX). A member that
 leaves while the ISR falls below min-ISR stays electable in the ELR (R-ELR).
 """
 
@@ -34,7 +34,7 @@ def drop_members(record: PartitionRecord, gone: frozenset[Member]) -> PartitionR
     """`record` with `gone` out of the ISR: the one way in which members leave it, for leader and controller.
 
     Everything committed so far is on those who leave, too; while fewer than min-ISR stay, they
-    remain electable (PROTOCOL 1.5, H9).
+    remain electable (H9).
     """
     stay = record.isr - gone
     if len(stay) < record.effective_min_isr:

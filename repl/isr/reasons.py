@@ -16,7 +16,7 @@ from repl.model.record import Incarnation, PartitionRecord, PartitionStatus
 
 
 def rolled_back(record_epoch: int, epoch_seen: int) -> str:
-    """A record that is older than what this replica has durably seen (PROTOCOL H32)."""
+    """A record that is older than what this replica has durably seen (docs/protocol.md H32)."""
     return (
         f"metastore-rollback: the record is at epoch {record_epoch}, this replica has seen epoch {epoch_seen}: "
         "the metastore lost what it had confirmed, or was restored from an older copy"

@@ -16,10 +16,10 @@ The transitions, all of them:
               -> Idle        the record no longer names this process in this epoch; the session is over: what
                              is appended and not committed becomes UNKNOWN
     any       -> Failed      log, store or identity could not be written: first step down, then believe nothing
-                             (PROTOCOL H20, H34). There is no way back but a new process.
+                             (docs/protocol.md H20, H34). There is no way back but a new process.
 
 Whatever a recovered log holds above the applied offset counts as uncommitted until a BARRIER of a new
-epoch commits: leadership is never resumed (PROTOCOL H11, R-INC). A record is ignored when it is not newer than
+epoch commits: leadership is never resumed (H11, R-INC). A record is ignored when it is not newer than
 the known one, and refused when its epoch is below the one that was made durable here (H32). Other members
 of the ISR simply hold the commit back until they acknowledge.
 """
@@ -246,7 +246,7 @@ class Replica:
     # -- the roles ------------------------------------------------------------------------------
 
     def _stand(self, epoch: int) -> None:
-        """Idle -> Candidate, unless there is an objection; then nothing is sent (PROTOCOL 1.4)."""
+        """Idle -> Candidate, unless there is an objection; then nothing is sent."""
         if self._told_to_resign:
             objected: str | None = LEAVING
         else:

@@ -1,10 +1,10 @@
 """One session with a ZooKeeper ensemble: the door to kazoo.
 
 kazoo's own threads do the waiting: each request here is one of kazoo's asynchronous ones, whose answer comes back to
-the loop as a future; session and watch callbacks only put an event on the loop (STYLE: never act inside an external
-event). Driver errors are translated: a refusal by version is Conflict, a write whose answer is missing Ambiguous
-(PROTOCOL R-AMBIG), what had no effect Unavailable, a refusal that no repetition mends LocalFault. What lies where in
-the tree is not known here: that is `repl.metastore.zookeeper`.
+the loop as a future; session and watch callbacks only put an event on the loop, and act on nothing themselves. Driver
+errors are translated: a refusal by version is Conflict, a write whose answer is missing Ambiguous (docs/protocol.md
+R-AMBIG), what had no effect Unavailable, a refusal that no repetition mends LocalFault. What lies where in the tree is
+not known here: that is `repl.metastore.zookeeper`.
 
 A server whose data went back is refused by the protocol itself while this process lives, since kazoo offers the
 last zxid that it saw (H32); over restarts the caller compares the epochs that it persisted.

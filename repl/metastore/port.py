@@ -3,7 +3,7 @@
 The metastore decides who leads, who is in sync, and who owns a queue; it never holds data. The real thing is
 `repl.metastore.zookeeper.ZooKeeperMetastore`, its memory twin `repl.metastore.memory.MemoryMetastore`;
 one contract suite runs on both. Watch callbacks only say that something changed; whoever is told
-reads again (STYLE 8). All methods are coroutines of the event loop; driver threads stay behind the door.
+reads again. All methods are coroutines of the event loop; driver threads stay behind the door.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Conflict(Exception):
 
 class Ambiguous(Exception):
     """The connection broke after a write was sent: it may have happened. Repeat it with the same base version
-    until the version has moved (PROTOCOL R-AMBIG)."""
+    until the version has moved (docs/protocol.md R-AMBIG)."""
 
 
 class Unavailable(Exception):
@@ -60,7 +60,7 @@ class Metastore(Protocol):
 
     async def register(self, registration: Registration) -> int:
         """Create this node's ephemeral registration in the current session and return its inc (the creation
-        zxid); a stale one of an older session of this node is replaced (PROTOCOL H28)."""
+        zxid); a stale one of an older session of this node is replaced (docs/protocol.md H28)."""
 
     async def registrations(self) -> Mapping[str, Registration]:
         """The live registrations, by node."""

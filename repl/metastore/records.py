@@ -1,7 +1,7 @@
 """The bytes of the metastore's small records: canonical JSON, decoded with suspicion.
 
 Equal records have equal bytes (sets are written sorted), so an undecided write can be repeated verbatim
-(PROTOCOL R-AMBIG). JSON, because an operator will one day read them with ZooKeeper's own shell. Each
+(docs/protocol.md R-AMBIG). JSON, because an operator will one day read them with ZooKeeper's own shell. Each
 carries the version of its form; unknown fields are refused, since whoever rewrites the record would lose
 them. Pure; who reads and writes is `repl.metastore.zookeeper` and `repl.metastore.memory`.
 """

@@ -37,11 +37,11 @@ class EntryKind(IntEnum):
     BARRIER = 2
     """The first entry of an epoch; changes no row but the applied offset."""
     CONFIG = 3
-    """A data option of the partition, applied in order by all replicas."""
+    """A data option of the partition, applied in order by all replicas; nothing makes one yet."""
     CURSOR = 4
-    """Moves a queue's cursor by a rule or an operator's act (DESIGN §7); payload: its state."""
+    """Moves a queue's cursor by a rule or an operator's act; payload: its state."""
     REAP = 5
-    """Removes a tombstone."""
+    """Removes a tombstone; nothing makes one yet."""
 
 
 class Entry(NamedTuple):

@@ -120,7 +120,7 @@ class Corruption(LocalFault):
 
 
 class WrongIdentity(LocalFault):
-    """A data directory or metastore that belongs to another cluster or node (PROTOCOL H33)."""
+    """A data directory or metastore that belongs to another cluster or node (docs/protocol.md H33)."""
 
     reason = "wrong-identity"
 

@@ -15,7 +15,7 @@ HASH_SEED: Final = 42
 """Seed of every key hash: the one that Spark SQL's `xxhash64` uses, so that both agree."""
 
 SEGMENT_BITS: Final = 20
-"""A full tree has 2^20 segments; smaller trees are folds of it (DESIGN §4)."""
+"""A full tree has 2^20 segments; smaller trees are folds of it."""
 
 SEGMENT_COUNT: Final = 1 << SEGMENT_BITS
 

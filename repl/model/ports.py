@@ -57,7 +57,7 @@ class KeyValue(Protocol):
 
 
 class CursorWriter(Protocol):
-    """How queues move their cursors (DESIGN §7)."""
+    """How queues move their cursors (docs/protocol.md R-OWNER, R-SOFT)."""
 
     async def write_cursor(self, partition: int, queue: bytes, payload: bytes) -> int:
         """Append a CURSOR entry; returns its offset once applied. Raises Retryable, OutcomeUnknown."""

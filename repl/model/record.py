@@ -1,8 +1,8 @@
 """The metastore's record of one partition: the only truth on (epoch, leader, ISR, configuration).
 
-PROTOCOL §1.2. Every change is a conditional write on `version`; a member of the ISR or ELR is a
-(node, gen), where gen is the identity of one honest log; a leader or candidate is a (node, inc),
-where inc is one metastore session of one process (R-GEN, R-INC).
+Every change is a conditional write on `version`; a member of the ISR or ELR is a (node, gen), where gen
+is the identity of one honest log; a leader or candidate is a (node, inc), where inc is one metastore
+session of one process (docs/protocol.md R-GEN, R-INC).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A clock is a tuple of entries (actor, counter, timestamp in seconds), sorted by 
 entry an actor. An actor is a partition of a cluster (16 bytes of cluster uuid, 4 bytes of
 partition id, big-endian); its counter packs the (epoch, offset) of a log entry into 64 bits (20 + 44),
 so a dot (actor, counter) is never issued twice and a clock does not grow with restarts
-(PROTOCOL R-DOT, H41). The timestamp belongs to the counter beside it and decides nothing; it keeps
+(docs/protocol.md R-DOT, H41). The timestamp belongs to the counter beside it and decides nothing; it keeps
 clocks that came from Riak exact. Nothing here ever prunes (H42).
 """
 

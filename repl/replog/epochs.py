@@ -1,8 +1,8 @@
 """The epoch table of a log: pure arithmetic on ((epoch, first offset), ...), ascending in both.
 
 The log keeps one beside every partition's start, so that it survives the trimming of the entries it was derived
-from (PROTOCOL 1.12, `table_scan_only`). What the tables of two replicas mean to each other is the
-protocol's business (`repl.isr`).
+from (docs/protocol.md R-TRIM). What the tables of two replicas mean to each other is the protocol's
+business (`repl.isr`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def clipped(table: EpochTable, start: int) -> EpochTable:
 
 
 def common_end(table: EpochTable, leo: int, other: EpochTable, other_leo: int) -> int:
-    """The first offset at which two logs may differ, told from their tables and ends alone (PROTOCOL H2)."""
+    """The first offset at which two logs may differ, told from their tables and ends alone (H2)."""
     end = min(leo, other_leo)
     for row, other_row in zip(table, other, strict=False):
         if row != other_row:

@@ -83,7 +83,7 @@ class RunKind(IntEnum):
     COPIED = 2
     """Entries of an older file that is about to go; they replace nothing and are not new."""
     TRUNCATE = 3
-    """Everything from base on is dropped (PROTOCOL 1.11); `previous_epoch` as above, `epoch` is the leader's."""
+    """Everything from base on is dropped; `previous_epoch` as above, `epoch` is the leader's."""
     STATE = 4
     """Where the partition's log stands: base is its start; the payload its LEO and epoch table."""
 

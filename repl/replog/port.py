@@ -22,7 +22,7 @@ class RecoveredPartition:
     """What recovery found of one partition: entries [start, leo) are readable and verified.
 
     `damage` is empty, or one sentence: the partition's log lost something that had been durable
-    (PROTOCOL H35), so the replica must take a new gen.
+    (docs/protocol.md H35), so the replica must take a new gen.
     """
 
     start: int
@@ -57,11 +57,11 @@ class Replog(Protocol):
     ) -> None:
         """Begin writing. `on_durable({partition: first offset that is not durable})` is called after each group
         commit, from the log's own thread; `on_failure` once, when a write or fsync failed: the log
-        then accepts nothing more and the process is expected to leave (PROTOCOL H34)."""
+        then accepts nothing more and the process is expected to leave (docs/protocol.md H34)."""
 
     def has_room(self, size_bytes: int) -> bool:
         """Will the disk take `size_bytes` more without touching its reserve? Asked before a write is accepted,
-        so that a full disk is a refusal (PROTOCOL H38); what was accepted then still fits."""
+        so that a full disk is a refusal (docs/protocol.md H38); what was accepted then still fits."""
 
     def append(self, partition: int, entries: Sequence[Entry]) -> None:
         """Queue entries for the next group commit; never blocks. Their offsets follow on what the
@@ -69,7 +69,7 @@ class Replog(Protocol):
         disk is known to be full, LocalFault after a failure."""
 
     def truncate(self, partition: int, to_offset: int, epoch: int) -> None:
-        """Drop the partition's entries from `to_offset` on, by a record in the log (PROTOCOL 1.11);
+        """Drop the partition's entries from `to_offset` on, by a record in the log;
         durable with the next group commit."""
 
     def leo(self, partition: int) -> int:

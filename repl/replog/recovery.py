@@ -5,8 +5,8 @@ that behind a bad place the log itself tells which partitions lost something the
 
 A bad place is a *torn end* when nothing whole follows it and nobody knows of anything durable that is missing: the
 remains of a write that nobody was told of. It is cut off, and no partition is worse for it. Anything else is
-*corruption* (PROTOCOL H35), for a frame is written only after those before it were synced, and a mark after the last:
-nothing is cut, and every partition that has a hole there, or that cannot be shown to have none, is reported
+*corruption* (docs/protocol.md H35), for a frame is written only after those before it were synced, and a mark after the
+last: nothing is cut, and every partition that has a hole there, or that cannot be shown to have none, is reported
 damaged and keeps what stands before the hole. The file is not repaired: once the owner has taken note
 (`FileLog.start`), a new file states where the partitions stand from then on.
 

@@ -1,8 +1,8 @@
 """The end of the log: the one file that is written, frame after frame, and the making of the next.
 
 One thread at a time uses it (the log's writer, or whoever opens the log), but for `sync`. Every call may raise OSError;
-after one that did, every other does, too: nothing is tried again on a file that failed once (PROTOCOL H34), for a
-sync after a failed one says nothing. It knows positions and syncs; what is in the frames is its caller's business.
+after one that did, every other does, too: nothing is tried again on a file that failed once (docs/protocol.md H34), for
+a sync after a failed one says nothing. It knows positions and syncs; what is in the frames is its caller's business.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class LogTail:
 
     def roll(self) -> None:
         """Sync and leave the file, and begin the next with the state of every partition. The file gets its name
-        when it is on disk, and the name is on disk before anything else goes into it (PROTOCOL H37)."""
+        when it is on disk, and the name is on disk before anything else goes into it (H37)."""
         self.sync()
         self._check_never_failed()
         try:

@@ -1,7 +1,7 @@
 """Checkpoints: what the store knows to be on disk, and how it comes to know.
 
 LevelDB is written without sync, and it does not sync its old `.log` when it changes memtables: after a
-power loss the applied rows may stand above missing ones (PROTOCOL H36). So a checkpoint notes how far
+power loss the applied rows may stand above missing ones (docs/protocol.md H36). So a checkpoint notes how far
 each partition is written, syncs every `.log` that is there, then the directory, and only then
 writes the noted positions down as the durable floors. A log that is gone by then was
 compacted into tables, which LevelDB syncs; one that appeared since holds only later rows.

@@ -1,14 +1,14 @@
 """The node's store on LevelDB, and the one door to plyvel.
 
 What it does: turns apply steps into one LevelDB batch, moves the durable floors by checkpoints, and knows
-after a restart whether rows may be missing and a replay is due (DESIGN §4, §6; PROTOCOL H36). What it must not do:
+after a restart whether rows may be missing and a replay is due (docs/protocol.md H36). What it must not do:
 decode objects, decide what is applied, or sync on the write path. Rows are laid out in `rows` and
 read in `reads`, positions kept in `progress`, floors in `checkpoint`.
 
     directory/rows        the database
     directory/floors.0|1  the durable floors, the boot id, the clean marker
 
-A first failed write or sync is final (PROTOCOL H34): LevelDB may have left half a record in its log, and the
+A first failed write or sync is final (H34): LevelDB may have left half a record in its log, and the
 kernel may have called lost pages clean, so the store refuses writes until it is opened anew; reads go on.
 """
 

@@ -1,6 +1,6 @@
 """What the rest of the house knows of the node's store.
 
-One store a node holds the rows of all its partitions (DESIGN §4): object, key, change and
+One store a node holds the rows of all its partitions (docs/formats.md): object, key, change and
 time-mark rows, cursors, and how far each partition is applied. One writer thread calls `write`
 and `checkpoint`; reads come from any thread. The real thing is `repl.store.leveldb.LevelStore`,
 its memory twin `repl.store.memory.MemoryStore`; one contract suite runs on both.
@@ -81,7 +81,7 @@ class Store(Protocol):
 
     def needs_replay(self) -> bool:
         """True when the machine was restarted since the store was last open (boot id changed) without
-        a clean stop: rows between floor and applied may be missing (PROTOCOL H36), so replay
+        a clean stop: rows between floor and applied may be missing (docs/protocol.md H36), so replay
         starts at the floors and nothing may be served before it has passed `applied`."""
 
     def replay_finished(self) -> None:

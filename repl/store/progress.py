@@ -7,7 +7,7 @@ Four positions a partition, each at or behind the one before it:
     floor     what is known to be on disk; moves when a checkpoint has finished
     applied   what readers and the applied row say; equal to written but in a replay
 
-After a restart of the machine the applied row may stand above missing rows (PROTOCOL H36). Then the partition
+After a restart of the machine the applied row may stand above missing rows (docs/protocol.md H36). Then the partition
 *replays*: next and written start again at the floor, the applied row stays as found, and the
 entries below it are written once more, in order, until they have reached it:
 

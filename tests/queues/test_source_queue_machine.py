@@ -364,7 +364,7 @@ class Schedule:
 def test_everything_owed_is_served_and_no_cursor_passes_what_is_not_acknowledged(
     cascade: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CURSOR-ABOVE-UNACKED, I-Q-BOUND, I-Q-NOLOOP and "all arrives" hold after every step of any schedule."""
+    """I-Q-CURSOR, I-Q-BOUND, I-Q-NOLOOP and "all arrives" hold after every step of any schedule."""
     monkeypatch.setattr(window_room, "REFILL_ROWS", rows)
     monkeypatch.setattr(window_room, "TAIL_MAX", 5)
     seen: Counter[str] = Counter()

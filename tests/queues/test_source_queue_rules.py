@@ -162,7 +162,7 @@ def test_when_the_lease_of_an_overtaken_change_ends_only_the_newer_one_goes() ->
 
 @pytest.mark.parametrize("away", [False, True])
 def test_our_change_that_a_third_cluster_replaced_before_it_went_still_goes(away: bool) -> None:
-    """A push from elsewhere over a change of ours that has not gone out must not make the sink miss ours (owed)."""
+    """A push from elsewhere over a change of ours that has not gone out must not make the sink miss ours (R-OWED)."""
     desk = Desk()
     desk.write(b"a")
     if away:
@@ -380,7 +380,7 @@ def test_another_cluster_or_owner_version_acknowledges_nothing() -> None:
 
 
 def test_nothing_is_served_before_the_owners_cursor_entry_is_applied() -> None:
-    """owner_early: the metastore's word alone opens no window; the partition's CURSOR entry does."""
+    """R-OWNER: the metastore's word alone opens no window; the partition's CURSOR entry does."""
     desk = Desk()
     desk.write(b"a")
     desk.queue.set_owner(THIRD, 2)
@@ -450,7 +450,7 @@ def test_lag_comes_first_at_low_rates_and_batches_at_high_ones() -> None:
 
 
 def test_soft_cursors_count_only_on_top_of_their_entry_and_forward() -> None:
-    """soft_untagged: a soft state made under another CURSOR entry is nothing; an older one moves nothing back."""
+    """R-SOFT: a soft state made under another CURSOR entry is nothing; an older one moves nothing back."""
     entry = encode_state(CursorState(10, 2, SINK))
     assert position_of(Cursor(-1, None, encode_soft(5, 99))) is None
     for soft, cursor in [(None, 10), (encode_soft(5, 99), 10), (encode_soft(40, 77), 77), (encode_soft(40, 3), 10)]:

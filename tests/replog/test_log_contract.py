@@ -197,7 +197,7 @@ def test_trimming_keeps_what_is_above_the_floors(subject: Subject) -> None:
 
 
 def test_a_log_within_its_size_is_not_trimmed(subject: Subject) -> None:
-    """While the log is not over its size, trimming changes nothing: the near horizon reads from it."""
+    """While the log is not over its size, trimming changes nothing: whoever is a little behind will read it."""
     log = subject.log
     listener = Listener(log)
     log.append(0, entries(1, 0, 5))

@@ -2,7 +2,7 @@
 
 Written is what a killed process leaves behind (the page cache lives on); synced is what a power loss
 leaves, and of the rest any prefix. The store is LevelDB without sync: after a power loss the applied
-offset that is found may stand above missing rows, so replay starts at the checkpointed floor (PROTOCOL H36).
+offset that is found may stand above missing rows, so replay starts at the checkpointed floor (docs/protocol.md H36).
 One process at a time holds the directory; whoever lost it gets errors from then on.
 """
 
