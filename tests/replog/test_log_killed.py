@@ -68,7 +68,6 @@ def history_of(said: list[dict[str, Any]]) -> History:
     return history
 
 
-@pytest.mark.slow
 @pytest.mark.strace
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("syscall", SYSCALLS)
