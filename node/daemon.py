@@ -143,6 +143,11 @@ class Node:
         self.cluster_uuid = await metastore.cluster_uuid(uuid.uuid4().bytes)
         identity.check_cluster(self.cluster_uuid, settings.node.cluster)
         boot = boot_id()
+        data_dir = settings.node.data_dir
+        if identity.is_new:
+            # Before log and store are made: data without an identity would be refused at the next start.
+            identity.adopt(self.cluster_uuid, settings.node.name, boot, {})
+        emptied = identity.emptied(data_dir / "log", data_dir / "store")
         self.store = await loop.run_in_executor(None, self._open_store, boot)
         self.replog = await loop.run_in_executor(None, self._open_log, identity)
         records = await settle(
@@ -155,6 +160,7 @@ class Node:
             boot_id=boot,
             durability=settings.replication.durability,
             partition_count=settings.replication.partitions,
+            emptied=emptied,
         )
         self._build(metastore, identity)
         for record in sorted(records.values(), key=lambda r: r.partition):

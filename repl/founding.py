@@ -33,9 +33,11 @@ async def settle(
     boot_id: str,
     durability: str,
     partition_count: int,
+    emptied: str = "",
 ) -> Mapping[int, PartitionRecord]:
-    """The cluster's partitions, by id, after this directory's gens are settled and durable. Raises LocalFault when the
-    cluster is another node's, and what the metastore raises."""
+    """The cluster's partitions, by id, after this directory's gens are settled and durable. `emptied` says what of an
+    earlier run is gone altogether (log or store), if anything: then no copy here is what it was. Raises LocalFault
+    when the cluster is another node's, and what the metastore raises."""
     records = await metastore.records()
     if not records:
         records = await _found(metastore, identity, node, cluster_uuid, boot_id, partition_count)
@@ -45,7 +47,7 @@ async def settle(
             f"cluster {cluster!r} is run by node {', '.join(strangers)}: this version runs one node a cluster; "
             "give this node another node.cluster, or start that node"
         )
-    doubted = _doubted(records, identity, recovered, boot_id, durability)
+    doubted = _doubted(records, identity, recovered, boot_id, durability, emptied)
     gens: dict[int, int] = {}
     if doubted:
         gen = await metastore.allocate_gen()
@@ -62,6 +64,7 @@ def _doubted(
     recovered: Mapping[int, RecoveredPartition],
     boot_id: str,
     durability: str,
+    emptied: str,
 ) -> dict[int, str]:
     """Partition -> why its copy here must not count as the one that the record means."""
     power_lost = identity.boot_id != boot_id and not identity.clean
@@ -69,6 +72,8 @@ def _doubted(
     for partition in records:
         if identity.partition(partition) is None:
             doubted[partition] = "the data directory is new to it"
+        elif emptied:
+            doubted[partition] = emptied
         elif partition in recovered and recovered[partition].damage:
             doubted[partition] = recovered[partition].damage
         elif power_lost and durability == "async":

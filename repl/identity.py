@@ -126,6 +126,15 @@ class Identity:
         """The partitions that this directory holds a replica of."""
         return sorted(self._value["partitions"])
 
+    def emptied(self, log: Path, store: Path) -> str:
+        """What is gone of an earlier run's `log` and `store` directories, in one sentence; "" when nothing is. Ask
+        before they are opened, which makes them anew: an empty log has no damage to show, so only this directory's
+        own memory can tell that it held something (R-GEN)."""
+        if self.is_new or not self._value["partitions"]:
+            return ""
+        gone = [str(path) for path in (log, store) if not path.is_dir() or not any(path.iterdir())]
+        return f"{' and '.join(gone)} of an earlier run is gone" if gone else ""
+
     def adopt(self, cluster_uuid: bytes, node: str, boot_id: str, gens: dict[int, int]) -> None:
         """Note who runs here now and the (new) gens; durable on return, not clean from here on."""
         self._value["cluster_uuid"] = cluster_uuid

@@ -296,3 +296,38 @@ def test_a_write_without_an_outcome_in_time_is_unknown(
                     await asyncio.sleep(0.005)
 
     asyncio.run(story())
+
+
+def test_an_answer_that_rests_on_a_pending_entry_waits_for_it(
+    tmp_path: Path, house: Houses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R-WAIT: a push that a pending write supersedes, and a delete of what is being deleted, are answered only once
+    the entry that they were judged against is applied."""
+
+    async def story() -> None:
+        async with house(tmp_path, MemoryEnsemble()) as h:
+            one = foreign(None, (), b"one", 1)
+            await h.coordinator.push([PushItem(key(b"k"), OTHER, encode_object(one))])
+            held = threading.Event()
+            commit = h.runtime.store.commit
+
+            def slow(prepared: object) -> None:
+                held.wait(10)
+                commit(prepared)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(h.runtime.store, "commit", slow)
+                first = asyncio.create_task(h.coordinator.write(WriteRequest(key(b"k"), TOMBSTONE)))
+                await asyncio.sleep(0.05)
+                second = asyncio.create_task(h.coordinator.write(WriteRequest(key(b"k"), TOMBSTONE)))
+                push = asyncio.create_task(h.coordinator.push([PushItem(key(b"k"), OTHER, encode_object(one))]))
+                await asyncio.sleep(0.1)
+                assert not first.done()
+                assert not second.done()
+                assert not push.done()
+                held.set()
+                assert (await first).created
+                assert not (await second).created
+                assert [r.outcome for r in await push] == [PushOutcome.SUPERSEDED]
+
+    asyncio.run(story())
