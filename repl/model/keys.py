@@ -56,10 +56,3 @@ def segment_of(hash64: int) -> int:
 def partition_index(hash64: int, partition_count: int) -> int:
     """The index of the key's partition among `partition_count`: a contiguous range of segments."""
     return (hash64 >> _SEGMENT_SHIFT) * partition_count >> SEGMENT_BITS
-
-
-def segment_range(index: int, partition_count: int) -> range:
-    """The segments of partition `index`: those whose `partition_index` is `index`."""
-    first = -(-(index << SEGMENT_BITS) // partition_count)
-    end = -(-((index + 1) << SEGMENT_BITS) // partition_count)
-    return range(first, end)

@@ -10,7 +10,7 @@ clocks that came from Riak exact. Nothing here ever prunes (H42).
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgpack
 
@@ -42,16 +42,6 @@ _pack: Final = msgpack.Packer().pack
 object, as `packb` makes it, costs as much as the packing."""
 
 
-class Counter(NamedTuple):
-    """A counter of ours, unpacked; written `epoch.offset`."""
-
-    epoch: int
-    offset: int
-
-    def __str__(self) -> str:
-        return f"{self.epoch}.{self.offset}"
-
-
 def actor_of(cluster_uuid: bytes, partition: int) -> bytes:
     """The 20-byte actor of a partition: 16 bytes of cluster uuid, 4 of partition id."""
     assert len(cluster_uuid) == 16
@@ -63,11 +53,6 @@ def pack_counter(epoch: int, offset: int) -> int:
     assert 0 <= epoch <= MAX_EPOCH
     assert 0 <= offset <= MAX_OFFSET
     return (epoch << OFFSET_BITS) | offset
-
-
-def unpack_counter(counter: int) -> Counter:
-    """The (epoch, offset) that `pack_counter` packed."""
-    return Counter(counter >> OFFSET_BITS, counter & MAX_OFFSET)
 
 
 def counter_of(clock: Clock, actor: bytes) -> int:
@@ -95,16 +80,6 @@ def descends(a: Clock, b: Clock) -> bool:
         return False
     seen = {actor: counter for actor, counter, _ in a}
     return all(seen.get(actor, -1) >= counter for actor, counter, _ in b)
-
-
-def dominates(a: Clock, b: Clock) -> bool:
-    """True when `a` has seen all of `b` and more."""
-    return descends(a, b) and not descends(b, a)
-
-
-def concurrent(a: Clock, b: Clock) -> bool:
-    """True when each has seen something that the other has not."""
-    return not descends(a, b) and not descends(b, a)
 
 
 def merge(a: Clock, b: Clock) -> Clock:

@@ -129,9 +129,9 @@ def test_descends_agrees_with_its_definition(a: Clock, b: Clock) -> None:
     assert vclock.descends(a, b) == by_hand
     relations = [
         vclock.descends(a, b) and vclock.descends(b, a),
-        vclock.dominates(a, b),
-        vclock.dominates(b, a),
-        vclock.concurrent(a, b),
+        vclock.descends(a, b) and not vclock.descends(b, a),
+        vclock.descends(b, a) and not vclock.descends(a, b),
+        not vclock.descends(a, b) and not vclock.descends(b, a),
     ]
     assert relations.count(True) == 1
 
@@ -141,7 +141,8 @@ def test_increment_dominates_and_covers_its_dot(clock: Clock, actor: bytes, coun
     """A new dot is covered by the clock that took it, and that clock dominates the old one."""
     after = vclock.increment(clock, actor, counter, 7)
     assert vclock.covers(after, (actor, counter))
-    assert vclock.dominates(after, clock)
+    assert vclock.descends(after, clock)
+    assert not vclock.descends(clock, after)
     assert vclock.decode_clock(vclock.encode_clock(after)) == after
 
 
@@ -153,7 +154,8 @@ def test_a_write_without_context_over_a_tombstone_takes_its_clock() -> None:
     assert deleted.deleted
     again = write(deleted, (), Content(b"y"), (a, 3), 3000)
     assert [s.value for s in again.siblings] == [b"y"]
-    assert vclock.dominates(again.clock, deleted.clock)
+    assert vclock.descends(again.clock, deleted.clock)
+    assert again.clock != deleted.clock
 
 
 def test_a_write_without_context_over_a_value_makes_a_sibling() -> None:
@@ -164,13 +166,12 @@ def test_a_write_without_context_over_a_value_makes_a_sibling() -> None:
 
 
 def test_counters_pack_epoch_and_offset_in_log_order() -> None:
-    """R-DOT: counters rise in log order, unpack to what was packed, and fit 64 bits."""
+    """R-DOT: counters rise in log order, hold both numbers, and fit 64 bits."""
     pairs = [(1, 0), (1, vclock.MAX_OFFSET), (2, 0), (vclock.MAX_EPOCH, vclock.MAX_OFFSET)]
     packed = [vclock.pack_counter(*pair) for pair in pairs]
     assert packed == sorted(packed)
-    assert [tuple(vclock.unpack_counter(c)) for c in packed] == pairs
+    assert [(c >> vclock.OFFSET_BITS, c & vclock.MAX_OFFSET) for c in packed] == pairs
     assert packed[-1] < 1 << 64
-    assert str(vclock.unpack_counter(packed[1])) == f"1.{vclock.MAX_OFFSET}"
 
 
 @given(st.integers(0, 10_000))
