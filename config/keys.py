@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args, get_origin, get_type_hints
 
 from config import rules
-from config.settings import Address, MetastoreSettings, PeerSettings, Settings
+from config.settings import Address, ListenSettings, MetastoreSettings, NodeSettings, PeerSettings, Settings
 from config.texts import toml_text
 from config.units import format_duration, format_size
 
@@ -104,8 +104,10 @@ def range_text(key: Key) -> str:
                 return f"{least} to {most}"
     if where in rules.CHOICES:
         return ", ".join(toml_text(choice) for choice in rules.CHOICES[where])
-    if where in rules.NAMES:
+    if where in rules.NAMES or where == (NodeSettings, "rack"):
         return "a name"
+    if where == (ListenSettings, "advertise"):
+        return "a host"
     if where == (MetastoreSettings, "hosts"):
         return "HOST:PORT,..."
     if where == (PeerSettings, "url"):

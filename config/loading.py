@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from config import rules
 from config.keys import Key, Kind, as_text, keys_of, range_text
 from config.positions import KeyPath, line_of_keys
-from config.settings import MetastoreSettings, PeerSettings, Settings
+from config.settings import ListenSettings, MetastoreSettings, NodeSettings, PeerSettings, Settings
 from config.texts import shown
 from config.units import parse_duration, parse_size
 
@@ -262,6 +262,8 @@ def _converted(key: Key, value: Any, file: Path) -> Any:
 
 
 _FORMS: Final[dict[tuple[type, str], Callable[[str], str]]] = {
+    (NodeSettings, "rack"): rules.check_rack,
+    (ListenSettings, "advertise"): rules.check_host,
     (MetastoreSettings, "hosts"): rules.check_hosts,
     (MetastoreSettings, "root"): rules.check_root,
     (PeerSettings, "url"): rules.check_peer_url,

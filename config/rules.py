@@ -26,6 +26,7 @@ from config.settings import (
     ReplicationSettings,
     Settings,
     SinkSettings,
+    TransportSettings,
 )
 from config.texts import shown
 
@@ -55,13 +56,29 @@ RANGES: Final[Mapping[tuple[type, str], Range]] = {
     (MetastoreSettings, "connect_timeout_ms"): Range(100, 1 * HOUR),
     (MetastoreSettings, "embedded_port"): Range(0, PORT_MAX),
     (MetastoreSettings, "linger_ms"): Range(0, 24 * HOUR),
+    # Placement files of other systems hold 32-bit numbers.
+    (NodeSettings, "id"): Range(0, 2**31 - 1),
+    # 0 stands for the default; more copies than seven nobody has asked for.
+    (ReplicationSettings, "factor"): Range(0, 7),
+    (ReplicationSettings, "min_isr"): Range(0, 7),
+    (ReplicationSettings, "max_time_lag_ms"): Range(100, 1 * HOUR),
+    (ReplicationSettings, "max_record_lag_count"): Range(10, 1_000_000),
+    (ReplicationSettings, "max_near_sync_message_lag_count"): Range(10, 10_000_000),
+    (ReplicationSettings, "catch_up_rate_limit_bytes"): Range(64 * KB, 10 * GB),
+    (ReplicationSettings, "dedup_window_count"): Range(1, 1_000_000),
+    (ReplicationSettings, "handover_timeout_ms"): Range(100, 1 * HOUR),
+    (TransportSettings, "ping_interval_ms"): Range(50, 1 * MINUTE),
+    (TransportSettings, "dead_after_ms"): Range(100, 10 * MINUTE),
+    (TransportSettings, "dial_delay_max_ms"): Range(20, 1 * MINUTE),
+    (TransportSettings, "live_limit_bytes"): Range(1 * MB, 16 * GB),
+    (TransportSettings, "catch_up_limit_bytes"): Range(64 * KB, 1 * GB),
+    (TransportSettings, "catch_up_share_percent"): Range(1, 90),
     # Each partition costs a metastore record and rows of its own; 1,024 is where both stay small.
     (ReplicationSettings, "partitions"): Range(1, 1024),
     (ReplicationSettings, "log_size_bytes"): Range(1 * MB, 1000 * GB),
     (ReplicationSettings, "log_file_bytes"): Range(64 * KB, 4 * GB),
     (ReplicationSettings, "log_batch_bytes"): Range(4 * KB, 256 * MB),
-    # The upper end is how far behind a follower will be when it still catches up from the log (followers come later): a
-    # wider window would let one in sync fall out of that range by itself.
+    # The upper end is the default of max_near_sync_message_lag; see broken_relations for why.
     (ReplicationSettings, "window_entries"): Range(1, 20_000),
     (ReplicationSettings, "window_bytes"): Range(64 * KB, 16 * GB),
     (ReplicationSettings, "write_buffer_bytes"): Range(64 * KB, 1 * GB),
@@ -89,6 +106,8 @@ RANGES: Final[Mapping[tuple[type, str], Range]] = {
 
 CHOICES: Final[Mapping[tuple[type, str], tuple[str, ...]]] = {
     (ReplicationSettings, "durability"): ("fsync", "async"),
+    (ReplicationSettings, "placement"): ("computed", "file"),
+    (ReplicationSettings, "read_isolation"): ("committed", "uncommitted"),
     (QueueSettings, "filter"): ("any",),
     (LogSettings, "level"): ("debug", "info", "warning", "error"),
     (LogSettings, "format"): ("auto", "json", "text"),
@@ -111,6 +130,18 @@ def check_name(value: str) -> str:
     """The name itself; ValueError when it is none."""
     if _NAME.fullmatch(value) is None:
         raise ValueError(f"{shown(value)} is not a name; a name is {NAME_RULE}")
+    return value
+
+
+def check_rack(value: str) -> str:
+    """The name of a rack, or "" for none; ValueError otherwise."""
+    return check_name(value) if value else value
+
+
+def check_host(value: str) -> str:
+    """A host name or an address without a port, or "" for none; ValueError otherwise."""
+    if value and _HOST.fullmatch(value) is None and _IPV6.fullmatch(value) is None:
+        raise ValueError(f'{shown(value)} is not a host; write a name or an address without a port, such as "10.0.0.7"')
     return value
 
 
@@ -205,6 +236,22 @@ def broken_relations(settings: Settings) -> Iterator[Broken]:
             ("replication.log_batch_size", "replication.log_file_size"),
             "one group commit must fit into a log file (log_batch_size <= log_file_size)",
         )
+    if log.window_entries > log.max_near_sync_message_lag_count:
+        yield Broken(
+            ("replication.window_entries", "replication.max_near_sync_message_lag"),
+            "a member in sync must be able to catch up from the log "
+            "(window_entries <= max_near_sync_message_lag), or a stall would put it out of reach",
+        )
+    if settings.transport.ping_interval_ms >= settings.transport.dead_after_ms:
+        yield Broken(
+            ("transport.ping_interval", "transport.dead_after"),
+            "a connection must be checked before it counts as dead (ping_interval < dead_after)",
+        )
+    if log.factor and log.min_isr > log.factor:
+        yield Broken(
+            ("replication.min_isr", "replication.factor"),
+            f"no more than replication.factor ({log.factor}) replicas can hold a write",
+        )
     if settings.limits.object_bytes > log.window_bytes:
         yield Broken(
             ("limits.object_size", "replication.window_size"),
@@ -221,7 +268,10 @@ def broken_relations(settings: Settings) -> Iterator[Broken]:
 
 
 def _addresses_apart(settings: Settings) -> Iterator[Broken]:
-    http, admin = settings.listen.http, settings.listen.admin
+    http, admin, cluster = settings.listen.http, settings.listen.admin, settings.listen.cluster
+    for key, other in (("listen.http", http), ("listen.admin", admin)):
+        if cluster.port and cluster.port == other.port and _may_clash(cluster.host, other.host):
+            yield Broken(("listen.cluster", key), f"port {cluster.port} is given to {key} already")
     if http.port and http.port == admin.port and _may_clash(http.host, admin.host):
         yield Broken(
             ("listen.admin", "listen.http"),

@@ -28,6 +28,12 @@ class NodeSettings:
     data_dir: Path
     """Log, store and identity. Relative paths are taken from the config file's folder."""
 
+    id: int = 0
+    """The node's number, unique in its cluster: placement files name nodes by it."""
+
+    rack: str = ""
+    """Where the node stands (a rack, a zone): replicas are spread over racks. Empty: none is named."""
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -49,6 +55,13 @@ class ListenSettings:
 
     admin: Address = Address("127.0.0.1", 8099)
     """Operators and metrics."""
+
+    cluster: Address = Address("127.0.0.1", 0)
+    """The other nodes of the cluster. They learn the port from the metastore, so any free one will do unless a
+    firewall wants to know it."""
+
+    advertise: str = ""
+    """Host under which others reach this node's listeners; empty: the host of each listener."""
 
     connections_limit: int = 4096
     """Open HTTP connections per listener; one more is answered 503. Each costs about 30 KB."""
@@ -94,6 +107,42 @@ class ReplicationSettings:
     """"fsync": acknowledged is on disk. "async": acknowledged is in the page cache; a power loss costs the
     gen: this copy is not believed any more (docs/protocol.md R-GEN)."""
 
+    factor: int = 0
+    """Replicas of each partition of the `default` bucket type when the cluster is created. 0: 3 where
+    `metastore.hosts` names an ensemble, 1 with the embedded one, which is a single node's."""
+
+    min_isr: int = 0
+    """Replicas that must hold a write before it is acknowledged, clamped to 1 .. factor. 0: one less than the
+    factor, at least 1."""
+
+    placement: str = "computed"
+    """How the `default` bucket type is placed: "computed", or "file": the cluster waits for an operator's."""
+
+    ignore_rack_assignment: bool = False
+    """Place without regard to racks. Without it, racks on some nodes only are refused."""
+
+    max_time_lag_ms: int = 3_000
+    """How long a member in sync may owe the acknowledgement of an entry before it is taken out of the ISR.
+    Below the session's time-out, so that a node that hangs is out before it is declared dead."""
+
+    max_record_lag_count: int = 10_000
+    """How many records a member's applied state may be behind before it leaves the ISR, never below min-ISR."""
+
+    max_near_sync_message_lag_count: int = 20_000
+    """How many entries a follower may be behind and still catch up from the log."""
+
+    catch_up_rate_limit_bytes: int = 100 * MB
+    """Bytes a second that a node sends to followers out of sync, in all, so that they do not starve the others."""
+
+    read_isolation: str = "committed"
+    """What a read without `isolation` gets: "committed" (linearizable) or "uncommitted" (may be taken back)."""
+
+    dedup_window_count: int = 10_000
+    """How many of a partition's last log offsets are searched for a request id that was seen before."""
+
+    handover_timeout_ms: int = 5_000
+    """How long a leader may drain before a hand-over is given up and it leads on."""
+
     partitions: int = 12
     """Partitions of the `default` bucket type when the cluster is created; 12 divides evenly by 2, 3, 4, 6."""
 
@@ -121,6 +170,30 @@ class ReplicationSettings:
 
     checkpoint_interval_ms: int = 30_000
     """How often the store's durable floor is moved; bounds replay after a power loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransportSettings:
+    """[transport]: the connections between the nodes of one cluster."""
+
+    ping_interval_ms: int = 1_000
+    """How often the side that dialled checks that a silent connection still answers."""
+
+    dead_after_ms: int = 4_000
+    """A connection that was silent for this long is closed and dialled anew."""
+
+    dial_delay_max_ms: int = 2_000
+    """Longest pause between two tries to connect; the first is a twentieth of it."""
+
+    live_limit_bytes: int = 64 * MB
+    """Bytes that may wait for one node in the live lane. Above it the connection is closed: the node does not
+    read, and what it missed it gets from the log."""
+
+    catch_up_limit_bytes: int = 8 * MB
+    """Bytes that may wait for one node in the catch-up lane; its sender waits then."""
+
+    catch_up_share_percent: int = 20
+    """Least share of a busy connection that the catch-up lane gets, so that it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +300,7 @@ class Settings:
     listen: ListenSettings = ListenSettings()
     metastore: MetastoreSettings = MetastoreSettings()
     replication: ReplicationSettings = ReplicationSettings()
+    transport: TransportSettings = TransportSettings()
     limits: LimitSettings = LimitSettings()
     queues: tuple[QueueSettings, ...] = ()
     sink: SinkSettings = SinkSettings()

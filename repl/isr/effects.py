@@ -10,14 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from repl.isr.messages import Forward, Message
 from repl.model.entry import Entry
-from repl.model.record import PartitionRecord
+from repl.model.record import Member, PartitionRecord
 
 
 class Role(StrEnum):
     """What a replica is at the moment; the transitions stand in `replica.py`."""
 
     IDLE = "idle"
+    FOLLOWER = "follower"
     CANDIDATE = "candidate"
     LEADER = "leader"
     RESIGNING = "resigning"
@@ -55,10 +57,12 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class WriteRecord:
-    """Write `record` if the metastore's version is still `record.version`; repeated verbatim while undecided.
-    Answered by WriteConfirmed, WriteRefused or WriteUndecided."""
+    """Write `record` if the metastore's version is still `record.version`, and each node of `needs` is registered,
+    active, and has the gen that is named; repeated verbatim while undecided. Answered by WriteConfirmed,
+    WriteRefused or WriteUndecided."""
 
     record: PartitionRecord
+    needs: tuple[Member, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,70 @@ class Promoted:
     node: str
     inc: int
     gen: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to the replica on `to`; it may be lost."""
+
+    to: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Send `head` to the follower on `to` with the entries [head.start, end) of the log, as many as fit one message,
+    at least the first; in the live lane, or (`live` False) the catch-up lane. Dropped when, at the time
+    of sending, this replica leads no longer in `head.epoch`, or the log does not hold `head.start` any more."""
+
+    to: str
+    head: Forward
+    end: int
+    live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """Drop the log's entries from `to_offset` on, because of the leader of `epoch`, in order with Persist; answered
+    by Truncated once durable. Nobody was ever told that they are committed."""
+
+    to_offset: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReady:
+    """These reads may be served now from the applied state, at once, before anything else happens here."""
+
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRefused:
+    """These reads cannot be served as committed; `reason` is the code of a Retryable error."""
+
+    tokens: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRecord:
+    """Read this partition's record after a sync, begun from now on; answered by RecordSynced, or not at all."""
+
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRecord:
+    """A hint that the record has moved: read it soon and say RecordSeen."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenewGen:
+    """This copy of the log can no longer be believed: take another gen, make it durable, register it, then say
+    GenRenewed. `reason` is one sentence."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +180,14 @@ Effect = (
     | AppendBarrier
     | PersistEpoch
     | WriteRecord
+    | Send
+    | Replicate
+    | Truncate
+    | ReadReady
+    | ReadRefused
+    | SyncRecord
+    | ReadRecord
+    | RenewGen
     | Promoted
     | RoleChanged
     | LeadershipReady

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from repl.isr.messages import Message
 from repl.model.entry import Entry
 from repl.model.record import PartitionRecord
 
@@ -96,6 +97,73 @@ class Resign:
 
 
 @dataclass(frozen=True, slots=True)
+class HandOver:
+    """A leader is asked to hand leadership to `target` (None: to whoever is closest), and to lead on when that has
+    not happened by `deadline_ms`, on the clock of `now_ms`."""
+
+    target: str | None
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message of another replica of this partition, on `node`; perhaps late, repeated or out of order."""
+
+    node: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """The connection that this node dialled to `node` stands (again)."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    """A connection with `node` broke, whoever dialled it: what was sent and not answered may be lost."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """The log ends at `to_offset`, durably. Every Persisted for what was appended before came before this."""
+
+    to_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """The log begins at `start` now; told no later than before the next Hello is handled."""
+
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Somebody wants to read committed state; `token` is answered by ReadReady or ReadRefused."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSynced:
+    """The record as the metastore had it after SyncRecord of this `nonce` was asked for (a read after a sync)."""
+
+    nonce: int
+    record: PartitionRecord
+
+
+@dataclass(frozen=True, slots=True)
+class GenRenewed:
+    """This copy of the log has another gen, durably and registered (after RenewGen)."""
+
+    gen: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The deadline has come; harmless at any other time."""
 
@@ -113,5 +181,14 @@ Event = (
     | SessionExpired
     | PersistFailed
     | Resign
+    | HandOver
+    | Received
+    | LinkUp
+    | LinkDown
+    | Truncated
+    | Trimmed
+    | Read
+    | RecordSynced
+    | GenRenewed
     | Tick
 )

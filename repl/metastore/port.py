@@ -8,12 +8,12 @@ reads again. All methods are coroutines of the event loop; driver threads stay b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from repl.model.record import PartitionRecord, Registration
+from repl.model.record import Member, PartitionRecord, Registration
 
 
 class SessionState(StrEnum):
@@ -30,6 +30,15 @@ class Versioned:
 
     value: bytes
     version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A conditional write of a small value, to be made together with others; `version` None: must not exist."""
+
+    path: str
+    value: bytes
+    version: int | None
 
 
 class Conflict(Exception):
@@ -59,8 +68,14 @@ class Metastore(Protocol):
         """The cluster's 16-byte uuid; `proposed` becomes it when the metastore is empty."""
 
     async def register(self, registration: Registration) -> int:
-        """Create this node's ephemeral registration in the current session and return its inc (the creation
-        zxid); a stale one of an older session of this node is replaced (docs/protocol.md H28)."""
+        """Write down the node's gens (persistent: `needs` of `write_record` go by them), then create its ephemeral
+        registration in the current session and return its inc (the creation zxid); in the same session it renews
+        the data and keeps the inc. A stale one of an older session of this node is replaced
+        (docs/protocol.md H28). Raises WrongIdentity when another live node has the same `id`."""
+
+    async def claim(self, path: str, value: bytes) -> bool:
+        """Create the ephemeral `path` with `value` unless somebody has it; True when this session has it now. It
+        goes with the session; `delete` gives it up. For the election of a controller."""
 
     async def registrations(self) -> Mapping[str, Registration]:
         """The live registrations, by node."""
@@ -69,14 +84,21 @@ class Metastore(Protocol):
         """A gen that was never given before in this cluster."""
 
     async def records(self) -> Mapping[int, PartitionRecord]:
-        """All partition records, each with its version."""
+        """All partition records, each with its version. Cheap when nothing changed since the last call: what no
+        watch has named is not read again."""
 
-    async def create_records(self, records: list[PartitionRecord]) -> bool:
-        """Create these records, all or none; False when some exist already."""
+    async def synced_record(self, partition: int) -> PartitionRecord:
+        """One record, read after a sync that began after the call: at least as new as anything that was confirmed
+        to anybody before. Raises LookupError when there is none, Unavailable."""
 
-    async def write_record(self, record: PartitionRecord) -> PartitionRecord:
-        """Write `record` if the stored version is `record.version`; returns it with its new version. Raises
-        Conflict, Ambiguous, Unavailable."""
+    async def create_records(self, records: list[PartitionRecord], with_values: Collection[Planned] = ()) -> bool:
+        """Create these records and write these values, all or nothing; False when a record exists already or
+        a value's version has moved."""
+
+    async def write_record(self, record: PartitionRecord, needs: Collection[Member] = ()) -> PartitionRecord:
+        """Write `record` if the stored version is `record.version` and every node of `needs` is registered, active,
+        and has noted that gen for the record's partition, all in one conditional multi-write; returns it with its
+        new version. Raises Conflict, Ambiguous, Unavailable."""
 
     async def get(self, path: str) -> Versioned | None:
         """A small value kept beside the records (queue owners, suspensions, options); None if absent."""

@@ -70,7 +70,12 @@ class PartitionRecord:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A live process in the metastore: its node, session, state and how to reach it."""
+    """A live process in the metastore: its node, session, state and how to reach it.
+
+    `gens` are those of the copies that its data directory holds; `spare_gen` is the gen of every copy that
+    is still to be made there (an empty log is an honest one), 0 when unknown. `cluster_address` is the HOST:PORT of
+    the listener for other nodes, `id` and `rack` what placement goes by.
+    """
 
     node: str
     inc: int
@@ -78,3 +83,11 @@ class Registration:
     http_url: str = ""
     admin_url: str = ""
     gens: dict[int, int] = field(default_factory=dict)
+    spare_gen: int = 0
+    cluster_address: str = ""
+    id: int = 0
+    rack: str = ""
+
+    def gen_of(self, partition: int) -> int:
+        """The gen of the node's copy of `partition`, be it there or still to be made."""
+        return self.gens.get(partition, self.spare_gen)

@@ -121,7 +121,7 @@ def test_all_faults_are_reported_at_once_in_the_order_of_lines() -> None:
         ("[sink]\nlevel = 1", "2: sink.level: unknown here; there is such a key in [log]"),
         ("[log]\nx = 1", "2: log.x: unknown key; known here: level, format"),
         ("[log]\n'a b' = 1", '2: log."a b": unknown key; known here: level, format'),
-        ("log = 1", "1: node.log: unknown key; known here: name, cluster, data_dir"),
+        ("log = 1", "1: node.log: unknown key; known here: name, cluster, data_dir, id, rack"),
         (
             "[queues]\nname = 'a'",
             "1: queues: queues is a list; write [[queues]], in double brackets, before each of them",

@@ -1,0 +1,120 @@
+"""What replicas of one partition say to each other.
+
+Each message carries the epoch in which it was said; the receiver takes it only in exactly that epoch
+(docs/protocol.md R-FENCE). What a follower says also carries the gen of its log (R-GEN), what answers a question
+its nonce (R-NONCE). Messages may be lost, repeated, reordered and late; the core sorts that out. Partition,
+sender and cluster are the transport's to add (`repl.transport`).
+
+    follower -> leader   Hello, Ack, Nack, ProbeOk
+    leader -> follower   HelloOk, HelloRefused, Forward, Probe
+    either way           Fenced
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from repl.isr.epochs import EpochTable
+from repl.model.entry import Entry
+
+
+class Hello(NamedTuple):
+    """A follower asks to follow: where its log ends, what of it is durable, its whole epoch table (H2)."""
+
+    epoch: int
+    gen: int
+    nonce: int
+    leo: int
+    durable: int
+    table: EpochTable
+
+
+class HelloOk(NamedTuple):
+    """The leader takes it: the logs agree below `common`; the follower drops the rest and is sent on from there.
+    `hw` and `leo` are the leader's."""
+
+    epoch: int
+    nonce: int
+    common: int
+    hw: int
+    leo: int
+
+
+class Refusal(StrEnum):
+    """Why a leader does not take a follower."""
+
+    REGRESSED = "regressed"
+    """Its log ends below what it acknowledged durably in this epoch (H39): it must take another gen."""
+
+    BEYOND_LOG = "beyond-log"
+    """The leader's log no longer reaches back to where the logs agree."""
+
+
+class HelloRefused(NamedTuple):
+    """The leader cannot take it now; `log_start` is where the leader's log begins."""
+
+    epoch: int
+    nonce: int
+    refusal: Refusal
+    log_start: int
+
+
+class Forward(NamedTuple):
+    """Entries from `start` on, none for news alone. `before` is the epoch of the entry below `start` (0: none);
+    `seq` rises with each that is sent to this follower in this epoch; `hw`, `leo`, `isr` and the record's `version`
+    are the leader's at the time of sending."""
+
+    epoch: int
+    seq: int
+    start: int
+    before: int
+    hw: int
+    leo: int
+    version: int
+    isr: tuple[str, ...]
+    entries: tuple[Entry, ...] = ()
+
+
+class Ack(NamedTuple):
+    """What a follower has: log end, durable end, hw. `seq` is the greatest of the Forwards that it has handled."""
+
+    epoch: int
+    gen: int
+    seq: int
+    leo: int
+    durable: int
+    hw: int
+
+
+class Nack(NamedTuple):
+    """A Forward did not fit: the log ends at `leo`, go on from there."""
+
+    epoch: int
+    gen: int
+    seq: int
+    leo: int
+
+
+class Probe(NamedTuple):
+    """A leader asks whether it still leads, for the committed reads that came before (R-READ)."""
+
+    epoch: int
+    nonce: int
+
+
+class ProbeOk(NamedTuple):
+    """This replica has not heard of a higher epoch."""
+
+    epoch: int
+    gen: int
+    nonce: int
+
+
+class Fenced(NamedTuple):
+    """An answer to a message of another epoch: `epoch` is the highest heard of here. Only a hint to read the record."""
+
+    epoch: int
+
+
+Message = Hello | HelloOk | HelloRefused | Forward | Ack | Nack | Probe | ProbeOk | Fenced
