@@ -312,7 +312,7 @@ class Runtime:
 
     # -- reports of the threads -----------------------------------------------------------------------
 
-    def _durable_threadsafe(self, ends: Mapping[int, int]) -> None:
+    def _durable_threadsafe(self, ends: Mapping[int, int], _truncated: Mapping[int, int]) -> None:
         self._call(self._durable, ends)
 
     def _applied_threadsafe(self, steps: list[PartitionStep]) -> None:

@@ -22,7 +22,7 @@ from repl.replog.files import FileIO, SystemFiles
 from repl.replog.frames import MAX_BODY_BYTES, RunKind, encode_entries, encode_truncate
 from repl.replog.index import LogIndex
 from repl.replog.names import is_unfinished
-from repl.replog.port import EpochTable, LogStats, RecoveredPartition
+from repl.replog.port import EpochTable, LogStats, OnDurable, RecoveredPartition
 from repl.replog.reader import LogFileReader, decoded
 from repl.replog.recovery import Recovery, recover
 from repl.replog.tail import LogTail
@@ -151,7 +151,7 @@ class FileLog:
 
     def start(
         self,
-        on_durable: Callable[[Mapping[int, int]], None],
+        on_durable: OnDurable,
         on_failure: Callable[[Exception], None],
     ) -> None:
         """As in the port. The caller has taken note of all damage: a damaged partition is from now on what
@@ -269,6 +269,10 @@ class FileLog:
     def leo(self, partition: int) -> int:
         end = self._ends.get(partition)
         return end.leo if end else 0
+
+    def start_of(self, partition: int) -> int:
+        index = self._index.partitions.get(partition)
+        return index.start if index else 0
 
     def epoch_table(self, partition: int) -> EpochTable:
         end = self._ends.get(partition)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from repl.model.entry import Entry
 from repl.model.errors import LocalFault, OutOfStorage
 from repl.replog.epochs import clipped, extended, last_epoch, truncated
-from repl.replog.port import EpochTable, LogStats, RecoveredPartition
+from repl.replog.port import EpochTable, LogStats, OnDurable, RecoveredPartition
 
 
 class _Partition:
@@ -38,7 +38,8 @@ class MemoryLog:
         self._hold = hold
         self._partitions: dict[int, _Partition] = {}
         self._touched: dict[int, None] = {}
-        self._on_durable: Callable[[Mapping[int, int]], None] | None = None
+        self._truncated: dict[int, int] = {}
+        self._on_durable: OnDurable | None = None
         self._on_failure: Callable[[Exception], None] = lambda _: None
         self._failure: Exception | None = None
         self._closed = False
@@ -52,7 +53,7 @@ class MemoryLog:
 
     def start(
         self,
-        on_durable: Callable[[Mapping[int, int]], None],
+        on_durable: OnDurable,
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._on_durable = on_durable
@@ -64,11 +65,12 @@ class MemoryLog:
             return
         assert self._on_durable is not None
         touched, self._touched = self._touched, {}
+        truncated, self._truncated = self._truncated, {}
         for partition in touched:
             self._partitions[partition].durable = self._partitions[partition].leo
         self._entries_written = self._entries_queued
         self._batches_written += 1
-        self._on_durable({partition: self._partitions[partition].durable for partition in touched})
+        self._on_durable({partition: self._partitions[partition].durable for partition in touched}, truncated)
 
     def fail(self, error: Exception) -> None:
         """Behave as if a write had failed with `error`."""
@@ -110,10 +112,13 @@ class MemoryLog:
         held = self._partitions.setdefault(partition, _Partition())
         assert held.start <= to_offset <= held.leo, f"truncation to {to_offset} outside the log"
         assert epoch >= last_epoch(truncated(held.table, to_offset))
+        if partition in self._touched:
+            self.commit()  # what was appended before is reported before
         self._size_bytes -= sum(len(entry.wire) for entry in held.entries[to_offset - held.start :])
         del held.entries[to_offset - held.start :]
         held.table = truncated(held.table, to_offset)
         held.durable = min(held.durable, to_offset)
+        self._truncated[partition] = to_offset
         self._queued(partition)
 
     def _queued(self, partition: int) -> None:
@@ -124,6 +129,10 @@ class MemoryLog:
     def leo(self, partition: int) -> int:
         held = self._partitions.get(partition)
         return held.leo if held else 0
+
+    def start_of(self, partition: int) -> int:
+        held = self._partitions.get(partition)
+        return held.start if held else 0
 
     def epoch_table(self, partition: int) -> EpochTable:
         held = self._partitions.get(partition)

@@ -44,6 +44,10 @@ class LogStats:
     pending_entries: int
 
 
+OnDurable = Callable[[Mapping[int, int], Mapping[int, int]], None]
+"""See `Replog.start`: called with (ends, truncations)."""
+
+
 class Replog(Protocol):
     """The node's log. Its methods are called from one thread (the loop's) unless said otherwise."""
 
@@ -52,11 +56,13 @@ class Replog(Protocol):
 
     def start(
         self,
-        on_durable: Callable[[Mapping[int, int]], None],
+        on_durable: OnDurable,
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """Begin writing. `on_durable({partition: first offset that is not durable})` is called after each group
-        commit, from the log's own thread; `on_failure` once, when a write or fsync failed: the log
+        """Begin writing. `on_durable({partition: first offset that is not durable}, {partition: offset})` is called
+        after each group commit, from the log's own thread. The second names the partitions that were truncated in it,
+        each at most once and before anything was appended to it in the same commit, and to where; what had been
+        appended before that was reported before. `on_failure` is called once, when a write or fsync failed: the log
         then accepts nothing more and the process is expected to leave (docs/protocol.md H34)."""
 
     def has_room(self, size_bytes: int) -> bool:
@@ -74,6 +80,9 @@ class Replog(Protocol):
 
     def leo(self, partition: int) -> int:
         """First free offset of the partition, durable or not."""
+
+    def start_of(self, partition: int) -> int:
+        """First offset that the log still holds, 0 for an empty log; cheap, from any thread."""
 
     def epoch_table(self, partition: int) -> EpochTable:
         """The partition's epochs and their first offsets."""

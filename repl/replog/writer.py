@@ -11,7 +11,7 @@ It decides nothing about entries; `repl.replog.log` has checked and encoded them
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event
@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 from repl.replog.files import FileIO
 from repl.replog.frames import RunKind
 from repl.replog.index import LogIndex
+from repl.replog.port import OnDurable
 from repl.replog.tail import LogTail
 from repl.replog.trimming import trim
 
@@ -97,7 +98,7 @@ class LogWriter:
         self.queue: SimpleQueue[Item] = SimpleQueue()
         self.begin_new_file = False
         """Set before `run`: state where the partitions stand in a new file before anything else is written."""
-        self.on_durable: Callable[[Mapping[int, int]], None] = lambda _: None
+        self.on_durable: OnDurable = lambda _ends, _truncations: None
         self.entries_written = 0
         self.batches_written = 0
         self.bytes_written = 0
@@ -179,6 +180,7 @@ class LogWriter:
         if self._synchronous:
             self._tail.sync()
         durable: dict[int, int] = {}
+        truncated: dict[int, int] = {}
         entries = 0
         with self._index.lock:
             for item in batch:
@@ -188,11 +190,12 @@ class LogWriter:
                     entries += item.entry_count
                 else:
                     partition.truncate(item.base)
+                    truncated[item.partition] = item.base
                 durable[item.partition] = partition.leo
         self.batches_written += 1
         self.entries_written += entries
         self.bytes_written += sum(item.size_bytes for item in batch)
-        self.on_durable(durable)
+        self.on_durable(durable, truncated)
 
     def _quiet(self) -> None:
         if self._tail.durable == self._tail.end:

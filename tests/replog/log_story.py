@@ -56,14 +56,16 @@ class Listener:
     def __init__(self, log: Replog) -> None:
         self.log = log
         self.reports: list[dict[int, int]] = []
+        self.truncated: list[dict[int, int]] = []
         self.durable: dict[int, int] = {}
         self.failures: list[Exception] = []
         self._changed = threading.Condition()
         log.start(self._on_durable, self._on_failure)
 
-    def _on_durable(self, durable: Mapping[int, int]) -> None:
+    def _on_durable(self, durable: Mapping[int, int], truncated: Mapping[int, int]) -> None:
         with self._changed:
             self.reports.append(dict(durable))
+            self.truncated.append(dict(truncated))
             self.durable.update(durable)
             self._changed.notify_all()
 

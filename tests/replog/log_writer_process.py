@@ -42,7 +42,7 @@ class Writer:
         self.changed = threading.Condition()
         self.log.start(self.heard, lambda error: os._exit(3))
 
-    def heard(self, durable: Mapping[int, int]) -> None:
+    def heard(self, durable: Mapping[int, int], _truncated: Mapping[int, int]) -> None:
         say(durable=durable)
         with self.changed:
             self.durable.update(durable)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,29 @@ def test_truncation_to_the_end_is_reported_too(subject: Subject) -> None:
     log.append(0, entries(2, 2, 1))
     assert listener.wait({0: 3})
     assert log.read(0, 1, 3, 1 << 20) == entries(1, 1, 1) + entries(2, 2, 1)
+
+
+def test_truncations_are_told_in_order_with_what_was_appended(subject: Subject) -> None:
+    """Each truncation is in a report of its own for its partition; what was appended before it was reported before, and
+    what comes after it in the same report was appended after it."""
+    log = subject.log
+    listener = Listener(log)
+    for round_ in range(20):
+        log.append(0, entries(round_ + 1, 2 * round_, 5))
+        log.append(1, entries(round_ + 1, round_, 1, tag=1))
+        log.truncate(0, 2 * round_ + 3, round_ + 1)
+        log.truncate(0, 2 * round_ + 2, round_ + 1)
+    assert listener.wait({0: 40, 1: 20})
+    ends = [(report.get(0), cut.get(0)) for report, cut in zip(listener.reports, listener.truncated, strict=True)]
+    cuts = [cut for _, cut in ends if cut is not None]
+    assert cuts == [offset for round_ in range(20) for offset in (2 * round_ + 3, 2 * round_ + 2)]
+    assert all(1 not in cut for cut in listener.truncated)
+    for (before, _), (end, cut) in pairwise([(end, cut) for end, cut in ends if end is not None]):
+        if cut is not None:
+            assert before is not None
+            assert before >= cut, "a truncation was told before what it cut"
+            assert end is not None
+            assert end >= cut
 
 
 def test_an_empty_partition_can_be_truncated(subject: Subject) -> None:

@@ -66,7 +66,7 @@ def test_the_epoch_table_is_clipped_with_the_log() -> None:
     for epoch in range(1, 11):
         fill(log, listener, 0, epoch, 6)
     trimmed(log, {0: 31})
-    start = 60 - len(log.read(0, log._index.partitions[0].start, 60, 1 << 20))
+    start = 60 - len(log.read(0, log.start_of(0), 60, 1 << 20))
     assert 20 < start <= 31
     table = log.epoch_table(0)
     assert table[0][1] < start <= table[1][1]
@@ -156,12 +156,12 @@ def test_a_reader_in_the_middle_of_a_trim_gets_entries_or_a_lookup_error() -> No
         log.read(0, 0, 30, 1 << 20)
     disk.open = trim_first
     fill(log, listener, 0, 1, 30)
-    start = log._index.partitions[0].start
+    start = log.start_of(0)
     disk.open = trim_first
     try:
         assert log.read(0, start, 60, 1 << 20) == entries(1, start, 60 - start, size=150)
     except LookupError:
-        assert log._index.partitions[0].start > start
+        assert log.start_of(0) > start
     log.close()
 
 
