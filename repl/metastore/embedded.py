@@ -1,8 +1,9 @@
 """A real ZooKeeper from the jars that PySpark ships: its command line, its files, and whether it serves.
 
-For one node without an ensemble and for clusters on one machine. Loopback only, one process, everything
-below one directory: `zoo.cfg`, `log4j2.properties`, `data/`, `zookeeper.log` (bounded). This room starts
-nothing: the process that owns it, restarts it and outlives a killed node is `node.supervisor`.
+For one node without an ensemble and for clusters on one machine, which may have an ensemble of three. Loopback only,
+one process a server, everything of it below one directory: `zoo.cfg`, `log4j2.properties`, `data/`, `zookeeper.log`
+(bounded). This room starts nothing: the process that owns it, restarts it and outlives a killed node is
+`node.supervisor`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +50,11 @@ TICK_MS: Final = 500
 SESSION_MAX_MS: Final = 60_000
 """Longest session granted (ZooKeeper's own default, 20 ticks, would cut ours to 10 s)."""
 
+INIT_LIMIT_TICKS: Final = 40
+SYNC_LIMIT_TICKS: Final = 10
+"""How long a server of an ensemble may take to join a leader (20 s: a slow disk, a busy machine), and how long leader
+and follower may be silent before they part (5 s). A killed leader is noticed at once, by its connections."""
+
 CONNECTIONS_LIMIT: Final = 256
 """Connections from this machine; one more is closed at once. A node has one."""
 
@@ -75,6 +82,17 @@ PROBE_TIMEOUT_S: Final = 2.0
 """How long one readiness probe may take."""
 
 
+@dataclass(frozen=True, slots=True)
+class EnsembleMember:
+    """One server of an ensemble on this machine: its number (1 to 255, never that of another data directory) and
+    its loopback ports, for clients, for the leader's proposals and for elections."""
+
+    number: int
+    client_port: int
+    peer_port: int
+    election_port: int
+
+
 def find_jars() -> list[Path]:
     """The jars of JARS in the installed pyspark package, in that order. Raises LocalFault. (pyspark itself is not
     imported: only its directory is looked up.)"""
@@ -91,8 +109,16 @@ def find_jars() -> list[Path]:
     return jars
 
 
-def prepare(directory: Path, port: int) -> None:
-    """Write the server's files below `directory` for loopback port `port`. Raises LocalFault when it cannot."""
+def prepare(directory: Path, port: int, ensemble: Sequence[EnsembleMember] = ()) -> None:
+    """Write the server's files below `directory` for loopback port `port`. With `ensemble`, all members of it, this is
+    the one with that client port; a directory stays a member or a single server for good, since servers that join
+    with empty directories could outvote its data. Raises LocalFault when it cannot."""
+    quorum = ""
+    if ensemble:
+        assert len({member.number for member in ensemble}) == len(ensemble), "a number names one member"
+        quorum = f"initLimit={INIT_LIMIT_TICKS}\nsyncLimit={SYNC_LIMIT_TICKS}\n" + "".join(
+            f"server.{member.number}={HOST}:{member.peer_port}:{member.election_port}\n" for member in ensemble
+        )
     try:
         (directory / "data").mkdir(parents=True, exist_ok=True)
         (directory / "zoo.cfg").write_text(
@@ -104,8 +130,11 @@ def prepare(directory: Path, port: int) -> None:
             f"maxClientCnxns={CONNECTIONS_LIMIT}\n"
             "admin.enableServer=false\n"
             "autopurge.snapRetainCount=3\n"
-            "autopurge.purgeInterval=1\n"
+            "autopurge.purgeInterval=1\n" + quorum
         )
+        if ensemble:
+            (own,) = (member for member in ensemble if member.client_port == port)
+            (directory / "data" / "myid").write_text(f"{own.number}\n")
         (directory / "log4j2.properties").write_text(_LOG4J)
         if not os.access(directory / "data", os.W_OK | os.X_OK):
             raise PermissionError(f"{directory / 'data'} is not writable")
@@ -113,9 +142,9 @@ def prepare(directory: Path, port: int) -> None:
         raise LocalFault(f"cannot write the embedded ZooKeeper's files in {directory}: {error}") from error
 
 
-def zookeeper_command(java: Java, jars: list[Path], directory: Path, port: int) -> list[str]:
+def zookeeper_command(java: Java, jars: list[Path], directory: Path, port: int, *, quorum: bool = False) -> list[str]:
     """The argument list that runs the server of a `directory` prepared for `port` in the foreground, when that
-    directory is its working directory."""
+    directory is its working directory; `quorum`: it was prepared as a member of an ensemble."""
     return [
         str(java.path),
         *JVM_FLAGS,
@@ -123,7 +152,7 @@ def zookeeper_command(java: Java, jars: list[Path], directory: Path, port: int) 
         "-Dlog4j2.configurationFile=log4j2.properties",
         "-cp",
         os.pathsep.join(map(str, jars)),
-        "org.apache.zookeeper.server.ZooKeeperServerMain",
+        f"org.apache.zookeeper.server.{'quorum.QuorumPeerMain' if quorum else 'ZooKeeperServerMain'}",
         "./zoo.cfg",
     ]
 
