@@ -14,6 +14,7 @@ from repl.model.entry import EntryKind
 from repl.store import rows
 from repl.store.port import PartitionStep
 from repl.store.progress import End, Progress
+from repl.store.requests import RequestWindows, request_name
 from repl.store.rows import Position, Prefixes
 
 _DATA: Final = int(EntryKind.DATA)
@@ -32,9 +33,14 @@ class Batch(Protocol):
 
 
 def fill(
-    batch: Batch, steps: Sequence[PartitionStep], progress: Progress, prefixes_of: Callable[[int], Prefixes]
+    batch: Batch,
+    steps: Sequence[PartitionStep],
+    progress: Progress,
+    prefixes_of: Callable[[int], Prefixes],
+    requests: RequestWindows,
 ) -> tuple[End, ...]:
     """Put the rows of `steps` into `batch`; returns where they leave their partitions.
+    What they leave of `requests` is in the batch too.
 
     A partition's entries are contiguous and go on where its last ones ended, or, in a replay, where its floor
     was (asserted). All rows are absolute, so entries written again change nothing.
@@ -50,12 +56,13 @@ def fill(
             put(prefixes.soft + queue, state)
         if not entries:
             continue
-        object_prefix, key_prefix, change_prefix, mark_prefix, cursor_prefix, _, applied_name = prefixes
+        object_prefix, key_prefix, change_prefix, mark_prefix, cursor_prefix, _, request_prefix, applied_name = prefixes
+        window = requests.of(partition)
         mark_s = progress.next(partition).newest_mark_s
         next_mark_ms = mark_s * 1000 + 1000
         first = expected = entries[0].offset
         for (
-            kind, _, offset, _, _, origin, time_ms, hash64, _, previous, entry_bucket, key, row, payload, _
+            kind, _, offset, _, request_id, origin, time_ms, hash64, _, previous, entry_bucket, key, row, payload, _
         ) in entries:  # fmt: skip
             assert offset == expected, (partition, offset, expected)
             expected += 1
@@ -74,10 +81,16 @@ def fill(
                     mark_s = time_ms // 1000
                     next_mark_ms = mark_s * 1000 + 1000
                     put(mark_prefix + pack_u64(mark_s), number)
+                if request_id:
+                    name = request_name(hash64, request_id)
+                    window.add(offset, name)
+                    put(request_prefix + number, name)
             elif kind == _CURSOR:
                 put(cursor_prefix + key, pack_u64(offset) + payload)
             else:
                 assert kind in _PLAIN, kind
+        for gone in window.trim(expected - requests.offset_count):
+            delete(request_prefix + pack_u64(gone))
         end = progress.prepared(partition, first, Position(entries[-1].epoch, expected, mark_s))
         if end.moves_applied:
             put(applied_name, rows.encode_position(end.position))

@@ -28,10 +28,11 @@ from repl.slots import Slots
 from repl.store import rows
 from repl.store.batch import fill
 from repl.store.checkpoint import FLOORS_NAME, Disk, Floors, encode_floors, read_floors, sync_rows
-from repl.store.opening import check_identity, damaged, found_progress
+from repl.store.opening import check_identity, damaged, found_progress, found_requests
 from repl.store.port import Applied, PartitionStep
 from repl.store.progress import End, Progress
 from repl.store.reads import Reads, Source
+from repl.store.requests import WINDOW_OFFSETS, RequestWindows
 from repl.store.time_marks import THIN_EVERY_S, excess_marks
 
 BLOOM_FILTER_BITS: Final = 10
@@ -132,10 +133,19 @@ class LevelStore(Reads):
     """
 
     def __init__(
-        self, directory: Path, db: Any, progress: Progress, slots: Slots, floors: Floors, boot_id: str, disk: Disk
+        self,
+        directory: Path,
+        db: Any,
+        progress: Progress,
+        requests: RequestWindows,
+        slots: Slots,
+        floors: Floors,
+        boot_id: str,
+        disk: Disk,
     ) -> None:
         """For `open` only."""
         super().__init__(View(db, directory), progress)
+        self._requests = requests
         self._directory = directory
         self._db = db
         self._slots = slots
@@ -158,10 +168,12 @@ class LevelStore(Reads):
         write_buffer_bytes: int,
         block_cache_bytes: int,
         boot_id: str,
+        request_window_offsets: int = WINDOW_OFFSETS,
         disk: Disk | None = None,
     ) -> LevelStore:
         """The store in `directory`, made if it is not there. Blocks while LevelDB reads its logs.
 
+        `request_window_offsets`: of how many of a partition's last offsets the requests are remembered.
         `boot_id` names this run of the machine (Linux: /proc/sys/kernel/random/boot_id). Raises Corruption,
         WrongIdentity, and LocalFault for a directory that is in use, unwritable or of another version.
         """
@@ -192,7 +204,8 @@ class LevelStore(Reads):
                 _make_new(db, directory, cluster_uuid, slots, floors, disk)
             assert floors is not None
             progress = found_progress(view, directory, floors, trusted=whole)
-            store = cls(directory, db, progress, slots, floors, boot_id, disk)
+            requests = found_requests(view, directory, progress, request_window_offsets)
+            store = cls(directory, db, progress, requests, slots, floors, boot_id, disk)
             if not store._needs_replay:
                 store._note_floors(boot_id)
         except plyvel.Error as error:
@@ -243,7 +256,7 @@ class LevelStore(Reads):
             batch = self._spare_batches.pop()
         except IndexError:
             batch = self._db.write_batch()
-        return Prepared(batch, fill(batch, steps, self._progress, self._prefixes_of))
+        return Prepared(batch, fill(batch, steps, self._progress, self._prefixes_of, self._requests))
 
     def commit(self, prepared: Prepared) -> None:
         """Write a prepared batch; readers see all of it or nothing. Raises LocalFault."""
@@ -265,6 +278,10 @@ class LevelStore(Reads):
             self._refuse_after_failure()
             self._note_floors(self._floors.boot_id)
             self._thin_one_partition()
+
+    def request_offset(self, partition: int, key_hash: int, request_id: bytes) -> int | None:
+        """The offset of the entry that carried this request for the key of that hash, if it is remembered."""
+        return self._requests.offset_of(partition, key_hash, request_id)
 
     def size_bytes(self) -> int:
         """Size of the database's files, among them obsolete ones that LevelDB has yet to delete."""

@@ -17,6 +17,7 @@ from repl.model.entry import NO_OFFSET, EntryKind
 from repl.model.keys import key_hash, segment_of
 from repl.store.port import Applied, Change, Cursor, ListedKey, PartitionStep, Prepared
 from repl.store.progress import Progress
+from repl.store.requests import WINDOW_OFFSETS, RequestWindows, request_name
 from repl.store.rows import Position
 
 Name = tuple[bytes, bytes]
@@ -41,7 +42,8 @@ class _Partition:
 class MemoryStore:
     """`repl.store.port.Store` in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, request_window_offsets: int = WINDOW_OFFSETS) -> None:
+        self._requests = RequestWindows(request_window_offsets)
         self._progress = Progress({}, {}, trusted=True)
         self._partitions: dict[int, _Partition] = {}
         self._lock = RLock()
@@ -104,8 +106,11 @@ class MemoryStore:
                 if e.time_ms // 1000 > mark_s:
                     mark_s = e.time_ms // 1000
                     kept.marks.append((mark_s, e.offset))
+                if e.request_id:
+                    self._requests.of(step.partition).add(e.offset, request_name(e.key_hash, e.request_id))
             else:
                 assert e.kind in (EntryKind.BARRIER, EntryKind.CONFIG), e.kind
+        self._requests.of(step.partition).trim(last.offset + 1 - self._requests.offset_count)
         end = Position(last.epoch, last.offset + 1, mark_s)
         self._progress.wrote([self._progress.prepared(step.partition, first, end)])
 
@@ -137,6 +142,11 @@ class MemoryStore:
             kept = self._of(partition)
             offset, payload = kept.cursors.get(queue, (NO_OFFSET, None))
             return Cursor(offset, payload, kept.soft_cursors.get(queue))
+
+    def request_offset(self, partition: int, key_hash: int, request_id: bytes) -> int | None:
+        """The offset of the entry that carried this request, if it is remembered."""
+        with self._lock:
+            return self._requests.offset_of(partition, key_hash, request_id)
 
     def offset_at(self, partition: int, time_ms: int) -> int:
         """An offset below which no change was made at or after `time_ms`."""

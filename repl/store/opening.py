@@ -13,6 +13,7 @@ from repl.store import rows
 from repl.store.checkpoint import FLOORS_NAME, Floors
 from repl.store.progress import Progress
 from repl.store.reads import Source
+from repl.store.requests import RequestWindows
 
 
 def damaged(what: str, directory: Path) -> Corruption:
@@ -59,3 +60,19 @@ def found_progress(source: Source, directory: Path, floors: Floors, *, trusted: 
         return Progress(positions, floors.positions, trusted=trusted)
     except Corruption as error:
         raise damaged(str(error), directory) from error
+
+
+def found_requests(source: Source, directory: Path, progress: Progress, offset_count: int) -> RequestWindows:
+    """The remembered requests of all partitions. Those that a replay will bring again are left to it. Raises
+    Corruption."""
+    windows = RequestWindows(offset_count)
+    try:
+        for partition in progress.applied_offsets():
+            prefix = rows.prefixes(partition).request
+            stop = prefix + rows.U64.pack(progress.next(partition).offset)
+            window = windows.of(partition)
+            for name, value in source.scan(prefix, stop):
+                window.add(rows.decode_u64(name[len(prefix) :]), value)
+    except Corruption as error:
+        raise damaged(str(error), directory) from error
+    return windows

@@ -112,6 +112,11 @@ class Store(Protocol):
     def cursor(self, partition: int, queue: bytes) -> Cursor:
         """The queue's cursor rows in this partition."""
 
+    def request_offset(self, partition: int, key_hash: int, request_id: bytes) -> int | None:
+        """The offset of the entry by which the request `request_id` changed the key of that hash, if it is among the
+        partition's last offsets (the store's request window); None otherwise. The entry is committed, and applied
+        once the partition's applied offset is above it. From memory; never blocks."""
+
     def offset_at(self, partition: int, time_ms: int) -> int:
         """The offset from which changes at or after `time_ms` (leader's wall clock) are found, by the time
         marks; 0 when before the first mark, the applied offset when after the last change."""

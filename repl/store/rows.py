@@ -12,6 +12,7 @@ any change of it needs a new FORMAT_VERSION.
     c | partition | offset              -> kind, hash, time, origin, bucket, key   in order of change
     t | partition | second              -> offset                                  time marks
     q | partition | queue               -> offset, payload of a CURSOR entry
+    r | partition | offset              -> key hash, request id                    requests of the last offsets
     s | partition | queue               -> soft cursor
     FF                                  -> nothing                                 the end
 """
@@ -24,7 +25,7 @@ from typing import Final, NamedTuple
 from repl.model.errors import Corruption
 from repl.store.port import Change
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 """Version of everything described here; a database of another version is refused at open."""
 
 FORMAT_KEY: Final = b"f"
@@ -39,6 +40,7 @@ CHANGE_TAG: Final = b"c"
 MARK_TAG: Final = b"t"
 CURSOR_TAG: Final = b"q"
 SOFT_TAG: Final = b"s"
+REQUEST_TAG: Final = b"r"
 
 ORIGIN_BYTES: Final = 16
 """An origin is a cluster's uuid."""
@@ -88,6 +90,7 @@ class Prefixes(NamedTuple):
     mark: bytes
     cursor: bytes
     soft: bytes
+    request: bytes
     applied: bytes
 
 
@@ -101,6 +104,7 @@ def prefixes(partition: int) -> Prefixes:
         MARK_TAG + number,
         CURSOR_TAG + number,
         SOFT_TAG + number,
+        REQUEST_TAG + number,
         APPLIED_TAG + number,
     )
 

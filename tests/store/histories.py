@@ -16,10 +16,13 @@ from repl.store.batch import fill
 from repl.store.leveldb import LevelStore
 from repl.store.port import PartitionStep
 from repl.store.progress import Progress
+from repl.store.requests import RequestWindows
 
 CLUSTER = bytes(range(16))
 BOOT = "first-boot"
 START_MS = 1_700_000_000_000
+WINDOW_OFFSETS = 12
+"""Small enough that most histories outgrow it."""
 
 
 def open_store(directory: Path, **options: object) -> LevelStore:
@@ -29,6 +32,7 @@ def open_store(directory: Path, **options: object) -> LevelStore:
         "write_buffer_bytes": 64 * 1024,
         "block_cache_bytes": 1024 * 1024,
         "boot_id": BOOT,
+        "request_window_offsets": WINDOW_OFFSETS,
     }
     return LevelStore.open(directory, **{**settings, **options})  # type: ignore[arg-type]
 
@@ -53,7 +57,7 @@ class History:
             EntryKind.DATA,
             self.epoch,
             offset,
-            request_id=b"r" * 16,
+            request_id=b"r%d" % offset if offset % 3 else b"",
             origin=CLUSTER,
             time_ms=self.time_ms,
             key_hash=key_hash(bucket, key),
@@ -89,6 +93,7 @@ class Twin:
     def __init__(self) -> None:
         self.rows = {rows.FORMAT_KEY: rows.encode_format(CLUSTER), rows.END_KEY: b""}
         self._progress = Progress({}, {}, trusted=True)
+        self._requests = RequestWindows(WINDOW_OFFSETS)
 
     def put(self, name: bytes, value: bytes) -> None:
         """A row is written."""
@@ -100,7 +105,7 @@ class Twin:
 
     def write(self, steps: Iterable[PartitionStep]) -> None:
         """As a store's `write`."""
-        fill(self, list(steps), self._progress, rows.prefixes)
+        fill(self, list(steps), self._progress, rows.prefixes, self._requests)
 
 
 def stored_rows(directory: Path) -> dict[bytes, bytes]:

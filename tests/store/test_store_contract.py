@@ -13,13 +13,14 @@ from repl.model.entry import NO_OFFSET, EntryKind, decode_key_row
 from repl.model.keys import key_hash, segment_of
 from repl.store.memory import MemoryStore
 from repl.store.port import Applied, Cursor, ListedKey, PartitionStep, Store
-from tests.store.histories import CLUSTER, START_MS, History, chunks, open_store
+from tests.store.histories import CLUSTER, START_MS, WINDOW_OFFSETS, History, chunks, open_store
 
 
 @pytest.fixture(params=["memory", "level"])
 def store(request: pytest.FixtureRequest, room: Path) -> Iterator[Store]:
     """An empty store of each kind."""
-    opened: Store = MemoryStore() if request.param == "memory" else open_store(room / "store")
+    memory = request.param == "memory"
+    opened: Store = MemoryStore(request_window_offsets=WINDOW_OFFSETS) if memory else open_store(room / "store")
     yield opened
     opened.close()
 
@@ -294,3 +295,24 @@ def test_size_grows_with_the_data(store: Store) -> None:
     history.put(b"b", b"k", bytes(50_000))
     store.write([history.step(0)])
     assert store.size_bytes() >= 50_000
+
+
+def test_requests_of_the_last_offsets_are_known_by_key_and_id(store: Store) -> None:
+    """A request is found by its key's hash and its id together, until the window has moved past its offset; entries
+    without an id, and those of other partitions, move nothing into it."""
+    history = History()
+    entries = [history.put(b"b", b"%d" % n, b"x") for n in range(3)]
+    store.write([history.step(0)])
+    assert entries[1].request_id
+    assert store.request_offset(3, entries[1].key_hash, entries[1].request_id) == 1
+    assert store.request_offset(3, entries[2].key_hash, entries[1].request_id) is None
+    assert store.request_offset(4, entries[1].key_hash, entries[1].request_id) is None
+    assert store.request_offset(3, entries[0].key_hash, b"") is None
+    for _ in range(WINDOW_OFFSETS - 2):
+        history.plain(EntryKind.CURSOR, key=b"q")
+    store.write([history.step(3)])
+    assert store.request_offset(3, entries[1].key_hash, entries[1].request_id) == 1
+    history.plain(EntryKind.CURSOR, key=b"q")
+    store.write([history.step(len(history.entries) - 1)])
+    assert store.request_offset(3, entries[1].key_hash, entries[1].request_id) is None
+    assert store.request_offset(3, entries[2].key_hash, entries[2].request_id) == 2

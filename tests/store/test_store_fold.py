@@ -13,7 +13,7 @@ from repl.model.entry import NO_OFFSET, EntryKind
 from repl.model.keys import segment_of
 from repl.store.memory import MemoryStore
 from repl.store.port import Store
-from tests.store.histories import START_MS, History, Twin, open_store, stored_rows
+from tests.store.histories import START_MS, WINDOW_OFFSETS, History, Twin, open_store, stored_rows
 
 NAMES = st.lists(st.sampled_from([b"\0", b"\1", b"\xff", b"a", b"b"]), min_size=1, max_size=3).map(b"".join)
 
@@ -85,6 +85,9 @@ def check_fold(store: Store, history: History) -> None:
             (moves[-1].offset, moves[-1].payload) if moves else (NO_OFFSET, None)
         )
     assert store.applied(p) == (history.entries[-1].epoch, len(history.entries))
+    for e in history.entries:
+        remembered = bool(e.request_id) and e.offset >= len(history.entries) - WINDOW_OFFSETS
+        assert store.request_offset(p, e.key_hash, e.request_id or b"-") == (e.offset if remembered else None)
 
 
 def check_times(store: Store, history: History) -> None:
@@ -108,7 +111,7 @@ def test_rows_are_the_fold_of_the_entries(operations: list[Put | Other], size: i
     history = history_of(operations)
     directory = room / "store"
     shutil.rmtree(directory, ignore_errors=True)
-    level, memory, twin = open_store(directory), MemoryStore(), Twin()
+    level, memory, twin = open_store(directory), MemoryStore(request_window_offsets=WINDOW_OFFSETS), Twin()
     for at in range(0, len(history.entries), size):
         steps = [history.step(at, at + size)]
         for store in (level, memory, twin):

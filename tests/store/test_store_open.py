@@ -59,7 +59,7 @@ def test_a_store_of_another_format_is_refused(room: Path) -> None:
     db = plyvel.DB(str(room / "store" / "rows"))
     db.put(rows.FORMAT_KEY, b"\0\x09" + db.get(rows.FORMAT_KEY)[2:])
     db.close()
-    with pytest.raises(LocalFault, match="format 9, this program reads 1") as error:
+    with pytest.raises(LocalFault, match="format 9, this program reads 2") as error:
         open_store(room / "store")
     the_sentence(error, room / "store")
 
