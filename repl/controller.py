@@ -1,26 +1,39 @@
 """The controller: reads records and registrations, lets the pure rules decide, writes conditionally.
 
-Any number may act at once: no decision rests on memory but on how long a nomination has been seen and which
-promotions were heard; a stale one is refused by the record's version (docs/protocol.md H30). In this version each
-node runs one over its own cluster. What it reads it also hands on, so that records are read once for
-the controller and the replicas.
+Every node runs one and hands on what it reads. Only the one whose session holds the claim `/controller` decides; when the
+session ends, another takes it. That is for economy, not for safety: no decision rests on memory but on how long a
+nomination has been seen and which promotions were heard, and a stale one is refused by the record's version
+(docs/protocol.md H30). Records are always read before registrations (H29). Rules: `repl.isr.election`; how far logs go:
+`repl.positions`; promotions: `repl.announcements`; new bucket types: `repl.creation`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import structlog
 
+from repl.announcements import METHOD as PROMOTED
+from repl.announcements import Announcements
+from repl.creation import DEFAULT_TYPE, DefaultType, Founding, create, usable
 from repl.isr import effects as fx
-from repl.isr.election import Keep, Wait, Watch, Write, elect, watched
+from repl.isr.election import Decision, Keep, Wait, Watch, Write, asked, elect, watched
+from repl.isr.placement import ReplicaMap
+from repl.isr.replica_map import check_nodes
 from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
+from repl.model.errors import BadInput, IsthmusError, NotReady, OutcomeUnknown
 from repl.model.ports import TimeSource
-from repl.model.record import PartitionRecord
+from repl.model.record import PartitionRecord, PartitionStatus, Registration
+from repl.positions import METHOD as STATUS
+from repl.positions import Position, Positions, Request
 
 log = structlog.get_logger(__name__)
+
+CLAIM_PATH: Final = "/controller"
+"""Ephemeral; its value is the name of the node that decides."""
 
 POLL_MS: Final = 2_000
 """Longest time between two looks: bounds the delay were every watch lost."""
@@ -28,28 +41,92 @@ POLL_MS: Final = 2_000
 RETRY_MS: Final = 200
 """Pause after the metastore could not be reached, and after a write whose fate is unknown."""
 
+GATHER_MS: Final = 2
+"""What changes within this time is looked at together: a node that dies changes all its partitions at once."""
+
+WRITES_AT_ONCE: Final = 64
+"""Record writes under way; the metastore orders them anyway, and a queue in its driver has no end of its own."""
+
+ATTEMPTS_MAX: Final = 5
+"""Rounds of an operator's creation before it gives up: each lost one means that somebody else created one."""
+
+Handler = Callable[[str, bytes], Awaitable[bytes]]
+"""(node that asks, body) -> the answer's body; raises IsthmusError."""
+
+
+class PlacementDiffers(BadInput):
+    """A bucket type exists with another placement, and replicas are not moved."""
+
+    reason = "placement-differs"
+
 
 class Controller:
-    """One controller. `on_records` gets every reading of all records, on the event loop."""
+    """One node's controller. `on_registrations` and then `on_records` get every reading, on the event loop."""
 
     def __init__(
         self,
         metastore: Metastore,
         *,
+        node: str,
         time: TimeSource,
+        request: Request,
+        position_of: Callable[[int], Position | None],
+        default_type: DefaultType,
         on_records: Callable[[Mapping[int, PartitionRecord]], None],
+        on_registrations: Callable[[Mapping[str, Registration]], None],
     ) -> None:
+        """`request` is `Links.request`; it is never asked to reach `node` itself. `position_of` tells (last epoch, LEO)
+        of this node's copy of a partition, None when it has none."""
         self._metastore = metastore
+        self._node = node
         self._time = time
+        self._default_type = default_type
         self._on_records = on_records
+        self._on_registrations = on_registrations
         self._wake = asyncio.Event()
         self._watches: dict[int, Watch] = {}
-        self._promoted: dict[int, tuple[int, str, int, int]] = {}
+        self._positions = Positions(node=node, request=request, position_of=position_of, on_answer=self.wake)
+        self._announcements = Announcements(node=node, request=request, on_heard=self.wake)
+        self._founding = Founding(default_type)
+        self._writing = asyncio.Semaphore(WRITES_AT_ONCE)
         self._task: asyncio.Task[None] | None = None
+        self._resigned = False
+        self._claim_known = False
+        self._decides = False
+        self.controller: str | None = None
+        """The node that decides, as this one last read it; None when there is none."""
+        self.records: Mapping[int, PartitionRecord] = {}
+        self.registrations: Mapping[str, Registration] = {}
+        self.read_at_ms: int | None = None
+        """When both were read last (wall clock); None before the first time."""
+
+    @property
+    def waiting(self) -> str:
+        """Why there is no `default` bucket type yet; "" when there is one."""
+        return self._founding.reason
+
+    def request_handlers(self) -> dict[str, Handler]:
+        """What other nodes may ask of this one, by method."""
+        return {STATUS: self._positions.answer, PROMOTED: self._announcements.receive}
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin to look; call once this node is registered."""
+        self._metastore.watch(self._hinted)
         self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def resign(self) -> None:
+        """Decide no more and let another node take over at once; readings are still handed on. For a node that is
+        about to hand over its leaderships: somebody must elect their successors."""
+        self._resigned = True
+        was, self._decides = self._decides, False
+        if not was:
+            return
+        try:
+            found = await self._metastore.get(CLAIM_PATH)
+            if found is not None and found.value == self._node.encode():
+                await self._metastore.delete(CLAIM_PATH, found.version)
+        except (Conflict, Ambiguous, Unavailable) as error:
+            log.warning("controller.claim_kept", error=str(error))  # it goes with the session
 
     async def stop(self) -> None:
         """Look no more."""
@@ -57,66 +134,148 @@ class Controller:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+        await self.resign()
+        await self._positions.stop()
+        await self._announcements.stop()
 
     def wake(self) -> None:
         """Something may have changed: look soon."""
         self._wake.set()
 
     def promoted(self, partition: int, effect: fx.Promoted) -> None:
-        """A candidate says that its barrier is durable; only the newest of a partition is kept."""
-        self._promoted[partition] = (effect.epoch, effect.node, effect.inc, effect.gen)
-        self._wake.set()
+        """A candidate on this node says that its barrier is durable."""
+        self._announcements.announce(partition, effect)
+
+    def _hinted(self, path: str) -> None:
+        if path == CLAIM_PATH:
+            self._claim_known = False
+        self.wake()
+
+    # -- looking ------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while True:
             self._wake.clear()
             try:
                 pause_ms = await self._look()
-            except Unavailable as error:
+            except (Unavailable, Ambiguous, Conflict) as error:
                 log.warning("controller.metastore_unavailable", error=str(error))
-                await asyncio.sleep(RETRY_MS / 1000)
-                continue
+                pause_ms = RETRY_MS
+            except IsthmusError as error:
+                log.error("controller.cannot_decide", reason=error.reason, error=str(error))
+                pause_ms = POLL_MS
+            except Exception:
+                # A node that neither decides nor lets go of the claim would leave its cluster without elections.
+                log.exception("controller.bug")
+                pause_ms = POLL_MS
             try:
                 await asyncio.wait_for(self._wake.wait(), pause_ms / 1000)
             except TimeoutError:
-                continue
+                self._claim_known = self._claim_known and pause_ms < POLL_MS
+            else:
+                await asyncio.sleep(GATHER_MS / 1000)
 
     async def _look(self) -> int:
         """Read, decide and write once; returns the milliseconds until the next look is due."""
+        await self._read()
+        if not self._claim_known:
+            await self._claim()
+        self._announcements.learn(self.controller, self.records.keys())
+        pause_ms = await self._found()
+        if not self._decides:
+            return pause_ms
+        writes, until_ms = self._decide()
+        self._positions.send()
+        if not writes:
+            return min(pause_ms, until_ms)
+        decided = await asyncio.gather(*(self._write(record) for record in writes))
+        return 0 if all(decided) else RETRY_MS
+
+    async def _read(self) -> None:
         records = await self._metastore.records()
         registrations = await self._metastore.registrations()
+        self.records, self.registrations = records, registrations
+        self.read_at_ms = self._time.wall_ms()
+        self._on_registrations(registrations)
         self._on_records(records)
+
+    async def _claim(self) -> None:
+        """Find out who decides; it is this node when nobody else does. Known until a watch fires."""
+        self._claim_known = True
+        try:
+            won = not self._resigned and await self._metastore.claim(CLAIM_PATH, self._node.encode())
+            found = await self._metastore.get(CLAIM_PATH)
+        except (Unavailable, Ambiguous, Conflict):
+            self._claim_known = False
+            raise
+        self.controller = None if found is None else found.value.decode(errors="replace")
+        decides = won and found is not None and not self._resigned
+        if found is None:
+            self._claim_known = self._resigned
+            self.wake()
+        if decides != self._decides:
+            log.info("controller.took_over" if decides else "controller.lost", controller=self.controller)
+            self._watches.clear()
+        self._decides = decides
+
+    async def _found(self) -> int:
+        """Create the `default` bucket type when it is due and this node decides; milliseconds until the next look."""
+        if any(record.bucket_type == DEFAULT_TYPE for record in self.records.values()):
+            self._founding.reason = ""
+            return POLL_MS
+        wait_ms = self._founding.look(self.registrations, self._time.now_ms())
+        if wait_ms is None:
+            return POLL_MS
+        if wait_ms or not self._decides:
+            return min(POLL_MS, wait_ms or POLL_MS)
+        created = await self._founding.found(self._metastore, self.records, self.registrations)
+        return 0 if created else RETRY_MS
+
+    # -- deciding -----------------------------------------------------------------------------------------
+
+    def _decide(self) -> tuple[list[PartitionRecord], int]:
+        """The records to write now, and the milliseconds until the next one may be due."""
         now_ms = self._time.now_ms()
         pause_ms = POLL_MS
         writes: list[PartitionRecord] = []
-        for partition, record in records.items():
-            watch = watched(self._watches.get(partition), record, now_ms)
-            self._watches[partition] = watch
-            heard = self._promoted.get(partition)
-            decision = elect(
-                record,
-                registrations,
-                now_ms,
-                watch.since_ms,
-                () if heard is None else (heard,),
-                attempt=watch.attempt,
-            )
+        leaderships = Counter(_leads(record) for record in self.records.values())
+        for partition in [each for each in self._watches if each not in self.records]:
+            del self._watches[partition]
+        for partition, record in sorted(self.records.items()):
+            decision = self._decision(record, now_ms, leaderships)
             match decision:
                 case Write():
                     writes.append(decision.record)
+                    leaderships[_leads(record)] -= 1
+                    leaderships[_leads(decision.record)] += 1
                 case Wait():
                     pause_ms = min(pause_ms, max(1, decision.until_ms - now_ms))
                 case Keep():
                     pass
-        if writes:
-            decided = await asyncio.gather(*(self._write(record) for record in writes))
-            pause_ms = 0 if all(decided) else RETRY_MS
-        return pause_ms
+            if record.status in (PartitionStatus.ONLINE, PartitionStatus.OFFLINE):
+                self._positions.forget(partition)
+        return writes, pause_ms
+
+    def _decision(self, record: PartitionRecord, now_ms: int, leaderships: Mapping[str, int]) -> Decision:
+        partition = record.partition
+        watch = self._watches[partition] = watched(self._watches.get(partition), record, now_ms)
+        self._positions.want(partition, asked(record, self.registrations))
+        return elect(
+            record,
+            self.registrations,
+            now_ms,
+            watch.since_ms,
+            self._announcements.heard(partition),
+            attempt=watch.attempt,
+            reported=self._positions.of(partition),
+            leaderships=leaderships,
+        )
 
     async def _write(self, record: PartitionRecord) -> bool:
         """Write one decision; False when its fate is unknown (the next look reads what became of it)."""
         try:
-            written = await self._metastore.write_record(record)
+            async with self._writing:
+                written = await self._metastore.write_record(record)
         except Conflict:
             return True
         except (Ambiguous, Unavailable):
@@ -129,3 +288,43 @@ class Controller:
             reason=written.reason,
         )
         return True
+
+    # -- operators ----------------------------------------------------------------------------------------
+
+    async def assign(self, bucket_type: str, replica_map: ReplicaMap, *, validate_only: bool) -> str:
+        """Create a bucket type with an operator's placement: "created", "exists" when it is there with just this
+        placement, or with `validate_only` "valid" and nothing is written. Any node may do it.
+
+        Raises BadReplicaMap when it names nodes that do not live, PlacementDiffers when the bucket type is placed
+        otherwise, NotReady when nothing was done, OutcomeUnknown.
+        """
+        try:
+            for _ in range(ATTEMPTS_MAX):
+                records = await self._metastore.records()
+                nodes = usable(await self._metastore.registrations())
+                check_nodes(replica_map, nodes)
+                placed = tuple(tuple(nodes[number].node for number in replicas) for replicas in replica_map)
+                found = sorted((r.index, r.replicas) for r in records.values() if r.bucket_type == bucket_type)
+                if found:
+                    if tuple(replicas for _, replicas in found) != placed:
+                        raise PlacementDiffers(
+                            f"bucket type {bucket_type!r} has {len(found)} partitions, placed otherwise: "
+                            "replicas of what exists are not moved; assign another bucket type"
+                        )
+                    return "exists"
+                if validate_only:
+                    return "valid"
+                min_isr = self._default_type.min_isr
+                if await create(self._metastore, bucket_type, replica_map, records, nodes, min_isr=min_isr):
+                    return "created"
+        except (Unavailable, Conflict) as error:
+            raise NotReady(f"the metastore cannot be reached, nothing was created: {error}") from error
+        except Ambiguous as error:
+            raise OutcomeUnknown(f"bucket type {bucket_type!r} may have been created: {error}; assign again") from error
+        raise NotReady(f"bucket type {bucket_type!r} was not created: others created some at the same time")
+
+
+def _leads(record: PartitionRecord) -> str:
+    """The node that leads or is about to, "" for none."""
+    who = record.leader or record.candidate
+    return "" if who is None else who.node

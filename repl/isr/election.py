@@ -4,8 +4,9 @@ The statuses and timers are Fluvio's; who may be elected (docs/protocol.md) is a
 none of them can, one of the ELR. Any number of controllers may act at once: each decision is a conditional
 write on the record's version, so the later one is refused (H30). The transitions of a record:
 
-    Online         -> Online          members whose session is gone leave the ISR (the leader stays)
-    Online         -> Election        the leader's session is over, which it stays for ever
+    Online         -> Online          members that are gone, or have another log, leave the ISR (the leader stays);
+                                      so do members that are leaving, while min-ISR others stay
+    Online         -> Election        the leader's session is over, which it stays for ever, or its log is another
     Offline        -> Election        somebody who may be elected has come back
     Election       -> CandidateFound  the eligible with the smallest lag, in a new epoch
     Election       -> Offline         nobody is eligible: the reason names whom it waits for
@@ -118,7 +119,7 @@ def elect(
     back, so what follows from its absence stays true (H29). `waiting_since_ms` and `attempt` come
     from `watched`, None means since now. `promoted` holds the (epoch, node, inc, gen) that were heard.
     `reported` is node -> (last epoch, LEO); who reported nothing ranks last. `leaderships` is node -> how many
-    partitions it leads, the fewest first among equals.
+    partitions it leads, the fewest first among equals; after that goes the node's id.
     """
     look = _Look(record, registrations)
     since_ms = now_ms if waiting_since_ms is None else waiting_since_ms
@@ -133,6 +134,14 @@ def elect(
             return _candidate_found(look, now_ms, since_ms, promoted, attempt, reported, leaderships)
         case _:
             assert_never(record.status)
+
+
+def asked(record: PartitionRecord, registrations: Mapping[str, Registration]) -> list[str]:
+    """The nodes whose (last epoch, LEO) decides who becomes the candidate; none when there is no choice."""
+    if record.status is not PartitionStatus.ELECTION:
+        return []
+    nodes = [m.node for m in _Look(record, registrations).eligible]
+    return nodes if len(nodes) > 1 and record.preferred not in nodes else []
 
 
 class _Look:
@@ -151,7 +160,21 @@ class _Look:
     def live(self, member: Member) -> bool:
         """True when the member's node is registered with the log that the record means (R-GEN)."""
         found = self._registrations.get(member.node)
-        return found is not None and found.gens.get(self.record.partition) == member.gen
+        return found is not None and found.gen_of(self.record.partition) == member.gen
+
+    def leaving(self, member: Member) -> bool:
+        """True when the member's node is there and has said that it is about to leave (H10)."""
+        found = self._registrations.get(member.node)
+        return found is not None and not found.active
+
+    def leads_still(self, leader: Incarnation) -> bool:
+        """True while the leader's session lasts and its log is the one that the record means."""
+        found = self.registered(leader)
+        return found is not None and Member(leader.node, found.gen_of(self.record.partition)) in self.record.isr
+
+    def id_of(self, node: str) -> int:
+        """The number of a registered node."""
+        return self._registrations[node].id
 
     def inc(self, node: str) -> Incarnation:
         """The session of a registered node."""
@@ -179,7 +202,7 @@ class _Look:
         found = self._registrations.get(member.node)
         if found is None:
             return "not registered"
-        gen = found.gens.get(self.record.partition)
+        gen = found.gen_of(self.record.partition)
         if gen != member.gen:
             return f"came back with another log: gen {gen}, not {member.gen}"
         return "leaving"
@@ -191,10 +214,15 @@ def _online(look: _Look) -> Decision:
     if leader is None or look.registered(leader) is None:
         name = leader.node if leader is not None else "the leader"
         return Write(_in_election(record, f"{name} is gone: its session is over"))
-    gone = frozenset(m for m in record.isr if m.node != leader.node and not look.live(m))
+    if not look.leads_still(leader):
+        return Write(_in_election(record, f"{leader.node} has another log than the one that was in sync"))
+    gone = {m: "gone" for m in record.isr if m.node != leader.node and not look.live(m)}
+    room = len(record.isr) - len(gone) - record.effective_min_isr
+    leaving = sorted(m for m in record.isr if m.node != leader.node and m not in gone and look.leaving(m))
+    gone |= dict.fromkeys(leaving[: max(0, room)], "leaving")
     if gone:
-        names = ", ".join(sorted(m.node for m in gone))
-        return Write(replace(drop_members(record, gone), reason=f"out of sync: {names} gone"))
+        names = ", ".join(f"{m.node} {gone[m]}" for m in sorted(gone))
+        return Write(replace(drop_members(record, frozenset(gone)), reason=f"out of sync: {names}"))
     return Keep(f"{leader.node} leads")
 
 
@@ -239,8 +267,8 @@ def _candidate_found(
     record, candidate = look.record, look.record.candidate
     registration = look.registered(candidate)
     if candidate is not None and registration is not None:
-        gen = registration.gens.get(record.partition)
-        if gen is not None and (record.epoch, candidate.node, candidate.inc, gen) in promoted:
+        gen = registration.gen_of(record.partition)
+        if (record.epoch, candidate.node, candidate.inc, gen) in promoted:
             member = Member(candidate.node, gen)
             if member in guard(record):
                 return Write(_brought_online(look, candidate, member))
@@ -282,9 +310,10 @@ def _nominated(
     """The record with the best of `members` as candidate, in a new epoch."""
     record = look.record
 
-    def rank(member: Member) -> tuple[bool, int, int, int, str]:
-        epoch, leo = reported.get(member.node, (-1, -1))
-        return (member.node != record.preferred, -epoch, -leo, leaderships.get(member.node, 0), member.node)
+    def rank(member: Member) -> tuple[bool, int, int, int, int, str]:
+        node = member.node
+        epoch, leo = reported.get(node, (-1, -1))
+        return (node != record.preferred, -epoch, -leo, leaderships.get(node, 0), look.id_of(node), node)
 
     chosen = min(members, key=rank)
     return replace(

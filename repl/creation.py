@@ -1,0 +1,203 @@
+"""Creation of bucket types: placed on the nodes that are there, their records made in one write of the metastore.
+
+The records, the index at which the next computed placement starts and the counter of partition ids are written together
+or not at all, so two who create at once cannot both succeed, and a change of controller loses nothing. The rules of
+placement are `repl.isr.placement`'s; when the first bucket type is created is decided here, by whom in
+`repl.controller`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from repl.isr.placement import ReplicaMap, placed
+from repl.isr.replica_map import check_nodes
+from repl.metastore.port import Metastore, Planned
+from repl.model.errors import BadInput, Corruption
+from repl.model.keys import DEFAULT_BUCKET_TYPE
+from repl.model.record import Member, PartitionRecord, Registration
+
+log = structlog.get_logger(__name__)
+
+CHAIN_PATH: Final = "/placement/chain"
+"""The index at which the next computed placement starts. A placement from a file does not move it."""
+
+PARTITIONS_PATH: Final = "/placement/partitions"
+"""The next partition id; ids are never used again, since logs and clocks may still name them."""
+
+SETTLE_MS: Final = 2_000
+"""How long no other node must have come before the first bucket type is placed, where several share a metastore: nodes
+that are started together come within a second or two, and whoever comes later would hold nothing. A guess."""
+
+SETTLE_TURNS_MAX: Final = 10
+"""Times SETTLE_MS after which the placing goes on although nodes still come (or one comes and goes)."""
+
+DEFAULT_TYPE: Final = DEFAULT_BUCKET_TYPE.decode()
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultType:
+    """How the `default` bucket type is created: the numbers of [replication], resolved.
+
+    `min_isr` 0 means one less than the factor, at least 1. `from_file`: an operator's placement is waited for.
+    `settle_ms` is SETTLE_MS where nodes share a metastore, 0 where a node is alone by design.
+    """
+
+    partition_count: int
+    factor: int
+    min_isr: int = 0
+    from_file: bool = False
+    ignore_racks: bool = False
+    settle_ms: int = SETTLE_MS
+
+
+def min_isr_of(min_isr: int, factor: int) -> int:
+    """`min_isr` as it is written down: 0 means one less than the factor; between 1 and the factor."""
+    return max(1, min(min_isr or factor - 1, factor))
+
+
+def usable(registrations: Mapping[str, Registration]) -> dict[int, Registration]:
+    """By id, the nodes that can be given replicas: there, not leaving, and with a gen for a new copy."""
+    return {r.id: r for r in registrations.values() if r.active and r.spare_gen > 0}
+
+
+class Founding:
+    """When the `default` bucket type may be placed: what is remembered between looks, and why it waits."""
+
+    def __init__(self, default: DefaultType) -> None:
+        self._default = default
+        self._seen: frozenset[int] = frozenset()
+        self._changed_ms = 0
+        self._enough_ms: int | None = None
+        self.reason = ""
+        """Why there is no `default` bucket type yet; "" when there is one, or nothing stands in its way."""
+
+    def look(self, registrations: Mapping[str, Registration], now_ms: int) -> int | None:
+        """Milliseconds to wait, 0 when it may be placed now, None when only another registration or an operator can
+        help; `reason` says what it waits for."""
+        default, nodes = self._default, usable(registrations)
+        if self._seen != nodes.keys():
+            self._seen, self._changed_ms = frozenset(nodes), now_ms
+        self.reason = self._obstacle(nodes)
+        if self.reason:
+            self._enough_ms = None
+            return None
+        if self._enough_ms is None:
+            self._enough_ms = now_ms
+        due_ms = self._changed_ms + default.settle_ms
+        wait_ms = min(due_ms, self._enough_ms + SETTLE_TURNS_MAX * default.settle_ms) - now_ms
+        if wait_ms > 0:
+            self.reason = f"waits {default.settle_ms} ms for more nodes: {len(nodes)} are here"
+        return max(0, wait_ms)
+
+    def _obstacle(self, nodes: Mapping[int, Registration]) -> str:
+        default = self._default
+        if default.from_file:
+            return (
+                'waits for an operator: replication.placement is "file"; '
+                "`isthmus partition assign --file FILE` places the bucket type"
+            )
+        missing = default.factor - len(nodes)
+        if missing > 0:
+            more = "1 more node" if missing == 1 else f"{missing} more nodes"
+            return f"waits for {more}: replication.factor is {default.factor}"
+        try:
+            self.placement(nodes, 0)
+        except BadInput as error:
+            return f"placement is refused: {error} (replication.ignore_rack_assignment)"
+        return ""
+
+    def placement(self, nodes: Mapping[int, Registration], start_index: int) -> ReplicaMap:
+        """The computed placement on `nodes`. Raises BadInput."""
+        default = self._default
+        return placed(
+            default.partition_count,
+            default.factor,
+            {number: node.rack for number, node in nodes.items()},
+            ignore_racks=default.ignore_racks,
+            start_index=start_index,
+        )
+
+    async def found(
+        self, metastore: Metastore, records: Mapping[int, PartitionRecord], registrations: Mapping[str, Registration]
+    ) -> bool:
+        """Create the `default` bucket type on the usable nodes; False when somebody else wrote meanwhile. Raises what
+        the metastore raises."""
+        nodes = usable(registrations)
+        start_index, version = await _counter(metastore, CHAIN_PATH)
+        replica_map = self.placement(nodes, start_index)
+        chain = Planned(CHAIN_PATH, _counted(start_index + len(replica_map)), version)
+        return await create(
+            metastore, DEFAULT_TYPE, replica_map, records, nodes, min_isr=self._default.min_isr, chain=chain
+        )
+
+
+async def create(
+    metastore: Metastore,
+    bucket_type: str,
+    replica_map: ReplicaMap,
+    records: Mapping[int, PartitionRecord],
+    nodes: Mapping[int, Registration],
+    *,
+    min_isr: int,
+    chain: Planned | None = None,
+) -> bool:
+    """Make the records of a new bucket type, each replica in sync with the gen that its node's new copy will have, and
+    the first of each set to be elected first. False when somebody else wrote meanwhile. `records` are those there are,
+    `nodes` the usable ones by id. Raises BadReplicaMap when the map names another one."""
+    check_nodes(replica_map, nodes)
+    first, version = await _counter(metastore, PARTITIONS_PATH)
+    first = max([first, *(partition + 1 for partition in records)])
+    made = [
+        _new_record(
+            first + index, bucket_type, index, len(replica_map), [nodes[number] for number in replicas], min_isr
+        )
+        for index, replicas in enumerate(replica_map)
+    ]
+    planned = [Planned(PARTITIONS_PATH, _counted(first + len(made)), version)]
+    if chain is not None:
+        planned.append(chain)
+    created = await metastore.create_records(made, planned)
+    if created:
+        log.info("controller.created", bucket_type=bucket_type, partitions=len(made), first=first)
+    return created
+
+
+def _new_record(
+    partition: int, bucket_type: str, index: int, partition_count: int, nodes: list[Registration], min_isr: int
+) -> PartitionRecord:
+    return PartitionRecord(
+        partition=partition,
+        bucket_type=bucket_type,
+        index=index,
+        partition_count=partition_count,
+        replicas=tuple(node.node for node in nodes),
+        isr=frozenset(Member(node.node, node.gen_of(partition)) for node in nodes),
+        min_isr=min_isr_of(min_isr, len(nodes)),
+        preferred=nodes[0].node,
+        reason="new",
+    )
+
+
+async def _counter(metastore: Metastore, path: str) -> tuple[int, int | None]:
+    """A counter's value and version; (0, None) before it was ever written. Raises Corruption."""
+    found = await metastore.get(path)
+    if found is None:
+        return 0, None
+    try:
+        value = json.loads(found.value)
+    except (ValueError, RecursionError):
+        value = None
+    number = value.get("next") if isinstance(value, dict) and value.get("v") == 1 else None
+    if type(number) is not int or not 0 <= number < 1 << 53:
+        raise Corruption(f'{path} in the metastore is {found.value[:80]!r}, not {{"v": 1, "next": NUMBER}}')
+    return number, found.version
+
+
+def _counted(number: int) -> bytes:
+    return json.dumps({"v": 1, "next": number}, separators=(",", ":")).encode()

@@ -1,0 +1,143 @@
+"""The replica map that an operator writes: JSON, read with suspicion, every fault with its place.
+
+The form is Fluvio's replica assignment file: {"partitions": [{"id": 0, "replicas": [0, 1, 2]}, ...]}. Its criteria
+are checked one by one, and all faults are told together. Fluvio's page asks for positive integers but names node 0:
+here an id is a whole number from 0. Pure; files are opened by `node.cli.partition`, records made by `repl.creation`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+from repl.isr.placement import ReplicaMap
+from repl.model.errors import BadInput
+
+MAP_BYTES_MAX: Final = 512 * 1000
+"""Largest text of a replica map: one of 1,024 partitions with seven replicas has about 60 KB; above it, refused."""
+
+PARTITIONS_MAX: Final = 1024
+"""Most partitions of one bucket type: its records are made in one write of the metastore, which takes 512 KB."""
+
+REPLICAS_MAX: Final = 7
+"""Most replicas of one partition: each write waits for all in sync, and beyond seven nobody gains by one more."""
+
+NODE_ID_MAX: Final = 2**31 - 1
+"""Largest node id, as in a node's config."""
+
+FAULTS_SHOWN: Final = 20
+"""Faults told of one map; a file of another kind would otherwise fill the screen."""
+
+FORM: Final = '{"partitions": [{"id": 0, "replicas": [0, 1, 2]}, ...]}'
+
+
+class BadReplicaMap(BadInput):
+    """A replica map breaks its criteria. `faults` has one sentence for each: where, what, what would be right."""
+
+    reason = "bad-replica-map"
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        shown = list(faults[:FAULTS_SHOWN])
+        if len(faults) > FAULTS_SHOWN:
+            shown.append(f"and {len(faults) - FAULTS_SHOWN} faults more")
+        super().__init__("; ".join(shown))
+        self.faults = tuple(shown)
+
+
+def parse_replica_map(text: str | bytes) -> ReplicaMap:
+    """The map in a file's text. Raises BadReplicaMap."""
+    if len(text) > MAP_BYTES_MAX:
+        raise BadReplicaMap([f"the map has {len(text)} bytes, at most {MAP_BYTES_MAX} are read"])
+    try:
+        document = json.loads(text, object_pairs_hook=_once_each)
+    except _Repeated as error:
+        raise BadReplicaMap([f"the map names {error} twice in one object: once is right"]) from error
+    except (ValueError, RecursionError) as error:
+        raise BadReplicaMap([f"the map is not JSON ({error}): the form is {FORM}"]) from error
+    return checked_replica_map(document)
+
+
+def checked_replica_map(document: object) -> ReplicaMap:
+    """The map in a JSON value. Raises BadReplicaMap with every criterion that is broken."""
+    if not isinstance(document, dict) or set(document) != {"partitions"}:
+        raise BadReplicaMap([f"the map is no object with the one key partitions: the form is {FORM}"])
+    partitions = document["partitions"]
+    if not isinstance(partitions, list) or not partitions:
+        raise BadReplicaMap([f"partitions is no list with at least one partition: the form is {FORM}"])
+    if len(partitions) > PARTITIONS_MAX:
+        raise BadReplicaMap([f"partitions has {len(partitions)} elements, at most {PARTITIONS_MAX} are right"])
+    faults: list[str] = []
+    found = tuple(_replicas(index, each, faults) for index, each in enumerate(partitions))
+    first = len(found[0])
+    faults += [
+        f"partitions[{index}].replicas has {len(replicas)} elements where partitions[0] has {first}: "
+        "all must have the same number"
+        for index, replicas in enumerate(found)
+        if replicas and first and len(replicas) != first
+    ]
+    if faults:
+        raise BadReplicaMap(faults)
+    return found
+
+
+def check_nodes(replica_map: ReplicaMap, live: Collection[int]) -> None:
+    """Refuse a map that names nodes which are not among `live`. Raises BadReplicaMap."""
+    known = ", ".join(str(node) for node in sorted(live)) or "none"
+    faults = [
+        f"partitions[{index}].replicas[{place}] is node id {node}, which no live node has; live are {known}"
+        for index, replicas in enumerate(replica_map)
+        for place, node in enumerate(replicas)
+        if node not in live
+    ]
+    if faults:
+        raise BadReplicaMap(faults)
+
+
+def replica_map_document(replica_map: ReplicaMap) -> dict[str, Any]:
+    """The JSON value of a map: what `parse_replica_map` reads."""
+    return {"partitions": [{"id": index, "replicas": list(replicas)} for index, replicas in enumerate(replica_map)]}
+
+
+def _replicas(index: int, value: object, faults: list[str]) -> tuple[int, ...]:
+    """The replicas of the element at `index`; what is wrong with it goes to `faults`."""
+    where = f"partitions[{index}]"
+    if not isinstance(value, dict) or set(value) != {"id", "replicas"}:
+        faults.append(f'{where} is no object with the keys id and replicas: {{"id": {index}, "replicas": [0, 1]}}')
+        return ()
+    found = value["id"]
+    if type(found) is not int or found != index:
+        rule = "ids start at 0" if index == 0 else "ids go up by one without gaps"
+        faults.append(f"{where}.id is {found!r:.40} where {index} is right: {rule}")
+    replicas = value["replicas"]
+    if not isinstance(replicas, list) or not replicas:
+        faults.append(f"{where}.replicas is {replicas!r:.40}: a list of at least one node id is right")
+        return ()
+    if len(replicas) > REPLICAS_MAX:
+        faults.append(f"{where}.replicas has {len(replicas)} elements, at most {REPLICAS_MAX} are right")
+        return ()
+    wrong = [place for place, node in enumerate(replicas) if type(node) is not int or not 0 <= node <= NODE_ID_MAX]
+    faults += [
+        f"{where}.replicas[{place}] is {replicas[place]!r:.40}: a node id is a whole number from 0 to {NODE_ID_MAX}"
+        for place in wrong
+    ]
+    if wrong:
+        return ()
+    faults += [
+        f"{where}.replicas[{place}] is node id {node} once more: replicas are on different nodes"
+        for place, node in enumerate(replicas)
+        if node in replicas[:place]
+    ]
+    return tuple(replicas)
+
+
+class _Repeated(ValueError):
+    """A key stands twice in one JSON object."""
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _Repeated(next(f"{key!r:.40}" for key in keys if keys.count(key) > 1))
+    return found
