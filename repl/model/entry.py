@@ -122,31 +122,37 @@ def make_entry(
     )  # fmt: skip
 
 
+_KINDS: Final = frozenset(kind.value for kind in EntryKind)
+
 _ENTRY_TYPES: Final = (
     int, int, int, int, int, bytes, bytes, int, int, int, int, bytes, bytes, bytes, bytes,
 )  # fmt: skip
+
+_FIELDS_MAX: Final = 32
+"""Most items of a list that is believed while decoding: room is made for a list before its items are seen, and lists
+may nest. An entry has 15."""
 
 
 def decode_entry(wire: bytes) -> Entry:
     """The entry in `wire`. Raises CodecError for anything that `make_entry` would not write."""
     try:
-        raw = msgpack.unpackb(wire, use_list=False, max_map_len=0, max_ext_len=0)
+        raw = msgpack.unpackb(wire, use_list=False, max_array_len=_FIELDS_MAX, max_map_len=0, max_ext_len=0)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise CodecError(f"not a log entry: {error}") from error
     if type(raw) is not tuple or not raw:
         raise CodecError("not a log entry: no list at the top")
     if raw[0] != ENTRY_VERSION:
         raise CodecError(f"log entry of version {raw[0]!r}, this program reads {ENTRY_VERSION}")
-    if tuple(type(x) for x in raw) != _ENTRY_TYPES:
+    if tuple(map(type, raw)) != _ENTRY_TYPES:
         raise CodecError("not a log entry: fields of a wrong type or number")
-    entry = Entry._make((*raw[1:], wire))
-    if not 0 < entry.epoch <= MAX_EPOCH or not 0 <= entry.offset <= MAX_OFFSET:
+    _, kind, epoch, offset, _, _, _, _, _, _, previous_offset, _, _, _, _ = raw
+    if not 0 < epoch <= MAX_EPOCH or not 0 <= offset <= MAX_OFFSET:
         raise CodecError("not a log entry: epoch or offset out of range")
-    if entry.kind not in EntryKind._value2member_map_:
-        raise CodecError(f"log entry of unknown kind {entry.kind}")
-    if not NO_OFFSET <= entry.previous_offset < entry.offset:
+    if kind not in _KINDS:
+        raise CodecError(f"log entry of unknown kind {kind}")
+    if not NO_OFFSET <= previous_offset < offset:
         raise CodecError("not a log entry: its previous change is not before it")
-    return entry
+    return Entry._make((*raw[1:], wire))
 
 
 def encode_key_row(summary: Summary, offset: int) -> bytes:
