@@ -1,7 +1,7 @@
 """The controller: reads records and registrations, lets the pure rules decide, writes conditionally.
 
-Every node runs one and hands on what it reads. Only the one whose session holds the claim `/controller` decides; when the
-session ends, another takes it. That is for economy, not for safety: no decision rests on memory but on how long a
+Every node runs one and hands on what it reads. Only the one whose session holds the claim `/controller` decides; when
+the session ends, another takes it. That is for economy, not for safety: no decision rests on memory but on how long a
 nomination has been seen and which promotions were heard, and a stale one is refused by the record's version
 (docs/protocol.md H30). Records are always read before registrations (H29). Rules: `repl.isr.election`; how far logs go:
 `repl.positions`; promotions: `repl.announcements`; new bucket types: `repl.creation`.
@@ -91,6 +91,7 @@ class Controller:
         self._writing = asyncio.Semaphore(WRITES_AT_ONCE)
         self._task: asyncio.Task[None] | None = None
         self._resigned = False
+        self._claiming = asyncio.Lock()
         self._claim_known = False
         self._decides = False
         self.controller: str | None = None
@@ -117,16 +118,14 @@ class Controller:
     async def resign(self) -> None:
         """Decide no more and let another node take over at once; readings are still handed on. For a node that is
         about to hand over its leaderships: somebody must elect their successors."""
-        self._resigned = True
-        was, self._decides = self._decides, False
-        if not was:
-            return
-        try:
-            found = await self._metastore.get(CLAIM_PATH)
-            if found is not None and found.value == self._node.encode():
-                await self._metastore.delete(CLAIM_PATH, found.version)
-        except (Conflict, Ambiguous, Unavailable) as error:
-            log.warning("controller.claim_kept", error=str(error))  # it goes with the session
+        self._resigned, self._decides = True, False
+        async with self._claiming:
+            try:
+                found = await self._metastore.get(CLAIM_PATH)
+                if found is not None and found.value == self._node.encode():
+                    await self._metastore.delete(CLAIM_PATH, found.version)
+            except (Conflict, Ambiguous, Unavailable) as error:
+                log.warning("controller.claim_kept", error=str(error))  # it goes with the session
 
     async def stop(self) -> None:
         """Look no more."""
@@ -179,7 +178,8 @@ class Controller:
         """Read, decide and write once; returns the milliseconds until the next look is due."""
         await self._read()
         if not self._claim_known:
-            await self._claim()
+            async with self._claiming:
+                await self._claim()
         self._announcements.learn(self.controller, self.records.keys())
         pause_ms = await self._found()
         if not self._decides:
@@ -189,7 +189,7 @@ class Controller:
         if not writes:
             return min(pause_ms, until_ms)
         decided = await asyncio.gather(*(self._write(record) for record in writes))
-        return 0 if all(decided) else RETRY_MS
+        return GATHER_MS if all(decided) else RETRY_MS
 
     async def _read(self) -> None:
         records = await self._metastore.records()

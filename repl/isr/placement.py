@@ -37,8 +37,9 @@ def placed(
     if ignore_racks or len(without) == len(nodes):
         return computed(partition_count, replication_factor, nodes, start_index)
     if without:
+        names = ", ".join(without)
         raise BadInput(
-            f"node ids {', '.join(without)} have no rack while others have one: give every node its rack, or ignore racks"
+            f"node ids {names} have no rack while others have one: give every node its rack, or ignore racks"
         )
     return chained(partition_count, replication_factor, rack_sequence(racks), start_index)
 
@@ -93,7 +94,6 @@ def chained(
 
 def _enough(replication_factor: int, nodes: Sequence[T]) -> int:
     if not 1 <= replication_factor <= len(nodes):
-        raise BadInput(
-            f"a replication factor of {replication_factor} needs as many nodes, and at least one: there are {len(nodes)}"
-        )
+        needs = f"a replication factor of {replication_factor} needs as many nodes, and at least one"
+        raise BadInput(f"{needs}: there are {len(nodes)}")
     return len(nodes)
