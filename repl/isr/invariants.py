@@ -161,7 +161,7 @@ def commit_rule(
         raise Violation(name, f"{len(record.isr)} in sync of {record.effective_min_isr}")
     if record.elr:
         raise Violation(name, f"{sorted(record.elr)} may be elected and need not acknowledge")
-    for member in maximal_isr(record, proposed):
+    for member in maximal_isr(record, proposed.isr if proposed is not None else frozenset()):
         held = acked.get(member, 0)
         if held < end:
             raise Violation(name, f"{end} committed, {member} holds only {held}")

@@ -1,8 +1,9 @@
-"""The leader: what it refuses, what its acknowledgements commit, what it wants to have written.
+"""The leader: what it refuses, what its followers' acknowledgements commit, who is in sync, what it has written.
 
-State and pure decisions; `replica.py` makes the transitions. A leader that resigns keeps all of it until
-the record names it no longer: while its write is undecided it commits and repeats, and serves nothing. Rules
-that are cited by name stand in docs/protocol.md.
+State and decisions; `replica.py` makes the transitions. What is sent to each follower is `peers.py`'s, committed
+reads are `reads.py`'s, who is too slow `stalls.py`'s. A leader that resigns keeps all of it until the record names it
+no longer: while its write is undecided it commits and repeats, and takes nothing new. Rules that are cited by
+name stand in docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
-from repl.isr.effects import Role
+from repl.isr.effects import Role, Send, WriteRecord
+from repl.isr.epochs import common_prefix
 from repl.isr.events import Append
-from repl.isr.membership import maximal_isr, too_few_in_sync
-from repl.isr.progress import Progress
+from repl.isr.membership import drop_members, maximal_isr, too_few_in_sync, with_member
+from repl.isr.messages import Ack, Hello, HelloOk, HelloRefused, Nack, Refusal
+from repl.isr.peers import Peer
+from repl.isr.reads import Reads
+from repl.isr.stalls import CHECKS, Stalls
+from repl.isr.standing import Standing
 from repl.model.errors import Fenced, NotReady, Overloaded, TooFewInSync
 from repl.model.record import Member, PartitionRecord, PartitionStatus
 
@@ -25,14 +31,27 @@ WRITE_ANSWER_MS: Final = 2_000
 """A write without any answer for this long is repeated, too: the answer may have been lost on its way here.
 Far above a healthy round trip (about 10 ms); a needless repeat is refused by its version."""
 
+REJOIN_MIN_MS: Final = 5_000
+"""A member that was taken out as too slow comes back no sooner than this."""
+
+REJOIN_MAX_MS: Final = 60_000
+"""Longest such pause; it doubles each time within one leadership, so that a link at its limit changes the ISR about
+once a minute and not all the time."""
+
+REFUSED_PAUSE_MS: Final = 1_000
+"""Pause before a member is proposed again whose registration the metastore did not confirm."""
+
 
 @dataclass(slots=True)
 class PendingWrite:
     """A conditional write that is not decided. It is repeated verbatim until the record's version has moved,
-    whatever the answers say (R-AMBIG, H14)."""
+    whatever the answers say (R-AMBIG, H14). `needs` are the members whose registration it depends on; `adds` whom this
+    write, or a refused one before it on the same version, may have added to the ISR (R-MAX)."""
 
     record: PartitionRecord
     repeat_at_ms: int
+    needs: tuple[Member, ...] = ()
+    adds: frozenset[Member] = frozenset()
 
     @property
     def base_version(self) -> int:
@@ -43,13 +62,22 @@ class PendingWrite:
 @dataclass(slots=True)
 class Leadership:
     """What a leader knows of its epoch. `acked`: how far each member said, in this epoch, that it holds the
-    log durably, the leader itself included; who never said anything holds nothing."""
+    log durably, the leader itself included; who never said anything holds nothing. `stalled`: members of the ISR
+    that are to leave it. `rejoin`: node -> (when it may come back, after which pause)."""
 
     epoch: int
     barrier: int
+    stalls: Stalls
     acked: dict[Member, int] = field(default_factory=dict)
+    peers: dict[str, Peer] = field(default_factory=dict)
+    reads: Reads = field(default_factory=Reads)
     pending: PendingWrite | None = None
     ready: bool = False
+    stalled: frozenset[Member] = frozenset()
+    rejoin: dict[str, tuple[int, int]] = field(default_factory=dict)
+    ticked_ms: int = 0
+
+    # -- committing -----------------------------------------------------------------------------
 
     def committed_end(self, record: PartitionRecord, durable: int) -> int | None:
         """Entries below the answer are committed under the confirmed `record`; None when nothing may be decided.
@@ -61,9 +89,236 @@ class Leadership:
         if too_few_in_sync(record) or record.elr:
             return None
         end = durable
-        for member in maximal_isr(record, self.pending.record if self.pending else None):
+        for member in self.maximal(record):
             end = min(end, self.acked.get(member, 0))
         return end if end > self.barrier else None
+
+    def maximal(self, record: PartitionRecord) -> frozenset[Member]:
+        """The ISR that commits go by: the confirmed one, and whom an undecided write may have added."""
+        return maximal_isr(record, self.pending.adds if self.pending else frozenset())
+
+    def electable(self, record: PartitionRecord) -> frozenset[Member]:
+        """Everybody who may be elected, for all that this leader knows."""
+        return self.maximal(record) | record.elr
+
+    def advance(self, standing: Standing, now_ms: int) -> None:
+        """Move hw as far as the commit rule allows, and let the followers know."""
+        progress = standing.progress
+        end = self.committed_end(standing.known, progress.durable)
+        if end is not None and end > progress.hw:
+            standing.commit(end)
+            self.stalls.settled(end)
+            for peer in self.peers.values():
+                peer.news(now_ms)
+
+    # -- followers ------------------------------------------------------------------------------
+
+    def greet(self, node: str, hello: Hello, standing: Standing, now_ms: int) -> None:
+        """A follower asks to follow: find where the logs agree and send it on from there (R-TRUNC)."""
+        if node not in standing.known.replicas:
+            return
+        progress = standing.progress
+        member = Member(node, hello.gen)
+        if hello.durable < self.acked.get(member, 0):
+            refused = HelloRefused(self.epoch, hello.nonce, Refusal.REGRESSED, standing.log_start)
+            standing.effects.append(Send(node, refused))
+            return
+        common = common_prefix(standing.table, progress.leo, hello.table, hello.leo)
+        if common < standing.log_start:
+            refused = HelloRefused(self.epoch, hello.nonce, Refusal.BEYOND_LOG, standing.log_start)
+            standing.effects.append(Send(node, refused))
+            return
+        before = self.peers.get(node)
+        seq = before.seq if before is not None else 0
+        peer = Peer(member, next=common, leo=common, seq=seq, acked_seq=seq, rewound_seq=seq)
+        self.peers[node] = peer
+        ok = HelloOk(self.epoch, hello.nonce, common, progress.hw, progress.leo)
+        standing.effects.append(Send(node, ok))
+        peer.pump(standing, self.epoch, member in standing.known.isr, now_ms)
+
+    def acknowledged(self, node: str, ack: Ack, standing: Standing, now_ms: int) -> None:
+        """A follower says what it has; only of the gen that said Hello, and only what this leader has, too."""
+        peer = self.peers.get(node)
+        if peer is None or peer.member.gen != ack.gen or ack.leo > standing.progress.leo:
+            return
+        member = peer.member
+        if ack.durable > self.acked.get(member, 0):
+            self.acked[member] = ack.durable
+        peer.acknowledged(ack, standing, now_ms)
+        self.advance(standing, now_ms)
+        in_sync = member in standing.known.isr
+        peer.pump(standing, self.epoch, in_sync, now_ms)
+
+    def missed(self, node: str, nack: Nack, standing: Standing, now_ms: int) -> None:
+        """A follower lacks what lies before a Forward."""
+        peer = self.peers.get(node)
+        if peer is not None and peer.member.gen == nack.gen:
+            peer.missed(nack)
+            peer.pump(standing, self.epoch, peer.member in standing.known.isr, now_ms)
+
+    def appended(self, leo_before: int, standing: Standing, now_ms: int) -> None:
+        """Entries were appended here: send them to whoever keeps up."""
+        self.stalls.appended(leo_before, standing.options.max_time_lag_ms, now_ms)
+        isr = standing.known.isr
+        for peer in self.peers.values():
+            peer.pump(standing, self.epoch, peer.member in isr, now_ms)
+
+    def link_down(self, node: str) -> None:
+        """What is under way to `node` may be lost; it will say Hello again."""
+        peer = self.peers.get(node)
+        if peer is not None:
+            peer.linked = False
+
+    # -- who is in sync -------------------------------------------------------------------------
+
+    def judge(self, standing: Standing, now_ms: int) -> bool:
+        """Look who of the ISR owes too much; True when it is this leader's own disk that is too slow (H19)."""
+        record, progress, options = standing.known, standing.progress, standing.options
+        limit_ms = options.max_time_lag_ms
+        self.stalls.forgive(now_ms)
+        owing = False
+        slow: set[Member] = set()
+        for member in record.isr:
+            acked = self.acked.get(member, 0)
+            owed_ms = self.stalls.owed_ms(acked, progress.leo, now_ms)
+            owing = owing or acked < progress.leo
+            if member == standing.member:
+                if owed_ms > limit_ms // 2:
+                    self.stalls.check_at_ms = now_ms + limit_ms // CHECKS
+                    return True
+            elif owed_ms > limit_ms:
+                slow.add(member)
+        slow |= self._behind(record, standing, slow)
+        self.stalled = frozenset(slow)
+        self.stalls.check_at_ms = now_ms + limit_ms // CHECKS if owing else None
+        return False
+
+    def _behind(self, record: PartitionRecord, standing: Standing, gone: set[Member]) -> set[Member]:
+        """Members that hold everything and are far behind with what they know to be committed leave as well, the
+        furthest first, but never below min-ISR (Fluvio's lagging follower)."""
+        floor = standing.progress.hw - standing.options.max_record_lag
+        behind = [
+            peer
+            for peer in self.peers.values()
+            if peer.member in record.isr and peer.member not in gone and 0 <= peer.hw < floor
+        ]
+        spare = len(record.isr) - len(gone) - record.effective_min_isr
+        return {peer.member for peer in sorted(behind, key=lambda p: p.hw)[: max(0, spare)]}
+
+    def _joining(self, standing: Standing, now_ms: int) -> Peer | None:
+        """A follower out of sync that has caught up (H17), if there is one whose time has come."""
+        record, progress = standing.known, standing.progress
+        floor = max(progress.hw, self.barrier + 1)
+        for node, peer in self.peers.items():
+            member = peer.member
+            if member in record.isr or node not in record.replicas or not peer.linked:
+                continue
+            if self.acked.get(member, 0) < floor or peer.hw < progress.hw - standing.options.max_record_lag // 2:
+                continue
+            if now_ms >= self.rejoin.get(node, (0, 0))[0] or too_few_in_sync(record):
+                return peer
+        return None
+
+    def rejoin_at_ms(self, standing: Standing) -> int | None:
+        """When a follower that waits out its pause may come back, if one does."""
+        isr = standing.known.isr
+        times = [
+            self.rejoin[node][0] for node, peer in self.peers.items() if node in self.rejoin and peer.member not in isr
+        ]
+        return min((at_ms for at_ms in times if at_ms > self.ticked_ms), default=None)
+
+    # -- conditional writes ---------------------------------------------------------------------
+
+    def want(self, standing: Standing, now_ms: int) -> None:
+        """Ask for the next conditional write, if one is wanted; one at a time.
+
+        First an ELR that is no longer needed is emptied, since nothing is committed before (H22); then who
+        stalls leaves, before anything is applied without it; then who has caught up joins.
+        """
+        if self.pending is not None:
+            return
+        record = standing.known
+        if record.elr and not too_few_in_sync(record):
+            self._write(replace(record, elr=frozenset()), standing, now_ms)
+            return
+        gone = self.stalled & record.isr
+        if gone:
+            self.stalled = frozenset()
+            for member in gone:
+                pause_ms = min(REJOIN_MAX_MS, 2 * self.rejoin.get(member.node, (0, REJOIN_MIN_MS // 2))[1])
+                self.rejoin[member.node] = (now_ms + pause_ms, pause_ms)
+            names = ", ".join(sorted(member.node for member in gone))
+            self._write(replace(drop_members(record, gone), reason=f"out of sync: {names} stalled"), standing, now_ms)
+            return
+        peer = self._joining(standing, now_ms)
+        if peer is not None:
+            joined = replace(with_member(record, peer.member), reason="")
+            self._write(joined, standing, now_ms, needs=(peer.member,), adds=joined.isr)
+
+    def _write(
+        self,
+        record: PartitionRecord,
+        standing: Standing,
+        now_ms: int,
+        needs: tuple[Member, ...] = (),
+        adds: frozenset[Member] = frozenset(),
+    ) -> None:
+        self.pending = PendingWrite(record, now_ms + WRITE_ANSWER_MS, needs, adds)
+        standing.effects.append(WriteRecord(record, needs))
+
+    def refused_as_it_stands(self, standing: Standing, now_ms: int) -> None:
+        """The write was refused though the version, as far as is known, has not moved. Where it depended on a
+        registration, that is not what it was; a copy of the write may still be under way, so whom it adds
+        counts on until another write on the same version, which changes nothing, is decided (R-AMBIG)."""
+        pending = self.pending
+        assert pending is not None
+        for member in pending.needs:
+            pause_ms = self.rejoin.get(member.node, (0, 0))[1]
+            self.rejoin[member.node] = (now_ms + REFUSED_PAUSE_MS, pause_ms)
+        if pending.needs:
+            pending.record, pending.needs = standing.known, ()
+        pending.repeat_at_ms = now_ms + WRITE_REPEAT_MS
+
+    def repeat(self, standing: Standing, now_ms: int) -> None:
+        """Send the undecided write again when its time has come."""
+        pending = self.pending
+        if pending is not None and pending.repeat_at_ms <= now_ms:
+            pending.repeat_at_ms = now_ms + WRITE_ANSWER_MS
+            standing.effects.append(WriteRecord(pending.record, pending.needs))
+
+    # -- time -----------------------------------------------------------------------------------
+
+    def deadline_ms(self, standing: Standing) -> int | None:
+        """When something is due."""
+        due_ms = self.stalls.check_at_ms
+        for peer in self.peers.values():
+            again_ms = peer.again_at_ms
+            if again_ms is not None and (due_ms is None or again_ms < due_ms):
+                due_ms = again_ms
+        if self.pending is not None and (due_ms is None or self.pending.repeat_at_ms < due_ms):
+            due_ms = self.pending.repeat_at_ms
+        current = self.reads.round
+        if current is not None and (due_ms is None or current.repeat_at_ms < due_ms):
+            due_ms = current.repeat_at_ms
+        if self.rejoin and self.pending is None:
+            rejoin_ms = self.rejoin_at_ms(standing)
+            if rejoin_ms is not None and (due_ms is None or rejoin_ms < due_ms):
+                due_ms = rejoin_ms
+        return due_ms
+
+    def tick(self, standing: Standing, now_ms: int) -> bool:
+        """Do what is due; True when this leader should hand over because its own disk is too slow."""
+        slow = False
+        self.ticked_ms = now_ms
+        if self.stalls.check_at_ms is not None and self.stalls.check_at_ms <= now_ms:
+            slow = self.judge(standing, now_ms)
+        isr = standing.known.isr
+        for peer in self.peers.values():
+            if peer.again_at_ms is not None and peer.again_at_ms <= now_ms:
+                peer.again(standing, self.epoch, peer.member in isr, now_ms)
+        self.repeat(standing, now_ms)
+        self.reads.tick(standing, self.epoch, now_ms)
+        return slow
 
 
 @dataclass(slots=True)
@@ -75,49 +330,69 @@ class Leader(Leadership):
 
 @dataclass(slots=True)
 class Resigning(Leadership):
-    """It was told to go: appends nothing new, drains, and then has itself taken out of the record."""
+    """It is to go: appends nothing new, drains, and then has itself taken out of the record. `target`, a member in
+    sync, takes over if it can; `deadline_at_ms` ends the attempt and it leads on, None for a process that leaves, which
+    takes whoever is closest."""
 
     role: ClassVar[Role] = Role.RESIGNING
 
+    target: str | None = None
+    deadline_at_ms: int | None = None
+    why: str = "resigned"
 
-def refusal(
-    leader: Leader, record: PartitionRecord, progress: Progress, window_entries: int, append: Append
-) -> str | None:
+    def want(self, standing: Standing, now_ms: int) -> None:
+        """The record without a leader, once everything that was appended is applied, and so answered, and on the
+        target; before that whatever a leader wants, since draining may need it."""
+        progress, record = standing.progress, standing.known
+        target = self.target if self.deadline_at_ms is not None else closest(self, record, standing.member.node)
+        held = target is None or any(m.node == target and self.acked.get(m, 0) == progress.leo for m in record.isr)
+        if self.pending is not None or progress.applied != progress.leo or not held:
+            Leadership.want(self, standing, now_ms)
+            return
+        gone = replace(
+            record,
+            status=PartitionStatus.ELECTION,
+            leader=None,
+            candidate=None,
+            tried=frozenset(),
+            preferred=target,
+            reason=f"{standing.member.node} {self.why}",
+        )
+        self._write(gone, standing, now_ms)
+
+    @property
+    def given_up(self) -> bool:
+        """True once the record without this leader has been sent: it may be decided at any time."""
+        return self.pending is not None and self.pending.record.leader is None
+
+    def deadline_ms(self, standing: Standing) -> int | None:
+        """See Leadership; and the end of the attempt."""
+        due_ms = Leadership.deadline_ms(self, standing)
+        if self.deadline_at_ms is not None and not self.given_up:
+            return self.deadline_at_ms if due_ms is None else min(due_ms, self.deadline_at_ms)
+        return due_ms
+
+
+def closest(leadership: Leadership, record: PartitionRecord, node: str) -> str | None:
+    """The member in sync, other than `node`, that has acknowledged most; None when there is none."""
+    others = [m for m in record.isr if m.node != node and m in leadership.acked]
+    return max(others, key=lambda m: (leadership.acked[m], m.node)).node if others else None
+
+
+def refusal(leader: Leader, standing: Standing, append: Append) -> str | None:
     """The code with which `append` is refused, or None when it may be appended.
 
     The window counts what is appended and not applied, which bounds the memory of a stalled partition
     and keeps the log's uncommitted tail below `window_entries`; a batch that does not fit is refused
     whole, so batches must not be larger than the window.
     """
+    progress = standing.progress
     if not leader.ready:
         return NotReady.reason
     if append.epoch != leader.epoch or not progress.follows(leader.epoch, append.entries):
         return Fenced.reason
-    if too_few_in_sync(record):
+    if too_few_in_sync(standing.known):
         return TooFewInSync.reason
-    if progress.leo - progress.applied + len(append.entries) > window_entries:
+    if progress.leo - progress.applied + len(append.entries) > standing.options.window_entries:
         return Overloaded.reason
-    return None
-
-
-def wanted_record(
-    state: Leader | Resigning, record: PartitionRecord, progress: Progress, node: str
-) -> PartitionRecord | None:
-    """The next conditional write that the leader wants, on the version of `record`, or None.
-
-    First an ELR that is no longer needed is emptied, since nothing is committed before (H22).
-    A resignation waits until everything that was appended is applied and so answered.
-    """
-    if record.elr and not too_few_in_sync(record):
-        return replace(record, elr=frozenset())
-    if isinstance(state, Resigning) and progress.applied == progress.leo:
-        return replace(
-            record,
-            status=PartitionStatus.ELECTION,
-            leader=None,
-            candidate=None,
-            tried=frozenset(),
-            preferred=None,
-            reason=f"{node} resigned",
-        )
     return None

@@ -17,10 +17,10 @@ def guard(record: PartitionRecord) -> frozenset[Member]:
     return record.isr | record.elr
 
 
-def maximal_isr(record: PartitionRecord, proposed: PartitionRecord | None) -> frozenset[Member]:
-    """The members whose acknowledgement a commit needs: confirmed, and those that an undecided write of
-    `proposed` adds."""
-    return record.isr if proposed is None else record.isr | proposed.isr
+def maximal_isr(record: PartitionRecord, adds: frozenset[Member]) -> frozenset[Member]:
+    """The members whose acknowledgement a commit needs: confirmed, and those whom an undecided write may have
+    added (`adds`)."""
+    return record.isr | adds if adds else record.isr
 
 
 def too_few_in_sync(record: PartitionRecord) -> bool:
@@ -40,3 +40,11 @@ def drop_members(record: PartitionRecord, gone: frozenset[Member]) -> PartitionR
     if len(stay) < record.effective_min_isr:
         return replace(record, isr=stay, elr=record.elr | (record.isr & gone))
     return replace(record, isr=stay)
+
+
+def with_member(record: PartitionRecord, member: Member) -> PartitionRecord:
+    """`record` with `member` in the ISR instead of any other copy of its node: the one way in which one joins. With
+    min-ISR members in sync nobody outside needs to be elected any more."""
+    isr = frozenset(m for m in record.isr if m.node != member.node) | {member}
+    elr = frozenset(m for m in record.elr if m.node != member.node)
+    return replace(record, isr=isr, elr=frozenset() if len(isr) >= record.effective_min_isr else elr)

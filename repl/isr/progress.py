@@ -1,7 +1,8 @@
 """How far one replica's log is appended, durable, committed and applied.
 
-Four offsets, each the first that is not yet so: `applied <= hw <= durable <= leo` in a leader. Only
-`Replica` moves them, each by one event; none of them ever falls.
+Four offsets, each the first that is not yet so: `applied <= hw <= durable <= leo`. Only `Replica` moves them,
+each by one event. `hw` and `applied` never fall; a follower's `leo` and `durable` fall when it drops what
+contradicts its leader, and never below `hw`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ class Progress:
         """Entries below `end` are durable."""
         assert end <= self.leo, f"durable up to {end}, but the log ends at {self.leo}"
         self.durable = max(self.durable, end)
+
+    def truncated(self, to_offset: int) -> None:
+        """The log ends at `to_offset`; nothing that is committed goes."""
+        assert max(self.hw, self.applied) <= to_offset <= self.leo
+        self.leo = to_offset
+        self.durable = min(self.durable, to_offset)
 
     def applied_to(self, end: int) -> None:
         """Entries below `end` are applied."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from repl.isr.candidate import Candidate
+from repl.isr.follower import Follower
 from repl.isr.leader import Leader, Leadership, Resigning
 from repl.isr.membership import too_few_in_sync
 from repl.isr.states import Failed, Idle, State
@@ -56,6 +57,10 @@ def why(state: State, record: PartitionRecord | None, me: Incarnation | None, no
     match state:
         case Idle(objection=objection):
             return objection or why_idle(record, me, node)
+        case Follower(following=True, leader=leader, epoch=epoch):
+            return f"follows: {leader} in epoch {epoch}"
+        case Follower(waits=waits, leader=leader):
+            return waits or f"asking: has asked {leader} where the logs agree"
         case Candidate(epoch=epoch, announce_at_ms=None):
             return f"candidate: makes the barrier of epoch {epoch} durable"
         case Candidate(epoch=epoch):
@@ -63,10 +68,10 @@ def why(state: State, record: PartitionRecord | None, me: Incarnation | None, no
         case Leader() as leader:
             assert record is not None
             return _why_leader(leader, record)
-        case Resigning(pending=None):
-            return "resigning: drains what was appended"
-        case Resigning():
+        case Resigning(given_up=True):
             return "resigning: waits until the metastore confirms"
+        case Resigning():
+            return "resigning: drains what was appended"
         case Failed(reason=reason):
             return reason
         case _:
@@ -75,7 +80,8 @@ def why(state: State, record: PartitionRecord | None, me: Incarnation | None, no
 
 def _why_leader(leadership: Leadership, record: PartitionRecord) -> str:
     if too_few_in_sync(record):
-        return f"stalled: below min-ISR ({len(record.isr)} of {record.effective_min_isr} in sync)"
+        names = ", ".join(sorted({*record.replicas} - {member.node for member in record.isr}))
+        return f"stalled: below min-ISR ({len(record.isr)} of {record.effective_min_isr} in sync; waits for {names})"
     if record.elr:
         names = ", ".join(sorted(member.node for member in record.elr))
         return f"stalled: waits until the metastore confirms that {names} need not be elected"

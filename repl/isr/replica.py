@@ -3,55 +3,70 @@
 `step(event, now_ms)` takes one fact and returns what is to be done about it, in order; `deadline_ms()` says when
 a Tick is due. Same events, same times: same effects. It decides; it does nothing itself.
 
-The transitions, all of them:
+The transitions, all of them (what a role does between them stands in its own room):
 
+    Idle      -> Follower    the record names another node's process as leader, in an epoch that is durable here
     Idle      -> Candidate   the record nominates this process (node, inc) in an epoch that is durable here and
                              that neither this log nor an earlier process has been in, and means this log
                              (gen): append the epoch's BARRIER
     Candidate -> Leader      the record says Online with this process in that epoch (a controller heard
                              Promoted, which was sent only after the barrier was durable)
+    Follower  -> Idle        the record names another leader or none, or another epoch; the session is over
     Candidate -> Idle        the nomination was withdrawn or overtaken; the session is over; told to resign
-    Leader    -> Resigning   told to resign: nothing new is appended
+    Leader    -> Resigning   told to resign or to hand over, or its own disk is too slow: nothing new is appended
+    Resigning -> Leader      the hand-over did not happen in time, and the process is not leaving
     Leader, Resigning
               -> Idle        the record no longer names this process in this epoch; the session is over: what
                              is appended and not committed becomes UNKNOWN
+    Follower  -> Failed      the leader contradicts what is committed here: this copy alone is left untouched
     any       -> Failed      log, store or identity could not be written: first step down, then believe nothing
                              (docs/protocol.md H20, H34). There is no way back but a new process.
 
-Whatever a recovered log holds above the applied offset counts as uncommitted until a BARRIER of a new
-epoch commits: leadership is never resumed (H11, R-INC). A record is ignored when it is not newer than
-the known one, and refused when its epoch is below the one that was made durable here (H32). Other members
-of the ISR simply hold the commit back until they acknowledge.
+Whatever a recovered log holds above the applied offset counts as uncommitted until a leader says otherwise, or the
+BARRIER of a new epoch of its own commits: leadership is never resumed (H11, R-INC). A record is ignored when it is
+not newer than the known one, and refused when its epoch is below the one that was made durable here (H32). A message
+counts only in the epoch in which it was said (R-FENCE).
 """
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Final, assert_never
 
 from repl.isr import effects as fx
 from repl.isr import events as ev
+from repl.isr import messages as ms
 from repl.isr.candidate import PROMOTED_REPEAT_MS, Candidate, objection
 from repl.isr.effects import Role
 from repl.isr.epochs import EpochTable, last_epoch, with_epoch
-from repl.isr.leader import WRITE_ANSWER_MS, WRITE_REPEAT_MS, Leader, PendingWrite, Resigning, refusal, wanted_record
+from repl.isr.follower import Follower
+from repl.isr.leader import WRITE_REPEAT_MS, Leader, Leadership, Resigning, closest, refusal
+from repl.isr.options import Options
 from repl.isr.progress import Progress
-from repl.isr.reasons import rolled_back, why, why_idle
+from repl.isr.reasons import rolled_back, why_idle
+from repl.isr.stalls import Stalls
+from repl.isr.standing import Standing
 from repl.isr.states import Failed, Idle, State
+from repl.isr.view import View
 from repl.model.errors import NotLeader, NotReady, OutOfStorage
-from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
+from repl.model.record import Member, PartitionRecord, PartitionStatus
 
 __all__ = ["Replica", "Role"]
 
 LEAVING: Final = "resigned: this process is leaving"
 """Why a process that was told to resign leads and stands no more."""
 
+SLOW_HAND_OVER_MS: Final = 10_000
+"""How long a leader with a slow disk tries to hand over before it leads on; its writes are slow either way."""
 
-class Replica:
+
+class Replica(View):
     """One replica. Built from what recovery found; never built twice in one process for one log.
 
     `leo` and `epoch_table` are the recovered log's, `durable` the first offset of it that a power loss may
-    still take; `applied` is the store's offset (or its floor while rows are replayed); `epoch_seen` and `gen`
-    come from the data directory's identity; `window_entries` bounds what is appended and not applied.
+    still take, `log_start` its first entry; `applied` is the store's offset (or its floor while rows are
+    replayed); `epoch_seen` and `gen` come from the data directory's identity. `nonce_base`, random and below 2^62,
+    keeps the nonces of this process apart from those of earlier ones. `options` may be replaced at any time.
     """
 
     def __init__(
@@ -63,319 +78,421 @@ class Replica:
         epoch_table: EpochTable,
         applied: int,
         epoch_seen: int,
-        window_entries: int,
+        options: Options,
         durable: int,
+        log_start: int = 0,
+        nonce_base: int = 0,
     ) -> None:
         assert 0 <= durable <= leo
-        assert window_entries > 0
-        self.partition = partition
-        self.member = Member(node, gen)
-        self.epoch_table = epoch_table
-        self.record: PartitionRecord | None = None
-        """The newest record that was believed; None before the first one of a session."""
-        self.epoch_seen = epoch_seen
-        """The highest epoch that is durable here."""
-        self._epoch_wanted = epoch_seen
+        assert options.window_entries > 0
+        standing = Standing(
+            partition=partition,
+            member=Member(node, gen),
+            progress=Progress(leo=leo, durable=durable, hw=applied, applied=applied),
+            table=epoch_table,
+            log_start=log_start,
+            options=options,
+            epoch_seen=epoch_seen,
+            epoch_wanted=epoch_seen,
+            nonce=nonce_base,
+        )
+        super().__init__(standing)
         self._epoch_floor = max(epoch_seen, last_epoch(epoch_table))
-        self._progress = Progress(leo=leo, durable=durable, hw=applied, applied=applied)
-        self._window_entries = window_entries
-        self._state: State = Idle()
-        self._inc: int | None = None
         self._told_to_resign = False
-        self._effects: list[fx.Effect] = []
-
-    # -- what a shell may read ------------------------------------------------------------------
-
-    @property
-    def role(self) -> Role:
-        """What the replica is."""
-        return self._state.role
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that it leads or stands in; otherwise the highest one it has heard of."""
-        state = self._state
-        return self._epoch_wanted if isinstance(state, Idle | Failed) else state.epoch
-
-    @property
-    def leo(self) -> int:
-        """First free offset of the log."""
-        return self._progress.leo
-
-    @property
-    def durable(self) -> int:
-        """First offset that is not known to be durable."""
-        return self._progress.durable
-
-    @property
-    def hw(self) -> int:
-        """First offset that is not known to be committed."""
-        return self._progress.hw
-
-    @property
-    def applied(self) -> int:
-        """First offset that is not applied."""
-        return self._progress.applied
-
-    @property
-    def ready(self) -> bool:
-        """True while client writes and committed reads are served."""
-        return isinstance(self._state, Leader) and self._state.ready
-
-    @property
-    def reason(self) -> str:
-        """Why the state is what it is: "code: sentence"."""
-        return why(self._state, self.record, self._me(), self.member.node)
-
-    def deadline_ms(self) -> int | None:
-        """When the next Tick is due, on the clock of `now_ms`; None while nothing is timed."""
-        match self._state:
-            case Candidate(announce_at_ms=announce_at_ms):
-                return announce_at_ms
-            case Leader(pending=pending) | Resigning(pending=pending):
-                return None if pending is None else pending.repeat_at_ms
-            case _:
-                return None
+        self._rolled_back_lineage: int | None = None
 
     # -- the one input --------------------------------------------------------------------------
 
     def step(self, event: ev.Event, now_ms: int) -> list[fx.Effect]:
         """Take one fact at `now_ms` (monotonic); returns what is to be done, in order."""
-        if isinstance(self._state, Failed):
-            return self._step_failed(event)
+        standing = self._standing
         effects: list[fx.Effect] = []
-        self._effects = effects
-        match event:  # the three of the way of a write first
+        standing.effects = effects
+        if isinstance(self._state, Failed):
+            self._step_failed(event)
+            return effects
+        match event:  # those of the way of a write first
             case ev.Append():
-                self._append(event)
+                self._append(event, now_ms)
             case ev.Persisted():
                 self._persisted(event.end, now_ms)
             case ev.AppliedTo():
                 self._applied_to(event.end, now_ms)
+            case ev.Received(node, message):
+                self._receive(node, message, now_ms)
+            case ev.Read(token):
+                self._read(token, now_ms)
             case ev.RecordSeen(record) | ev.WriteConfirmed(record):
                 self._see(record, now_ms)
             case ev.WriteRefused(base_version, current):
                 self._see(current, now_ms)
-                self._repeat_write(base_version, now_ms + WRITE_REPEAT_MS)
+                self._refused(base_version, now_ms)
             case ev.WriteUndecided(base_version):
-                self._repeat_write(base_version, now_ms + WRITE_REPEAT_MS)
+                self._undecided(base_version, now_ms)
+            case ev.RecordSynced(nonce, record):
+                self._synced(nonce, record, now_ms)
             case ev.EpochPersisted(epoch):
-                self.epoch_seen = max(self.epoch_seen, epoch)
+                standing.epoch_seen = max(standing.epoch_seen, epoch)
                 self._follow_record(now_ms)
             case ev.SessionStarted(inc):
-                if self._inc is not None and self._inc != inc:
+                if standing.inc is not None and standing.inc != inc:
                     self._session_over()
-                self._inc = inc
+                standing.inc = inc
                 self._follow_record(now_ms)
             case ev.SessionExpired():
                 self._session_over()
+            case ev.LinkUp(node):
+                if isinstance(self._state, Follower) and self._state.leader == node:
+                    self._state.link(True, standing, now_ms)
+            case ev.LinkDown(node):
+                self._link_down(node, now_ms)
+            case ev.Truncated(to_offset):
+                standing.truncating -= 1
+                self._persisted(to_offset, now_ms)
+            case ev.Trimmed(start):
+                standing.log_start = max(standing.log_start, start)
+            case ev.GenRenewed(gen):
+                standing.member = Member(standing.member.node, gen)
+                if isinstance(self._state, Follower):
+                    self._state.ask(standing, now_ms)
             case ev.PersistFailed(reason):
-                self._fail(reason)
+                self._fail(f"disk-failed: {reason}")
             case ev.Resign():
-                self._resign(now_ms)
+                self._told_to_resign = True
+                self._resign(None, None, LEAVING, now_ms)
+            case ev.HandOver(target, deadline_ms):
+                self._resign(target, deadline_ms, f"hands over to {target or 'another member'}", now_ms)
             case ev.Tick():
                 self._tick(now_ms)
             case _:
                 assert_never(event)
         return effects
 
-    def _step_failed(self, event: ev.Event) -> list[fx.Effect]:
+    def _step_failed(self, event: ev.Event) -> None:
         """What was committed before may still reach the store, and its clients; nothing else counts any more."""
-        if isinstance(event, ev.AppliedTo):
-            self._progress.applied_to(event.end)
-        return [fx.Refused(OutOfStorage.reason, len(event.entries))] if isinstance(event, ev.Append) else []
+        standing = self._standing
+        match event:
+            case ev.AppliedTo(end):
+                standing.progress.applied_to(end)
+            case ev.Append(entries=entries):
+                standing.effects.append(fx.Refused(OutOfStorage.reason, len(entries)))
+            case ev.Read(token):
+                standing.effects.append(fx.ReadRefused((token,), NotReady.reason))
+            case _:
+                pass
 
     # -- the metastore --------------------------------------------------------------------------
 
     def _see(self, record: PartitionRecord, now_ms: int) -> None:
         """Believe `record` if it is newer than the known one and not older than what is durable here."""
-        assert record.partition == self.partition
-        if self.record is not None and record.version <= self.record.version:
+        standing = self._standing
+        assert record.partition == standing.partition
+        if standing.record is not None and record.version <= standing.record.version:
             return
-        if record.epoch < self._epoch_wanted:
-            reason = rolled_back(record.epoch, self._epoch_wanted)
+        if record.epoch < standing.epoch_wanted or record.lineage == self._rolled_back_lineage:
+            reason = rolled_back(record.epoch, standing.epoch_wanted)
             self._leave(reason)
             self._object(reason)
+            if self._rolled_back_lineage is None:
+                standing.effects.append(fx.SyncRecord(standing.next_nonce()))
             return
-        self.record = record
+        standing.record = record
         self._object("")
-        if record.epoch > self._epoch_wanted:
-            self._epoch_wanted = record.epoch
-            self._effects.append(fx.PersistEpoch(record.epoch))
-        if isinstance(self._state, Leader | Resigning):
+        if record.epoch > standing.epoch_wanted:
+            standing.epoch_wanted = record.epoch
+            standing.effects.append(fx.PersistEpoch(record.epoch))
+        if isinstance(self._state, Leadership):
             self._state.pending = None  # the version has moved: what was undecided is decided
         self._follow_record(now_ms)
 
+    def _synced(self, nonce: int, record: PartitionRecord, now_ms: int) -> None:
+        """A record read after a sync. Were it older than what is durable here, the metastore would have lost what it
+        confirmed: then nothing of it is believed until an operator has raised the lineage (H32)."""
+        standing = self._standing
+        if record.epoch < standing.epoch_seen:
+            self._rolled_back_lineage = record.lineage
+            reason = rolled_back(record.epoch, standing.epoch_seen)
+            self._leave(reason)
+            self._object(reason)
+            return
+        self._see(record, now_ms)
+        state = self._state
+        if isinstance(state, Leadership):
+            members = state.electable(standing.known)
+            state.reads.synced(nonce, record, standing, state.epoch, members, now_ms)
+
     def _follow_record(self, now_ms: int) -> None:
         """Make the transitions that the known record, the session and the durable epoch ask for."""
-        record = self.record
+        standing = self._standing
+        record, me, node = standing.record, standing.me, standing.member.node
         if record is None:
             return
-        me = self._me()
         match self._state:
-            case Idle():
-                nominated = record.status is PartitionStatus.CANDIDATE_FOUND and record.candidate == me
-                if nominated and record.epoch == self.epoch_seen:
-                    self._stand(record.epoch)
             case Candidate(epoch=epoch):
                 if record.epoch == epoch and record.leader == me:
                     self._lead(now_ms)
                 elif record.epoch != epoch or record.candidate != me:
-                    self._leave(f"withdrawn: {why_idle(record, me, self.member.node)}")
-            case Leader() | Resigning() as leadership:
+                    self._leave(f"withdrawn: {why_idle(record, me, node)}")
+            case Leadership() as leadership:
                 if record.epoch != leadership.epoch or record.leader != me:
-                    self._leave(f"replaced: {why_idle(record, me, self.member.node)}")
+                    self._leave(f"replaced: {why_idle(record, me, node)}")
                 else:
-                    self._advance(now_ms)
+                    self._advance(leadership, now_ms)
+            case Follower(epoch=epoch, leader=leader):
+                if record.epoch != epoch or record.leader is None or record.leader.node != leader:
+                    self._leave(why_idle(record, me, node))
             case _:
                 pass
+        if isinstance(self._state, Idle) and record.epoch == standing.epoch_seen:
+            self._leave_idle(record, now_ms)
+
+    def _leave_idle(self, record: PartitionRecord, now_ms: int) -> None:
+        """Stand, or follow, if the record asks for it."""
+        standing = self._standing
+        member, leader = standing.member, record.leader
+        if record.status is PartitionStatus.CANDIDATE_FOUND:
+            if record.candidate is not None and record.candidate == standing.me:
+                self._stand(record.epoch)
+        elif leader is not None and leader.node != member.node and member.node in record.replicas:
+            progress = standing.progress
+            if progress.applied > progress.leo:
+                self._object(
+                    f"log-lost: the log ends at {progress.leo}, below what is applied ({progress.applied}); "
+                    f"{leader.node} cannot send it on from there"
+                )
+                return
+            follower = Follower(record.epoch, leader.node)
+            self._become(follower, f"led: by {leader.node} in epoch {record.epoch}")
+            follower.ask(standing, now_ms)
 
     def _session_over(self) -> None:
         """Another session is another process to everybody else: give up what this one held, and read anew."""
-        self._inc = None
+        self._standing.inc = None
         self._leave("session-expired: the metastore ended this process's session")
-        self.record = None
+        self._standing.record = None
 
-    def _repeat_write(self, base_version: int, at_ms: int) -> None:
-        """The write on `base_version` is as undecided as before: the same bytes again at `at_ms`."""
-        if isinstance(self._state, Leader | Resigning):
-            pending = self._state.pending
-            if pending is not None and pending.base_version == base_version:
-                pending.repeat_at_ms = at_ms
+    def _refused(self, base_version: int, now_ms: int) -> None:
+        state = self._state
+        if isinstance(state, Leadership) and state.pending is not None and state.pending.base_version == base_version:
+            state.refused_as_it_stands(self._standing, now_ms)
+
+    def _undecided(self, base_version: int, now_ms: int) -> None:
+        """The write on `base_version` is as undecided as before: the same bytes again in a while."""
+        state = self._state
+        if isinstance(state, Leadership) and state.pending is not None and state.pending.base_version == base_version:
+            state.pending.repeat_at_ms = now_ms + WRITE_REPEAT_MS
+
+    # -- other replicas -------------------------------------------------------------------------
+
+    def _receive(self, node: str, message: ms.Message, now_ms: int) -> None:
+        """Take a message of this epoch; of a lower one tell the sender so, of a higher one read the record."""
+        standing, state = self._standing, self._state
+        if isinstance(message, ms.Fenced):
+            if message.epoch > standing.epoch_wanted:
+                standing.hint(now_ms)
+            return
+        if message.epoch != standing.epoch_wanted:
+            if message.epoch > standing.epoch_wanted:
+                standing.hint(now_ms)
+            else:
+                standing.effects.append(fx.Send(node, ms.Fenced(standing.epoch_wanted)))
+            return
+        match message:
+            case ms.Probe(epoch, nonce):
+                standing.effects.append(fx.Send(node, ms.ProbeOk(epoch, standing.member.gen, nonce)))
+            case ms.Forward() if isinstance(state, Follower) and state.leader == node:
+                state.take(message, standing, now_ms)
+            case ms.HelloOk() if isinstance(state, Follower) and state.leader == node:
+                state.accepted(message, standing)
+                if state.diverged:
+                    self._fail(state.diverged)
+            case ms.HelloRefused() if isinstance(state, Follower) and state.leader == node:
+                state.refused(message, standing, now_ms)
+            case ms.Ack() if isinstance(state, Leadership):
+                state.acknowledged(node, message, standing, now_ms)
+                self._want(state, now_ms)
+            case ms.Nack() if isinstance(state, Leadership):
+                state.missed(node, message, standing, now_ms)
+            case ms.Hello() if isinstance(state, Leadership):
+                state.greet(node, message, standing, now_ms)
+            case ms.ProbeOk() if isinstance(state, Leadership):
+                members = state.electable(standing.known)
+                state.reads.answered(node, message, standing, state.epoch, members, now_ms)
+            case _:
+                pass  # said to the role that this replica had, or will have
+
+    def _link_down(self, node: str, now_ms: int) -> None:
+        state = self._state
+        if isinstance(state, Leadership):
+            state.link_down(node)
+        elif isinstance(state, Follower) and state.leader == node:
+            state.link(False, self._standing, now_ms)
 
     # -- the roles ------------------------------------------------------------------------------
 
     def _stand(self, epoch: int) -> None:
         """Idle -> Candidate, unless there is an objection; then nothing is sent."""
+        standing = self._standing
         if self._told_to_resign:
             objected: str | None = LEAVING
         else:
-            objected = objection(self._known(), self.member, self._epoch_floor, self._progress)
+            objected = objection(standing.known, standing.member, self._epoch_floor, standing.progress)
         if objected is not None:
             self._object(objected)
             return
-        progress = self._progress
-        barrier = progress.leo
+        barrier = standing.progress.leo
         self._epoch_floor = epoch
-        self.epoch_table = with_epoch(self.epoch_table, epoch, barrier)
-        progress.leo += 1
+        standing.table = with_epoch(standing.table, epoch, barrier)
+        standing.progress.leo += 1
         self._become(Candidate(epoch, barrier), f"nominated: by the record of epoch {epoch}")
-        self._effects.append(fx.AppendBarrier(epoch, barrier))
+        standing.effects.append(fx.AppendBarrier(epoch, barrier))
 
     def _lead(self, now_ms: int) -> None:
         """Candidate -> Leader."""
-        candidate = self._state
+        candidate, standing = self._state, self._standing
         assert isinstance(candidate, Candidate)
-        assert self._progress.durable > candidate.barrier, "elected before the barrier was durable"
-        leader = Leader(candidate.epoch, candidate.barrier, {self.member: self._progress.durable})
+        durable = standing.progress.durable
+        assert durable > candidate.barrier, "elected before the barrier was durable"
+        leader = Leader(candidate.epoch, candidate.barrier, Stalls.since(now_ms), {standing.member: durable})
         self._become(leader, f"elected: in epoch {candidate.epoch}")
-        self._advance(now_ms)
+        leader.judge(standing, now_ms)
+        self._advance(leader, now_ms)
 
     def _leave(self, reason: str) -> None:
-        """Candidate, Leader or Resigning -> Idle."""
-        state = self._state
+        """Any role -> Idle."""
+        state, standing = self._state, self._standing
         if isinstance(state, Idle | Failed):
             return
-        if isinstance(state, Leader | Resigning):
-            self._effects.append(fx.SteppedDown(state.epoch, self._progress.hw, reason))
         self._become(Idle(), reason)
+        if isinstance(state, Leadership):
+            standing.effects.insert(-1, fx.SteppedDown(state.epoch, standing.progress.hw, reason))
+            state.reads.refuse(standing, NotLeader.reason)
 
     def _fail(self, reason: str) -> None:
         """Anything -> Failed, by way of Idle."""
-        self._leave(f"disk-failed: {reason}")
-        self._become(Failed(f"disk-failed: {reason}"), reason)
+        self._leave(reason)
+        self._become(Failed(reason), reason)
 
-    def _resign(self, now_ms: int) -> None:
-        """Leader -> Resigning, Candidate -> Idle; and never stand again in this process."""
-        self._told_to_resign = True
-        match self._state:
-            case Candidate():
-                self._leave(LEAVING)
-            case Leader() as leader:
-                resigning = Resigning(leader.epoch, leader.barrier, leader.acked, leader.pending, leader.ready)
-                self._become(resigning, LEAVING)
-                self._want(now_ms)
-            case _:
-                pass
+    def _resign(self, target: str | None, deadline_ms: int | None, reason: str, now_ms: int) -> None:
+        """Leader -> Resigning; of a process that leaves (no deadline) also Candidate -> Idle, for good."""
+        state, standing = self._state, self._standing
+        if isinstance(state, Candidate) and deadline_ms is None:
+            self._leave(reason)
+        elif isinstance(state, Resigning) and deadline_ms is None:
+            state.deadline_at_ms = None
+        elif isinstance(state, Leader):
+            if deadline_ms is not None:
+                target = target or closest(state, standing.known, standing.member.node)
+                if target is None or all(m.node != target for m in standing.known.isr - {standing.member}):
+                    return
+            kept = {field.name: getattr(state, field.name) for field in fields(Leader)}
+            resigning = Resigning(**kept, target=target, deadline_at_ms=deadline_ms, why=reason)
+            self._become(resigning, reason)
+            resigning.reads.refuse(standing, NotReady.reason)
+            self._want(resigning, now_ms)
+
+    def _lead_on(self, state: Resigning) -> None:
+        """Resigning -> Leader: the hand-over did not happen."""
+        kept = {field.name: getattr(state, field.name) for field in fields(Leader)}
+        self._become(Leader(**kept), "hand-over not done in time: leads on")
 
     def _become(self, state: State, reason: str) -> None:
         self._state = state
-        self._effects.append(fx.RoleChanged(state.role, self.epoch, reason))
+        self._standing.effects.append(fx.RoleChanged(state.role, self.epoch, reason))
 
     # -- the log --------------------------------------------------------------------------------
 
-    def _append(self, event: ev.Append) -> None:
+    def _append(self, event: ev.Append, now_ms: int) -> None:
         """Take a batch into the log, or refuse all of it with nothing done."""
         assert event.entries
-        state = self._state
+        state, standing = self._state, self._standing
         if isinstance(state, Leader):
-            refused = refusal(state, self._known(), self._progress, self._window_entries, event)
+            refused = refusal(state, standing, event)
         else:
             refused = NotReady.reason if isinstance(state, Candidate | Resigning) else NotLeader.reason
         if refused is not None:
-            self._effects.append(fx.Refused(refused, len(event.entries)))
+            standing.effects.append(fx.Refused(refused, len(event.entries)))
             return
-        self._progress.leo += len(event.entries)
-        self._effects.append(fx.Persist(event.entries))
+        assert isinstance(state, Leader)
+        before = standing.progress.leo
+        standing.progress.leo += len(event.entries)
+        standing.effects.append(fx.Persist(event.entries))
+        state.appended(before, standing, now_ms)
 
     def _persisted(self, end: int, now_ms: int) -> None:
-        self._progress.persisted(end)
-        state = self._state
-        if isinstance(state, Leader | Resigning):
-            state.acked[self.member] = self._progress.durable
-            self._advance(now_ms)
-        elif isinstance(state, Candidate) and state.announce_at_ms is None and self._progress.durable > state.barrier:
+        standing, state = self._standing, self._state
+        if standing.truncating:
+            return  # said of the log as it was before the cut
+        standing.progress.persisted(end)
+        if isinstance(state, Leadership):
+            state.acked[standing.member] = standing.progress.durable
+            self._advance(state, now_ms)
+        elif isinstance(state, Follower):
+            state.persisted(standing)
+        elif (
+            isinstance(state, Candidate) and state.announce_at_ms is None and standing.progress.durable > state.barrier
+        ):
             self._announce(now_ms)
 
-    def _advance(self, now_ms: int) -> None:
-        """Move hw as far as the commit rule allows, and ask for what follows from it."""
-        leadership, record = self._state, self._known()
-        assert isinstance(leadership, Leader | Resigning)
-        end = leadership.committed_end(record, self._progress.durable)
-        if end is not None and end > self._progress.hw:
-            self._progress.hw = end
-            self._effects.append(fx.Apply(end))
-        if record.elr or isinstance(leadership, Resigning):
-            self._want(now_ms)
+    def _advance(self, leadership: Leadership, now_ms: int) -> None:
+        leadership.advance(self._standing, now_ms)
+        self._want(leadership, now_ms)
 
     def _applied_to(self, end: int, now_ms: int) -> None:
-        self._progress.applied_to(end)
-        state = self._state
-        if isinstance(state, Leader):
-            if not state.ready and self._progress.applied > state.barrier:
+        standing, state = self._standing, self._state
+        standing.progress.applied_to(end)
+        if isinstance(state, Leadership):
+            if not state.ready and standing.progress.applied > state.barrier:
                 state.ready = True
-                self._effects.append(fx.LeadershipReady(state.epoch))
-        elif isinstance(state, Resigning):
-            self._want(now_ms)
+                if isinstance(state, Leader):
+                    standing.effects.append(fx.LeadershipReady(state.epoch))
+            state.reads.applied(standing)
+            if isinstance(state, Resigning):
+                self._want(state, now_ms)
+
+    def _read(self, token: int, now_ms: int) -> None:
+        """Take a committed read, or refuse it."""
+        state, standing = self._state, self._standing
+        if isinstance(state, Leader) and state.ready:
+            state.reads.ask(token, standing, state.epoch, state.electable(standing.known), now_ms)
+        else:
+            reason = NotReady.reason if isinstance(state, Leadership | Candidate) else NotLeader.reason
+            standing.effects.append(fx.ReadRefused((token,), reason))
 
     # -- writes and timers ----------------------------------------------------------------------
 
-    def _want(self, now_ms: int) -> None:
-        """Ask for the next conditional write; one at a time."""
-        leadership = self._state
-        assert isinstance(leadership, Leader | Resigning)
-        if leadership.pending is None:
-            wanted = wanted_record(leadership, self._known(), self._progress, self.member.node)
-            if wanted is not None:
-                leadership.pending = PendingWrite(wanted, now_ms + WRITE_ANSWER_MS)
-                self._effects.append(fx.WriteRecord(wanted))
+    def _want(self, leadership: Leadership, now_ms: int) -> None:
+        """Let a leadership ask for a conditional write, where one may be wanted: not on the way of a write."""
+        record = self._standing.known
+        quiet = len(record.isr) == len(record.replicas) and not leadership.stalled and not record.elr
+        if not quiet or isinstance(leadership, Resigning):
+            leadership.want(self._standing, now_ms)
 
     def _announce(self, now_ms: int) -> None:
-        candidate = self._state
+        candidate, standing = self._state, self._standing
         assert isinstance(candidate, Candidate)
-        assert self._inc is not None
+        assert standing.inc is not None
         candidate.announce_at_ms = now_ms + PROMOTED_REPEAT_MS
-        self._effects.append(fx.Promoted(candidate.epoch, self.member.node, self._inc, self.member.gen))
+        member = standing.member
+        standing.effects.append(fx.Promoted(candidate.epoch, member.node, standing.inc, member.gen))
 
     def _tick(self, now_ms: int) -> None:
+        standing = self._standing
         match self._state:
             case Candidate(announce_at_ms=int(due_ms)) if due_ms <= now_ms:
                 self._announce(now_ms)
-            case Leader(pending=PendingWrite() as write) | Resigning(pending=PendingWrite() as write) if (
-                write.repeat_at_ms <= now_ms
-            ):
-                write.repeat_at_ms = now_ms + WRITE_ANSWER_MS
-                self._effects.append(fx.WriteRecord(write.record))
+            case Follower() as follower:
+                follower.tick(standing, now_ms)
+            case Leadership() as leadership:
+                slow = leadership.tick(standing, now_ms)
+                if isinstance(leadership, Resigning):
+                    deadline_ms = leadership.deadline_at_ms
+                    if deadline_ms is not None and deadline_ms <= now_ms and not leadership.given_up:
+                        self._lead_on(leadership)
+                elif slow:
+                    self._resign(None, now_ms + SLOW_HAND_OVER_MS, "hands over: its own disk is too slow", now_ms)
+                if isinstance(self._state, Leadership):
+                    self._want(self._state, now_ms)
             case _:
                 pass
 
@@ -384,10 +501,3 @@ class Replica:
     def _object(self, reason: str) -> None:
         if isinstance(self._state, Idle):
             self._state.objection = reason
-
-    def _me(self) -> Incarnation | None:
-        return None if self._inc is None else Incarnation(self.member.node, self._inc)
-
-    def _known(self) -> PartitionRecord:
-        assert self.record is not None
-        return self.record

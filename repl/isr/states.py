@@ -1,6 +1,6 @@
-"""The five states of a replica, one type each.
+"""The six states of a replica, one type each.
 
-Candidate, Leader and Resigning live beside their rules; the two that have no rules are here. Who moves
+Follower, Candidate, Leader and Resigning live beside their rules; the two that have no rules are here. Who moves
 between them, and when, stands in `replica.py`.
 """
 
@@ -11,12 +11,14 @@ from typing import ClassVar
 
 from repl.isr.candidate import Candidate
 from repl.isr.effects import Role
+from repl.isr.follower import Follower
 from repl.isr.leader import Leader, Resigning
 
 
 @dataclass(slots=True)
 class Idle:
-    """Neither leads nor stands. `objection` says why it does not follow the known record, if it does not."""
+    """Neither leads nor stands nor has a leader to follow. `objection` says why it does not follow the known record, if
+    it does not."""
 
     role: ClassVar[Role] = Role.IDLE
 
@@ -25,11 +27,12 @@ class Idle:
 
 @dataclass(slots=True)
 class Failed:
-    """The disk cannot be believed; the process is expected to leave. Final."""
+    """The disk cannot be believed, and the process is expected to leave; or this copy alone contradicts what is
+    committed, and is left untouched. Final."""
 
     role: ClassVar[Role] = Role.FAILED
 
     reason: str
 
 
-State = Idle | Candidate | Leader | Resigning | Failed
+State = Idle | Follower | Candidate | Leader | Resigning | Failed

@@ -7,6 +7,7 @@ from typing import Any
 
 from repl.isr import effects as fx
 from repl.isr import events as ev
+from repl.isr.options import Options
 from repl.isr.replica import Replica, Role
 from repl.model.entry import Entry, EntryKind, make_entry
 from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
@@ -58,7 +59,7 @@ def a_replica(**changes: Any) -> Replica:
         "epoch_table": ((2, 0), (4, 8)),
         "applied": 15,
         "epoch_seen": 4,
-        "window_entries": 10,
+        "options": Options(window_entries=10),
         "durable": 20,
     }
     return Replica(**{**found, **changes})

@@ -6,6 +6,7 @@ import pytest
 
 from repl.isr import effects as fx
 from repl.isr import events as ev
+from repl.isr.options import Options
 from repl.isr.replica import Replica
 from repl.model.record import Member
 from tests.isr.scripted import MEMBER, a_candidate, a_leader, a_serving_leader, kinds, online, some_entries
@@ -56,7 +57,11 @@ def test_a_batch_for_another_epoch_or_place_is_fenced(epoch: int, entries: tuple
 
 @pytest.mark.parametrize(
     ("replica", "code"),
-    [(a_candidate(), "not-ready"), (a_leader(), "not-ready"), (Replica(3, "n1", 7, 0, (), 0, 0, 1, 0), "not-leader")],
+    [
+        (a_candidate(), "not-ready"),
+        (a_leader(), "not-ready"),
+        (Replica(3, "n1", 7, 0, (), 0, 0, Options(window_entries=1), 0), "not-leader"),
+    ],
 )
 def test_nothing_is_appended_before_the_barrier_is_applied(replica: Replica, code: str) -> None:
     """Candidate, leader without applied barrier, idle: each a definite refusal of the whole batch."""
@@ -92,7 +97,7 @@ def test_below_min_isr_nothing_is_appended_or_committed() -> None:
     replica.step(ev.Append(5, some_entries(5, 21, 1)), 0)
     replica.step(ev.RecordSeen(online(replicas=TWO, min_isr=2, version=13)), 0)
     assert replica.step(ev.Persisted(22), 0) == []
-    assert replica.reason == "stalled: below min-ISR (1 of 2 in sync)"
+    assert replica.reason == "stalled: below min-ISR (1 of 2 in sync; waits for n2)"
     assert replica.step(ev.Append(5, some_entries(5, 22, 1)), 0) == [fx.Refused("not-enough-replicas", 1)]
     assert replica.step(ev.RecordSeen(online(replicas=TWO, min_isr=1, version=14)), 0) == [fx.Apply(22)]
 

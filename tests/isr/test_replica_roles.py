@@ -220,12 +220,12 @@ def test_a_record_below_the_durable_epoch_is_refused_as_a_rollback() -> None:
     """H32: newer version, lower epoch: the metastore lost what it had confirmed; step down and say so."""
     replica = a_serving_leader()
     effects = replica.step(ev.RecordSeen(a_record(epoch=3, version=40)), 0)
-    assert kinds(effects) == ["SteppedDown", "RoleChanged"]
+    assert kinds(effects) == ["SteppedDown", "RoleChanged", "SyncRecord"]
     assert replica.reason.startswith("metastore-rollback:")
     assert replica.epoch == 5
     again = a_replica(epoch_seen=9)
     again.step(ev.SessionStarted(INC), 0)
-    assert again.step(ev.RecordSeen(nominated(epoch=5)), 0) == []
+    assert kinds(again.step(ev.RecordSeen(nominated(epoch=5)), 0)) == ["SyncRecord"]
     assert again.reason.startswith("metastore-rollback: the record is at epoch 5, this replica has seen epoch 9")
     assert again.step(ev.RecordSeen(a_record(epoch=10, version=60)), 0) == [fx.PersistEpoch(10)]
     assert again.reason.startswith("election:")
@@ -262,5 +262,30 @@ def test_every_idle_state_says_whom_it_waits_for() -> None:
     assert replica.reason == "offline: waits for n2 (not registered)"
     replica.step(ev.RecordSeen(nominated(epoch=4, version=22, candidate=Incarnation("n2", 1))), 0)
     assert replica.reason == "candidate-found: n2 is to lead in epoch 4"
-    replica.step(ev.RecordSeen(online(epoch=4, version=23, leader=Incarnation("n2", 1))), 0)
+    replica.step(ev.RecordSeen(online(epoch=4, version=23, leader=Incarnation("n2", 1), replicas=("n2",))), 0)
     assert replica.reason == "led-elsewhere: n2 leads in epoch 4"
+    replicas = (NODE, "n2")
+    replica.step(ev.RecordSeen(online(epoch=4, version=24, leader=Incarnation("n2", 1), replicas=replicas)), 0)
+    assert replica.reason == "asking: has asked n2 where the logs agree"
+
+
+def test_a_rollback_that_a_synced_read_confirms_stays_refused_until_the_lineage_rises() -> None:
+    """H32: epochs that climb again do not heal it; only an operator's act, which raises the lineage, does."""
+    replica = a_replica(epoch_seen=9)
+    replica.step(ev.SessionStarted(INC), 0)
+    (sync,) = replica.step(ev.RecordSeen(a_record(epoch=5, version=30)), 0)
+    assert isinstance(sync, fx.SyncRecord)
+    assert replica.step(ev.RecordSynced(sync.nonce, a_record(epoch=5, version=30)), 0) == []
+    assert replica.step(ev.RecordSeen(a_record(epoch=12, version=31)), 0) == []
+    assert replica.reason.startswith("metastore-rollback:")
+    assert replica.step(ev.RecordSeen(a_record(epoch=13, version=32, lineage=1)), 0) == [fx.PersistEpoch(13)]
+
+
+def test_a_stale_read_is_no_rollback() -> None:
+    """H32: a server of the metastore that lags shows an old record; the synced read does not, and all goes on."""
+    replica = a_replica(epoch_seen=9)
+    replica.step(ev.SessionStarted(INC), 0)
+    (sync,) = replica.step(ev.RecordSeen(a_record(epoch=5, version=30)), 0)
+    assert isinstance(sync, fx.SyncRecord)
+    replica.step(ev.RecordSynced(sync.nonce, a_record(epoch=9, version=50)), 0)
+    assert replica.reason.startswith("election:")

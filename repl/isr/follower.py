@@ -1,0 +1,172 @@
+"""The follower: shakes hands with the leader of its epoch, drops what contradicts it, appends what it sends.
+
+    asks       Hello goes out, again and again, until the leader of this epoch answers with this Hello's nonce
+    follows    the log is a prefix of the leader's: Forwards are appended, and acknowledged once durable
+
+A broken connection, a Forward that contradicts the log, or a refusal leads back to asking. State and decisions;
+`replica.py` makes it and takes it away, with the record. Rules that are cited by name stand in docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from repl.isr.effects import Persist, RenewGen, Role, Send, Truncate
+from repl.isr.epochs import cut, epoch_at, last_epoch, with_entries
+from repl.isr.messages import Ack, Forward, Hello, HelloOk, HelloRefused, Nack, Refusal
+from repl.isr.standing import Standing
+from repl.model.entry import Entry
+
+HELLO_REPEAT_MS: Final = 500
+"""Pause between two Hellos without an answer. A connection that comes back is told at once (LinkUp), so this only
+matters where a message was lost or the leader was not yet leading."""
+
+BEYOND_REPEAT_MS: Final = 10_000
+"""Pause after a leader whose log no longer reaches back: only an operator, or another leader, changes that."""
+
+
+@dataclass(slots=True)
+class Follower:
+    """It follows `leader` in `epoch`. `seq` is the greatest Forward that was handled, `leader_hw` the greatest hw
+    that was heard; `waits` says why it does not follow, in "code: sentence"."""
+
+    role: ClassVar[Role] = Role.FOLLOWER
+
+    epoch: int
+    leader: str
+    nonce: int = 0
+    hello_at_ms: int = 0
+    following: bool = False
+    seq: int = 0
+    leader_hw: int = 0
+    waits: str = ""
+    diverged: str = ""
+    """Why this copy must not be touched any more: it holds something committed that its leader does not."""
+
+    def ask(self, standing: Standing, now_ms: int) -> None:
+        """Send a Hello with a new nonce: answers to older ones count no more (R-NONCE)."""
+        progress = standing.progress
+        self.following = False
+        self.nonce = standing.next_nonce()
+        self.hello_at_ms = now_ms + HELLO_REPEAT_MS
+        hello = Hello(self.epoch, standing.member.gen, self.nonce, progress.leo, progress.durable, standing.table)
+        standing.effects.append(Send(self.leader, hello))
+
+    def deadline_ms(self) -> int | None:
+        """When `tick` is due."""
+        return None if self.following else self.hello_at_ms
+
+    def tick(self, standing: Standing, now_ms: int) -> None:
+        """Ask again when the answer is late."""
+        if not self.following and self.hello_at_ms <= now_ms:
+            self.ask(standing, now_ms)
+
+    def link(self, up: bool, standing: Standing, now_ms: int) -> None:
+        """The connection with the leader came or went: what was under way may be lost."""
+        if up:
+            self.ask(standing, now_ms)
+        elif self.following:
+            self.following = False
+            self.hello_at_ms = now_ms + HELLO_REPEAT_MS
+            self.waits = f"reconnecting: the connection to {self.leader} broke"
+
+    def accepted(self, message: HelloOk, standing: Standing) -> None:
+        """The leader takes this replica: drop what contradicts it, and follow. What is committed is never dropped: a
+        leader that does not have it is not to be believed (R-TRUNC, I-TRUNC-SAFE)."""
+        if self.following or message.nonce != self.nonce:
+            return
+        progress, common = standing.progress, message.common
+        if common > progress.leo:
+            return
+        least = max(progress.hw, progress.applied, standing.log_start)
+        if common < least:
+            self.diverged = (
+                f"committed-divergence: {self.leader} agrees with this log only below {common}, but all below {least} "
+                "is committed here; nothing is dropped, an operator must compare the copies"
+            )
+            return
+        if common < progress.leo:
+            progress.truncated(common)
+            standing.table = cut(standing.table, common)
+            standing.truncating += 1
+            standing.effects.append(Truncate(common, self.epoch))
+        self.following = True
+        self.waits = ""
+        self.seq = 0
+        self.leader_hw = max(self.leader_hw, message.hw)
+        self._advance(standing)
+        self.acknowledge(standing)
+
+    def refused(self, message: HelloRefused, standing: Standing, now_ms: int) -> None:
+        """The leader does not take it now; say why, and ask again later."""
+        if self.following or message.nonce != self.nonce:
+            return
+        match message.refusal:
+            case Refusal.REGRESSED:
+                self.waits = f"regressed: {self.leader} was told of more than this log holds; it takes another gen"
+                self.hello_at_ms = now_ms + BEYOND_REPEAT_MS
+                standing.effects.append(RenewGen(f"{self.leader} was acknowledged more than this log holds"))
+            case Refusal.BEYOND_LOG:
+                self.waits = (
+                    f"beyond-log: the log of {self.leader} begins at {message.log_start}, this one ends at "
+                    f"{standing.progress.leo}: waits for a leader whose log reaches back"
+                )
+                self.hello_at_ms = now_ms + BEYOND_REPEAT_MS
+
+    def take(self, message: Forward, standing: Standing, now_ms: int) -> None:
+        """Append what is new of it; anything that does not fit the log's end is answered, not stored (R-FENCE)."""
+        if not self.following:
+            return
+        progress, start = standing.progress, message.start
+        if message.version > standing.known.version:
+            standing.hint(now_ms)
+        if start > progress.leo:
+            nack = Nack(self.epoch, standing.member.gen, message.seq, progress.leo)
+            standing.effects.append(Send(self.leader, nack))
+            return
+        known = min(progress.leo - start, len(message.entries))
+        fits = start == 0 or epoch_at(standing.table, start - 1) == message.before
+        if not fits or any(epoch_at(standing.table, e.offset) != e.epoch for e in message.entries[:known]):
+            self.waits = f"asking: a message of {self.leader} contradicts this log"
+            self.ask(standing, now_ms)
+            return
+        fresh = message.entries[known:] if known else message.entries
+        self.seq = max(self.seq, message.seq)
+        self.leader_hw = max(self.leader_hw, message.hw)
+        if not fresh:
+            self._advance(standing)
+            self.acknowledge(standing)
+            return
+        if fresh[-1].epoch != last_epoch(standing.table):
+            if not _epochs_rise(last_epoch(standing.table), fresh, self.epoch):
+                return
+            standing.table = with_entries(standing.table, fresh)
+        progress.leo += len(fresh)
+        standing.effects.append(Persist(fresh))
+        self._advance(standing)
+
+    def persisted(self, standing: Standing) -> None:
+        """More of the log is durable: tell the leader, and apply what it said is committed."""
+        self._advance(standing)
+        if self.following:
+            self.acknowledge(standing)
+
+    def acknowledge(self, standing: Standing) -> None:
+        """Tell the leader how far this log is. Only a log that follows is known to be a prefix of the leader's."""
+        progress = standing.progress
+        ack = Ack(self.epoch, standing.member.gen, self.seq, progress.leo, progress.durable, progress.hw)
+        standing.effects.append(Send(self.leader, ack))
+
+    def _advance(self, standing: Standing) -> None:
+        if self.following:
+            standing.commit(min(self.leader_hw, standing.progress.durable))
+
+
+def _epochs_rise(last: int, entries: tuple[Entry, ...], most: int) -> bool:
+    """True when the entries' epochs do not fall, from `last` up to `most`: what a leader of epoch `most` may send."""
+    for entry in entries:
+        if not last <= entry.epoch <= most:
+            return False
+        last = entry.epoch
+    return True

@@ -1,0 +1,67 @@
+"""What one replica knows whatever its role: its log's ends, its record, its session.
+
+One object, shared by the roles' rooms (`follower.py`, `leader.py`, `candidate.py`) and owned by `replica.py`, which
+alone changes roles. Effects are put into `effects` in the order in which they are to be carried out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from repl.isr.effects import Apply, Effect, ReadRecord
+from repl.isr.epochs import EpochTable
+from repl.isr.options import Options
+from repl.isr.progress import Progress
+from repl.model.record import Incarnation, Member, PartitionRecord
+
+HINT_PAUSE_MS = 200
+"""Least time between two hints to read the record: messages of another epoch come in swarms."""
+
+
+@dataclass(slots=True)
+class Standing:
+    """`epoch_wanted` is the highest epoch heard of, `epoch_seen` the highest that is durable here. `truncating`
+    counts Truncate effects that are not answered: reports of durability are about the log as it was until then."""
+
+    partition: int
+    member: Member
+    progress: Progress
+    table: EpochTable
+    log_start: int
+    options: Options
+    epoch_seen: int
+    epoch_wanted: int
+    nonce: int
+    record: PartitionRecord | None = None
+    inc: int | None = None
+    truncating: int = 0
+    effects: list[Effect] = field(default_factory=list)
+    _hinted_at_ms: int = -HINT_PAUSE_MS
+
+    @property
+    def known(self) -> PartitionRecord:
+        """The record, where the role says that there is one."""
+        assert self.record is not None
+        return self.record
+
+    @property
+    def me(self) -> Incarnation | None:
+        """Who this process is to the metastore."""
+        return None if self.inc is None else Incarnation(self.member.node, self.inc)
+
+    def next_nonce(self) -> int:
+        """A nonce that was never used by this node."""
+        self.nonce += 1
+        return self.nonce
+
+    def commit(self, end: int) -> None:
+        """All below `end` is committed: apply it. No news is no effect."""
+        if end > self.progress.hw:
+            self.progress.hw = end
+            self.effects.append(Apply(end))
+
+    def hint(self, now_ms: int) -> None:
+        """Somebody knows a newer record."""
+        if now_ms - self._hinted_at_ms >= HINT_PAUSE_MS:
+            self._hinted_at_ms = now_ms
+            self.effects.append(ReadRecord())

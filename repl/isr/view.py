@@ -1,0 +1,123 @@
+"""What a shell may read of a replica, at any time; nothing here changes anything. `replica.py` is the rest of it."""
+
+from __future__ import annotations
+
+from repl.isr.candidate import Candidate
+from repl.isr.effects import Role
+from repl.isr.epochs import EpochTable
+from repl.isr.follower import Follower
+from repl.isr.leader import Leader, Leadership
+from repl.isr.options import Options
+from repl.isr.peers import FollowerView, views
+from repl.isr.reasons import why
+from repl.isr.standing import Standing
+from repl.isr.states import Failed, Idle, State
+from repl.model.record import Member, PartitionRecord
+
+
+class View:
+    """The readable half of `Replica`."""
+
+    def __init__(self, standing: Standing) -> None:
+        self._standing = standing
+        self._state: State = Idle()
+
+    @property
+    def partition(self) -> int:
+        """The partition's id."""
+        return self._standing.partition
+
+    @property
+    def member(self) -> Member:
+        """This copy, as ISR and ELR name it."""
+        return self._standing.member
+
+    @property
+    def options(self) -> Options:
+        """The numbers that it goes by."""
+        return self._standing.options
+
+    @options.setter
+    def options(self, options: Options) -> None:
+        self._standing.options = options
+
+    @property
+    def record(self) -> PartitionRecord | None:
+        """The newest record that was believed; None before the first one of a session."""
+        return self._standing.record
+
+    @property
+    def epoch_seen(self) -> int:
+        """The highest epoch that is durable here."""
+        return self._standing.epoch_seen
+
+    @property
+    def epoch_table(self) -> EpochTable:
+        """Where each epoch begins in the log, appended entries included."""
+        return self._standing.table
+
+    @property
+    def role(self) -> Role:
+        """What the replica is."""
+        return self._state.role
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that it leads, stands or follows in; otherwise the highest one it has heard of."""
+        state = self._state
+        return self._standing.epoch_wanted if isinstance(state, Idle | Failed) else state.epoch
+
+    @property
+    def leo(self) -> int:
+        """First free offset of the log."""
+        return self._standing.progress.leo
+
+    @property
+    def durable(self) -> int:
+        """First offset that is not known to be durable."""
+        return self._standing.progress.durable
+
+    @property
+    def hw(self) -> int:
+        """First offset that is not known to be committed."""
+        return self._standing.progress.hw
+
+    @property
+    def applied(self) -> int:
+        """First offset that is not applied."""
+        return self._standing.progress.applied
+
+    @property
+    def ready(self) -> bool:
+        """True while client writes and committed reads are served."""
+        return isinstance(self._state, Leader) and self._state.ready
+
+    @property
+    def following(self) -> bool:
+        """True while it takes what its leader sends."""
+        return isinstance(self._state, Follower) and self._state.following
+
+    @property
+    def reason(self) -> str:
+        """Why the state is what it is: "code: sentence"."""
+        standing = self._standing
+        return why(self._state, standing.record, standing.me, standing.member.node)
+
+    def followers(self) -> list[FollowerView]:
+        """The followers as this leader sees them; empty when it does not lead."""
+        state = self._state
+        if not isinstance(state, Leadership):
+            return []
+        return views(iter(state.peers.values()), state.acked, self._standing.known.isr)
+
+    def deadline_ms(self) -> int | None:
+        """When the next Tick is due, on the clock of `now_ms`; None while nothing is timed."""
+        match self._state:
+            case Leadership() as leadership:
+                return leadership.deadline_ms(self._standing)
+            case Follower() as follower:
+                return follower.deadline_ms()
+            case Candidate(announce_at_ms=announce_at_ms):
+                return announce_at_ms
+            case _:
+                return None
