@@ -206,14 +206,18 @@ class Leadership:
         return {peer.member for peer in sorted(behind, key=lambda p: p.hw)[: max(0, spare)]}
 
     def _joining(self, standing: Standing, now_ms: int) -> Peer | None:
-        """A follower out of sync that has caught up (H17), if there is one whose time has come."""
+        """A follower out of sync that has caught up (H17) and owes nothing old, if the time of one has come."""
         record, progress = standing.known, standing.progress
+        patience_ms = standing.options.max_time_lag_ms // 2
         floor = max(progress.hw, self.barrier + 1)
         for node, peer in self.peers.items():
             member = peer.member
             if member in record.isr or node not in record.replicas or not peer.linked:
                 continue
-            if self.acked.get(member, 0) < floor or peer.hw < progress.hw - standing.options.max_record_lag // 2:
+            acked = self.acked.get(member, 0)
+            if acked < floor or self.stalls.owed_ms(acked, progress.leo, now_ms) > patience_ms:
+                continue
+            if peer.hw < progress.hw - standing.options.max_record_lag // 2:
                 continue
             if now_ms >= self.rejoin.get(node, (0, 0))[0] or too_few_in_sync(record):
                 return peer
