@@ -1,6 +1,7 @@
-"""`isthmus cluster` and `isthmus partition`: who is there, who leads, what is not as it should be.
+"""`isthmus cluster`: who is there, who leads, what is not as it should be.
 
-Shows what a node's admin listener says; `-o json` prints its answer unchanged.
+Shows what a node's admin listener says of its cluster; `-o json` prints its answer unchanged. Ends with 1 when
+something is amiss, so that a script can wait for a whole cluster.
 """
 
 from __future__ import annotations
@@ -9,23 +10,12 @@ from typing import Any, Final
 
 import click
 
-from node.cli.output import cell, echo_facts, echo_json, echo_table, output_option
+from node.cli.exits import Exit
+from node.cli.output import cell, echo_facts, echo_json, echo_table, moment, output_option
 from node.cli.remote import AdminClient, admin_option
 
-PARTITION_COLUMNS: Final = (
-    "partition",
-    "type",
-    "leader",
-    "replicas",
-    "isr",
-    "leo",
-    "hw",
-    "apply",
-    "lag",
-    "status",
-    "reason",
-)
-PARTITION_KEYS: Final = ("leader", "replicas", "isr", "leo", "hw", "applied", "lag", "status")
+NODE_KEYS: Final = ("name", "id", "rack", "state", "leaders", "replicas", "http", "admin", "cluster")
+STATUSES: Final = ("online", "election", "candidate_found", "offline")
 
 
 @click.group("cluster")
@@ -36,13 +26,22 @@ def cluster_group() -> None:
 @cluster_group.command("status")
 @admin_option
 @output_option
-def status(admin: AdminClient, output: str) -> None:
-    """Nodes, controller, leaders, actors, and partitions that lack replicas."""
+def status(admin: AdminClient, output: str) -> int:
+    """Nodes, controller, leaders, actors, and what is amiss. Code 1 unless all partitions are online and in sync."""
     answer = admin.get("/admin/cluster")
+    problems = [each for each in _list(answer, "problems") if isinstance(each, str)]
     if output == "json":
         echo_json(answer)
-        return
-    partitions = answer.get("partitions") or {}
+    else:
+        _echo(answer, problems)
+    return Exit.DIFFERS if problems else Exit.OK
+
+
+def _echo(answer: dict[str, Any], problems: list[str]) -> None:
+    found = answer.get("partitions")
+    partitions = found if isinstance(found, dict) else {}
+    counted = [f"{partitions[key]} {key.replace('_', '-')}" for key in STATUSES[1:] if partitions.get(key)]
+    online = f"{cell(partitions.get('online'))} of {cell(partitions.get('total'))} online"
     echo_facts(
         [
             ("cluster", answer.get("cluster")),
@@ -50,13 +49,15 @@ def status(admin: AdminClient, output: str) -> None:
             ("answered by", answer.get("node")),
             ("version", answer.get("version")),
             ("controller", answer.get("controller")),
-            ("partitions", f"{cell(partitions.get('online'))} of {cell(partitions.get('total'))} online"),
+            ("metastore", f"{cell(answer.get('metastore'))}, read {moment(answer.get('read_at_ms'))}"),
+            ("partitions", ", ".join([online, *counted])),
             ("under-replicated", answer.get("under_replicated")),
+            ("below min-ISR", answer.get("below_min_isr")),
+            *(("amiss", each) for each in problems),
         ]
     )
     click.echo()
-    keys = ("name", "state", "http", "admin", "leaders")
-    echo_table(("node", *keys[1:]), ([node.get(key) for key in keys] for node in listed(answer, "nodes")))
+    echo_table(("node", *NODE_KEYS[1:]), ([node.get(key) for key in NODE_KEYS] for node in listed(answer, "nodes")))
     click.echo()
     echo_table(
         ("actor", "state", "reason"),
@@ -64,29 +65,11 @@ def status(admin: AdminClient, output: str) -> None:
     )
 
 
-@click.group("partition")
-def partition_group() -> None:
-    """Look at partitions."""
-
-
-@partition_group.command("list")
-@admin_option
-@output_option
-def list_partitions(admin: AdminClient, output: str) -> None:
-    """Every partition with its leader, replicas, in-sync replicas, offsets and status."""
-    answer = admin.get("/admin/partitions")
-    if output == "json":
-        echo_json(answer)
-        return
-    echo_table(PARTITION_COLUMNS, (_partition_row(each) for each in listed(answer, "partitions")))
-
-
 def listed(answer: dict[str, Any], key: str) -> list[dict[str, Any]]:
     """The objects under `key`; none when the node (of another version, maybe) does not list them."""
+    return [each for each in _list(answer, key) if isinstance(each, dict)]
+
+
+def _list(answer: dict[str, Any], key: str) -> list[Any]:
     found = answer.get(key)
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-
-
-def _partition_row(each: dict[str, Any]) -> list[Any]:
-    kind = f"{cell(each.get('bucket_type'))}/{cell(each.get('index'))}"
-    return [each.get("partition"), kind, *(each.get(key) for key in PARTITION_KEYS), each.get("reason") or ""]
+    return found if isinstance(found, list) else []

@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from config.loading import ConfigError
+from repl.isr.replica_map import BadReplicaMap
 from repl.model.errors import BadConfig, BadInput, IsthmusError, LocalFault
 
 
@@ -32,7 +33,7 @@ class Exit(IntEnum):
 MEANINGS: Final[Mapping[Exit, str]] = {
     Exit.OK: "done; what was checked is right",
     Exit.DIFFERS: "a check failed, or two sides differ",
-    Exit.USAGE: "wrong command line, or faults in a config file",
+    Exit.USAGE: "wrong command line, or faults in a config or placement file",
     Exit.UNAVAILABLE: "incomplete: a node does not answer, is not ready, or the outcome is unknown",
     Exit.REFUSED: "the cluster refused the command",
     Exit.LOCAL_FAULT: "this machine's set-up is at fault: disk, data directory, port, Java",
@@ -66,6 +67,8 @@ def failure_of(error: Exception) -> Failure | None:
             return Failure(error.exit_code, error.reason, [str(error)])
         case ConfigError():
             return Failure(Exit.USAGE, BadConfig.reason, error.sentences())
+        case BadReplicaMap():
+            return Failure(Exit.USAGE, error.reason, list(error.faults))
         case BadConfig() | BadInput():
             return Failure(Exit.USAGE, error.reason, [str(error)])
         case LocalFault():

@@ -39,7 +39,7 @@ NOUNS: Final[Mapping[str, Noun]] = {
     "node": Noun("node.cli.node", "node_group", "Run a node."),
     "config": Noun("node.cli.config", "config_group", "Check and show config files."),
     "cluster": Noun("node.cli.cluster", "cluster_group", "Look at a cluster as a whole."),
-    "partition": Noun("node.cli.cluster", "partition_group", "Look at partitions."),
+    "partition": Noun("node.cli.partition", "partition_group", "Look at partitions, and place them."),
     "queue": Noun("node.cli.queue", "queue_group", "Look at source queues; suspend and resume them."),
     "sink": Noun("node.cli.sink", "sink_group", "Look at sinks; suspend and resume them."),
 }

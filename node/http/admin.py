@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import getpass
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from config.rules import check_name
+from node import cluster_view
+from node.gathering import Gathering
 from node.http.asgi import Face, Request, json_reply
 from node.http.health import add_health
 from node.http.statuses import Refused, Reply, refusal
-from repl.isr.effects import Role
+from repl.controller import PlacementDiffers
+from repl.creation import DEFAULT_TYPE
+from repl.isr.replica_map import BadReplicaMap, checked_replica_map
 from repl.model.errors import IsthmusError
 
 if TYPE_CHECKING:
     from node.daemon import Node
+
+ASSIGN_KEYS: Final = frozenset({"bucket_type", "partitions", "validate_only"})
+"""What the body of an assignment may have: a replica map, and what to do with it."""
 
 
 def program_version() -> str:
@@ -31,13 +39,15 @@ def program_version() -> str:
 class Admin(Face):
     """Routes over the parts of a running node."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, gathering: Gathering) -> None:
         super().__init__()
         self._node = node
+        self._gathering = gathering
         add_health(self.router, ready=node.ready, metrics=node.metrics.render)
         router = self.router
         router.add("GET", "/admin/cluster", self.cluster)
         router.add("GET", "/admin/partitions", self.partitions)
+        router.add("POST", "/admin/partitions/assign", self.partitions_assign)
         router.add("GET", "/admin/queues", self.queues)
         router.add("POST", "/admin/queues/{queue}/suspend", self.queue_suspend)
         router.add("POST", "/admin/queues/{queue}/resume", self.queue_resume)
@@ -55,65 +65,68 @@ class Admin(Face):
     # -- the cluster --------------------------------------------------------------------------------------
 
     async def cluster(self, _request: Request) -> Reply:
-        """Who is there, who leads, what is not as it should be."""
-        node = self._node
-        partitions = list(node.runtime.partitions.values())
-        ready = sum(p.replica.ready for p in partitions)
+        """Who is there, who leads, what is not as it should be. Of the metastore only, so it never waits for a node."""
+        node, controller = self._node, self._node.controller
+        records, registrations = controller.records, controller.registrations
         serves, why_not = node.ready()
-        under = [
-            p.id
-            for p in partitions
-            if p.replica.record is not None and len(p.replica.record.isr) < len(p.replica.record.replicas)
-        ]
         return json_reply(
             {
                 "cluster": node.settings.node.cluster,
                 "cluster_uuid": node.cluster_uuid.hex(),
                 "node": node.settings.node.name,
+                "ready": serves,
+                "reason": why_not,
                 "version": program_version(),
-                "controller": node.settings.node.name,
+                "controller": controller.controller,
                 "metastore": node.session.value,
+                "read_at_ms": controller.read_at_ms,
                 "started_ms": node.started_ms,
-                "partitions": {"total": len(partitions), "online": ready},
-                "nodes": [
-                    {
-                        "name": node.settings.node.name,
-                        "state": "serving" if serves else "not ready",
-                        "reason": why_not,
-                        "http": node.http_url,
-                        "admin": node.admin_url,
-                        "leaders": sum(p.replica.role is Role.LEADER for p in partitions),
-                    }
-                ],
+                "partitions": cluster_view.partition_counts(records),
+                "under_replicated": cluster_view.under_replicated(records),
+                "below_min_isr": cluster_view.below_min_isr(records),
+                "waiting": controller.waiting,
+                "problems": cluster_view.problems(records, registrations, controller.waiting),
+                "nodes": cluster_view.node_rows(records, registrations),
                 "actors": [node.queues.status(), node.sink.status(), node.fullsync.status()],
-                "under_replicated": under,
             }
         )
 
-    async def partitions(self, _request: Request) -> Reply:
-        """Every partition with its leader, replicas, offsets and the reason of its state."""
-        rows: list[dict[str, Any]] = []
-        for partition in sorted(self._node.runtime.partitions.values(), key=lambda p: p.id):
-            replica = partition.replica
-            record = replica.record
-            rows.append(
-                {
-                    "partition": partition.id,
-                    "bucket_type": partition.bucket_type.decode(),
-                    "index": partition.index,
-                    "leader": record.leader.node if record is not None and record.leader is not None else None,
-                    "replicas": list(record.replicas) if record is not None else None,
-                    "isr": sorted(m.node for m in record.isr) if record is not None else None,
-                    "epoch": record.epoch if record is not None else None,
-                    "leo": replica.leo,
-                    "hw": replica.hw,
-                    "applied": replica.applied,
-                    "lag": replica.leo - replica.applied,
-                    "status": record.status.value if record is not None else None,
-                    "reason": replica.reason,
-                }
+    async def partitions(self, request: Request) -> Reply:
+        """Every partition (of ?bucket_type=T) with its leader, replicas, offsets and the reason of its state."""
+        controller = self._node.controller
+        wanted = request.query.get("bucket_type")
+        records = {p: r for p, r in controller.records.items() if wanted is None or r.bucket_type == wanted}
+        if wanted is not None and not records:
+            kinds = ", ".join(sorted({r.bucket_type for r in controller.records.values()})) or "none"
+            raise Refused(404, "unknown-bucket-type", f"there is no bucket type {wanted[:64]!r}; there are {kinds}")
+        registrations = controller.registrations
+        held = {node for record in records.values() for node in record.replicas}
+        facts = await self._gathering.gather(held & registrations.keys())
+        return json_reply({"partitions": cluster_view.partition_rows(records, registrations, facts)})
+
+    async def partitions_assign(self, request: Request) -> Reply:
+        """Create a bucket type with an operator's placement, or only say whether it would be taken."""
+        wish = await self._wish(request)
+        unknown = ", ".join(sorted(f"{key[:64]!r}" for key in wish.keys() - ASSIGN_KEYS))
+        if unknown:
+            raise Refused(
+                400, "bad-json", f"{unknown} in the body is unknown: {', '.join(sorted(ASSIGN_KEYS))} are right"
             )
-        return json_reply({"partitions": rows})
+        validate_only = wish.get("validate_only", False)
+        if not isinstance(validate_only, bool):
+            raise Refused(400, "bad-json", "validate_only must be true or false")
+        try:
+            bucket_type = check_name(self._name(wish, "bucket_type") or DEFAULT_TYPE)
+        except ValueError as error:
+            raise Refused(400, "bad-json", f"bucket_type: {error}") from None
+        try:
+            replica_map = checked_replica_map({"partitions": wish.get("partitions")})
+            outcome = await self._node.controller.assign(bucket_type, replica_map, validate_only=validate_only)
+        except BadReplicaMap as error:
+            raise Refused(400, "bad-replica-map", str(error)) from error
+        except PlacementDiffers as error:
+            raise Refused(409, "placement-differs", str(error)) from error
+        return json_reply({"outcome": outcome, "bucket_type": bucket_type, "partitions": len(replica_map)})
 
     # -- queues and sink ------------------------------------------------------------------------------------
 

@@ -69,12 +69,12 @@ def checked_replica_map(document: object) -> ReplicaMap:
         raise BadReplicaMap([f"partitions has {len(partitions)} elements, at most {PARTITIONS_MAX} are right"])
     faults: list[str] = []
     found = tuple(_replicas(index, each, faults) for index, each in enumerate(partitions))
-    first = len(found[0])
+    counts = [_replica_count(each) for each in partitions]
     faults += [
-        f"partitions[{index}].replicas has {len(replicas)} elements where partitions[0] has {first}: "
+        f"partitions[{index}].replicas has {count} elements where partitions[0] has {counts[0]}: "
         "all must have the same number"
-        for index, replicas in enumerate(found)
-        if replicas and first and len(replicas) != first
+        for index, count in enumerate(counts)
+        if count and counts[0] and count != counts[0]
     ]
     if faults:
         raise BadReplicaMap(faults)
@@ -129,6 +129,11 @@ def _replicas(index: int, value: object, faults: list[str]) -> tuple[int, ...]:
         if node in replicas[:place]
     ]
     return tuple(replicas)
+
+
+def _replica_count(value: object) -> int:
+    replicas = value.get("replicas") if isinstance(value, dict) else None
+    return len(replicas) if isinstance(replicas, list) else 0
 
 
 class _Repeated(ValueError):

@@ -1,0 +1,176 @@
+"""A cluster as an operator sees it: nodes, partitions, what is amiss and why. Pure: from what was read and gathered.
+
+Records and registrations are the metastore's, as this node last read them; facts of replicas are their own nodes'
+(`node.gathering`). What nobody could be asked is None, "unknown" in a table. `node.http.admin` shows it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+from node.gathering import Facts, ReplicaFacts
+from repl.model.record import Member, PartitionRecord, PartitionStatus, Registration
+
+Records = Mapping[int, PartitionRecord]
+Registrations = Mapping[str, Registration]
+
+PROBLEMS_MAX: Final = 20
+"""Sentences on what is amiss; a cluster that has lost a node would otherwise list every partition."""
+
+
+def node_rows(records: Records, registrations: Registrations) -> list[dict[str, Any]]:
+    """Every node that is registered or holds a replica, by name."""
+    leads = Counter(r.leader.node for r in records.values() if r.leader is not None)
+    holds = Counter(node for r in records.values() for node in r.replicas)
+    return [
+        _node_row(name, registrations.get(name), leads[name], holds[name]) for name in sorted({*registrations, *holds})
+    ]
+
+
+def _node_row(name: str, found: Registration | None, leaders: int, replicas: int) -> dict[str, Any]:
+    if found is None:
+        state, reason = "gone", "it has no session with the metastore: not started, stopped, or cut off"
+    elif not found.active:
+        state, reason = "leaving", "it is stopping: it hands over what it leads and is not elected"
+    else:
+        state, reason = "live", ""
+    return {
+        "name": name,
+        "id": None if found is None else found.id,
+        "rack": None if found is None else found.rack,
+        "state": state,
+        "reason": reason,
+        "leaders": leaders,
+        "replicas": replicas,
+        "http": None if found is None else found.http_url,
+        "admin": None if found is None else found.admin_url,
+        "cluster": None if found is None else found.cluster_address,
+    }
+
+
+def partition_counts(records: Records) -> dict[str, int]:
+    """How many partitions there are, and in each status."""
+    found = Counter(record.status for record in records.values())
+    return {"total": len(records), **{status.value.replace("-", "_"): found[status] for status in PartitionStatus}}
+
+
+def under_replicated(records: Records) -> list[int]:
+    """Partitions with fewer replicas in sync than they have."""
+    return [p for p, record in sorted(records.items()) if len(record.isr) < len(record.replicas)]
+
+
+def below_min_isr(records: Records) -> list[int]:
+    """Partitions with too few in sync to take writes."""
+    return [p for p, record in sorted(records.items()) if len(record.isr) < record.effective_min_isr]
+
+
+def problems(records: Records, registrations: Registrations, waiting: str) -> list[str]:
+    """What is not as it should be, a sentence each; empty when every partition is online on all its replicas."""
+    found = [f"bucket type default: {waiting}"] if waiting else []
+    found += [
+        f"node {row['name']} is {row['state']}: {row['reason']}"
+        for row in node_rows(records, registrations)
+        if row["state"] != "live"
+    ]
+    offline = [r for _, r in sorted(records.items()) if r.status is not PartitionStatus.ONLINE]
+    found += [f"partition {r.partition} is {r.status.value}: {r.reason}" for r in offline]
+    below = below_min_isr(records)
+    if below:
+        found.append(f"{len(below)} partitions refuse writes, fewer than min-ISR are in sync: {_some(below)}")
+    under = under_replicated(records)
+    if under:
+        found.append(f"{len(under)} partitions have replicas out of sync: {_some(under)}")
+    if len(found) > PROBLEMS_MAX:
+        found[PROBLEMS_MAX:] = [f"and {len(found) - PROBLEMS_MAX} more; `isthmus partition list` shows all"]
+    return found
+
+
+def _some(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+
+
+def partition_rows(
+    records: Records, registrations: Registrations, facts: Mapping[str, Facts | None]
+) -> list[dict[str, Any]]:
+    """Every partition, by id, with what its replicas' nodes said (`facts`, by node)."""
+    return [_partition_row(record, registrations, facts) for _, record in sorted(records.items())]
+
+
+def _partition_row(
+    record: PartitionRecord, registrations: Registrations, facts: Mapping[str, Facts | None]
+) -> dict[str, Any]:
+    said = {node: _said(facts.get(node), record.partition) for node in record.replicas}
+    leader = None if record.leader is None else record.leader.node
+    lead = None if leader is None else said.get(leader)
+    states = [_replica_row(record, node, said[node], lead, registrations, facts) for node in record.replicas]
+    lags = [state["lag"] for state in states]
+    return {
+        "partition": record.partition,
+        "bucket_type": record.bucket_type,
+        "index": record.index,
+        "leader": leader,
+        "replicas": list(record.replicas),
+        "isr": sorted(m.node for m in record.isr),
+        "elr": sorted(m.node for m in record.elr),
+        "min_isr": record.effective_min_isr,
+        "epoch": record.epoch,
+        "leo": None if lead is None else lead.leo,
+        "hw": None if lead is None else lead.hw,
+        "applied": None if lead is None else lead.applied,
+        "lag": None if None in lags else max(lags),
+        "status": record.status.value,
+        "reason": _reason(record, lead, states),
+        "replica_states": states,
+    }
+
+
+def _said(facts: Facts | None, partition: int) -> ReplicaFacts | None:
+    return None if facts is None else facts.get(partition)
+
+
+def _replica_row(
+    record: PartitionRecord,
+    node: str,
+    said: ReplicaFacts | None,
+    lead: ReplicaFacts | None,
+    registrations: Registrations,
+    facts: Mapping[str, Facts | None],
+) -> dict[str, Any]:
+    in_sync = any(m.node == node if said is None else m == Member(node, said.gen) for m in record.isr)
+    if said is not None:
+        return {
+            "node": node,
+            "role": said.role,
+            "epoch": said.epoch,
+            "gen": said.gen,
+            "leo": said.leo,
+            "durable": said.durable,
+            "hw": said.hw,
+            "applied": said.applied,
+            "lag": None if lead is None else max(0, lead.leo - said.leo),
+            "in_sync": in_sync,
+            "reason": said.reason,
+        }
+    if node not in registrations:
+        reason = "the node is gone"
+    elif facts.get(node) is None:
+        reason = "the node did not answer"
+    else:
+        reason = "the node has not made its copy yet"
+    unknown = dict.fromkeys(("role", "epoch", "gen", "leo", "durable", "hw", "applied", "lag"))
+    return {"node": node, **unknown, "in_sync": in_sync, "reason": reason}
+
+
+def _reason(record: PartitionRecord, lead: ReplicaFacts | None, states: list[dict[str, Any]]) -> str:
+    """Why the partition is as it is."""
+    if record.status is not PartitionStatus.ONLINE:
+        return record.reason or f"{record.status.value}: the controller has not acted yet"
+    found = []
+    if len(record.isr) < record.effective_min_isr:
+        found.append(f"writes are refused: {len(record.isr)} in sync, min-ISR is {record.effective_min_isr}")
+    if lead is not None and not lead.ready:
+        found.append(f"not served yet: {lead.reason}")
+    found += [f"{state['node']} is out of sync: {state['reason']}" for state in states if not state["in_sync"]]
+    return "; ".join(found) or "all in sync"
