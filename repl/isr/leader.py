@@ -17,19 +17,12 @@ from repl.isr.events import Append
 from repl.isr.membership import drop_members, maximal_isr, too_few_in_sync, with_member
 from repl.isr.messages import Ack, Hello, HelloOk, HelloRefused, Nack, Refusal
 from repl.isr.peers import Peer
+from repl.isr.pending import WRITE_ANSWER_MS, WRITE_REPEAT_MS, PendingWrite
 from repl.isr.reads import Reads
 from repl.isr.stalls import CHECKS, Stalls
 from repl.isr.standing import Standing
 from repl.model.errors import Fenced, NotReady, Overloaded, TooFewInSync
 from repl.model.record import Member, PartitionRecord, PartitionStatus
-
-WRITE_REPEAT_MS: Final = 200
-"""Pause before a write that came back undecided is repeated: long enough not to flood a metastore that is
-electing its own leader, short against a session (seconds)."""
-
-WRITE_ANSWER_MS: Final = 2_000
-"""A write without any answer for this long is repeated, too: the answer may have been lost on its way here.
-Far above a healthy round trip (about 10 ms); a needless repeat is refused by its version."""
 
 REJOIN_MIN_MS: Final = 5_000
 """A member that was taken out as too slow comes back no sooner than this."""
@@ -40,23 +33,6 @@ once a minute and not all the time."""
 
 REFUSED_PAUSE_MS: Final = 1_000
 """Pause before a member is proposed again whose registration the metastore did not confirm."""
-
-
-@dataclass(slots=True)
-class PendingWrite:
-    """A conditional write that is not decided. It is repeated verbatim until the record's version has moved,
-    whatever the answers say (R-AMBIG, H14). `needs` are the members whose registration it depends on; `adds` whom this
-    write, or a refused one before it on the same version, may have added to the ISR (R-MAX)."""
-
-    record: PartitionRecord
-    repeat_at_ms: int
-    needs: tuple[Member, ...] = ()
-    adds: frozenset[Member] = frozenset()
-
-    @property
-    def base_version(self) -> int:
-        """The version on which the write is conditional."""
-        return self.record.version
 
 
 @dataclass(slots=True)

@@ -40,8 +40,9 @@ from repl.isr.candidate import PROMOTED_REPEAT_MS, Candidate, objection
 from repl.isr.effects import Role
 from repl.isr.epochs import EpochTable, last_epoch, with_epoch
 from repl.isr.follower import Follower
-from repl.isr.leader import WRITE_REPEAT_MS, Leader, Leadership, Resigning, closest, refusal
+from repl.isr.leader import Leader, Leadership, Resigning, closest, refusal
 from repl.isr.options import Options
+from repl.isr.pending import WRITE_REPEAT_MS
 from repl.isr.progress import Progress
 from repl.isr.reasons import rolled_back, why_idle
 from repl.isr.stalls import Stalls
