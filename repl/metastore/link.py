@@ -1,29 +1,33 @@
 """One session with a ZooKeeper ensemble: the door to kazoo.
 
 kazoo's own threads do the waiting: each request here is one of kazoo's asynchronous ones, whose answer comes back to
-the loop as a future; session and watch callbacks only put an event on the loop, and act on nothing themselves. Driver
-errors are translated: a refusal by version is Conflict, a write whose answer is missing Ambiguous (docs/protocol.md
-R-AMBIG), what had no effect Unavailable, a refusal that no repetition mends LocalFault. What lies where in the tree is
-not known here: that is `repl.metastore.zookeeper`.
+the loop as a future; session and watch callbacks only put an event on the loop, and act on nothing themselves. All of
+them come in the order in which the server sent them. Driver errors are translated: a refusal by version is Conflict, a
+write whose answer is missing Ambiguous (docs/protocol.md R-AMBIG), what had no effect Unavailable, a refusal that
+no repetition mends LocalFault. What lies where in the tree is not known here: that is `repl.metastore.tree`.
 
-A server whose data went back is refused by the protocol itself while this process lives, since kazoo offers the
-last zxid that it saw (H32); over restarts the caller compares the epochs that it persisted.
+A server whose data went back is refused by the protocol itself while this process lives, since each connection offers
+the last zxid that was seen, over sessions, too (H32); `repl.metastore.rollback` finds out that this is why nothing
+connects. Over restarts of this process the caller compares the epochs that it persisted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Final, assert_never
 
 import structlog
 from kazoo import exceptions as zk
 from kazoo.client import KazooClient
+from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import EventType, KazooState, KeeperState, WatchedEvent
 from kazoo.retry import KazooRetry
 
 from repl.metastore.port import Ambiguous, Conflict, SessionState, Unavailable
+from repl.metastore.rollback import watch_for_rollback
+from repl.metastore.znodes import Check, Create, Op, Set, Stat, gather_all
 from repl.model.errors import LocalFault
 
 log = structlog.get_logger(__name__)
@@ -33,23 +37,44 @@ RECONNECT_DELAY_MAX_S: Final = 1.0
 """Pauses between attempts to reconnect, which go on for ever: a restarted ZooKeeper is found within about a second,
 and a hundred nodes knocking once a second do not hurt it."""
 
-REQUESTS_IN_FLIGHT_LIMIT: Final = 256
-"""Requests handed to kazoo and not answered; more wait here. Bounds its queue, which has no bound of its own."""
+REQUESTS_IN_FLIGHT_LIMIT: Final = 128
+"""Requests handed to kazoo and not answered; more wait here. Bounds its queue, which has no bound of its own. kazoo
+wakes its thread by a byte a request through a socket pair, whose buffer holds 278: one more would block the loop until
+that thread has read some, and those of requests that were dropped with a connection may still lie there."""
 
 _UNDECIDED: Final = (zk.ConnectionLoss, zk.OperationTimeoutError, zk.SessionExpiredError, zk.SessionMovedError)
 """A write that ends so may have happened. (Session expiry included: kazoo says it of requests already sent, too.)"""
 
 _REFUSED: Final = (zk.BadVersionError, zk.NodeExistsError, zk.NoNodeError, zk.NotEmptyError)
 
-T = TypeVar("T")
+
+class _InOrder(SequentialThreadingHandler):  # type: ignore[misc]
+    """Calls back at once, on kazoo's one remaining thread. With kazoo's own two worker threads, one for answers and one
+    for watches, the news that a value is old could come after the answer that rests on it. Our callbacks only
+    put an event on the loop, so nothing can wait for itself here."""
+
+    running = False
+
+    def start(self) -> None:
+        """No thread is needed."""
+
+    def stop(self) -> None:
+        """No thread was started."""
+
+    def dispatch_callback(self, callback: Any) -> None:
+        """A watch has fired."""
+        callback.func(*callback.args)
 
 
-class Stat(NamedTuple):
-    """What is told of a znode: its version, creation zxid, and owner session (0 when not ephemeral)."""
+class _Client(KazooClient):  # type: ignore[misc]
+    """Remembers over sessions how far the ensemble was: kazoo would offer 0 after an expiry, and believe anybody."""
 
-    version: int
-    czxid: int
-    owner: int
+    last_zxid: int = 0
+
+    def _reset(self) -> None:
+        seen = self.last_zxid
+        super()._reset()
+        self.last_zxid = seen
 
 
 class ZooKeeperLink:
@@ -73,10 +98,13 @@ class ZooKeeperLink:
         self._armed: set[str] = set()
         self._stopping = False
         self._revival: asyncio.Task[Any] | None = None
+        self._inquiry: asyncio.Task[None] | None = None
+        self._rolled_back = ""
         try:
-            self._client: Any = KazooClient(
+            self._client: Any = _Client(
                 hosts=hosts,
                 timeout=self._timeout_s,
+                handler=_InOrder(),
                 connection_retry=KazooRetry(
                     max_tries=-1, delay=RECONNECT_DELAY_FIRST_S, backoff=2, max_delay=RECONNECT_DELAY_MAX_S
                 ),
@@ -98,6 +126,9 @@ class ZooKeeperLink:
         self._stopping = True
         if self._revival is not None:
             await self._revival
+        if self._inquiry is not None:
+            self._inquiry.cancel()
+            await asyncio.gather(self._inquiry, return_exceptions=True)
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
@@ -111,7 +142,7 @@ class ZooKeeperLink:
         """The session's id. Raises Unavailable when there is no connection: nothing is queued for a later one."""
         identity = None if self._stopping else self._client.client_id
         if identity is None or identity[0] is None:
-            raise Unavailable(f"no connection to ZooKeeper at {self.hosts}")
+            raise Unavailable(self._rolled_back or f"no connection to ZooKeeper at {self.hosts}")
         return int(identity[0])
 
     def _session_changed(self, state: str) -> None:
@@ -130,9 +161,20 @@ class ZooKeeperLink:
             log.error("metastore.driver_restarted", hosts=self.hosts)
             self._revival = self._loop.create_task(asyncio.to_thread(self._client.start_async))
         self._on_session(told)
-        if told is SessionState.CONNECTED:
+        if told is not SessionState.CONNECTED:
+            if self._inquiry is None:
+                inquiry = watch_for_rollback(self.hosts, lambda: int(self._client.last_zxid), self._set_rolled_back)
+                self._inquiry = self._loop.create_task(inquiry)
+        else:
+            if self._inquiry is not None:
+                self._inquiry.cancel()
+                self._inquiry = None
+            self._rolled_back = ""
             for path in sorted(self._armed):
                 self._changed(path)
+
+    def _set_rolled_back(self, why: str) -> None:
+        self._rolled_back = why
 
     # --- watches ---
 
@@ -153,6 +195,10 @@ class ZooKeeperLink:
 
     # --- reads: never older than their call when preceded by a `sync`; None where nothing is ---
 
+    async def sync(self) -> None:
+        """See `repl.metastore.znodes`."""
+        await self._ask_read(lambda: self._client.sync_async("/"), sync=False)
+
     async def read(self, path: str, *, armed: bool, sync: bool = True) -> tuple[bytes, Stat] | None:
         """The value at `path`. Raises Unavailable, LocalFault."""
         watch = self._arm(path, armed)
@@ -165,11 +211,21 @@ class ZooKeeperLink:
         found = await self._ask_read(lambda: self._client.exists_async(path, watch), sync=True)
         return None if found is None else _stat(found)
 
-    async def children(self, path: str) -> list[str] | None:
+    async def children(self, path: str, *, sync: bool = True) -> list[str] | None:
         """The names below `path`, armed. Raises Unavailable, LocalFault."""
         watch = self._arm(path, True)
-        found: list[str] | None = await self._ask_read(lambda: self._client.get_children_async(path, watch), sync=True)
+        found: list[str] | None = await self._ask_read(lambda: self._client.get_children_async(path, watch), sync)
         return found
+
+    async def confirm(self, path: str, version: int) -> bool:
+        """See `repl.metastore.znodes`. A majority logs a commit that only checks as any other, be it refused."""
+        try:
+            await self.commit(f"confirming {path}", [Check(path, version)])
+        except Conflict:
+            return False
+        except Ambiguous as error:
+            raise Unavailable(str(error)) from error
+        return True
 
     def _arm(self, path: str, armed: bool) -> Callable[[WatchedEvent], None] | None:
         if not armed:
@@ -194,13 +250,13 @@ class ZooKeeperLink:
     # --- writes: Conflict, Ambiguous, Unavailable, LocalFault ---
 
     async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> Stat:
-        """Create what must not exist; parents of what is not ephemeral are made."""
+        """Create what must not exist; missing parents are made."""
         return _stat(
             (
                 await self._ask_write(
                     f"creating {path}",
                     lambda: self._client.create_async(
-                        path, value, ephemeral=ephemeral, makepath=not ephemeral, include_data=True
+                        path, value, ephemeral=ephemeral, makepath=True, include_data=True
                     ),
                 )
             )[1]
@@ -218,19 +274,27 @@ class ZooKeeperLink:
         """Make `path` and its parents where they are missing."""
         await self._ask_write(f"making {path}", lambda: self._client.ensure_path_async(path))
 
-    async def create_all(self, values: dict[str, bytes]) -> None:
-        """Create all or none."""
+    async def commit(self, what: str, ops: Sequence[Op]) -> list[Stat | None]:
+        """All or nothing; the new stat of each Set."""
         transaction = self._client.transaction()
-        for path, value in values.items():
-            transaction.create(path, value)
-        what = f"creating {len(values)} records"
+        for op in ops:
+            match op:
+                case Check():
+                    transaction.check(op.path, op.version)
+                case Set():
+                    transaction.set_data(op.path, op.value, op.version)
+                case Create():
+                    transaction.create(op.path, op.value)
+                case _:
+                    assert_never(op)
         results = await self._ask_write(what, transaction.commit_async)
+        for op, result in zip(ops, results, strict=False):
+            if isinstance(result, _REFUSED):
+                raise Conflict(f"{what}: {type(result).__name__} of {op.path}") from result
         errors = [result for result in results if isinstance(result, Exception)]
-        for error in errors:
-            if isinstance(error, _REFUSED):
-                raise Conflict(f"{what}: {type(error).__name__}") from error
-        if errors:
-            raise LocalFault(f"ZooKeeper at {self.hosts} refuses {what}: {errors!r}") from errors[0]
+        if errors or len(results) != len(ops):
+            raise LocalFault(f"ZooKeeper at {self.hosts} refuses {what}: {errors!r}")
+        return [_stat(result) if isinstance(op, Set) else None for op, result in zip(ops, results, strict=True)]
 
     async def _ask_write(self, what: str, send: Callable[[], Any]) -> Any:
         self.session()
@@ -260,15 +324,6 @@ class ZooKeeperLink:
         async with self._gate, asyncio.timeout(self._timeout_s):
             send().rawlink(lambda result: self._post(settle, result))
             return await answer
-
-
-async def gather_all(*calls: Coroutine[Any, Any, T]) -> list[T]:
-    """The results of all calls; the first error among them once all have ended, so that none goes unheard."""
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return [result for result in results if not isinstance(result, BaseException)]
 
 
 def _stat(stat: Any) -> Stat:

@@ -3,23 +3,35 @@
 Equal records have equal bytes (sets are written sorted), so an undecided write can be repeated verbatim
 (docs/protocol.md R-AMBIG). JSON, because an operator will one day read them with ZooKeeper's own shell. Each
 carries the version of its form; unknown fields are refused, since whoever rewrites the record would lose
-them. Pure; who reads and writes is `repl.metastore.zookeeper` and `repl.metastore.memory`.
+them. Registrations of the form before are read as well: after an update the old process's may be there until its
+session ends. Pure; who reads and writes is `repl.metastore.tree`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar
 
-from repl.model.errors import CodecError
+from repl.model.errors import CodecError, Corruption
 from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 
 FORM_VERSION: Final = 1
 
+REGISTRATION_FORM_VERSION: Final = 2
+"""Form 1 had no spare_gen, cluster_address, id, rack."""
+
 RECORD_BYTES_MAX: Final = 512 * 1000
 """Largest value that is written or parsed. ZooKeeper drops the connection at 1 MB (jute.maxbuffer), path and
 framing included; half of it leaves room. A partition record has about 400 bytes."""
+
+COMMIT_BYTES_MAX: Final = 1000 * 1000
+"""Largest request that writes several values at once, by the same limit of ZooKeeper (1,048,575 bytes). The most
+partitions that a cluster is founded with, 1,024 of three replicas, take 0.5 MB; with names of 64 letters 0.9 MB."""
+
+OP_BYTES: Final = 64
+"""What one operation of such a request takes besides path and value (48 for a creation), rounded up."""
 
 T = TypeVar("T")
 
@@ -51,7 +63,7 @@ def encode_record(record: PartitionRecord) -> bytes:
 
 def decode_record(data: bytes, version: int) -> PartitionRecord:
     """The record in `data`, whose metastore version is `version`. Raises CodecError."""
-    fields = _Fields(data, "partition record")
+    fields = _Fields(data, "partition record", FORM_VERSION)
     record = PartitionRecord(
         partition=fields.take("partition", _count),
         bucket_type=fields.take("bucket_type", _name),
@@ -83,18 +95,22 @@ def encode_registration(registration: Registration) -> bytes:
     """Canonical bytes of `registration`. Its inc is not among them: the metastore gives it."""
     return _dump(
         {
-            "v": FORM_VERSION,
+            "v": REGISTRATION_FORM_VERSION,
             "active": registration.active,
             "http_url": registration.http_url,
             "admin_url": registration.admin_url,
-            "gens": [[partition, gen] for partition, gen in sorted(registration.gens.items())],
+            "cluster_address": registration.cluster_address,
+            "id": registration.id,
+            "rack": registration.rack,
+            "spare_gen": registration.spare_gen,
+            "gens": _pairs(registration.gens),
         }
     )
 
 
 def decode_registration(data: bytes, node: str, inc: int) -> Registration:
     """The registration of `node` in `data`, made under the creation zxid `inc`. Raises CodecError."""
-    fields = _Fields(data, "registration")
+    fields = _Fields(data, "registration", REGISTRATION_FORM_VERSION, older=1)
     registration = Registration(
         node=node,
         inc=inc,
@@ -102,9 +118,63 @@ def decode_registration(data: bytes, node: str, inc: int) -> Registration:
         http_url=fields.take("http_url", _text),
         admin_url=fields.take("admin_url", _text),
         gens=dict(fields.take("gens", _list_of(_gen))),
+        spare_gen=fields.take("spare_gen", _count, since=2, before=0),
+        cluster_address=fields.take("cluster_address", _address, since=2, before=""),
+        id=fields.take("id", _count, since=2, before=0),
+        rack=fields.take("rack", _text, since=2, before=""),
     )
     fields.finish()
     return registration
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a conditional write goes by that is to name a node's copy: kept persistently, so that its version moves
+    with every change and never begins anew, as that of an ephemeral does in the next session."""
+
+    active: bool
+    spare_gen: int
+    gens: Mapping[int, int]
+
+    def gen_of(self, partition: int) -> int:
+        """The gen of the node's copy of `partition`, be it there or still to be made."""
+        return self.gens.get(partition, self.spare_gen)
+
+
+def encode_standing(registration: Registration) -> bytes:
+    """Canonical bytes of what a registration's persistent half says."""
+    return _dump(
+        {
+            "v": FORM_VERSION,
+            "active": registration.active,
+            "spare_gen": registration.spare_gen,
+            "gens": _pairs(registration.gens),
+        }
+    )
+
+
+def decode_standing(data: bytes) -> Standing:
+    """The standing in `data`. Raises CodecError."""
+    fields = _Fields(data, "standing", FORM_VERSION)
+    standing = Standing(
+        active=fields.take("active", _flag),
+        spare_gen=fields.take("spare_gen", _count),
+        gens=dict(fields.take("gens", _list_of(_gen))),
+    )
+    fields.finish()
+    return standing
+
+
+def _pairs(gens: Mapping[int, int]) -> list[list[int]]:
+    return [[partition, gen] for partition, gen in sorted(gens.items())]
+
+
+def parsed(path: str, data: bytes, parse: Callable[[bytes], T]) -> T:
+    """What `parse` makes of the bytes at `path`. Raises Corruption, which names it: nobody else writes there."""
+    try:
+        return parse(data)
+    except (ValueError, CodecError) as error:
+        raise Corruption(f"{path} in the metastore: {error}") from error
 
 
 def _dump(fields: dict[str, object]) -> bytes:
@@ -114,7 +184,8 @@ def _dump(fields: dict[str, object]) -> bytes:
 class _Fields:
     """A JSON object whose fields are taken one by one, each checked; what is left over is a fault."""
 
-    def __init__(self, data: bytes, noun: str) -> None:
+    def __init__(self, data: bytes, noun: str, newest: int, older: int | None = None) -> None:
+        """Forms from `older` (None: `newest` alone) to `newest` are read."""
         self._noun = noun
         if len(data) > RECORD_BYTES_MAX:
             self._refuse(f"{len(data)} bytes, more than {RECORD_BYTES_MAX}")
@@ -126,13 +197,18 @@ class _Fields:
             self._refuse("no object at the top")
         self._raw: dict[str, object] = raw
         version = self._raw.pop("v", None)
-        if version != FORM_VERSION or type(version) is not int:
-            raise CodecError(f"{noun} of version {version!r}, this program reads {FORM_VERSION}")
+        if type(version) is not int or not (newest if older is None else older) <= version <= newest:
+            raise CodecError(f"{noun} of version {version!r:.80}, this program reads {newest}")
+        self._form = version
 
     def _refuse(self, why: str) -> NoReturn:
         raise CodecError(f"not a {self._noun}: {why}")
 
-    def take(self, field: str, check: Callable[[Any], T]) -> T:
+    def take(self, field: str, check: Callable[[Any], T], *, since: int = 0, before: T | None = None) -> T:
+        """The field, checked. Forms older than `since` have it not; there it is `before`."""
+        if self._form < since:
+            assert before is not None
+            return before
         if field not in self._raw:
             self._refuse(f"{field} is missing")
         try:
@@ -172,6 +248,13 @@ def _text(value: object) -> str:
 def _name(value: object) -> str:
     if not _text(value):
         raise ValueError("an empty name")
+    return _text(value)
+
+
+def _address(value: object) -> str:
+    host, _, port = _text(value).rpartition(":")
+    if value and not (host and port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+        raise ValueError(f"{value!r:.80} is not HOST:PORT")
     return _text(value)
 
 

@@ -1,0 +1,97 @@
+"""What lies directly below one path, kept here and read again only where it changed.
+
+A look costs one `sync`; names and values are asked for only if a change of them was heard of since they were asked for
+last. Sound because of the tree's order (`repl.metastore.znodes`): the sync's answer comes after the news of every
+change that was confirmed to anybody before the look began, so what is not known to be old by then is not old.
+News that arrives while a value is on its way counts against that value: it is read once more at the next look.
+After the connection or the session broke everything is read again, since watches do not survive that, and once
+in FULL_READ_INTERVAL_S, should news ever be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final, Generic, TypeVar
+
+from repl.metastore.znodes import Stat, Tree, gather_all
+
+FULL_READ_INTERVAL_S: Final = 60.0
+"""A safety net only: how long a value might stay wrong if news of it were lost. 64 records read in 20 ms."""
+
+V = TypeVar("V")
+
+
+class Mirror(Generic[V]):
+    """The values below `parent`, each made by `parse(name, path, value, stat)`."""
+
+    def __init__(self, tree: Tree, parent: str, parse: Callable[[str, str, bytes, Stat], V]) -> None:
+        self._tree = tree
+        self._parent = parent
+        self._parse = parse
+        self._names: tuple[str, ...] = ()
+        self._listed = False
+        self._values: Mapping[str, V] = {}
+        self._old: set[str] = set()
+        self._broken = True
+        self._full_at_s = 0.0
+        self._turn = asyncio.Lock()
+
+    def changed(self, path: str) -> None:
+        """Something was said to have changed at `path`, anywhere in the tree."""
+        if path == self._parent:
+            self._listed = False
+        else:
+            parent, _, name = path.rpartition("/")
+            if parent == self._parent:
+                self._old.add(name)
+
+    def broken(self) -> None:
+        """The connection or the session broke: news may have been missed."""
+        self._broken = True
+
+    async def look(self) -> Mapping[str, V]:
+        """All values by name, not older than the call; the same object while nothing changed. Raises what the tree
+        and `parse` raise; then nothing counts as known that was not read and parsed."""
+        async with self._turn:
+            await self._tree.sync()
+            now_s = asyncio.get_running_loop().time()
+            if self._broken or now_s >= self._full_at_s:
+                self._broken = self._listed = False
+                self._old.update(self._values)
+                self._full_at_s = now_s + FULL_READ_INTERVAL_S
+            if not self._listed:
+                await self._list()
+            unread = [name for name in self._names if name in self._old or name not in self._values]
+            if unread or len(self._names) != len(self._values):
+                await self._read(unread)
+            return self._values
+
+    async def _list(self) -> None:
+        self._listed = True  # before asking: news from here on counts against the answer
+        try:
+            names = await self._tree.children(self._parent, sync=False)
+        except BaseException:
+            self._listed = False
+            raise
+        if names is None:
+            self._listed = False  # nothing is there, and nothing is armed
+        self._names = tuple(names or ())
+
+    async def _read(self, unread: list[str]) -> None:
+        self._old.difference_update(unread)  # before asking, as above
+        try:
+            read = await gather_all(*map(self._value, unread))
+            fresh = dict(pair for pair in read if pair is not None)
+        except BaseException:
+            self._old.update(unread)
+            raise
+        asked = set(unread)
+        kept = {name: self._values[name] for name in self._names if name not in asked}
+        self._values = {**kept, **fresh}
+        self._old.intersection_update(self._names)
+
+    async def _value(self, name: str) -> tuple[str, V] | None:
+        path = f"{self._parent}/{name}"
+        found = await self._tree.read(path, armed=True, sync=False)
+        return None if found is None else (name, self._parse(name, path, *found))
