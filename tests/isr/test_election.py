@@ -124,6 +124,52 @@ def test_ties_go_to_the_fewest_leaderships_and_then_to_the_name() -> None:
     assert by_name.candidate == Incarnation("a", 101)
 
 
+def test_equal_logs_and_loads_go_to_the_lowest_id() -> None:
+    """The name decides only where ids are equal, too."""
+    registrations = {name: replace(found, id=9 - found.inc % 100) for name, found in ALL.items()}
+    reported = dict.fromkeys("abc", (6, 40))
+    assert written(elect(in_election(), registrations, 0, 0, (), reported=reported)).candidate == Incarnation("c", 103)
+
+
+def test_a_member_that_leaves_is_dropped_while_enough_stay() -> None:
+    """H10: registered as leaving, it leaves the ISR, not electable any more, unless that would go below min-ISR."""
+    leaving = {name: replace(found, active=name == "a") for name, found in ALL.items()}
+    one = written(elect(three(), ALL | {"c": leaving["c"]}, 0, None, ()))
+    assert (one.isr, one.elr, one.reason) == ({A, B}, frozenset(), "out of sync: c leaving")
+    both = written(elect(three(), leaving, 0, None, ()))
+    assert (both.isr, both.elr) == ({A, C}, frozenset())
+    assert elect(both, leaving, 0, None, ()) == Keep("a leads")
+    leader = ALL | {"a": replace(ALL["a"], active=False)}
+    assert elect(three(), leader, 0, None, ()) == Keep("a leads")
+
+
+def test_what_is_gone_counts_before_what_leaves() -> None:
+    """One gone and one leaving, min-ISR 2: the one that leaves must stay."""
+    registrations = {"a": ALL["a"], "b": replace(ALL["b"], active=False)}
+    record = written(elect(three(), registrations, 0, None, ()))
+    assert (record.isr, record.reason) == ({A, B}, "out of sync: c gone")
+
+
+def test_a_leader_whose_log_became_another_leads_no_more() -> None:
+    """Its process lives on under the same session, but the log of the record is lost (R-GEN)."""
+    record = written(elect(three(), ALL | {"a": registered("a", 101, 11)}, 0, None, ()))
+    assert (record.status, record.isr) == (PartitionStatus.ELECTION, {A, B, C})
+    assert record.reason == "a has another log than the one that was in sync"
+    reported = {"b": (6, 1), "c": (6, 2)}
+    after = written(elect(record, ALL | {"a": registered("a", 101, 11)}, 0, 0, (), reported=reported))
+    assert after.candidate == Incarnation("c", 103)
+
+
+def test_a_copy_that_is_still_to_be_made_is_known_by_the_spare_gen() -> None:
+    """A node that has just been given a replica may be elected, promoted and kept in sync before it lists the copy."""
+    spare = {name: replace(found, gens={}, spare_gen=found.gens[3]) for name, found in ALL.items()}
+    assert elect(three(), spare, 0, None, ()) == Keep("a leads")
+    record = written(elect(in_election(preferred="b", epoch=0), spare, 0, 0, ()))
+    assert record.candidate == Incarnation("b", 102)
+    online = written(elect(record, spare, 1, 0, {(1, "b", 102, 2)}))
+    assert (online.status, online.isr) == (PartitionStatus.ONLINE, {A, B, C})
+
+
 def test_the_preferred_member_comes_first() -> None:
     """The target of a hand-over needs no comparison and no waiting."""
     record = written(elect(in_election(preferred="c"), ALL, 0, 0, ()))

@@ -1,0 +1,261 @@
+"""The election as Fluvio's page on replica election tells it, step by step, on one replica set of three."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from repl.isr.election import (
+    ASK_MS,
+    BACK_OFF_MIN_MS,
+    RESPONSE_MIN_MS,
+    Keep,
+    Wait,
+    Watch,
+    Write,
+    asked,
+    elect,
+    watched,
+)
+from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+
+GENS = {"s1": 11, "s2": 12, "s3": 13}
+ELECTION, FOUND = PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND
+ONLINE, OFFLINE = PartitionStatus.ONLINE, PartitionStatus.OFFLINE
+
+
+class Story:
+    """A controller over one record: decides until it has to wait, and notes the statuses that the record takes."""
+
+    def __init__(self, min_isr: int = 2) -> None:
+        self.now_ms = 0
+        self.inc = 100
+        self.registrations: dict[str, Registration] = {}
+        for node in GENS:
+            self.comes(node, look=False)
+        self.record = PartitionRecord(
+            0,
+            "default",
+            0,
+            1,
+            ("s1", "s2", "s3"),
+            epoch=4,
+            status=ONLINE,
+            leader=Incarnation("s1", self.registrations["s1"].inc),
+            isr=frozenset(Member(*each) for each in GENS.items()),
+            min_isr=min_isr,
+            version=0,
+        )
+        self.watch: Watch | None = None
+        self.promoted: set[tuple[int, str, int, int]] = set()
+        self.reported: dict[str, tuple[int, int]] = {}
+        self.statuses: list[PartitionStatus] = []
+
+    def comes(self, node: str, *, gen: int | None = None, look: bool = True) -> None:
+        """A node registers, in a new session."""
+        self.inc += 1
+        self.registrations[node] = Registration(node, self.inc, True, gens={0: gen or GENS[node]}, id=int(node[1]))
+        if look:
+            self.look()
+
+    def goes(self, *nodes: str) -> None:
+        """Sessions end."""
+        for node in nodes:
+            del self.registrations[node]
+        self.look()
+
+    def promotes(self) -> None:
+        """The candidate says that it is promoted."""
+        who = self.record.candidate
+        assert who is not None
+        self.promoted.add((self.record.epoch, who.node, who.inc, self.registrations[who.node].gen_of(0)))
+        self.look()
+
+    def passes(self, time_ms: int) -> None:
+        """Nothing happens for a while."""
+        self.now_ms += time_ms
+        self.look()
+
+    def look(self) -> None:
+        """Decide and write until there is nothing to do now."""
+        for _ in range(20):
+            self.watch = watched(self.watch, self.record, self.now_ms)
+            decision = elect(
+                self.record,
+                self.registrations,
+                self.now_ms,
+                self.watch.since_ms,
+                self.promoted,
+                attempt=self.watch.attempt,
+                reported=self.reported,
+            )
+            if isinstance(decision, Keep | Wait):
+                return
+            assert isinstance(decision, Write)
+            self.record = replace(decision.record, version=self.record.version + 1)
+            self.statuses.append(self.record.status)
+        raise AssertionError("the controller does not come to rest")
+
+    @property
+    def stands(self) -> str | None:
+        """The node that is the candidate."""
+        return None if self.record.candidate is None else self.record.candidate.node
+
+    @property
+    def leads(self) -> str | None:
+        """The node that leads."""
+        return None if self.record.leader is None else self.record.leader.node
+
+    @property
+    def live_set(self) -> set[str]:
+        """The nodes of the ISR."""
+        return {member.node for member in self.record.isr}
+
+
+def test_a_node_that_goes_offline_triggers_an_election_of_the_smallest_lag() -> None:
+    """Election, then CandidateFound with the follower of the live set that is least behind, then the response."""
+    story = Story()
+    story.reported = {"s2": (4, 90), "s3": (4, 95)}
+    story.goes("s1")
+    assert story.statuses == [ELECTION, FOUND]
+    assert (story.stands, story.record.epoch) == ("s3", 5)
+    story.promotes()
+    assert story.statuses[2:] == [ONLINE]
+    assert (story.leads, story.live_set, story.record.epoch) == ("s3", {"s2", "s3"}, 5)
+
+
+def test_only_the_live_set_is_asked_and_chosen_from() -> None:
+    """A follower outside of the live set is not eligible, however long its log is."""
+    story = Story()
+    story.record = replace(story.record, isr=story.record.isr - {Member("s3", 13)})
+    story.reported = {"s2": (4, 1), "s3": (4, 999)}
+    story.goes("s1")
+    assert story.stands == "s2"
+
+
+def test_all_live_members_are_asked_and_the_rest_is_not_waited_for_longer_than_its_time() -> None:
+    """The status stays Election until both have said how far they are, or ASK_MS have passed."""
+    story = Story()
+    story.goes("s1")
+    assert story.statuses == [ELECTION]
+    assert asked(story.record, story.registrations) == ["s2", "s3"]
+    story.reported = {"s3": (4, 3)}
+    story.passes(ASK_MS - 1)
+    assert story.statuses == [ELECTION]
+    story.passes(1)
+    assert story.stands == "s3"
+    assert asked(story.record, story.registrations) == []
+
+
+def test_without_an_eligible_candidate_the_set_is_offline() -> None:
+    """The whole live set gone: Election, then Offline, and the reason names who could bring it back."""
+    story = Story()
+    story.goes("s1", "s2", "s3")
+    assert story.statuses == [ELECTION, OFFLINE]
+    assert story.record.reason == "waits for s1 (not registered); s2 (not registered); s3 (not registered)"
+    assert story.leads is None
+    assert story.stands is None
+
+
+def test_a_follower_that_is_lost_leaves_the_live_set_without_an_election() -> None:
+    """Only the leader's loss elects; the others are taken out of the set."""
+    story = Story()
+    story.goes("s3")
+    assert (story.statuses, story.leads, story.live_set) == ([ONLINE], "s1", {"s1", "s2"})
+
+
+def test_a_promotion_that_fails_says_nothing_and_the_timer_moves_on() -> None:
+    """Wait-for-response fires: the next candidate of the live set by lag, in a new epoch; the process repeats."""
+    story = Story()
+    story.reported = {"s2": (4, 90), "s3": (4, 95)}
+    story.goes("s1")
+    story.passes(RESPONSE_MIN_MS - 1)
+    assert story.stands == "s3"
+    story.passes(1)
+    assert (story.stands, story.record.epoch, story.record.tried) == ("s2", 6, {"s2", "s3"})
+    story.promotes()
+    assert (story.leads, story.live_set) == ("s2", {"s2", "s3"})
+
+
+def test_a_late_promotion_of_an_earlier_candidate_does_not_count() -> None:
+    """Once the next one stands, what the silent one says belongs to another epoch."""
+    story = Story()
+    story.reported = {"s2": (4, 90), "s3": (4, 95)}
+    story.goes("s1")
+    late = (5, "s3", story.registrations["s3"].inc, 13)
+    story.passes(RESPONSE_MIN_MS)
+    story.promoted.add(late)
+    story.look()
+    assert (story.record.status, story.stands) == (FOUND, "s2")
+
+
+def test_when_all_stayed_silent_there_is_a_pause_and_all_are_tried_again() -> None:
+    """Nobody is left to try, but they live: back to Election, then after the back-off a new nomination."""
+    story = Story()
+    story.reported = {"s2": (4, 90), "s3": (4, 95)}
+    story.goes("s1")
+    story.passes(RESPONSE_MIN_MS)
+    story.passes(int(RESPONSE_MIN_MS * 1.5))
+    assert (story.record.status, story.record.tried) == (ELECTION, frozenset())
+    story.passes(2 * BACK_OFF_MIN_MS - 1)
+    assert story.record.status is ELECTION
+    story.passes(1)
+    assert (story.stands, story.record.epoch) == ("s3", 7)
+
+
+def test_the_timer_with_nobody_left_takes_the_set_offline() -> None:
+    """The last candidate's node goes before it answers and no other is eligible: Offline."""
+    story = Story()
+    story.goes("s1", "s2")
+    assert story.stands == "s3"
+    story.goes("s3")
+    assert (story.record.status, story.stands) == (OFFLINE, None)
+
+
+def test_a_node_that_comes_back_refreshes_the_sets_that_are_offline() -> None:
+    """Offline, Election, CandidateFound, Online: of the members that are eligible, the one with the smallest lag."""
+    story = Story()
+    story.goes("s1", "s2", "s3")
+    story.statuses.clear()
+    story.reported = {"s1": (4, 70), "s2": (4, 80)}
+    story.comes("s1", look=False)
+    story.comes("s2")
+    assert story.statuses == [ELECTION, FOUND]
+    assert story.stands == "s2"
+    story.promotes()
+    assert (story.leads, story.live_set) == ("s2", {"s1", "s2"})
+
+
+def test_a_set_that_is_offline_stays_so_for_a_node_that_is_no_member_any_more() -> None:
+    """A member that comes back with another log could lose what was confirmed: it is not eligible."""
+    story = Story()
+    story.goes("s2", "s3")
+    story.goes("s1")
+    story.statuses.clear()
+    story.comes("s1", gen=99)
+    assert story.record.status is OFFLINE
+    assert "s1 (came back with another log: gen 99, not 11)" in story.record.reason
+
+
+def test_a_leader_that_returns_does_not_lead_again() -> None:
+    """It finds the new leader in the record, in a higher epoch and in sync without it: it has to follow."""
+    story = Story()
+    story.reported = {"s2": (4, 90), "s3": (4, 95)}
+    story.goes("s1")
+    story.promotes()
+    before = story.record
+    story.comes("s1")
+    assert story.record == before
+    assert (story.leads, story.live_set) == ("s3", {"s2", "s3"})
+
+
+def test_the_set_goes_on_under_the_new_leader_until_the_next_election() -> None:
+    """After the second loss the one that remains leads, and the others stay electable below min-ISR."""
+    story = Story()
+    story.reported = {"s2": (4, 90), "s3": (4, 95)}
+    story.goes("s1")
+    story.promotes()
+    story.goes("s3")
+    assert story.stands == "s2"
+    story.promotes()
+    assert (story.leads, story.live_set, story.record.epoch) == ("s2", {"s2"}, 6)
+    assert {member.node for member in story.record.elr} == {"s3"}

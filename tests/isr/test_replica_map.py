@@ -1,0 +1,143 @@
+"""Replica maps that operators write: each criterion has its own fault, with its place."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from repl.isr.placement import placed
+from repl.isr.replica_map import (
+    FAULTS_SHOWN,
+    MAP_BYTES_MAX,
+    PARTITIONS_MAX,
+    BadReplicaMap,
+    check_nodes,
+    checked_replica_map,
+    parse_replica_map,
+    replica_map_document,
+)
+
+
+def a_map(*sets: Any) -> dict[str, Any]:
+    """The document of these sets, ids in sequence."""
+    return {"partitions": [{"id": index, "replicas": each} for index, each in enumerate(sets)]}
+
+
+def faults_of(document: Any) -> list[str]:
+    """What is wrong with it."""
+    with pytest.raises(BadReplicaMap) as refused:
+        checked_replica_map(document)
+    return list(refused.value.faults)
+
+
+def test_the_published_file_is_taken() -> None:
+    """Two partitions, three replicas, node 0 among them although the page says positive."""
+    text = """{
+        "partitions": [{
+                "id": 0,
+                "replicas": [0, 1, 2]
+            },
+            {
+                "id": 1,
+                "replicas": [1, 2, 0]
+            }
+        ]
+    }"""
+    assert parse_replica_map(text) == ((0, 1, 2), (1, 2, 0))
+
+
+@pytest.mark.parametrize(
+    ("document", "fault"),
+    [
+        ({"partitions": [{"id": 1, "replicas": [0]}]}, "partitions[0].id is 1 where 0 is right: ids start at 0"),
+        (
+            {"partitions": [{"id": 0, "replicas": [0]}, {"id": 2, "replicas": [0]}]},
+            "partitions[1].id is 2 where 1 is right: ids go up by one without gaps",
+        ),
+        (
+            {"partitions": [{"id": 0, "replicas": [0]}, {"id": 0, "replicas": [0]}]},
+            "partitions[1].id is 0 where 1 is right: ids go up by one without gaps",
+        ),
+        ({"partitions": [{"id": False, "replicas": [0]}]}, "partitions[0].id is False where 0 is right"),
+        (a_map([0], []), "partitions[1].replicas is []: a list of at least one node id is right"),
+        (a_map(3), "partitions[0].replicas is 3: a list of at least one node id is right"),
+        (a_map([0, 1], [0]), "partitions[1].replicas has 1 elements where partitions[0] has 2: all must have"),
+        (a_map([0, 1, 0]), "partitions[0].replicas[2] is node id 0 once more: replicas are on different nodes"),
+        (a_map([0, -1]), "partitions[0].replicas[1] is -1: a node id is a whole number from 0"),
+        (a_map([1.0]), "partitions[0].replicas[0] is 1.0: a node id is a whole number from 0"),
+        (a_map([True]), "partitions[0].replicas[0] is True: a node id is a whole number from 0"),
+        (a_map(["n1"]), "partitions[0].replicas[0] is 'n1': a node id is a whole number from 0"),
+        (a_map([2**31]), "partitions[0].replicas[0] is 2147483648: a node id is a whole number from 0"),
+        (a_map(list(range(8))), "partitions[0].replicas has 8 elements, at most 7 are right"),
+        ({"partitions": [[0, 1]]}, "partitions[0] is no object with the keys id and replicas"),
+        ({"partitions": [{"id": 0, "replicas": [0], "rack": 1}]}, "partitions[0] is no object with the keys id and"),
+        ({"partitions": []}, "partitions is no list with at least one partition"),
+        ({"partitions": {}}, "partitions is no list with at least one partition"),
+        ({}, "the map is no object with the one key partitions"),
+        ([], "the map is no object with the one key partitions"),
+        (a_map(*[[0]] * (PARTITIONS_MAX + 1)), "partitions has 1025 elements, at most 1024 are right"),
+    ],
+)
+def test_each_criterion_has_its_own_fault(document: Any, fault: str) -> None:
+    """One fault, that says where and what is right."""
+    found = faults_of(document)
+    assert len(found) == 1
+    assert found[0].startswith(fault)
+
+
+def test_all_faults_are_told_together_up_to_a_limit() -> None:
+    """A file with many faults is mended in one go; one of another kind does not fill the screen."""
+    found = faults_of({"partitions": [{"id": 1, "replicas": [0, 0]}, {"id": 1, "replicas": [-1]}]})
+    assert [fault.split(" ")[0] for fault in found] == [
+        "partitions[0].id",
+        "partitions[0].replicas[1]",
+        "partitions[1].replicas[0]",
+        "partitions[1].replicas",
+    ]
+    many = faults_of(a_map(*[[-1]] * 100))
+    assert len(many) == FAULTS_SHOWN + 1
+    assert many[-1] == "and 80 faults more"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("{", "the map is not JSON"),
+        (b"\xff\xfe{", "the map is not JSON"),
+        ("[" * 100_000, "the map is not JSON"),
+        ('{"partitions": [], "partitions": []}', "the map names 'partitions' twice"),
+        ('{"partitions": [{"id": 0, "id": 0, "replicas": [0]}]}', "the map names 'id' twice"),
+        (" " * (MAP_BYTES_MAX + 1), "the map has 512001 bytes"),
+    ],
+)
+def test_what_is_no_map_is_refused(text: str | bytes, fault: str) -> None:
+    """Hostile or broken text is one sentence."""
+    with pytest.raises(BadReplicaMap) as refused:
+        parse_replica_map(text)
+    assert len(refused.value.faults) == 1
+    assert str(refused.value).startswith(fault)
+
+
+def test_nodes_that_do_not_live_are_refused() -> None:
+    """Each place that names one, and which there are."""
+    check_nodes(((0, 1), (1, 0)), {0, 1, 2})
+    with pytest.raises(BadReplicaMap) as refused:
+        check_nodes(((0, 7), (8, 0)), {2, 0, 1})
+    assert refused.value.faults == (
+        "partitions[0].replicas[1] is node id 7, which no live node has; live are 0, 1, 2",
+        "partitions[1].replicas[0] is node id 8, which no live node has; live are 0, 1, 2",
+    )
+    with pytest.raises(BadReplicaMap, match="live are none"):
+        check_nodes(((0,),), ())
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(st.integers(1, 60), st.integers(1, 7), st.integers(0, 9), st.integers(0, 100))
+def test_every_computed_placement_is_a_right_map(partitions: int, factor: int, more: int, start: int) -> None:
+    """What the plan prints, the assignment takes, and gives back the same."""
+    found = placed(partitions, factor, dict.fromkeys(range(factor + more), ""), start_index=start)
+    assert parse_replica_map(json.dumps(replica_map_document(found))) == found
