@@ -75,7 +75,8 @@ class Nodes:
             self.http[node["name"]] = node["http"]
             self.admin[node["name"]] = AdminClient(node["admin"])
             self.pids[node["name"]] = node["pid"]
-            self.pids[cluster["zookeeper"]["name"]] = cluster["zookeeper"]["pid"]
+            for zookeeper in cluster["zookeepers"]:
+                self.pids[zookeeper["name"]] = zookeeper["pid"]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

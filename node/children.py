@@ -151,14 +151,14 @@ class Child:
         self._delay_ms = self.failures = 0
         self._life = asyncio.get_running_loop().create_task(self._live())
 
-    async def stop(self) -> None:
-        """Returns once it is gone: SIGTERM, after its bound SIGKILL."""
+    async def stop(self, *, kill: bool = False) -> None:
+        """Returns once it is gone: SIGTERM, after its bound SIGKILL; with `kill` SIGKILL at once."""
         life, self._life = self._life, None
         if life is not None:
             life.cancel()
             await asyncio.gather(life, return_exceptions=True)
         process = self.process
-        if process is not None and process.send(signal.SIGTERM):
+        if process is not None and process.send(signal.SIGKILL if kill else signal.SIGTERM):
             try:
                 async with asyncio.timeout(self.spec.stop_timeout_ms / 1000):
                     await gone(process)
@@ -167,7 +167,8 @@ class Child:
                 process.send(signal.SIGKILL)
                 await gone(process)
         self._reap()
-        self._move(ChildState.STOPPED, "stopped")
+        self.failures = 0
+        self._move(ChildState.STOPPED, "killed on request" if kill else "stopped")
 
     async def _live(self) -> None:
         while True:

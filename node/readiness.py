@@ -1,7 +1,7 @@
 """Whether a node serves all its partitions, asked over HTTP as a load balancer and an operator would.
 
 `GET {http}/readyz` must answer 200 and `GET {admin}/admin/cluster` must show every partition online. Starts and
-decides nothing; `node.local` waits by it.
+decides nothing; `node.places` waits by it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,16 @@ PROBE_TIMEOUT_S: Final = 2.0
 """Connect and read time-out of one question; a node that takes longer is not ready."""
 
 
+REASON_CHARACTERS_MAX: Final = 200
+"""How much of a node's own reason is shown: one line."""
+
+
 @dataclass(frozen=True, slots=True)
 class Online:
-    """What a node says: all served, and in words ("12 of 12 online", "starting: ...")."""
+    """What a node says: that it is ready, that it is and sees every partition online, and both in words ("12 of 12
+    online", "starting", "4 of 12 online, not ready: ...")."""
 
+    ready: bool
     complete: bool
     text: str
 
@@ -48,11 +54,17 @@ class NodeProbe:
             cluster = self._session.get(f"{self._admin_url}/admin/cluster", timeout=PROBE_TIMEOUT_S)
             ready = self._session.get(f"{self._http_url}/readyz", timeout=PROBE_TIMEOUT_S)
         except OSError:  # everything that requests raises is one
-            return Online(False, "starting")
+            return Online(ready=False, complete=False, text="starting")
+        why_not = "" if ready.status_code == 200 else f", not ready: {_first_line(ready.text)}"
         try:
             partitions = cluster.json()["partitions"]
             online, total = int(partitions["online"]), int(partitions["total"])
         except (ValueError, KeyError, TypeError):
-            return Online(False, f"answers {cluster.status_code} without its partitions")
-        complete = ready.status_code == 200 and total > 0 and online == total
-        return Online(complete, f"{online} of {total} online" + ("" if complete else ", not ready"))
+            return Online(not why_not, complete=False, text=f"answers {cluster.status_code} without its partitions")
+        complete = not why_not and total > 0 and online == total
+        return Online(not why_not, complete, f"{online} of {total} online{why_not}")
+
+
+def _first_line(text: str) -> str:
+    """What a node gives as its reason, short."""
+    return next(iter(text.splitlines()), "")[:REASON_CHARACTERS_MAX]

@@ -241,7 +241,7 @@ class Supervisor:
                     return {"ok": False, "error": f"no child {command['child']!r}"}
                 async with self._turn:
                     if verb != "start":
-                        await child.stop()
+                        await child.stop(kill=command.get("kill") is True)
                     if verb != "stop-child":
                         child.start()
                         await asyncio.sleep(0)  # its task begins, so that the answer shows it running

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,8 +35,9 @@ log = structlog.get_logger(__name__)
 LAUNCH_TIMEOUT_S: Final = 20.0
 """How long a new supervisor may take to answer; it takes 0.3 s, more when one is just ending."""
 
-STOP_TIMEOUT_S: Final = 60.0
-"""How long stopping all children may take: their own bounds, rank after rank, come first."""
+STOP_TIMEOUT_S: Final = 90.0
+"""How long stopping all children may take: a restart that is under way comes first, then their own bounds, those of
+one rank side by side."""
 
 LEFTOVER_TIMEOUT_S: Final = 20.0
 """How long a child without its supervisor may take to end after SIGTERM; then SIGKILL."""
@@ -183,11 +185,15 @@ def house_environment() -> dict[str, str]:
 # --- the embedded ZooKeeper of one node ---
 
 
-def zookeeper_child(name: str, directory: Path, port: int, java: Java) -> ChildSpec:
-    """The child that is the ZooKeeper of `directory` (prepared by `embedded.prepare`)."""
+def zookeeper_child(
+    name: str, directory: Path, port: int, java: Java, ensemble: Sequence[embedded.EnsembleMember] = ()
+) -> ChildSpec:
+    """The child that is the ZooKeeper of `directory` (prepared by `embedded.prepare`), alone or in an `ensemble`."""
+    command = embedded.zookeeper_command(java, embedded.find_jars(), directory, port, quorum=bool(ensemble))
     return ChildSpec(
         name=name,
-        argv=tuple(embedded.zookeeper_command(java, embedded.find_jars(), directory, port)),
+        argv=tuple(command),
+        reads=repr(ensemble) if ensemble else "",
         cwd=str(directory),
         log=str(directory / "output.log"),
         restart=Restart.ALWAYS,
@@ -250,7 +256,11 @@ def release_embedded(data_dir: Path) -> None:
 
 def child_trouble(directory: Path, name: str) -> str | None:
     """Why this child will not come up, in words; None while it may."""
-    state = running_state(directory)
+    return trouble_in(running_state(directory), directory, name)
+
+
+def trouble_in(state: dict[str, Any] | None, directory: Path, name: str) -> str | None:
+    """The same, by a state that was asked for already."""
     if state is None:
         return f"its supervisor ended: {last_line(log_file(directory))}"
     child = state["children"][name]

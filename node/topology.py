@@ -1,13 +1,13 @@
 """A topology file: clusters on this machine, from which each node's own config file is made.
 
-    [clusters.east]                      zookeeper_port, and any section of a node's file but [node]
-    [[clusters.east.nodes]]              name, http, admin
+    [clusters.east]                      zookeepers, zookeeper_port, and any section of a node's file but [node]
+    [[clusters.east.nodes]]              name, id, rack, http, admin, cluster
     [[clusters.east.queues]]             as in a node's file
     [[clusters.east.sink.peers]]         cluster, queue: becomes the URLs of that cluster's nodes
 
 What a section may hold is not known here: the generated file of each node goes through `config.loading`, and its
-faults are told at the place in the topology that they come from. All faults are reported at once. Nothing is
-started here; `node.local` does that.
+faults are told at the place in the topology that they come from. All faults are reported at once. What was read is
+`node.plans`; nothing is started here, `node.local` does that.
 """
 
 from __future__ import annotations
@@ -15,27 +15,25 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from config.loading import FILE_BYTES_MAX, ConfigError, Fault, load_text
 from config.positions import KeyPath, line_of_keys
-from config.rules import PORT_MAX, check_name, parse_address
+from config.rules import PORT_MAX, check_name, check_rack, parse_address
 from config.settings import Address
 from config.texts import shown
-from node.toml_writing import toml_document
+from node.plans import ANY_PORT, LISTENERS, LOCAL_HOST, SECTIONS, ClusterPlan, NodePlan, PeerPlan, Topology
+from node.suggestions import no_such
 
-CLUSTER_KEYS: Final = ("zookeeper_port", "nodes")
-NODE_KEYS: Final = ("name", "http", "admin")
+CLUSTER_KEYS: Final = ("zookeepers", "zookeeper_port", "nodes")
+NODE_KEYS: Final = ("name", "id", "rack", *LISTENERS)
 PEER_KEYS: Final = ("cluster", "queue")
-SECTIONS: Final = ("listen", "metastore", "replication", "limits", "queues", "sink", "log")
-"""Sections of a node's file that a cluster may have. [node] is what the topology itself says."""
 
 OWN_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "listen": ("http", "admin"),
+    "listen": LISTENERS,
     "metastore": ("hosts", "embedded_port", "linger"),
 }
 """Keys of these sections that the topology itself gives: addresses stand at the nodes, the ZooKeeper is ours."""
@@ -43,93 +41,20 @@ OWN_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
 RESERVED_NAMES: Final = re.compile(r"(supervisor|spec|state|ports|clusters)(\..*)?|zookeeper-.*")
 """Names of other things in DIR, where each node has a folder of its name."""
 
-LOOPBACK: Final = ("127.0.0.1", "localhost")
+LOOPBACK: Final = (LOCAL_HOST, "localhost")
 """Hosts that addresses may have: these clusters are for this machine alone."""
 
-ANY_PORT: Final = 0
+ZOOKEEPER_COUNTS: Final = (1, 3)
+"""One server is lost when it is killed, until it is back; three outlive the loss of one."""
+
+ID_MAX: Final = 2**31 - 1
+"""As of `node.id` in a node's file."""
 
 PLACEHOLDER_PORT: Final = 1
 """Stands in a peer's URL while a file is checked whose ports are chosen at start."""
 
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class NodePlan:
-    """One node: its unique name and its addresses, of port ANY_PORT when chosen at start."""
-
-    name: str
-    http: Address
-    admin: Address
-
-
-@dataclass(frozen=True, slots=True)
-class PeerPlan:
-    """What a cluster's sinks fetch: a queue of another cluster."""
-
-    cluster: str
-    queue: str
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterPlan:
-    """One cluster; `sections` are the parsed tables that its nodes' files get as they are."""
-
-    name: str
-    zookeeper_port: int
-    nodes: tuple[NodePlan, ...]
-    peers: tuple[PeerPlan, ...]
-    sections: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Topology:
-    """A checked topology file."""
-
-    path: Path
-    clusters: Mapping[str, ClusterPlan]
-
-    def purposes(self) -> dict[str, int]:
-        """Every port that the clusters need, by purpose ("east-1.http", "east-1.admin", "zookeeper-east"), with the
-        one that the file gives or ANY_PORT."""
-        ports = {}
-        for cluster in self.clusters.values():
-            ports[zookeeper_name(cluster.name)] = cluster.zookeeper_port
-            for node in cluster.nodes:
-                ports[f"{node.name}.http"] = node.http.port
-                ports[f"{node.name}.admin"] = node.admin.port
-        return ports
-
-    def node_text(self, cluster: ClusterPlan, node: NodePlan, ports: Mapping[str, int]) -> str:
-        """The config file of `node`, with the ports of `purposes` as they were chosen. Its data lies in "data", beside
-        the file."""
-        sections = {name: cluster.sections.get(name, {}) for name in SECTIONS}
-        listen = {
-            **sections["listen"],
-            "http": str(Address(node.http.host, ports[f"{node.name}.http"])),
-            "admin": str(Address(node.admin.host, ports[f"{node.name}.admin"])),
-        }
-        metastore = {**sections["metastore"], "hosts": f"127.0.0.1:{ports[zookeeper_name(cluster.name)]}"}
-        peers = [
-            {"url": f"http://{Address(peer.http.host, ports[f'{peer.name}.http'])}", "queue": plan.queue}
-            for plan in cluster.peers
-            for peer in self.clusters[plan.cluster].nodes
-        ]
-        whole = {
-            "node": {"name": node.name, "cluster": cluster.name, "data_dir": "data"},
-            **sections,
-            "listen": listen,
-            "metastore": metastore,
-            "queues": cluster.sections.get("queues", []),
-            "sink": {**sections["sink"], "peers": peers},
-        }
-        return f"# Made from {self.path.name}; changes belong there.\n{toml_document(whole)}"
-
-
-def zookeeper_name(cluster: str) -> str:
-    """Name of the child, folder and port of a cluster's ZooKeeper."""
-    return f"zookeeper-{cluster}"
 
 
 def load_topology(path: Path) -> Topology:
@@ -185,28 +110,35 @@ class _Reader:
     def _cluster(self, name: str, values: dict[str, Any]) -> ClusterPlan:
         where: KeyPath = ("clusters", name)
         self._unknown(values, where, (*CLUSTER_KEYS, *SECTIONS))
-        port = values.get("zookeeper_port", ANY_PORT)
-        if type(port) is not int or not ANY_PORT <= port <= PORT_MAX:
-            self._fault((*where, "zookeeper_port"), f"{shown(port)} is not a port; a port is a number up to {PORT_MAX}")
-            port = ANY_PORT
+        zookeepers = values.get("zookeepers", ZOOKEEPER_COUNTS[0])
+        if type(zookeepers) is not int or zookeepers not in ZOOKEEPER_COUNTS:
+            counts = " or ".join(map(str, ZOOKEEPER_COUNTS))
+            self._fault((*where, "zookeepers"), f"{shown(zookeepers)}: a cluster has {counts} ZooKeepers")
+            zookeepers = ZOOKEEPER_COUNTS[0]
+        port = self._number(values, where, "zookeeper_port", ANY_PORT, PORT_MAX)
+        if port != ANY_PORT and zookeepers > 1:
+            self._fault(
+                (*where, "zookeeper_port"), f"is one server's; leave it out, {zookeepers} servers have chosen ports"
+            )
         nodes = [
-            self._node(self._table(value, (*where, "nodes", number)), (*where, "nodes", number))
+            self._node(number, self._table(value, (*where, "nodes", number)), (*where, "nodes", number))
             for number, value in enumerate(self._tables(values.get("nodes", []), (*where, "nodes")))
         ]
         if not nodes and not isinstance(values.get("nodes"), str | int | float | dict):
             self._fault(where, f"no nodes; write [[clusters.{name}.nodes]] with a name below")
         sections = {key: value for key, value in values.items() if key in SECTIONS}
+        for section in ("listen", "metastore", "replication", "sink"):
+            sections[section] = dict(self._table(sections.get(section, {}), (*where, section)))
         for section, keys in OWN_KEYS.items():
             for key in keys:
-                if key in self._table(sections.get(section, {}), (*where, section)):
+                if key in sections[section]:
                     self._fault((*where, section, key), "does not belong into a topology, which gives it itself")
-        sink = dict(self._table(sections.get("sink", {}), (*where, "sink")))
+        sink = sections["sink"]
         peers = self._tables(sink.pop("peers", []), (*where, "sink", "peers"))
-        sections["sink"] = sink
         plans = [self._peer(peer, (*where, "sink", "peers", number)) for number, peer in enumerate(peers)]
-        return ClusterPlan(name, port, tuple(nodes), tuple(plans), sections)
+        return ClusterPlan(name, port, zookeepers, tuple(nodes), tuple(plans), sections)
 
-    def _node(self, values: dict[str, Any], where: KeyPath) -> NodePlan:
+    def _node(self, position: int, values: dict[str, Any], where: KeyPath) -> NodePlan:
         self._unknown(values, where, NODE_KEYS)
         name = self._text(values, where, "name", "")
         if name:
@@ -215,11 +147,24 @@ class _Reader:
                 self._fault((*where, "name"), f"{shown(name)} is the name of something else in the directory")
         else:
             self._fault((*where, "name"), "missing; every node needs a name of its own")
-        return NodePlan(name, self._address(values, where, "http"), self._address(values, where, "admin"))
+        rack = self._text(values, where, "rack", "")
+        return NodePlan(
+            name,
+            self._number(values, where, "id", position, ID_MAX),
+            self._checked(partial(check_rack, rack), (*where, "rack")) or "",
+            {listener: self._address(values, where, listener) for listener in LISTENERS},
+        )
+
+    def _number(self, values: dict[str, Any], where: KeyPath, key: str, default: int, most: int) -> int:
+        value = values.get(key, default)
+        if type(value) is int and 0 <= value <= most:
+            return value
+        self._fault((*where, key), f"{shown(value)} is not a whole number from 0 to {most}")
+        return default
 
     def _address(self, values: dict[str, Any], where: KeyPath, key: str) -> Address:
-        text = self._text(values, where, key, f"127.0.0.1:{ANY_PORT}")
-        address = self._checked(partial(parse_address, text), (*where, key)) or Address("127.0.0.1", ANY_PORT)
+        text = self._text(values, where, key, f"{LOCAL_HOST}:{ANY_PORT}")
+        address = self._checked(partial(parse_address, text), (*where, key)) or Address(LOCAL_HOST, ANY_PORT)
         if address.host not in LOOPBACK:
             self._fault((*where, key), f"{shown(text)}: these clusters are for this machine; write 127.0.0.1:PORT")
         return address
@@ -235,23 +180,44 @@ class _Reader:
     # --- relations ---
 
     def check_relations(self, topology: Topology) -> None:
-        """Names and ports that occur twice, peers that do not exist, queues that two clusters want."""
+        """Names, numbers and ports that occur twice, replicas without a node, racks of some nodes only, peers that do
+        not exist, queues that two clusters want."""
         names: dict[str, KeyPath] = {}
         ports: dict[int, KeyPath] = {}
         takers: dict[PeerPlan, str] = {}
         for cluster in topology.clusters.values():
             where: KeyPath = ("clusters", cluster.name)
-            self._once(cluster.zookeeper_port, ports, (*where, "zookeeper_port"), "port")
+            for server in cluster.zookeepers:
+                self._once(server.name, names, where, "the ZooKeeper's name")
+                self._once(server.port or None, ports, (*where, "zookeeper_port"), "port")
+            ids: dict[int, KeyPath] = {}
             for number, node in enumerate(cluster.nodes):
                 here: KeyPath = (*where, "nodes", number)
-                self._once(node.name, names, (*here, "name"), "name")
-                self._once(node.http.port, ports, (*here, "http"), "port")
-                self._once(node.admin.port, ports, (*here, "admin"), "port")
+                self._once(node.name or None, names, (*here, "name"), "name")
+                self._once(node.id, ids, (*here, "id"), "id")
+                for listener, address in node.addresses.items():
+                    self._once(address.port or None, ports, (*here, listener), "port")
+            self._check_placing(cluster, where)
             for number, peer in enumerate(cluster.peers):
                 self._check_peer(topology, cluster, peer, (*where, "sink", "peers", number), takers)
 
+    def _check_placing(self, cluster: ClusterPlan, where: KeyPath) -> None:
+        replication = cluster.sections["replication"]
+        factor = replication.get("factor")
+        count = len(cluster.nodes)
+        if isinstance(factor, int) and factor > count:
+            self._fault(
+                (*where, "replication", "factor"), f"{factor} replicas need as many nodes; the cluster has {count}"
+            )
+        racked = [node for node in cluster.nodes if node.rack]
+        if racked and not replication.get("ignore_rack_assignment"):
+            for number, node in enumerate(cluster.nodes):
+                if not node.rack:
+                    message = f"missing: {racked[0].name} has one, so every node of the cluster needs one"
+                    self._fault((*where, "nodes", number, "rack"), message)
+
     def _once(self, value: Any, seen: dict[Any, KeyPath], where: KeyPath, noun: str) -> None:
-        if value == ANY_PORT:
+        if value is None:
             return
         if value in seen:
             self._fault(where, f"{noun} {value} is given to {_dotted(seen[value])} already")
@@ -265,13 +231,13 @@ class _Reader:
             return
         source = topology.clusters.get(peer.cluster)
         if source is None:
-            self._fault((*where, "cluster"), _no_such("cluster", peer.cluster, list(topology.clusters)))
+            self._fault((*where, "cluster"), no_such("cluster", peer.cluster, list(topology.clusters)))
             return
         queues = source.sections.get("queues", [])
         offered = [queue.get("name") for queue in queues if isinstance(queue, dict)] if isinstance(queues, list) else []
         if peer.queue not in offered:
             names = [name for name in offered if isinstance(name, str)]
-            self._fault((*where, "queue"), _no_such(f"queue in cluster {peer.cluster}", peer.queue, names))
+            self._fault((*where, "queue"), no_such(f"queue in cluster {peer.cluster}", peer.queue, names))
         if takers.setdefault(peer, cluster.name) != cluster.name:
             self._fault(
                 (*where, "queue"), f"cluster {takers[peer]} fetches it already; each cluster needs its own queue"
@@ -279,10 +245,7 @@ class _Reader:
 
     def check_node_files(self, topology: Topology) -> None:
         """What the loader of node files finds in the files that would be made."""
-        ports = {
-            purpose: port or PLACEHOLDER_PORT + number
-            for number, (purpose, port) in enumerate(topology.purposes().items())
-        }
+        ports = {port.purpose: port.number or PLACEHOLDER_PORT + number for number, port in enumerate(topology.ports())}
         for cluster in topology.clusters.values():
             reachable = [
                 (number, plan)
@@ -309,7 +272,7 @@ class _Reader:
                 return ("clusters", cluster)
             case ("node", *rest):
                 return ("clusters", cluster, "nodes", node, *rest)
-            case ("listen", "http" | "admin" as key):
+            case ("listen", "http" | "admin" | "cluster" as key):
                 return ("clusters", cluster, "nodes", node, key)
             case ("sink", "peers", int(number), *rest):
                 return (*peers[number], *rest)
@@ -347,7 +310,7 @@ class _Reader:
     def _unknown(self, values: dict[str, Any], where: KeyPath, known: tuple[str, ...]) -> None:
         for key in values:
             if key not in known:
-                self._fault((*where, key), _no_such("key", key, list(known)))
+                self._fault((*where, key), no_such("key", key, list(known)))
 
     def _fault(self, where: KeyPath, message: str) -> None:
         """Report unless this place, or the table or list around it, has a fault already: this would be another view."""
@@ -359,13 +322,6 @@ class _Reader:
         while at and at not in self._lines:
             at = at[:-1]
         self.faults.append(Fault(path, self._lines.get(at, 1), message))
-
-
-def _no_such(noun: str, name: str, known: list[str]) -> str:
-    close = get_close_matches(name.lower(), known, n=1, cutoff=0.6)
-    if close:
-        return f'no such {noun}: {shown(name)}; did you mean "{close[0]}"?'
-    return f"no such {noun}: {shown(name)}; known here: {', '.join(known) or 'none'}"
 
 
 def _dotted(where: KeyPath) -> str:

@@ -1,19 +1,27 @@
-"""`isthmus local`: clusters on this machine. All of it is `node.local`; here are words and columns."""
+"""`isthmus local`: clusters on this machine. Its work is `node.local` and `node.places`, here are words and columns."""
 
 from __future__ import annotations
 
+import shutil
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from node.cli.exits import CommandFailed, Exit
+from node import places
+from node.cli.exits import Exit
 from node.cli.output import echo_json, echo_table, output_option
-from node.local import UP_TIMEOUT_S, LocalClusters, described, places_of, restart_node, status_of
+from node.local import LocalClusters
+from node.plans import Topology
+from node.suggestions import no_such
 from node.supervisor import stop
 from node.topology import load_topology
+from repl.model.errors import BadInput
 
+NODE_COLUMNS: Final = ("cluster", "node", "http", "admin", "pid")
 STATUS_COLUMNS: Final = ("cluster", "process", "state", "pid", "restarts", "online", "address", "reason")
 
 directory_option = click.option(
@@ -28,10 +36,17 @@ timeout_option = click.option(
     "--timeout",
     "timeout_s",
     type=click.FloatRange(min=0.1, max=3600),
-    default=UP_TIMEOUT_S,
+    default=places.READY_TIMEOUT_S,
     show_default=True,
-    help="Seconds to wait until everything is online.",
+    help="Seconds to wait until all that is asked for serves.",
 )
+no_wait_option = click.option("--no-wait", is_flag=True, help="Return at once instead of when it serves.")
+kill_option = click.option(
+    "--kill9", "--kill", "kill", is_flag=True, help="SIGKILL at once, as a crash would, instead of a graceful stop."
+)
+
+PROGRESS_INTERVAL_S: Final = 5.0
+"""Between two lines of progress where standard error is no terminal: a start of half a minute leaves few in a log."""
 
 
 @click.group("local")
@@ -53,7 +68,7 @@ def up(topology: Path, directory: Path, auto_ports: bool, timeout_s: float, outp
     if output == "json":
         echo_json(result)
         return
-    echo_table(("cluster", "node", "http", "admin", "pid"), _node_rows(result))
+    echo_table(NODE_COLUMNS, _node_rows(result))
 
 
 @local_group.command("down")
@@ -76,13 +91,13 @@ def down(topology: Path | None, directory: Path, output: str) -> None:
 @output_option
 def status(directory: Path, output: str) -> int:
     """What runs in the directory, and where. Exit code 1 unless everything runs."""
-    found = status_of(directory)
+    found = places.status_of(directory)
     if output == "json":
         echo_json(found)
     else:
         echo_table(STATUS_COLUMNS, _status_rows(found))
     states = [
-        each["state"] for cluster in found["clusters"].values() for each in [cluster["zookeeper"], *cluster["nodes"]]
+        each["state"] for cluster in found["clusters"].values() for each in [*cluster["zookeepers"], *cluster["nodes"]]
     ]
     return Exit.OK if all(state == "running" for state in states) else Exit.DIFFERS
 
@@ -91,31 +106,54 @@ def status(directory: Path, output: str) -> int:
 @topology_argument
 @click.argument("node")
 @directory_option
+@kill_option
+@no_wait_option
 @timeout_option
 @output_option
-def restart(topology: Path, node: str, directory: Path, timeout_s: float, output: str) -> None:
-    """Start NODE if it is dead, restart it if it runs; returns when it serves."""
-    known = [each.name for cluster in load_topology(topology).clusters.values() for each in cluster.nodes]
-    if node not in known:
-        raise CommandFailed(Exit.USAGE, "bad-input", f"no node {node!r} in {topology}; there are {', '.join(known)}")
-    if node not in [place.name for place in places_of(directory.absolute())]:
-        raise CommandFailed(
-            Exit.USAGE, "bad-input", f"no node {node!r} in {directory}: another topology is set up there"
-        )
-    restart_node(directory, node, timeout_s)
-    result = described(directory.absolute())
-    if output == "json":
-        echo_json(result)
-    else:
-        echo_table(("cluster", "node", "http", "admin", "pid"), _node_rows(result))
+def restart(
+    topology: Path, node: str, directory: Path, kill: bool, no_wait: bool, timeout_s: float, output: str
+) -> None:
+    """Give NODE a new process, gracefully or with --kill9; returns when it serves. A dead node is started."""
+    _check_node(topology, node, directory)
+    places.restart_node(directory, node, None if no_wait else timeout_s, kill=kill)
+    _show_nodes(directory, output)
+
+
+@local_group.command("stop-node")
+@topology_argument
+@click.argument("node")
+@directory_option
+@kill_option
+@output_option
+def stop_one(topology: Path, node: str, directory: Path, kill: bool, output: str) -> None:
+    """Stop NODE, gracefully or with --kill9. It stays down until `start-node`, `restart-node` or `up`."""
+    _check_node(topology, node, directory)
+    places.stop_node(directory, node, kill=kill)
+    _show_nodes(directory, output)
+
+
+@local_group.command("start-node")
+@topology_argument
+@click.argument("node")
+@directory_option
+@no_wait_option
+@timeout_option
+@output_option
+def start_one(topology: Path, node: str, directory: Path, no_wait: bool, timeout_s: float, output: str) -> None:
+    """Start NODE unless it runs; returns when it serves."""
+    _check_node(topology, node, directory)
+    places.start_node(directory, node, None if no_wait else timeout_s)
+    _show_nodes(directory, output)
 
 
 class Progress:
-    """One line on standard error that replaces itself on a terminal; elsewhere nothing, so that logs stay short."""
+    """Newest states on standard error: on a terminal one line that replaces itself, elsewhere a line now and then."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._live = sys.stderr.isatty()
         self._width = 0
+        self._clock = clock
+        self._shown_s = clock()
 
     def __enter__(self) -> Progress:
         return self
@@ -127,13 +165,38 @@ class Progress:
     def show(self, line: str) -> None:
         """Show the newest state."""
         if self._live:
-            click.echo(f"\r{line.ljust(self._width)}", nl=False, err=True)
-            self._width = len(line)
+            width = shutil.get_terminal_size().columns - 1  # a line that wraps could not be replaced
+            click.echo(f"\r{line[:width].ljust(self._width)}", nl=False, err=True)
+            self._width = len(line[:width])
+        elif self._clock() - self._shown_s >= PROGRESS_INTERVAL_S:
+            self._shown_s = self._clock()
+            click.echo(line, err=True)
+
+
+def _check_node(topology: Path, node: str, directory: Path) -> None:
+    """Refuse a name that the topology does not know, and a directory in which another topology is set up."""
+    known = _node_names(load_topology(topology))
+    if node not in known:
+        raise BadInput(f"{no_such('node', node, known)} ({topology} has {', '.join(known)})")
+    if node not in [place.name for place in places.places_of(directory.absolute())]:
+        raise BadInput(f"no node {node!r} in {directory}: another topology is set up there")
+
+
+def _node_names(topology: Topology) -> list[str]:
+    return [node.name for cluster in topology.clusters.values() for node in cluster.nodes]
+
+
+def _show_nodes(directory: Path, output: str) -> None:
+    result = places.described(directory.absolute())
+    if output == "json":
+        echo_json(result)
+    else:
+        echo_table(NODE_COLUMNS, _node_rows(result))
 
 
 def _node_rows(result: dict[str, Any]) -> list[list[Any]]:
     return [
-        [name, node["name"], node["http"], node["admin"], node["pid"]]
+        [name, node["name"], node["http"], node["admin"], "" if node["pid"] is None else node["pid"]]
         for name, cluster in result["clusters"].items()
         for node in cluster["nodes"]
     ]
@@ -142,9 +205,11 @@ def _node_rows(result: dict[str, Any]) -> list[list[Any]]:
 def _status_rows(found: dict[str, Any]) -> list[list[Any]]:
     rows = []
     for name, cluster in found["clusters"].items():
-        for each in [*cluster["nodes"], cluster["zookeeper"]]:
+        for each in [*cluster["nodes"], *cluster["zookeepers"]]:
             where = each.get("address") or f"{each['http']} {each['admin']}"
             pid = "" if each["pid"] is None else each["pid"]
             online = each.get("online") or ""
-            rows.append([name, each["name"], each["state"], pid, each["restarts"], online, where, each["reason"]])
+            words = f"; last said: {each['last_words']}" if each["last_words"] else ""
+            reason = each["reason"] + words
+            rows.append([name, each["name"], each["state"], pid, each["restarts"], online, where, reason])
     return rows

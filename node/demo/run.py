@@ -34,7 +34,8 @@ from node.demo.replay import Replay
 from node.demo.verify import Verdict, compare
 from node.demo.view import Progress, View
 from node.demo.watch import Sight, Watcher
-from node.local import UP_TIMEOUT_S, LocalClusters
+from node.local import LocalClusters
+from node.places import READY_TIMEOUT_S
 from node.topology import load_topology
 from repl.model.errors import LocalFault
 
@@ -97,7 +98,7 @@ def run_demo(options: DemoOptions, view: View) -> Demo:
         clusters = LocalClusters(load_topology(TOPOLOGY), directory, restart_nodes=True, auto_ports=True, owned=True)
         try:
             view.note(f"clusters are in {directory}")
-            demo.clusters = clusters.up(UP_TIMEOUT_S, lambda line: view.note(f"  {line}"))["clusters"]
+            demo.clusters = clusters.up(READY_TIMEOUT_S, lambda line: view.note(f"  {line}"))["clusters"]
             _Run(options, histories, clusters, demo, view).all()
         except BaseException as error:
             with _deaf_to_signals():
@@ -190,7 +191,7 @@ class _Run:
 
     def _replay_all(self) -> None:
         replay, outcome = self._replay, self._outcome
-        looked = self._watcher.look_after(self._began_s, UP_TIMEOUT_S)
+        looked = self._watcher.look_after(self._began_s, READY_TIMEOUT_S)
         targets = [f"{process.name} ({process.pid})" for process in looked.processes[1:]]
         self._view.note(f"to break it, `kill -9` any of {', '.join(targets)}: it comes back")
         replay.start()

@@ -183,7 +183,7 @@ class Watcher:
         sights += [
             ProcessSight(raw["name"], raw["state"], raw["pid"], raw["restarts"], raw["reason"])
             for cluster in status["clusters"].values()
-            for raw in (*cluster["nodes"], cluster["zookeeper"])
+            for raw in (*cluster["nodes"], *cluster["zookeepers"])
         ]
         self.costs.sample({sight.name: sight.pid for sight in sights} | {OWN_NAME: os.getpid()})
         with self._looked:

@@ -1,9 +1,10 @@
-"""A supervisor run inside the test, and children that cost nothing."""
+"""A supervisor run inside the test, children that cost nothing, and clusters made of stand-ins."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -101,3 +102,17 @@ def shell_child(tmp_path: Path) -> MakeChild:
         )
 
     return make
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A place for clusters whose children are stand-ins; whatever runs there at the end is stopped."""
+
+    def fake_zookeeper(name: str, home: Path, port: int, java: object, ensemble: Any = ()) -> ChildSpec:
+        return ChildSpec(name, ("sleep", str(100_000 + port)), str(tmp_path), str(tmp_path / f"{name}.log"))
+
+    fake_node = str(Path(__file__).with_name("fake_node.py"))
+    monkeypatch.setattr(supervisor, "node_command", lambda file: (sys.executable, "-S", fake_node, str(file)))
+    monkeypatch.setattr(supervisor, "zookeeper_child", fake_zookeeper)
+    yield tmp_path / "clusters"
+    supervisor.stop(tmp_path / "clusters")

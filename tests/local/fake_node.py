@@ -20,8 +20,11 @@ DATA = FILE.parent / "data"
 class Face(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         online = 0 if (DATA / "slow").exists() else 12
-        body = json.dumps({"partitions": {"total": 12, "online": online}}).encode()
-        self.send_response(200 if self.path == "/admin/cluster" or online else 503)
+        if self.path == "/admin/cluster":
+            status, body = 200, json.dumps({"partitions": {"total": 12, "online": online}}).encode()
+        else:
+            status, body = (200, b"ready\n") if online else (503, b"12 partitions are not served\n")
+        self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

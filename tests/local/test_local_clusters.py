@@ -8,35 +8,19 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from node import local, supervisor
-from node.children import ChildSpec
+from node import local, places, supervisor
 from node.cli.main import main
 from node.local import LocalClusters
 from node.processes import ProcessId, wait_gone
 from node.topology import load_topology
-from repl.model.errors import LocalFault
+from repl.model.errors import BadInput, LocalFault
 
 SAMPLE = Path(__file__).parents[2] / "config" / "samples" / "two-nodes.toml"
-
-
-@pytest.fixture
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A place for clusters whose children are stand-ins; whatever runs there at the end is stopped."""
-
-    def fake_zookeeper(name: str, home: Path, port: int, java: object) -> ChildSpec:
-        return ChildSpec(name, ("sleep", str(100_000 + port)), str(tmp_path), str(tmp_path / f"{name}.log"))
-
-    fake_node = str(Path(__file__).with_name("fake_node.py"))
-    monkeypatch.setattr(supervisor, "node_command", lambda file: (sys.executable, "-S", fake_node, str(file)))
-    monkeypatch.setattr(supervisor, "zookeeper_child", fake_zookeeper)
-    yield tmp_path / "clusters"
-    supervisor.stop(tmp_path / "clusters")
 
 
 def clusters(directory: Path, **options: Any) -> LocalClusters:
@@ -57,7 +41,7 @@ def test_up_returns_where_the_nodes_are_and_is_idempotent(directory: Path) -> No
     (east,) = first["clusters"]["east"]["nodes"]
     assert list(east) == ["name", "http", "admin", "pid"]
     assert east["http"].startswith("http://127.0.0.1:")
-    assert lines[-1] == "east-1: 12 of 12 online, west-1: 12 of 12 online"
+    assert lines[-1] == "east: 1 of 1 nodes ready, west: 1 of 1 nodes ready"
     assert clusters(directory).up(30) == first
     processes = [ProcessId.of(pid) for pid in pids(first).values()]
     assert clusters(directory).down()
@@ -110,13 +94,13 @@ def test_a_killed_node_stays_dead_until_it_is_restarted(directory: Path) -> None
     assert "SIGKILL" in mine.status()["clusters"]["east"]["nodes"][0]["reason"]
     assert mine.status()["clusters"]["west"]["nodes"][0]["online"] == "12 of 12 online"
     mine.restart_node("east-1")
-    second = pids(local.described(directory))
+    second = pids(places.described(directory))
     assert second["east-1"] != first["east-1"]
     assert second["west-1"] == first["west-1"]
     mine.restart_node("west-1")
-    third = pids(local.described(directory))
+    third = pids(places.described(directory))
     assert third["west-1"] != first["west-1"]
-    with pytest.raises(LocalFault, match="no node 'nobody'"):
+    with pytest.raises(BadInput, match='no such node: "nobody"'):
         mine.restart_node("nobody")
 
 
@@ -126,7 +110,7 @@ def test_with_restart_nodes_a_killed_node_comes_back(directory: Path) -> None:
     first = pids(mine.up(30))
     os.kill(first["east-1"], signal.SIGKILL)
     deadline = time.monotonic() + 15
-    while pids(local.described(directory))["east-1"] in (first["east-1"], None):
+    while pids(places.described(directory))["east-1"] in (first["east-1"], None):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -185,11 +169,11 @@ def test_owned_clusters_end_with_their_owner_unless_kept(directory: Path, monkey
 
     def owner(line: str) -> None:
         code = (
-            "import os, sys; from pathlib import Path; from node import local, supervisor; "
+            "import os, sys; from pathlib import Path; from node import local, places, supervisor; "
             "from node.topology import load_topology; local.OWNER_LINGER_MS = 50; "
             f"supervisor.node_command = lambda file: {supervisor.node_command(Path('FILE'))!r}[:3] + (str(file),); "
             "from node.children import ChildSpec; "
-            "supervisor.zookeeper_child = lambda name, home, port, java: "
+            "supervisor.zookeeper_child = lambda name, home, port, java, ensemble: "
             f"ChildSpec(name, ('sleep', '100000'), '/tmp', '{directory}/' + name + '.log'); "
             f"mine = local.LocalClusters(load_topology(Path({str(SAMPLE)!r})), Path({str(directory)!r}), owned=True); "
             f"mine.up(30); {line}"
@@ -229,7 +213,7 @@ def test_the_commands_do_as_they_say(directory: Path, capsys: pytest.CaptureFixt
     code, out, _ = run(capsys, "local", "status", *where, "-o", "json")
     status = json.loads(out)
     assert code == 0
-    assert status["clusters"]["west"]["zookeeper"]["state"] == "running"
+    assert status["clusters"]["west"]["zookeepers"][0]["state"] == "running"
     os.kill(pids(first)["east-1"], signal.SIGKILL)
     deadline = time.monotonic() + 15
     while run(capsys, "local", "status", *where)[0] != 1:
@@ -237,7 +221,7 @@ def test_the_commands_do_as_they_say(directory: Path, capsys: pytest.CaptureFixt
     code, out, _ = run(capsys, "local", "status", *where)
     assert "SIGKILL" in out
     code, _, err = run(capsys, "local", "restart-node", SAMPLE, "east-9", *where)
-    assert (code, "there are east-1, west-1" in err) == (2, True)
+    assert (code, 'did you mean "east-1"? ' in err, "has east-1, west-1" in err) == (2, True, True)
     code, out, _ = run(capsys, "local", "restart-node", SAMPLE, "east-1", *where, "-o", "json")
     assert code == 0
     assert pids(json.loads(out))["east-1"] not in (None, pids(first)["east-1"])

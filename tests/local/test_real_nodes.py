@@ -73,14 +73,14 @@ def test_two_clusters_replicate_both_ways_and_outlive_a_killed_zookeeper(directo
         key = f"/buckets/b/keys/before-{number}"
         assert put(source + key, b"v") == 204
         assert until(lambda sink=sink, key=key: get(sink + key), key) == b"v"  # type: ignore[misc]
-    victim = clusters.status()["clusters"]["east"]["zookeeper"]["pid"]
+    victim = clusters.status()["clusters"]["east"]["zookeepers"][0]["pid"]
     os.kill(victim, signal.SIGKILL)
-    port = int(clusters.status()["clusters"]["east"]["zookeeper"]["address"].rpartition(":")[2])
+    port = int(clusters.status()["clusters"]["east"]["zookeepers"][0]["address"].rpartition(":")[2])
 
     def back() -> bool:
         from repl.metastore import embedded
 
-        zookeeper = clusters.status()["clusters"]["east"]["zookeeper"]
+        (zookeeper,) = clusters.status()["clusters"]["east"]["zookeepers"]
         return zookeeper["restarts"] == 1 and zookeeper["pid"] != victim and embedded.serves(port)
 
     until(back, "the ZooKeeper again")

@@ -39,7 +39,8 @@ def test_the_sample_replicates_both_ways() -> None:
     loaded = {}
     for cluster in topology.clusters.values():
         for node in cluster.nodes:
-            text = topology.node_text(cluster, node, topology.purposes())
+            ports = {port.purpose: port.number or 4000 + at for at, port in enumerate(topology.ports())}
+            text = topology.node_text(cluster, node, ports)
             loaded[node.name] = load_text(text, Path("/x/node.toml"))
     east, west = loaded["east-1"], loaded["west-1"]
     assert [queue.name for queue in east.queues] == ["to-west"]
@@ -47,6 +48,56 @@ def test_the_sample_replicates_both_ways() -> None:
     assert [(peer.url, peer.queue) for peer in east.sink.peers] == [(f"http://{west.listen.http}", "to-east")]
     assert east.metastore.hosts == "127.0.0.1:18097" != west.metastore.hosts
     assert (east.node.cluster, east.node.data_dir) == ("east", Path("/x/data"))
+
+
+def test_the_larger_sample_has_three_nodes_a_cluster() -> None:
+    """two-clusters.toml: three replicas of which two must hold a write, every node with a number and three addresses of
+    its own, every sink with all nodes of the other cluster."""
+    topology = load_topology(SAMPLE.with_name("two-clusters.toml"))
+    ports = {port.purpose: port.number or 4000 + at for at, port in enumerate(topology.ports())}
+    assert len(set(ports.values())) == len(ports) == 2 + 6 * 3
+    west = topology.clusters["west"]
+    for position, node in enumerate(topology.clusters["east"].nodes):
+        loaded = load_text(topology.node_text(topology.clusters["east"], node, ports), Path("/x/node.toml"))
+        assert (loaded.node.name, loaded.node.id, loaded.node.rack) == (f"east-{position + 1}", position, "")
+        assert (loaded.replication.factor, loaded.replication.min_isr) == (3, 2)
+        assert loaded.metastore.session_timeout_ms >= 6000
+        assert loaded.listen.cluster.port == ports[f"east-{position + 1}.cluster"]
+        assert [peer.url for peer in loaded.sink.peers] == [
+            f"http://{peer.address('http', ports)}" for peer in west.nodes
+        ]
+
+
+def test_ids_racks_and_factor_are_the_files_or_follow_from_the_nodes() -> None:
+    """An id is the position unless given, a rack stands in its node's file, the factor is the number of nodes, at most
+    three, unless given."""
+    text = "[clusters.a]\n" + "".join(
+        f'[[clusters.a.nodes]]\nname = "a-{number}"\nrack = "r{number % 2}"\n' for number in range(4)
+    )
+    for more, factor, first_id in (("", 3, 0), ("[clusters.a.replication]\nfactor = 2\n", 2, 0), ("id = 7\n", 3, 7)):
+        replaced = text.replace('rack = "r0"\n', f'rack = "r0"\n{more}', 1) if more[:2] == "id" else text + more
+        topology = parse_topology(replaced, Path("t.toml"))
+        cluster = topology.clusters["a"]
+        ports = {port.purpose: 4000 + at for at, port in enumerate(topology.ports())}
+        loaded = [load_text(topology.node_text(cluster, node, ports), Path("/x/node.toml")) for node in cluster.nodes]
+        assert [each.node.id for each in loaded] == [first_id, 1, 2, 3]
+        assert [each.node.rack for each in loaded] == ["r0", "r1", "r0", "r1"]
+        assert {each.replication.factor for each in loaded} == {factor}
+    single = parse_topology(f"[clusters.a]\n{NODE}", Path("t.toml"))
+    ports = {port.purpose: 4000 + at for at, port in enumerate(single.ports())}
+    node_file = single.node_text(single.clusters["a"], single.clusters["a"].nodes[0], ports)
+    assert load_text(node_file, Path("/x/node.toml")).replication.factor == 1
+
+
+def test_three_zookeepers_are_all_named_to_the_nodes() -> None:
+    """With `zookeepers = 3` a cluster has three servers of three ports each, and every node knows all of them."""
+    topology = parse_topology(f"[clusters.a]\nzookeepers = 3\n{NODE}", Path("t.toml"))
+    ports = {port.purpose: 4000 + at for at, port in enumerate(topology.ports())}
+    cluster = topology.clusters["a"]
+    assert [server.name for server in cluster.zookeepers] == [f"zookeeper-a-{number}" for number in (1, 2, 3)]
+    assert len(ports) == 3 * 3 + 3
+    loaded = load_text(topology.node_text(cluster, cluster.nodes[0], ports), Path("/x/node.toml"))
+    assert loaded.metastore.hosts == ",".join(f"127.0.0.1:{ports[server.name]}" for server in cluster.zookeepers)
 
 
 def test_sections_and_every_node_of_a_peer_reach_the_files() -> None:
@@ -71,7 +122,7 @@ def test_sections_and_every_node_of_a_peer_reach_the_files() -> None:
         """,
         Path("t.toml"),
     )
-    ports = {purpose: 4000 + number for number, purpose in enumerate(topology.purposes())}
+    ports = {port.purpose: 4000 + number for number, port in enumerate(topology.ports())}
     cluster = topology.clusters["a"]
     settings_ = load_text(topology.node_text(cluster, cluster.nodes[0], ports), Path("/x/node.toml"))
     assert (settings_.replication.partitions, settings_.replication.durability) == (4, "async")
@@ -92,7 +143,7 @@ def test_sections_and_every_node_of_a_peer_reach_the_files() -> None:
         ("[clusters.a]\nnodes = [3]", "clusters.a.nodes[0]", 2, "where a table belongs"),
         (f'[clusters."a b"]\n{NODE}', "clusters.a b", 1, "is not a name"),
         (f"[clusters.a]\nzookeper_port = 3\n{NODE}", "clusters.a.zookeper_port", 2, '"zookeeper_port"'),
-        (f"[clusters.a]\nzookeeper_port = 70000\n{NODE}", "clusters.a.zookeeper_port", 2, "is not a port"),
+        (f"[clusters.a]\nzookeeper_port = 70000\n{NODE}", "clusters.a.zookeeper_port", 2, "from 0 to 65535"),
         ("[[clusters.a.nodes]]\n", "clusters.a.nodes[0].name", 1, "missing"),
         (f"{NODE}htp = 1\n", "clusters.a.nodes[0].htp", 3, 'did you mean "http"?'),
         (f'{NODE}http = "127.0.0.1"\n', "clusters.a.nodes[0].http", 3, "HOST:PORT"),
@@ -131,6 +182,28 @@ def test_sections_and_every_node_of_a_peer_reach_the_files() -> None:
             4,
             'did you mean "to_a"?',
         ),
+        (f"[clusters.a]\nzookeepers = 2\n{NODE}", "clusters.a.zookeepers", 2, "1 or 3"),
+        (
+            f"[clusters.a]\nzookeepers = 3\nzookeeper_port = 7\n{NODE}",
+            "clusters.a.zookeeper_port",
+            3,
+            "one server's",
+        ),
+        (
+            f"[clusters.a]\nzookeepers = 3\n{NODE}[[clusters.a-1.nodes]]\nname = 'b'\n",
+            "clusters.a-1",
+            5,
+            "zookeeper-a-1 is given",
+        ),
+        (f"{NODE}id = -1\n", "clusters.a.nodes[0].id", 3, "whole number"),
+        (f"{NODE}id = 1\n[[clusters.a.nodes]]\nname = 'b'\n", "clusters.a.nodes[1].id", 4, "id 1 is given"),
+        (f"{NODE}rack = 'r'\n[[clusters.a.nodes]]\nname = 'b'\n", "clusters.a.nodes[1].rack", 4, "a-1 has one"),
+        (f"{NODE}rack = 'a rack'\n", "clusters.a.nodes[0].rack", 3, "rack"),
+        (f"{NODE}cluster = '1.2.3.4:5'\n", "clusters.a.nodes[0].cluster", 3, "this machine"),
+        (f"{NODE}[clusters.a.listen]\ncluster = 3\n", "clusters.a.listen.cluster", 4, "gives it itself"),
+        (f"{NODE}[clusters.a.replication]\nfactor = 2\n", "clusters.a.replication.factor", 4, "the cluster has 1"),
+        (f"{NODE}[clusters.a.replication]\nmin_isr = 2\n", "clusters.a.replication.min_isr", 4, "(1)"),
+        (f"{NODE}[clusters.a]\nreplication = 3\n", "clusters.a.replication", 4, "a table belongs"),
         ("[clusters.a\n", "", 0, "not TOML"),
     ],
 )  # fmt: skip
