@@ -56,6 +56,14 @@ def partition_counts(records: Records) -> dict[str, int]:
     return {"total": len(records), **{status.value.replace("-", "_"): found[status] for status in PartitionStatus}}
 
 
+def replica_counts(records: Records) -> dict[str, int]:
+    """How many replicas there are, and how many of them are in sync."""
+    return {
+        "total": sum(len(record.replicas) for record in records.values()),
+        "in_sync": sum(len(record.isr) for record in records.values()),
+    }
+
+
 def under_replicated(records: Records) -> list[int]:
     """Partitions with fewer replicas in sync than they have."""
     return [p for p, record in sorted(records.items()) if len(record.isr) < len(record.replicas)]

@@ -82,6 +82,7 @@ class Admin(Face):
                 "read_at_ms": controller.read_at_ms,
                 "started_ms": node.started_ms,
                 "partitions": cluster_view.partition_counts(records),
+                "replicas": cluster_view.replica_counts(records),
                 "under_replicated": cluster_view.under_replicated(records),
                 "below_min_isr": cluster_view.below_min_isr(records),
                 "waiting": controller.waiting,
