@@ -68,6 +68,7 @@ class Follower:
             self.ask(standing, now_ms)
         elif self.following:
             self.following = False
+            self.nonce = standing.next_nonce()  # a late copy of the answer that was taken counts no more
             self.hello_at_ms = now_ms + HELLO_REPEAT_MS
             self.waits = f"reconnecting: the connection to {self.leader} broke"
 

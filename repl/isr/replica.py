@@ -101,6 +101,9 @@ class Replica(View):
         self._epoch_floor = max(epoch_seen, last_epoch(epoch_table))
         self._told_to_resign = False
         self._rolled_back_lineage: int | None = None
+        self._suspicion: tuple[int, int] = (-1, 0)
+        """The nonce of the synced read that is to tell whether the metastore went back, and the epoch that it had
+        confirmed before that was asked for."""
 
     # -- the one input --------------------------------------------------------------------------
 
@@ -195,7 +198,8 @@ class Replica(View):
             self._leave(reason)
             self._object(reason)
             if self._rolled_back_lineage is None:
-                standing.effects.append(fx.SyncRecord(standing.next_nonce()))
+                self._suspicion = (standing.next_nonce(), standing.epoch_wanted)
+                standing.effects.append(fx.SyncRecord(self._suspicion[0]))
             return
         standing.record = record
         self._object("")
@@ -207,12 +211,14 @@ class Replica(View):
         self._follow_record(now_ms)
 
     def _synced(self, nonce: int, record: PartitionRecord, now_ms: int) -> None:
-        """A record read after a sync. Were it older than what is durable here, the metastore would have lost what it
-        confirmed: then nothing of it is believed until an operator has raised the lineage (H32)."""
+        """A record read after a sync. Were it older than what was known when that was asked for, the metastore would have
+        lost what it confirmed: then nothing of it is believed until an operator has raised the lineage (H32). An answer
+        that is merely late may be older than what is known by now."""
         standing = self._standing
-        if record.epoch < standing.epoch_seen:
+        suspicion, epoch_then = self._suspicion
+        if nonce == suspicion and record.epoch < epoch_then:
             self._rolled_back_lineage = record.lineage
-            reason = rolled_back(record.epoch, standing.epoch_seen)
+            reason = rolled_back(record.epoch, epoch_then)
             self._leave(reason)
             self._object(reason)
             return
