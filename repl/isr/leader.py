@@ -32,14 +32,19 @@ REJOIN_MAX_MS: Final = 60_000
 once a minute and not all the time."""
 
 REFUSED_PAUSE_MS: Final = 1_000
-"""Pause before a member is proposed again whose registration the metastore did not confirm."""
+"""Pause before a member is proposed again whose registration the metastore did not confirm; meanwhile others are."""
+
+REFUSED_PAUSE_MAX_MS: Final = 8_000
+"""Longest such pause; it doubles each time: a node that is heard and not registered costs few writes, and is back soon
+after it has registered."""
 
 
 @dataclass(slots=True)
 class Leadership:
     """What a leader knows of its epoch. `acked`: how far each member said, in this epoch, that it holds the
     log durably, the leader itself included; who never said anything holds nothing. `stalled`: members of the ISR
-    that are to leave it. `rejoin`: node -> (when it may come back, after which pause)."""
+    that are to leave it. `rejoin`: node -> (when it may come back, after which pause); `unconfirmed`: the same of those
+    whose registration was not as the write needed it."""
 
     epoch: int
     barrier: int
@@ -51,6 +56,7 @@ class Leadership:
     ready: bool = False
     stalled: frozenset[Member] = frozenset()
     rejoin: dict[str, tuple[int, int]] = field(default_factory=dict)
+    unconfirmed: dict[str, tuple[int, int]] = field(default_factory=dict)
     ticked_ms: int = 0
 
     # -- committing -----------------------------------------------------------------------------
@@ -195,6 +201,8 @@ class Leadership:
                 continue
             if peer.hw < progress.hw - standing.options.max_record_lag // 2:
                 continue
+            if now_ms < self.unconfirmed.get(node, (0, 0))[0]:
+                continue
             if now_ms >= self.rejoin.get(node, (0, 0))[0] or too_few_in_sync(record):
                 return peer
         return None
@@ -203,7 +211,10 @@ class Leadership:
         """When a follower that waits out its pause may come back, if one does."""
         isr = standing.known.isr
         times = [
-            self.rejoin[node][0] for node, peer in self.peers.items() if node in self.rejoin and peer.member not in isr
+            pauses[node][0]
+            for pauses in (self.rejoin, self.unconfirmed)
+            for node, peer in self.peers.items()
+            if node in pauses and peer.member not in isr
         ]
         return min((at_ms for at_ms in times if at_ms > self.ticked_ms), default=None)
 
@@ -253,8 +264,8 @@ class Leadership:
         pending = self.pending
         assert pending is not None
         for member in pending.needs:
-            pause_ms = self.rejoin.get(member.node, (0, 0))[1]
-            self.rejoin[member.node] = (now_ms + REFUSED_PAUSE_MS, pause_ms)
+            pause_ms = min(REFUSED_PAUSE_MAX_MS, 2 * self.unconfirmed.get(member.node, (0, REFUSED_PAUSE_MS // 2))[1])
+            self.unconfirmed[member.node] = (now_ms + pause_ms, pause_ms)
         if pending.needs:
             pending.record, pending.needs = standing.known, ()
         pending.repeat_at_ms = now_ms + WRITE_REPEAT_MS
@@ -280,7 +291,7 @@ class Leadership:
         current = self.reads.round
         if current is not None and (due_ms is None or current.repeat_at_ms < due_ms):
             due_ms = current.repeat_at_ms
-        if self.rejoin and self.pending is None:
+        if (self.rejoin or self.unconfirmed) and self.pending is None:
             rejoin_ms = self.rejoin_at_ms(standing)
             if rejoin_ms is not None and (due_ms is None or rejoin_ms < due_ms):
                 due_ms = rejoin_ms
