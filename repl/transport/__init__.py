@@ -1,1 +1,1 @@
-"""The wire to other nodes: today the one door for outgoing HTTP."""
+"""The wire: connections between the nodes of one cluster (`links`), and the one door for outgoing HTTP."""

@@ -1,0 +1,219 @@
+"""The messages between replicas as bytes and back. Pure; `docs/wire.md` describes the same.
+
+A message is one flat msgpack list: partition, kind, its fields in the order of `repl.isr.messages`. Entries travel as
+the bytes that their leader made (`Entry.wire`), one after the other behind their lengths, and are decoded here;
+an epoch table as pairs of 8 bytes each. Whatever `Encoder` would not have written is a CodecError: types, ranges,
+names, an entry that does not verify or does not follow the one before it. Whether a message makes sense the core says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from struct import pack as struct_pack
+from struct import unpack as struct_unpack
+from typing import Any, Final
+
+import msgpack
+
+from repl.isr.epochs import EpochTable
+from repl.isr.messages import (
+    Ack,
+    Fenced,
+    Forward,
+    Hello,
+    HelloOk,
+    HelloRefused,
+    Message,
+    Nack,
+    Probe,
+    ProbeOk,
+    Refusal,
+)
+from repl.model.entry import Entry, decode_entry
+from repl.model.errors import CodecError
+from repl.model.vclock import MAX_EPOCH, MAX_OFFSET
+from repl.transport.frames import Parts, bin_head, list_head
+from repl.transport.port import NO_CURSORS, Delivery
+
+NAME_LENGTH_MAX: Final = 64
+"""Longest name of a node, in characters; the configuration allows no longer ones."""
+
+PARTITION_MAX: Final = (1 << 32) - 1
+_NUMBER_MAX: Final = (1 << 64) - 1
+"""Of gens, nonces, sequence numbers and record versions: what msgpack holds."""
+
+FROM_FOLLOWER: Final = frozenset((Hello, Ack, Nack, ProbeOk))
+"""Go to a leader, over the connection that the follower dialled."""
+
+FROM_LEADER: Final = frozenset((HelloOk, HelloRefused, Forward, Probe))
+"""Come back over it. Fenced may go either way."""
+
+_pack: Final = msgpack.Packer().pack  # one for all: see repl.model.vclock
+
+_KIND_OF: Final[Mapping[type, int]] = {
+    Hello: 1, HelloOk: 2, HelloRefused: 3, Forward: 4, Ack: 5, Nack: 6, Probe: 7, ProbeOk: 8, Fenced: 9,
+}  # fmt: skip
+
+_NUMBERS: Final[Mapping[int, tuple[type[Any], tuple[int, ...]]]] = {
+    2: (HelloOk, (MAX_EPOCH, _NUMBER_MAX, MAX_OFFSET, MAX_OFFSET, MAX_OFFSET)),
+    5: (Ack, (MAX_EPOCH, _NUMBER_MAX, _NUMBER_MAX, MAX_OFFSET, MAX_OFFSET, MAX_OFFSET)),
+    6: (Nack, (MAX_EPOCH, _NUMBER_MAX, _NUMBER_MAX, MAX_OFFSET)),
+    7: (Probe, (MAX_EPOCH, _NUMBER_MAX)),
+    8: (ProbeOk, (MAX_EPOCH, _NUMBER_MAX, _NUMBER_MAX)),
+    9: (Fenced, (MAX_EPOCH,)),
+}
+"""Kinds that are made of numbers alone -> the class, and the greatest value of each field."""
+
+_HELLO_NUMBERS: Final = (MAX_EPOCH, _NUMBER_MAX, _NUMBER_MAX, MAX_OFFSET, MAX_OFFSET)
+_REFUSED_NUMBERS: Final = (MAX_EPOCH, _NUMBER_MAX)
+_FORWARD_NUMBERS: Final = (MAX_EPOCH, _NUMBER_MAX, MAX_OFFSET, MAX_EPOCH, MAX_OFFSET, MAX_OFFSET, _NUMBER_MAX)
+_HELLO, _REFUSED, _FORWARD = _KIND_OF[Hello], _KIND_OF[HelloRefused], _KIND_OF[Forward]
+_FORWARD_FIELDS: Final = 13
+_FORWARD_HEAD: Final = list_head(_FORWARD_FIELDS)
+_REFUSALS: Final = {refusal.value: refusal for refusal in Refusal}
+_NO_ENTRIES: Final = bin_head(0) * 2
+_NO_CURSORS: Final = b"\x80"
+
+
+class Encoder:
+    """Makes messages into items of a frame. What several followers are sent in one turn of the loop is made once."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, int, int], tuple[tuple[Entry, ...], Parts]] = {}
+
+    def forget(self) -> None:
+        """The turn is over."""
+        self._made.clear()
+
+    def item(self, partition: int, message: Message, cursors: Mapping[bytes, bytes] = NO_CURSORS) -> Parts:
+        """`message` as an item, in parts. `cursors` go with a Forward."""
+        kind = _KIND_OF[type(message)]
+        if kind in _NUMBERS:
+            return (_pack((partition, kind, *message)),)
+        match message:
+            case Forward():
+                head = _FORWARD_HEAD + _pack((partition, kind, *message[:8]))[1:]
+                tail = _pack(dict(cursors)) if cursors else _NO_CURSORS
+                if not message.entries:
+                    return (head + _NO_ENTRIES + tail,)
+                return (head, *self._entries(message.entries), tail)
+            case Hello():
+                flat = [number for row in message.table for number in row]
+                return (_pack((partition, kind, *message[:5], struct_pack(f"<{len(flat)}Q", *flat))),)
+            case HelloRefused(epoch, nonce, refusal, log_start):
+                return (_pack((partition, kind, epoch, nonce, refusal.value, log_start)),)
+            case _:
+                raise AssertionError(f"no message: {message!r}")
+
+    def _entries(self, entries: tuple[Entry, ...]) -> Parts:
+        # Entries of one log that begin and end with the same objects are the same: they are kept alive until `forget`,
+        # so an id names one object, and an offset that was written anew is another object.
+        name = (id(entries[0]), id(entries[-1]), len(entries))
+        made = self._made.get(name)
+        if made is None:
+            wires = [entry.wire for entry in entries]
+            lengths = struct_pack(f"<{len(wires)}I", *map(len, wires))
+            joined = b"".join(wires)
+            parts = (bin_head(len(lengths)) + lengths + bin_head(len(joined)), joined)
+            made = self._made[name] = (entries, parts)
+        return made[1]
+
+
+def decode_item(raw: Any) -> Delivery:
+    """The message in one item of a frame. Raises CodecError."""
+    if type(raw) is not tuple or len(raw) < 3:
+        raise CodecError("a message that is no list of three or more")
+    partition, kind = raw[:2]
+    if type(partition) is not int or not 0 <= partition <= PARTITION_MAX:
+        raise CodecError("a message without a partition")
+    if type(kind) is not int:
+        raise CodecError("a message without a kind")
+    known = _NUMBERS.get(kind)
+    if known is not None:
+        cls, limits = known
+        fields = raw[2:]
+        _check_numbers(cls.__name__, fields, limits)
+        return Delivery(partition, cls._make(fields))
+    if kind == _FORWARD:
+        return _forward(partition, raw)
+    if kind == _HELLO:
+        return Delivery(partition, _hello(raw))
+    if kind == _REFUSED:
+        return Delivery(partition, _hello_refused(raw))
+    raise CodecError(f"a message of unknown kind {kind}")
+
+
+def _check_numbers(what: str, fields: tuple[Any, ...], limits: tuple[int, ...]) -> None:
+    if len(fields) != len(limits):
+        raise CodecError(f"{what} of {len(fields)} fields, it has {len(limits)}")
+    for value, limit in zip(fields, limits):  # noqa: B905 - of one length
+        if type(value) is not int or not 0 <= value <= limit:
+            raise CodecError(f"{what} with a field that is no number within its range")
+
+
+def _hello(raw: tuple[Any, ...]) -> Hello:
+    if len(raw) != 8:
+        raise CodecError("Hello with a wrong number of fields")
+    _check_numbers("Hello", raw[2:7], _HELLO_NUMBERS)
+    return Hello(*raw[2:7], table=_table(raw[7]))
+
+
+def _table(raw: Any) -> EpochTable:
+    if type(raw) is not bytes or len(raw) % 16:
+        raise CodecError("an epoch table that is no row of pairs")
+    flat = struct_unpack(f"<{len(raw) // 8}Q", raw)
+    table = tuple(zip(flat[::2], flat[1::2], strict=True))
+    epoch_before, offset_before = 0, -1
+    for epoch, offset in table:
+        if not epoch_before < epoch <= MAX_EPOCH or not offset_before < offset <= MAX_OFFSET:
+            raise CodecError("an epoch table that does not rise")
+        epoch_before, offset_before = epoch, offset
+    return table
+
+
+def _hello_refused(raw: tuple[Any, ...]) -> HelloRefused:
+    if len(raw) != 6:
+        raise CodecError("HelloRefused with a wrong number of fields")
+    _, _, epoch, nonce, refusal, log_start = raw
+    _check_numbers("HelloRefused", (epoch, nonce), _REFUSED_NUMBERS)
+    _check_numbers("HelloRefused", (log_start,), (MAX_OFFSET,))
+    if type(refusal) is not str or refusal not in _REFUSALS:
+        raise CodecError("HelloRefused without a known reason")
+    return HelloRefused(epoch, nonce, _REFUSALS[refusal], log_start)
+
+
+def _forward(partition: int, raw: tuple[Any, ...]) -> Delivery:
+    if len(raw) != _FORWARD_FIELDS:
+        raise CodecError("Forward with a wrong number of fields")
+    isr, lengths, joined, cursors = raw[9:]
+    numbers = raw[2:9]
+    _check_numbers("Forward", numbers, _FORWARD_NUMBERS)
+    if type(isr) is not tuple or not all(type(name) is str and 0 < len(name) <= NAME_LENGTH_MAX for name in isr):
+        raise CodecError("Forward with an ISR that is no list of names")
+    if type(lengths) is not bytes or len(lengths) % 4 or type(joined) is not bytes or type(cursors) is not dict:
+        raise CodecError("Forward with entries or cursors of a wrong type")
+    for name, state in cursors.items():
+        if type(name) is not bytes or type(state) is not bytes:
+            raise CodecError("Forward with a cursor that is no bytes")
+    epoch, _, start, before = numbers[:4]
+    entries = _entries_of(lengths, joined, start, before, epoch) if lengths or joined else ()
+    return Delivery(partition, Forward._make((*numbers, isr, entries)), cursors or NO_CURSORS)
+
+
+def _entries_of(lengths: bytes, joined: bytes, start: int, before: int, epoch: int) -> tuple[Entry, ...]:
+    """The entries of a Forward: offsets from `start` on without a gap, epochs that do not fall, none above `epoch`."""
+    entries: list[Entry] = []
+    at, offset, epoch_before = 0, start, before
+    for length in struct_unpack(f"<{len(lengths) // 4}I", lengths):
+        entry = decode_entry(joined[at : at + length])
+        if entry.offset != offset:
+            raise CodecError(f"Forward with an entry of offset {entry.offset} where {offset} stands")
+        if not epoch_before <= entry.epoch <= epoch:
+            raise CodecError("Forward with entries whose epochs fall, or rise above its own")
+        entries.append(entry)
+        at += length
+        offset += 1
+        epoch_before = entry.epoch
+    if at != len(joined):
+        raise CodecError("Forward with bytes that belong to no entry")
+    return tuple(entries)
