@@ -18,7 +18,7 @@ import structlog
 
 from repl.announcements import METHOD as PROMOTED
 from repl.announcements import Announcements
-from repl.creation import DEFAULT_TYPE, DefaultType, Founding, create, usable
+from repl.creation import DEFAULT_TYPE, DefaultType, Founding, Ground, create, usable
 from repl.isr import effects as fx
 from repl.isr.election import Decision, Keep, Wait, Watch, Write, asked, elect, watched
 from repl.isr.placement import ReplicaMap
@@ -93,7 +93,8 @@ class Controller:
         self._resigned = False
         self._claiming = asyncio.Lock()
         self._claim_known = False
-        self._decides = False
+        self.decides = False
+        """True while this node's session holds the claim, as far as it knows."""
         self.controller: str | None = None
         """The node that decides, as this one last read it; None when there is none."""
         self.records: Mapping[int, PartitionRecord] = {}
@@ -118,7 +119,7 @@ class Controller:
     async def resign(self) -> None:
         """Decide no more and let another node take over at once; readings are still handed on. For a node that is
         about to hand over its leaderships: somebody must elect their successors."""
-        self._resigned, self._decides = True, False
+        self._resigned, self.decides = True, False
         async with self._claiming:
             try:
                 found = await self._metastore.get(CLAIM_PATH)
@@ -168,7 +169,8 @@ class Controller:
                 log.exception("controller.bug")
                 pause_ms = POLL_MS
             try:
-                await asyncio.wait_for(self._wake.wait(), pause_ms / 1000)
+                async with asyncio.timeout(pause_ms / 1000):
+                    await self._wake.wait()
             except TimeoutError:
                 self._claim_known = self._claim_known and pause_ms < POLL_MS
             else:
@@ -182,7 +184,7 @@ class Controller:
                 await self._claim()
         self._announcements.learn(self.controller, self.records.keys())
         pause_ms = await self._found()
-        if not self._decides:
+        if not self.decides:
             return pause_ms
         writes, until_ms = self._decide()
         self._positions.send()
@@ -213,10 +215,10 @@ class Controller:
         if found is None:
             self._claim_known = self._resigned
             self.wake()
-        if decides != self._decides:
+        if decides != self.decides:
             log.info("controller.took_over" if decides else "controller.lost", controller=self.controller)
             self._watches.clear()
-        self._decides = decides
+        self.decides = decides
 
     async def _found(self) -> int:
         """Create the `default` bucket type when it is due and this node decides; milliseconds until the next look."""
@@ -226,9 +228,13 @@ class Controller:
         wait_ms = self._founding.look(self.registrations, self._time.now_ms())
         if wait_ms is None:
             return POLL_MS
-        if wait_ms or not self._decides:
+        if wait_ms or not self.decides:
             return min(POLL_MS, wait_ms or POLL_MS)
-        created = await self._founding.found(self._metastore, self.records, self.registrations)
+        try:
+            created = await self._founding.found(self._metastore, self.registrations)
+        except BadInput as error:
+            self._founding.reason = f"placement is refused: {error}"
+            return POLL_MS
         return 0 if created else RETRY_MS
 
     # -- deciding -----------------------------------------------------------------------------------------
@@ -300,13 +306,13 @@ class Controller:
         """
         try:
             for _ in range(ATTEMPTS_MAX):
-                records = await self._metastore.records()
+                ground = await Ground.read(self._metastore)
                 nodes = usable(await self._metastore.registrations())
                 check_nodes(replica_map, nodes)
                 placed = tuple(tuple(nodes[number].node for number in replicas) for replicas in replica_map)
-                found = sorted((r.index, r.replicas) for r in records.values() if r.bucket_type == bucket_type)
+                found = ground.sets_of(bucket_type)
                 if found:
-                    if tuple(replicas for _, replicas in found) != placed:
+                    if found != placed:
                         raise PlacementDiffers(
                             f"bucket type {bucket_type!r} has {len(found)} partitions, placed otherwise: "
                             "replicas of what exists are not moved; assign another bucket type"
@@ -315,7 +321,7 @@ class Controller:
                 if validate_only:
                     return "valid"
                 min_isr = self._default_type.min_isr
-                if await create(self._metastore, bucket_type, replica_map, records, nodes, min_isr=min_isr):
+                if await create(self._metastore, bucket_type, replica_map, ground, nodes, min_isr=min_isr):
                     return "created"
         except (Unavailable, Conflict) as error:
             raise NotReady(f"the metastore cannot be reached, nothing was created: {error}") from error

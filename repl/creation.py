@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -123,43 +123,64 @@ class Founding:
             start_index=start_index,
         )
 
-    async def found(
-        self, metastore: Metastore, records: Mapping[int, PartitionRecord], registrations: Mapping[str, Registration]
-    ) -> bool:
+    async def found(self, metastore: Metastore, registrations: Mapping[str, Registration]) -> bool:
         """Create the `default` bucket type on the usable nodes; False when somebody else wrote meanwhile. Raises what
-        the metastore raises."""
+        the metastore raises, BadInput when the placement does not fit into one write."""
         nodes = usable(registrations)
+        ground = await Ground.read(metastore)
+        if ground.sets_of(DEFAULT_TYPE):
+            return False
         start_index, version = await _counter(metastore, CHAIN_PATH)
         replica_map = self.placement(nodes, start_index)
         chain = Planned(CHAIN_PATH, _counted(start_index + len(replica_map)), version)
         return await create(
-            metastore, DEFAULT_TYPE, replica_map, records, nodes, min_isr=self._default.min_isr, chain=chain
+            metastore, DEFAULT_TYPE, replica_map, ground, nodes, min_isr=self._default.min_isr, chain=chain
         )
+
+
+class Ground(NamedTuple):
+    """What a creation is based on. The counter is read before the records: whatever is created after the counter was
+    read has moved it, so the creation is refused, and a bucket type that is not among the records does not exist."""
+
+    records: Mapping[int, PartitionRecord]
+    next_partition: int
+    version: int | None
+
+    @staticmethod
+    async def read(metastore: Metastore) -> Ground:
+        """As it is now."""
+        number, version = await _counter(metastore, PARTITIONS_PATH)
+        records = await metastore.records()
+        return Ground(records, max([number, *(partition + 1 for partition in records)]), version)
+
+    def sets_of(self, bucket_type: str) -> tuple[tuple[str, ...], ...]:
+        """The replicas of each partition of a bucket type, in order; none when there is no such bucket type."""
+        found = sorted((r.index, r.replicas) for r in self.records.values() if r.bucket_type == bucket_type)
+        return tuple(replicas for _, replicas in found)
 
 
 async def create(
     metastore: Metastore,
     bucket_type: str,
     replica_map: ReplicaMap,
-    records: Mapping[int, PartitionRecord],
+    ground: Ground,
     nodes: Mapping[int, Registration],
     *,
     min_isr: int,
     chain: Planned | None = None,
 ) -> bool:
     """Make the records of a new bucket type, each replica in sync with the gen that its node's new copy will have, and
-    the first of each set to be elected first. False when somebody else wrote meanwhile. `records` are those there are,
-    `nodes` the usable ones by id. Raises BadReplicaMap when the map names another one."""
+    the first of each set to be elected first. False when somebody else wrote meanwhile. `nodes` are the usable ones by
+    id. Raises BadReplicaMap when the map names another one."""
     check_nodes(replica_map, nodes)
-    first, version = await _counter(metastore, PARTITIONS_PATH)
-    first = max([first, *(partition + 1 for partition in records)])
+    first = ground.next_partition
     made = [
         _new_record(
             first + index, bucket_type, index, len(replica_map), [nodes[number] for number in replicas], min_isr
         )
         for index, replicas in enumerate(replica_map)
     ]
-    planned = [Planned(PARTITIONS_PATH, _counted(first + len(made)), version)]
+    planned = [Planned(PARTITIONS_PATH, _counted(first + len(made)), ground.version)]
     if chain is not None:
         planned.append(chain)
     created = await metastore.create_records(made, planned)

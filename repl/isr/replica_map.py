@@ -18,7 +18,7 @@ MAP_BYTES_MAX: Final = 512 * 1000
 """Largest text of a replica map: one of 1,024 partitions with seven replicas has about 60 KB; above it, refused."""
 
 PARTITIONS_MAX: Final = 1024
-"""Most partitions of one bucket type: its records are made in one write of the metastore, which takes 512 KB."""
+"""Most partitions of one bucket type: its records are made in one write of the metastore, which takes 1 MB."""
 
 REPLICAS_MAX: Final = 7
 """Most replicas of one partition: each write waits for all in sync, and beyond seven nobody gains by one more."""

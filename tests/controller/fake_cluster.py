@@ -1,0 +1,161 @@
+"""Some nodes' controllers on one metastore in memory, with replicas that promote themselves as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from node.timesource import SystemTime
+from repl.controller import Controller
+from repl.creation import DefaultType
+from repl.isr import effects as fx
+from repl.metastore.memory import MemoryMetastore
+from repl.metastore.memory_tree import MemoryEnsemble
+from repl.model.errors import NotReady
+from repl.model.record import PartitionRecord, PartitionStatus, Registration
+
+
+class FakeNode:
+    """A node without data: it registers, runs a controller, and promotes itself when it is nominated."""
+
+    def __init__(self, cluster: Cluster, number: int, rack: str) -> None:
+        self.cluster = cluster
+        self.name = f"n{number}"
+        self.number = number
+        self.rack = rack
+        self.metastore = MemoryMetastore(cluster.ensemble)
+        self.inc = 0
+        self.leo: dict[int, int] = {}
+        self.mute = False
+        """Does not promote itself."""
+        self.deaf = False
+        """Answers nobody."""
+        self.seen: list[str] = []
+        self.registrations: Mapping[str, Registration] = {}
+        self.announced: set[tuple[int, int]] = set()
+        self.controller = Controller(
+            self.metastore,
+            node=self.name,
+            time=SystemTime(),
+            request=self.request,
+            position_of=lambda partition: (1, self.leo.get(partition, 0)),
+            default_type=cluster.default,
+            on_records=self.on_records,
+            on_registrations=self.on_registrations,
+        )
+
+    async def start(self) -> None:
+        """Register and begin."""
+        await self.metastore.start(lambda _state: None)
+        await self.register()
+        self.controller.start()
+
+    async def register(self, *, active: bool = True) -> None:
+        """Register, in the session there is."""
+        self.inc = await self.metastore.register(
+            Registration(self.name, 0, active, spare_gen=50 + self.number, id=self.number, rack=self.rack)
+        )
+
+    async def die(self) -> None:
+        """The process ends and its session with it; nobody is told."""
+        self.deaf = True
+        await self.controller.stop()
+        await self.metastore.stop()
+
+    async def request(self, node: str, method: str, body: bytes, _timeout_ms: int) -> bytes:
+        """What the links do: to another node, or NotReady."""
+        assert node != self.name, "a message to oneself never occurs"
+        self.cluster.requests[self.name, node, method] += 1
+        await asyncio.sleep(0)
+        other = self.cluster.nodes.get(node)
+        if other is None or other.deaf:
+            raise NotReady(f"no connection to {node}")
+        return await other.controller.request_handlers()[method](self.name, body)
+
+    def on_registrations(self, registrations: Mapping[str, Registration]) -> None:
+        """A reading."""
+        self.registrations = registrations
+
+    def on_records(self, records: Mapping[int, PartitionRecord]) -> None:
+        """A reading: whoever is nominated promotes itself, once in an epoch."""
+        for partition, record in records.items():
+            who = record.candidate
+            if self.mute or who is None or (who.node, who.inc) != (self.name, self.inc):
+                continue
+            if (partition, record.epoch) not in self.announced:
+                self.announced.add((partition, record.epoch))
+                effect = fx.Promoted(record.epoch, self.name, self.inc, 50 + self.number)
+                asyncio.get_running_loop().call_soon(self.controller.promoted, partition, effect)
+
+
+class Cluster:
+    """Nodes on one ensemble."""
+
+    def __init__(self, default: DefaultType) -> None:
+        self.default = default
+        self.ensemble = MemoryEnsemble()
+        self.nodes: dict[str, FakeNode] = {}
+        self.requests: Counter[tuple[str, str, str]] = Counter()
+
+    def node(self, number: int, rack: str = "") -> FakeNode:
+        """A node that is not started yet."""
+        made = self.nodes[f"n{number}"] = FakeNode(self, number, rack)
+        return made
+
+    async def add(self, *numbers: int) -> list[FakeNode]:
+        """Nodes that are started, one after the other."""
+        made = [self.node(number) for number in numbers]
+        for node in made:
+            await node.start()
+        return made
+
+    @property
+    def living(self) -> list[FakeNode]:
+        """The nodes that have not died."""
+        return [node for node in self.nodes.values() if not node.deaf]
+
+    @property
+    def records(self) -> Mapping[int, PartitionRecord]:
+        """As a living node read them last."""
+        return self.living[0].controller.records
+
+    def decides(self) -> list[str]:
+        """The nodes that decide."""
+        return [node.name for node in self.living if node.controller.decides]
+
+    def online(self) -> bool:
+        """True when there are partitions, all are online, and every living node has read so."""
+        return all(
+            node.controller.records
+            and all(r.status is PartitionStatus.ONLINE for r in node.controller.records.values())
+            for node in self.living
+        )
+
+    def leads(self) -> Counter[str]:
+        """How many partitions each node leads."""
+        return Counter(record.leader.node for record in self.records.values() if record.leader is not None)
+
+    async def stop(self) -> None:
+        """All of it."""
+        for node in self.living:
+            await node.die()
+
+
+@asynccontextmanager
+async def running(default: DefaultType, *numbers: int) -> AsyncIterator[Cluster]:
+    """A cluster of the nodes `numbers`, started one after the other."""
+    cluster = Cluster(default)
+    try:
+        await cluster.add(*numbers)
+        yield cluster
+    finally:
+        await cluster.stop()
+
+
+async def until(holds: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Wait until `holds()`; fail after `timeout_s`."""
+    async with asyncio.timeout(timeout_s):
+        while not holds():
+            await asyncio.sleep(0.002)
