@@ -90,34 +90,28 @@ def described(directory: Path) -> dict[str, Any]:
     return {"clusters": clusters}
 
 
-def status_of(directory: Path) -> dict[str, Any]:
+def status_of(directory: Path, *, ask_nodes: bool = True) -> dict[str, Any]:
     """What runs in `directory`: {"supervisor": PID or None, "clusters": {NAME: {"zookeepers": [...], "nodes": [...]}}}.
 
-    Each process has name, state, pid, restarts, reason, last_words (of one that does not run or does not stay up) and
-    log; a node also its addresses, ready and online (what `node.readiness` says of it), a ZooKeeper its address. Raises
-    LocalFault when nothing is set up there."""
+    Each process has name, state, pid, restarts, failures, reason, last_words (of one that does not run or does not stay
+    up) and log; a node also its addresses, ready and online (what `node.readiness` says of it, None where nodes are not
+    asked or do not run), a ZooKeeper its address. Raises LocalFault when nothing is set up there."""
     directory = directory.absolute()
     clusters = clusters_of(directory)
     state = supervisor.running_state(directory)
     boss = None if state is None else ProcessId.from_json(state["supervisor"])
     children = _unsupervised(directory) if state is None else state["children"]
     running = [place for place in places_of(directory) if _child(place.name, children)["state"] == ChildState.RUNNING]
-    looks = _looks(running)
+    looks = _looks(running) if ask_nodes else {}
     shown: dict[str, Any] = {}
     for name, cluster in clusters.items():
         nodes = []
         for node in cluster["nodes"]:
             child = _child(node["name"], children)
+            words = _last_words(child, partial(supervisor.last_line, node_log(directory, node["name"])))
             look = looks.get(node["name"])
-            nodes.append(
-                {
-                    **child,
-                    **node,
-                    "last_words": _last_words(child, partial(supervisor.last_line, node_log(directory, node["name"]))),
-                    "ready": look is not None and look.ready,
-                    "online": None if look is None else look.text,
-                }
-            )
+            says = {"ready": None, "online": None} if look is None else {"ready": look.ready, "online": look.text}
+            nodes.append({**child, **node, "last_words": words, **says})
         zookeepers = []
         for server in cluster["zookeepers"]:
             child = _child(server["name"], children)

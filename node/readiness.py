@@ -57,12 +57,13 @@ class NodeProbe:
             return Online(ready=False, complete=False, text="starting")
         why_not = "" if ready.status_code == 200 else f", not ready: {_first_line(ready.text)}"
         try:
-            partitions = cluster.json()["partitions"]
-            online, total = int(partitions["online"]), int(partitions["total"])
+            about = cluster.json()
+            online, total = int(about["partitions"]["online"]), int(about["partitions"]["total"])
+            waiting = f"no partitions yet: {about.get('waiting') or 'the cluster is being founded'}"
         except (ValueError, KeyError, TypeError):
             return Online(not why_not, complete=False, text=f"answers {cluster.status_code} without its partitions")
         complete = not why_not and total > 0 and online == total
-        return Online(not why_not, complete, f"{online} of {total} online{why_not}")
+        return Online(not why_not, complete, (f"{online} of {total} online" if total else waiting) + why_not)
 
 
 def _first_line(text: str) -> str:

@@ -38,6 +38,7 @@ from node.cli.output import output_option
     metavar="DIR",
     help="Where data and logs go: an empty directory that is kept. Without it a temporary one.",
 )
+@click.option("--no-break", is_flag=True, help="Kill nothing; by default a node and a ZooKeeper are killed with -9.")
 @output_option
 def demo_command(
     git: Path | None,
@@ -46,19 +47,23 @@ def demo_command(
     seed: int | None,
     operations: int | None,
     directory: Path | None,
+    no_break: bool,
     output: str,
 ) -> int:
     """Two clusters on this machine: load, replicate, prove them equal.
 
-    Replays the history of a git repository into cluster east while cluster west receives it, then compares every
-    key of both with the repository. Kill any of the processes shown while it runs: kill -9 PID. Ends with 0 only
-    when both clusters hold exactly what they must, with 1 and the differences named otherwise.
+    Each cluster has three nodes and keeps three replicas of every key. The history of a git repository is replayed
+    into cluster east while cluster west receives it; meanwhile one of east's nodes and its ZooKeeper are killed with
+    kill -9, and you see leaders move and replicas fall out of sync and return. Kill more of the processes shown, if
+    you like. Then every key of both clusters is compared with the repository. Ends with 0 only when both clusters hold
+    exactly what they must, with 1 and the differences named otherwise.
     """
-    from node.demo.run import MADE_COUNT, DemoOptions, curl_lines, run_demo
+    from node.demo.afterwards import curl_lines
+    from node.demo.run import MADE_COUNT, DemoOptions, run_demo
     from node.demo.view import view_for
 
     view = view_for(output)
-    demo = run_demo(DemoOptions(git, rate, keep, seed, directory, operations or MADE_COUNT), view)
+    demo = run_demo(DemoOptions(git, rate, keep, seed, directory, operations or MADE_COUNT, not no_break), view)
     outcome = demo.outcome
     outcome.show(output, {"directory": str(demo.directory), "clusters": demo.clusters if keep else {}})
     for difference in outcome.differences:

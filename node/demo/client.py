@@ -1,4 +1,4 @@
-"""A client of a cluster's HTTP faces, as small as a user's own would be: one connection, used by one thread.
+"""A client of a cluster's HTTP faces, as small as a user's own would be: one connection a node, used by one thread.
 
 Sorts what can go wrong by what the demo does about it: a `Trouble` is tried again (the node is away,
 refuses for now, or left the outcome unknown), a BadInput never is. The story goes on in
@@ -40,6 +40,8 @@ PATIENCE_S: Final = 180.0
 """How long one request is repeated before the demo gives up; a killed node with a full log is back long before."""
 
 LISTING_CHUNK_BYTES: Final = 256 * 1024
+
+REQUEST_ID_HEADER: Final = "X-Isthmus-Request-Id"
 
 
 class Trouble(Exception):
@@ -172,14 +174,29 @@ class Connection:
 
 
 class BucketClient:
-    """Objects and listings of one node over its `http` listener."""
+    """Objects and listings of one cluster over the `http` listeners of its nodes, any of which answers for all keys.
 
-    def __init__(self, url: str) -> None:
-        self.connection = Connection(url)
+    Asks one node until `turn` is called: whoever meets a Trouble goes on to the next node.
+    """
+
+    def __init__(self, urls: Sequence[str], first: int = 0) -> None:
+        """`first` is the number of the node to begin with, modulo their count."""
+        self._connections = [Connection(url) for url in urls]
+        self._chosen = first % len(urls)
+
+    @property
+    def connection(self) -> Connection:
+        """The connection to the node that is asked now."""
+        return self._connections[self._chosen]
+
+    def turn(self) -> None:
+        """Ask the next node from now on."""
+        self._chosen = (self._chosen + 1) % len(self._connections)
 
     def close(self) -> None:
-        """Close the connection."""
-        self.connection.close()
+        """Close the connections."""
+        for connection in self._connections:
+            connection.close()
 
     def get(self, bucket: bytes, key: bytes) -> Seen:
         """Read a key with its causal context. Raises Trouble, BadInput."""
@@ -194,16 +211,19 @@ class BucketClient:
                 return Seen(0, clock, None)
         raise _unexpected("GET", answer)
 
-    def put(self, bucket: bytes, key: bytes, value: bytes, clock: str | None) -> None:
-        """Write a value over what `clock` has seen. Raises Trouble, BadInput."""
-        headers = {"Content-Type": "application/octet-stream", **_context(clock)}
+    def put(self, bucket: bytes, key: bytes, value: bytes, clock: str | None, request_id: str) -> None:
+        """Write a value over what `clock` has seen. Repeated under the same `request_id` it takes effect once. Raises
+        Trouble, BadInput."""
+        headers = {"Content-Type": "application/octet-stream", REQUEST_ID_HEADER: request_id, **_context(clock)}
         answer = self.connection.request("PUT", key_path(bucket, key), value, headers)
         if answer.status not in (http.client.OK, http.client.CREATED, http.client.NO_CONTENT):
             raise _unexpected("PUT", answer)
 
-    def delete(self, bucket: bytes, key: bytes, clock: str | None) -> None:
-        """Delete what `clock` has seen; a key that is not there is fine. Raises Trouble, BadInput."""
-        answer = self.connection.request("DELETE", key_path(bucket, key), headers=_context(clock))
+    def delete(self, bucket: bytes, key: bytes, clock: str | None, request_id: str) -> None:
+        """Delete what `clock` has seen, under a `request_id` as `put`; a key that is not there is fine. Raises Trouble,
+        BadInput."""
+        headers = {REQUEST_ID_HEADER: request_id, **_context(clock)}
+        answer = self.connection.request("DELETE", key_path(bucket, key), headers=headers)
         if answer.status not in (http.client.NO_CONTENT, http.client.NOT_FOUND):
             raise _unexpected("DELETE", answer)
 
@@ -249,14 +269,14 @@ class BucketClient:
 
 
 class PatientReader:
-    """A cluster as `node.demo.verify` reads it: what a restarting node makes fail is asked again."""
+    """A cluster as `node.demo.verify` reads it: what a restarting node makes fail is asked again, of the next node."""
 
-    def __init__(self, url: str, stopping: threading.Event) -> None:
-        self._client = BucketClient(url)
+    def __init__(self, urls: Sequence[str], stopping: threading.Event) -> None:
+        self._client = BucketClient(urls)
         self._stopping = stopping
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connections."""
         self._client.close()
 
     def list_keys(self, bucket: bytes) -> list[bytes]:
@@ -273,6 +293,7 @@ class PatientReader:
             try:
                 return ask()
             except Trouble as trouble:
+                self._client.turn()
                 if not patience.wait(trouble):
                     raise PeerFault(f"stopped while waiting: {trouble}") from trouble
 

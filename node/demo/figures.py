@@ -19,10 +19,15 @@ class Outcome:
     deletes: int = 0
     value_bytes: int = 0
     replay_seconds: float = 0.0
+    whole_seconds: float = 0.0
     settle_seconds: float = 0.0
     compare_seconds: float = 0.0
     lag_p50_ms: float | None = None
     lag_p99_ms: float | None = None
+    breaks: list[str] = field(default_factory=list)
+    """What was killed and what came of it, a sentence each."""
+    in_sync: dict[str, str] = field(default_factory=dict)
+    """Replicas in sync of each cluster at the end: "36 of 36"."""
     retries: dict[str, int] = field(default_factory=dict)
     restarts: dict[str, int] = field(default_factory=dict)
     cpu_seconds: dict[str, float] = field(default_factory=dict)
@@ -63,6 +68,9 @@ class Outcome:
             ("operations", f"{self.operations:,}: {self.puts:,} puts, {self.deletes:,} deletes"),
             ("values", f"{self.value_bytes / 1e6:,.1f} MB written"),
             ("replay", f"{self.replay_seconds:,.1f} s, {rate:,.0f} operations a second"),
+            *((("broken" if not number else ""), told) for number, told in enumerate(self.breaks)),
+            ("until every replica was in sync", f"{self.whole_seconds:,.1f} s"),
+            *((f"replicas in sync in {name}", told) for name, told in self.in_sync.items()),
             ("until nothing was outstanding", f"{self.settle_seconds:,.1f} s"),
             ("lag", f"p50 {milliseconds(self.lag_p50_ms)}, p99 {milliseconds(self.lag_p99_ms)}"),
             ("attempts repeated", _counts(self.retries)),

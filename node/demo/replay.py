@@ -1,10 +1,10 @@
 """Replays histories into a cluster over its HTTP API: several connections, each key strictly in order.
 
-Every write carries the causal context that its key was read with, so a replay makes no siblings. What
-a killed or restarting node causes (refused connections, 503, 504 with an unknown outcome) is retried with
-back-off, the context read anew each time; after an unknown outcome the key is read once more, because the lost write
-may have taken effect beside the repeated one. Nothing here prints. The story goes on in
-`node.demo.verify`.
+Every write carries the causal context that its key was read with, so a replay makes no siblings. What a killed or
+restarting node causes (refused connections, 503, 504 with an unknown outcome) is retried with back-off at the cluster's
+next node: the same write, with the same context and request id, so that it takes effect once. The cluster remembers
+request ids for a while only; so after an unknown outcome the key is read once more, and written anew where the lost
+write has taken effect beside the repeated one. Nothing here prints. The story goes on in `node.demo.verify`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import uuid
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -34,13 +35,15 @@ _Lane = queue.Queue[tuple[History, Operation] | None]
 
 
 class Replay:
-    """One replay of `histories`, one after the other, into the node at `url`.
+    """One replay of `histories`, one after the other, into the cluster whose nodes are at `urls`.
 
     `rate` is operations a second, 0 as fast as possible. `start` returns at once; `wait` raises what went wrong.
     """
 
-    def __init__(self, url: str, histories: Sequence[History], rate: float, connections: int = CONNECTIONS) -> None:
-        self._url = url
+    def __init__(
+        self, urls: Sequence[str], histories: Sequence[History], rate: float, connections: int = CONNECTIONS
+    ) -> None:
+        self._urls = urls
         self._histories = histories
         self._interval_s = 1 / rate if rate > 0 else 0.0
         self._lanes: list[_Lane] = [queue.Queue(AHEAD_COUNT) for _ in range(connections)]
@@ -62,7 +65,7 @@ class Replay:
         self._started_s = time.monotonic()
         self._threads = [
             threading.Thread(
-                target=self._guarded, args=(partial(self._work, lane),), name=f"replay-{number}", daemon=True
+                target=self._guarded, args=(partial(self._work, number, lane),), name=f"replay-{number}", daemon=True
             )
             for number, lane in enumerate(self._lanes)
         ]
@@ -137,8 +140,8 @@ class Replay:
             return True
         return False
 
-    def _work(self, lane: _Lane) -> None:
-        client = BucketClient(self._url)
+    def _work(self, number: int, lane: _Lane) -> None:
+        client = BucketClient(self._urls, number)
         try:
             while not self._stopping.is_set():
                 try:
@@ -154,19 +157,21 @@ class Replay:
     def _perform(self, client: BucketClient, history: History, operation: Operation) -> None:
         value = None if operation.token is None else history.value(operation.token)
         patience = Patience(self._stopping)
-        doubtful = False
+        write: _Write | None = None
         while True:
             try:
-                self._write(client, history.bucket, operation.key, value)
-                if doubtful and client.get(history.bucket, operation.key).sibling_count != (value is not None):
-                    raise Trouble("unknown", "a write of unknown outcome took effect beside its repetition")
+                if write is None:
+                    write = _Write(client, history.bucket, operation.key, value)
+                write.attempt(client)
                 break
             except Trouble as trouble:
                 with self._lock:
                     self.troubles[trouble.kind] += 1
-                doubtful = doubtful or trouble.unknown
+                client.turn()
                 if not patience.wait(trouble):
                     return
+                if isinstance(trouble, TookEffectTwice):
+                    write = None
             except IsthmusError as error:
                 key = operation.key.decode(errors="backslashreplace")
                 raise type(error)(f"{history.title}, {key!r}: {error}") from error
@@ -174,10 +179,38 @@ class Replay:
             self.done["deletes" if value is None else "puts"] += 1
             self.done["bytes"] += len(value or b"")
 
-    @staticmethod
-    def _write(client: BucketClient, bucket: bytes, key: bytes, value: bytes | None) -> None:
+
+class TookEffectTwice(Trouble):
+    """A lost write came through beside its repetition: the key has siblings, and is to be written over them."""
+
+    def __init__(self) -> None:
+        super().__init__("unknown", "a write of unknown outcome took effect beside its repetition")
+
+
+class _Write:
+    """One write of a key, which may be attempted again and again: its context was read once, its id is its own."""
+
+    def __init__(self, client: BucketClient, bucket: bytes, key: bytes, value: bytes | None) -> None:
+        """Reads the key's context. Raises Trouble, BadInput."""
+        self._bucket, self._key, self._value = bucket, key, value
+        self._request_id = uuid.uuid4().hex
         seen = client.get(bucket, key)
-        if value is not None:
-            client.put(bucket, key, value, seen.clock)
-        elif seen.sibling_count:
-            client.delete(bucket, key, seen.clock)
+        self._clock = seen.clock
+        self._needless = value is None and seen.sibling_count == 0
+        self._doubtful = False
+
+    def attempt(self, client: BucketClient) -> None:
+        """Once. Raises Trouble, BadInput; TookEffectTwice when it must not be attempted again, but read and written
+        anew."""
+        if self._needless:
+            return
+        try:
+            if self._value is None:
+                client.delete(self._bucket, self._key, self._clock, self._request_id)
+            else:
+                client.put(self._bucket, self._key, self._value, self._clock, self._request_id)
+            if self._doubtful and client.get(self._bucket, self._key).sibling_count != (self._value is not None):
+                raise TookEffectTwice
+        except Trouble as trouble:
+            self._doubtful = self._doubtful or trouble.unknown
+            raise

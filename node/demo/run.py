@@ -1,39 +1,41 @@
 """The demo from beginning to end: clusters up, history replayed, all replicated, every key compared, all down.
 
-    choose histories -> clusters up -> replay into east -> wait until nothing is outstanding -> compare both -> down
+    choose histories -> clusters up -> replay into east, killing one of its nodes and its ZooKeeper meanwhile
+    -> wait until every replica is in sync and nothing is outstanding -> compare every key of both clusters -> down
 
 Everything that it starts it stops, also on Ctrl-C and on SIGTERM; if it is killed, the supervisor ends the
-clusters. Killed nodes and ZooKeepers are started again while it runs. The parts: `node.demo.history`, `replay`,
-`watch`, `view`, `verify`, `figures`.
+clusters. Nodes and ZooKeepers that others kill are started again while it runs. The parts: `node.demo.history`,
+`replay`, `breaking`, `watch`, `view`, `verify`, `figures`; what it says at the end is `afterwards`.
 """
 
 from __future__ import annotations
 
 import secrets
-import shlex
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import config
 import node
-from node.demo.client import PatientReader, key_path
+from node.demo.afterwards import Demo, sample_key
+from node.demo.breaking import Breaker, SupervisorsHand
+from node.demo.client import PatientReader
 from node.demo.figures import Outcome
-from node.demo.history import Expectation, GitHistory, History, HistoryFault
+from node.demo.history import GitHistory, History, HistoryFault
 from node.demo.made_history import MadeHistory
 from node.demo.replay import Replay
+from node.demo.sights import Sight
 from node.demo.verify import Verdict, compare
 from node.demo.view import Progress, View
-from node.demo.watch import Sight, Watcher
+from node.demo.watch import Watcher
 from node.local import LocalClusters
 from node.places import READY_TIMEOUT_S
 from node.topology import load_topology
@@ -42,7 +44,7 @@ from repl.model.errors import LocalFault
 SOURCE: Final = "east"
 """The cluster that is written to; the other one receives."""
 
-TOPOLOGY: Final = Path(config.__file__).parent / "samples" / "two-nodes.toml"
+TOPOLOGY: Final = Path(config.__file__).parent / "samples" / "two-clusters.toml"
 
 CHANGES_MIN: Final = 5_000
 """A repository with fewer changes is over before one has seen or broken anything: a made history follows."""
@@ -64,7 +66,8 @@ VIEW_INTERVAL_S: Final = 0.25
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
     """What the user asked for. `rate` None means so that the replay takes about two minutes, 0 as fast as possible;
-    `directory` None a temporary one; `made_count` is the length of the made history, where one follows."""
+    `directory` None a temporary one; `made_count` is the length of the made history, where one follows; without
+    `breaks` nothing is killed."""
 
     git: Path | None = None
     rate: float | None = None
@@ -72,17 +75,7 @@ class DemoOptions:
     seed: int | None = None
     directory: Path | None = None
     made_count: int = MADE_COUNT
-
-
-@dataclass
-class Demo:
-    """A finished run: what came out, and where the clusters are."""
-
-    outcome: Outcome
-    directory: Path
-    clusters: dict[str, Any] = field(default_factory=dict)
-    sample_key: tuple[bytes, bytes] | None = None
-    """Bucket and key of something small to read with curl."""
+    breaks: bool = True
 
 
 def run_demo(options: DemoOptions, view: View) -> Demo:
@@ -163,9 +156,12 @@ class _Run:
         self._view = view
         self._stopping = threading.Event()
         self._began_s = time.monotonic()
-        self._https = {name: cluster["nodes"][0]["http"] for name, cluster in demo.clusters.items()}
-        admins = {name: cluster["nodes"][0]["admin"] for name, cluster in demo.clusters.items()}
+        self._https = {name: [node["http"] for node in cluster["nodes"]] for name, cluster in demo.clusters.items()}
+        admins = {
+            name: {node["name"]: node["admin"] for node in cluster["nodes"]} for name, cluster in demo.clusters.items()
+        }
         self._watcher = Watcher(clusters, admins)
+        self._breaker = Breaker(SOURCE, SupervisorsHand(clusters.directory), self._note_at)
         total = sum(history.count() for history in histories)
         rate = total / REPLAY_SECONDS if options.rate is None else options.rate
         self._replay = Replay(self._https[SOURCE], histories, rate)
@@ -176,6 +172,7 @@ class _Run:
         finished = False
         try:
             self._replay_all()
+            self._make_whole()
             self._settle()
             self._compare_all()
             finished = True
@@ -185,7 +182,8 @@ class _Run:
             self._watcher.stop(last_look=finished)
             self._view.close()
             for note in self._watcher.taken_notes():
-                self._view.note(f"  {note}")
+                self._note_at(note)
+        self._outcome.breaks = self._breaker.told
         self._outcome.cpu_seconds = {name: round(cpu, 2) for name, cpu in self._watcher.costs.seconds().items()}
         self._outcome.restarts = self._watcher.restarts()
 
@@ -193,16 +191,45 @@ class _Run:
         replay, outcome = self._replay, self._outcome
         looked = self._watcher.look_after(self._began_s, READY_TIMEOUT_S)
         targets = [f"{process.name} ({process.pid})" for process in looked.processes[1:]]
-        self._view.note(f"to break it, `kill -9` any of {', '.join(targets)}: it comes back")
+        self._view.note(f"to break more, `kill -9` any of {', '.join(targets)}: it comes back")
+        for cluster in looked.clusters:
+            self._note_at(cluster.told())
         replay.start()
         while not replay.wait(VIEW_INTERVAL_S):
             self._show("replay", "operations", replay.done_count, replay.total_count)
             self._note_lag(self._watcher.latest)
+            if self._options.breaks and replay.total_count:
+                self._breaker.step(replay.done_count / replay.total_count, self._watcher.latest)
         outcome.puts, outcome.deletes = replay.done["puts"], replay.done["deletes"]
         outcome.value_bytes = replay.done["bytes"]
         outcome.replay_seconds = round(replay.elapsed_s, 3)
         outcome.retries = dict(replay.troubles)
         assert replay.done_count == replay.total_count
+
+    def _make_whole(self) -> None:
+        """Start what is down, and wait until every replica is in sync, as long as they become more."""
+        self._breaker.mend(self._watcher.latest)
+        began_s = moved_s = time.monotonic()
+        most = 0
+        while True:
+            sight = self._watcher.look_after(began_s, VIEW_INTERVAL_S)
+            if sight.taken_s > began_s:
+                self._breaker.step(1.0, sight)
+                self._breaker.mend(sight)
+                if len(sight.clusters) == len(self._https) and all(cluster.whole for cluster in sight.clusters):
+                    break
+            in_sync = sum(cluster.in_sync for cluster in sight.clusters)
+            now_s = time.monotonic()
+            if in_sync > most:
+                most, moved_s = in_sync, now_s
+            if now_s - moved_s > SETTLE_STALL_S:
+                self._outcome.outstanding = sight.why_outstanding()
+                self._note_at(f"not whole for {SETTLE_STALL_S:.0f} s: {self._outcome.outstanding}")
+                break
+            self._show("waiting until every replica is in sync", "replicas", 0, 0)
+            time.sleep(VIEW_INTERVAL_S)
+        self._outcome.whole_seconds = round(time.monotonic() - began_s, 3)
+        self._outcome.in_sync = {c.name: f"{c.in_sync} of {c.replicas}" for c in self._watcher.latest.clusters}
 
     def _settle(self) -> None:
         """Wait until every queue is empty, as long as it gets emptier."""
@@ -223,7 +250,7 @@ class _Run:
                 fewest, moved_s = outstanding, now_s
             if now_s - moved_s > SETTLE_STALL_S:
                 self._outcome.outstanding = sight.why_outstanding()
-                self._view.note(f"nothing moved for {SETTLE_STALL_S:.0f} s: {self._outcome.outstanding}")
+                self._note_at(f"nothing moved for {SETTLE_STALL_S:.0f} s: {self._outcome.outstanding}")
                 break
             self._show("waiting until nothing is outstanding", "changes", 0, 0)
             time.sleep(VIEW_INTERVAL_S)
@@ -241,11 +268,11 @@ class _Run:
             done += keys
             self._show("comparing every key of both clusters", "keys", done, total)
 
-        readers = {name: PatientReader(url, self._stopping) for name, url in self._https.items()}
+        readers = {name: PatientReader(urls, self._stopping) for name, urls in self._https.items()}
         verdict = Verdict()
         try:
             for history, end in expected:
-                self._demo.sample_key = self._demo.sample_key or _sample(history.bucket, end)
+                self._demo.sample_key = self._demo.sample_key or sample_key(history.bucket, end)
                 compare(readers, history.bucket, end, verdict, progress)
         finally:
             for reader in readers.values():
@@ -253,9 +280,13 @@ class _Run:
         self._outcome.take(verdict)
         self._outcome.compare_seconds = round(time.monotonic() - began_s, 3)
 
+    def _note_at(self, line: str) -> None:
+        """A note with the time since the clusters were up."""
+        self._view.note(f"{time.monotonic() - self._began_s:5.0f} s  {line}")
+
     def _show(self, phase: str, unit: str, done: int, total: int) -> None:
         for note in self._watcher.taken_notes():
-            self._view.note(f"  {note}")
+            self._note_at(note)
         elapsed_s = time.monotonic() - self._began_s
         retries = self._replay.troubles.total()
         self._view.update(Progress(phase, unit, done, total, elapsed_s, retries, self._watcher.latest))
@@ -265,39 +296,6 @@ class _Run:
         for sink in sight.sinks:
             if sink.cluster != SOURCE and sink.lag_p50_ms is not None:
                 self._outcome.lag_p50_ms, self._outcome.lag_p99_ms = sink.lag_p50_ms, sink.lag_p99_ms
-
-
-def curl_lines(demo: Demo) -> list[str]:
-    """How to talk to clusters that were kept, as commands that work."""
-    lines: list[str] = []
-    isthmus = _own_command()
-    for name, cluster in demo.clusters.items():
-        first = cluster["nodes"][0]
-        if demo.sample_key is not None:
-            lines.append(f"curl -si '{first['http']}{key_path(*demo.sample_key)}'   # a key in {name}")
-    for name, cluster in demo.clusters.items():
-        admin = cluster["nodes"][0]["admin"]
-        lines.append(f"curl -s '{admin}/admin/queues'   # queues of {name}; or: {isthmus} queue list --admin {admin}")
-    lines.append(f"{isthmus} local down --dir {shlex.quote(str(demo.directory))}   # stops all of it")
-    return lines
-
-
-def _own_command() -> str:
-    """What to type for this program: its name where the shell finds it, else its path."""
-    beside = Path(sys.executable).with_name("isthmus")
-    found = shutil.which("isthmus")
-    if not beside.exists() or (found is not None and Path(found).resolve() == beside.resolve()):
-        return "isthmus"
-    here = Path.cwd()
-    return shlex.quote(str(beside.relative_to(here) if beside.is_relative_to(here) else beside))
-
-
-def _sample(bucket: bytes, expected: Expectation) -> tuple[bytes, bytes] | None:
-    """A key that reads well on a terminal: small, and a text by its name if there is one."""
-    small = [key for key, size in expected.sizes.items() if 0 < size < 4_000]
-    texts = [key for key in small if key.endswith((b".md", b".txt", b".toml", b".py", b".json"))]
-    chosen = min(texts or small, key=len, default=None)
-    return None if chosen is None else (bucket, chosen)
 
 
 def _this_checkout() -> Path:

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from node.cli.output import milliseconds
-from node.demo.watch import ProcessSight, Sight
+from node.demo.sights import ProcessSight, Sight
 
 PLAIN_INTERVAL_S: Final = 5.0
 """Between two plain lines: a run of two minutes leaves two dozen in a build's log."""

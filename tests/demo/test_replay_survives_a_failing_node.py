@@ -26,7 +26,7 @@ class FakeNode(ThreadingHTTPServer):
 
     A share of the writes fails: refused with 503 before or answered 504 after taking effect, or taking effect only
     once the next write of the key has come, or the connection is closed before or after. A write without the
-    context of what is there makes siblings, as in the real thing.
+    context of what is there makes siblings, as in the real thing. `heeds_ids` False: request ids are forgotten at once.
     """
 
     daemon_threads = True
@@ -39,11 +39,15 @@ class FakeNode(ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.objects: dict[bytes, dict[int, bytes | None]] = {}
         self.seen: dict[bytes, int] = {}
-        self.late: dict[bytes, list[tuple[bytes | None, str | None]]] = {}
+        self.late: dict[bytes, list[tuple[bytes | None, str | None, str]]] = {}
         self.order: dict[bytes, list[bytes | None]] = {}
         self.writes = 0
         self.sibling_writes = 0
         self.fixed_status: int | None = None
+        self.heeds_ids = True
+        self.known_ids: set[str] = set()
+        self.written: dict[str, tuple[bytes, bytes | None]] = {}
+        """What came under each request id."""
 
     def fault(self) -> str | None:
         with self.lock:
@@ -51,8 +55,12 @@ class FakeNode(ThreadingHTTPServer):
                 return None
             return self.random.choice(["503", "504", "504 late", "drop before", "drop after", "drop late"])
 
-    def write(self, key: bytes, value: bytes | None, context: str | None) -> None:
+    def write(self, key: bytes, value: bytes | None, context: str | None, request_id: str) -> None:
         with self.lock:
+            assert self.written.setdefault(request_id, (key, value)) == (key, value), "an id names one write"
+            if self.heeds_ids and request_id in self.known_ids:
+                return
+            self.known_ids.add(request_id)
             self.writes += 1
             known = int(context) if context else 0
             siblings = {n: v for n, v in self.objects.get(key, {}).items() if n > known}
@@ -122,13 +130,13 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "503":
             self._answer(503, b"not now\n")
             return
-        key, context = self._key(), self.headers["X-Riak-Vclock"]
+        key, context, request_id = self._key(), self.headers["X-Riak-Vclock"], self.headers["X-Isthmus-Request-Id"]
         if fault in ("504 late", "drop late"):
-            self.server.late.setdefault(key, []).append((value, context))
+            self.server.late.setdefault(key, []).append((value, context, request_id))
         elif fault != "drop before":
             for delayed in self.server.late.pop(key, []):
                 self.server.write(key, *delayed)
-            self.server.write(key, value, context)
+            self.server.write(key, value, context, request_id)
         if fault in ("504", "504 late"):
             self._answer(504, b"outcome=unknown\n")
         elif fault is not None:
@@ -152,18 +160,20 @@ def running(fault_share: float) -> Iterator[FakeNode]:
 
 def verdict_of(node: FakeNode, history: MadeHistory) -> Verdict:
     verdict = Verdict()
-    reader = PatientReader(node.url, threading.Event())
+    reader = PatientReader([node.url], threading.Event())
     compare({"east": reader}, history.bucket, history.expectation(), verdict)
     reader.close()
     return verdict
 
 
-@pytest.mark.parametrize("fault_share", [0.0, 0.1])
-def test_every_key_ends_as_expected_and_without_siblings(fault_share: float) -> None:
-    """Whatever fails, the end is the history's end, nothing has siblings, and each key saw its values in order."""
+@pytest.mark.parametrize(("fault_share", "heeds_ids"), [(0.0, True), (0.1, True), (0.1, False)])
+def test_every_key_ends_as_expected_and_without_siblings(fault_share: float, heeds_ids: bool) -> None:
+    """Whatever fails, the end is the history's end, nothing has siblings, and each key saw its values in order; also
+    where the node has forgotten the request id that a write is repeated under."""
     history = MadeHistory(3, 1000)
     with running(fault_share) as node:
-        replay = Replay(node.url, [history], rate=0)
+        node.heeds_ids = heeds_ids
+        replay = Replay([node.url], [history], rate=0)
         replay.start()
         assert replay.wait(50)
         verdict = verdict_of(node, history)
@@ -171,7 +181,7 @@ def test_every_key_ends_as_expected_and_without_siblings(fault_share: float) -> 
     assert replay.done_count == replay.total_count == history.count()
     assert (replay.troubles.total() > 30) == (fault_share > 0)
     assert set(replay.troubles) <= {"refused", "unknown", "unreachable"}
-    assert (node.sibling_writes > 0) == (fault_share > 0), "a late write meets its repetition"
+    assert (node.sibling_writes > 0) == (not heeds_ids), "a late write meets its repetition"
     values: dict[bytes, list[bytes | None]] = {}
     for key, token in history.operations():
         values.setdefault(key, []).append(None if token is None else history.value(token))
@@ -180,11 +190,28 @@ def test_every_key_ends_as_expected_and_without_siblings(fault_share: float) -> 
         assert seen == wanted, "a repeated write may repeat its own value, never an older one"
 
 
+def test_a_node_that_is_gone_is_passed_over() -> None:
+    """With one address that nothing listens on, every operation is done by the other node."""
+    history = MadeHistory(3, 100)
+    with running(0.0) as gone:
+        url = gone.url
+    with running(0.0) as node:
+        replay = Replay([url, node.url], [history], rate=0)
+        replay.start()
+        assert replay.wait(20)
+        verdict = verdict_of(node, history)
+        reader = PatientReader([url, node.url], threading.Event())
+        assert sorted(reader.list_keys(history.bucket)) == sorted(history.expectation().live)
+        reader.close()
+    assert verdict.equal
+    assert set(replay.troubles) == {"unreachable"}
+
+
 def test_a_replay_is_paced() -> None:
     """At a rate of 40 a second, 40 operations take about a second, not less."""
     history = MadeHistory(3, 40)
     with running(0.0) as node:
-        replay = Replay(node.url, [history], rate=40)
+        replay = Replay([node.url], [history], rate=40)
         replay.start()
         assert replay.wait(20)
     assert 0.95 < replay.elapsed_s < 5
@@ -195,7 +222,7 @@ def test_a_definite_refusal_ends_the_replay_with_the_key_named() -> None:
     history = MadeHistory(3, 100)
     with running(0.0) as node:
         node.fixed_status = 413
-        replay = Replay(node.url, [history], rate=0)
+        replay = Replay([node.url], [history], rate=0)
         replay.start()
         with pytest.raises(BadInput, match=r"made from seed 3, '.*answered 413: fixed"):
             replay.wait(20)
@@ -207,7 +234,7 @@ def test_a_node_that_stays_away_is_given_up_in_words(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(demo_client.Patience.__init__, "__defaults__", (0.3,))
     with running(0.0) as node:
         url = node.url
-    replay = Replay(url, [MadeHistory(3, 100)], rate=0)
+    replay = Replay([url], [MadeHistory(3, 100)], rate=0)
     replay.start()
     with pytest.raises(PeerFault, match="does not answer"):
         replay.wait(20)
@@ -218,7 +245,7 @@ def test_a_stopped_replay_starts_no_further_request() -> None:
     """After `stop` the replay comes to rest with operations left over."""
     history = MadeHistory(3, 5000)
     with running(0.0) as node:
-        replay = Replay(node.url, [history], rate=100)
+        replay = Replay([node.url], [history], rate=100)
         replay.start()
         assert not replay.wait(0.2)
         replay.stop()

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from node.demo import run
+from node.demo.afterwards import Demo, curl_lines
 from node.demo.figures import Outcome
 from node.demo.history import GitHistory, HistoryFault
 from node.demo.made_history import MadeHistory
-from node.demo.run import Demo, DemoOptions, choose_histories, curl_lines, run_demo
+from node.demo.run import DemoOptions, choose_histories, run_demo
+from node.demo.sights import QueueSight, Sight, SinkSight
 from node.demo.verify import Verdict
 from node.demo.view import PlainView, Progress
-from node.demo.watch import QueueSight, Sight, SinkSight
 from repl.model.errors import LocalFault
 
 
@@ -89,7 +90,6 @@ def test_nothing_is_outstanding_only_when_every_queue_says_so() -> None:
     assert Sight(0, queues=(empty,)).outstanding == 0
     assert Sight(0, queues=(empty, QueueSight("west", "to-east", 2, 3, ""))).outstanding == 5
     assert Sight(0, queues=(empty, QueueSight("west", "to-east", None, 0, "")), unknown=()).outstanding is None
-    assert Sight(0, queues=(empty,), unknown=("west: does not answer",)).outstanding is None
     assert Sight(0).outstanding is None
     failing = SinkSight("west", "to-west", "failing", 1, 1.0, 2.0, None, None, "connection refused")
     why = Sight(0, queues=(QueueSight("east", "to-west", 7, 0, ""),), sinks=(failing,)).why_outstanding()

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from node.demo.run import Demo, DemoOptions, run_demo
+from node.demo.afterwards import Demo
+from node.demo.run import DemoOptions, run_demo
 from node.demo.view import Progress
 
 PROCESSES = ("east-1", "west-1", "zookeeper-east", "zookeeper-west")

@@ -1,0 +1,184 @@
+"""One look at everything that a demo shows: processes, leaders and replicas in sync, queues, sinks. Values only.
+
+What is not known is None. Several nodes make a cluster, so what they say of one queue or of what they fetch is summed
+here; whether all of it was seen is told by the partitions that the answers cover. Who looks is `node.demo.watch`, who
+shows it `node.demo.view`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSight:
+    """One process: its state in a word, why, and how often it was restarted."""
+
+    name: str
+    state: str
+    pid: int | None
+    restarts: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSight:
+    """One cluster, as the first of its nodes that answered sees it. `leaders` counts partitions led by each node that
+    holds replicas; `absent` are the nodes that are not registered."""
+
+    name: str
+    partitions: int
+    online: int
+    replicas: int
+    in_sync: int
+    leaders: Mapping[str, int]
+    absent: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Every partition online, every replica in sync, every node there."""
+        return 0 < self.partitions == self.online and self.in_sync == self.replicas and not self.absent
+
+    def told(self) -> str:
+        """Leaders and replicas in one line."""
+        led = ", ".join(f"{name} {count}" for name, count in sorted(self.leaders.items()))
+        offline = f"; {self.partitions - self.online} partitions without a leader" * (self.online < self.partitions)
+        return f"{self.name}: leaders {led}; {self.in_sync} of {self.replicas} replicas in sync{offline}"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSight:
+    """One source queue of a cluster, all its nodes together; None is unknown."""
+
+    cluster: str
+    name: str
+    waiting: int | None
+    in_flight: int | None
+    reason: str
+
+    @property
+    def outstanding(self) -> int | None:
+        """Changes that no sink has acknowledged."""
+        return None if self.waiting is None or self.in_flight is None else self.waiting + self.in_flight
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSight:
+    """What a cluster's sinks say of one queue that they fetch, all links together: lag since their nodes began, and of
+    the last minute, p50 of the middle link and p99 of the worst; None is unknown."""
+
+    cluster: str
+    queue: str
+    state: str
+    applied: int | None
+    lag_p50_ms: float | None
+    lag_p99_ms: float | None
+    recent_p50_ms: float | None
+    recent_p99_ms: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One look at everything; `taken_s` is monotonic."""
+
+    taken_s: float
+    processes: tuple[ProcessSight, ...] = ()
+    clusters: tuple[ClusterSight, ...] = ()
+    queues: tuple[QueueSight, ...] = ()
+    sinks: tuple[SinkSight, ...] = ()
+    unknown: tuple[str, ...] = field(default=())
+    """Nodes that did not answer, each with why."""
+
+    def cluster(self, name: str) -> ClusterSight | None:
+        """What was seen of a cluster; None when none of its nodes answered."""
+        return next((cluster for cluster in self.clusters if cluster.name == name), None)
+
+    @property
+    def outstanding(self) -> int | None:
+        """Changes that are not acknowledged, of all queues; None when any is unknown."""
+        counts = [queue.outstanding for queue in self.queues]
+        if not counts or any(count is None for count in counts):
+            return None
+        return sum(count for count in counts if count is not None)
+
+    def why_outstanding(self) -> str:
+        """What still waits, and what the parts say about it, in one line."""
+        parts = list(self.unknown)
+        parts += [cluster.told() for cluster in self.clusters if not cluster.whole]
+        for queue in self.queues:
+            if queue.outstanding != 0:
+                count = "an unknown number of" if queue.outstanding is None else f"{queue.outstanding:,}"
+                parts.append(
+                    f"{queue.cluster}'s queue {queue.name} has {count} changes outstanding {queue.reason}".strip()
+                )
+        parts += [f"{s.cluster}'s sink of {s.queue} is {s.state}: {s.reason}" for s in self.sinks if s.reason]
+        return "; ".join(parts) or "nothing is outstanding"
+
+
+def cluster_sight(name: str, raw: Mapping[str, Any]) -> ClusterSight:
+    """A cluster from a node's `/admin/cluster`. Raises KeyError, TypeError for anything else."""
+    partitions, replicas = raw["partitions"], raw["replicas"]
+    return ClusterSight(
+        name,
+        partitions["total"],
+        partitions["online"],
+        replicas["total"],
+        replicas["in_sync"],
+        {node["name"]: node["leaders"] for node in raw["nodes"]},
+        tuple(node["name"] for node in raw["nodes"] if node["state"] == "gone"),
+    )
+
+
+def queue_sights(cluster: str, rows: Sequence[Mapping[str, Any]], partitions: int | None) -> list[QueueSight]:
+    """A cluster's queues from the rows of its nodes' `/admin/queues`. A count is only known when the answers cover all
+    of the cluster's `partitions`: each is counted where it is led."""
+    sights = []
+    for name in sorted({row["name"] for row in rows}):
+        mine = [row for row in rows if row["name"] == name]
+        covered = sum(row["partitions"] for row in mine)
+        waiting, in_flight = (_sum([row[key] for row in mine]) for key in ("waiting", "in_flight"))
+        reason = next((row["reason"] for row in mine if row.get("reason")), "")
+        if covered != partitions:
+            waiting, reason = None, reason or f"{covered} of {partitions or 'an unknown number of'} partitions seen"
+        sights.append(QueueSight(cluster, name, waiting, in_flight, reason))
+    return sights
+
+
+def sink_sights(cluster: str, rows: Sequence[Mapping[str, Any]]) -> list[SinkSight]:
+    """What a cluster's sinks say, from the rows of its nodes' `/admin/sink`, one a link."""
+    sights = []
+    for queue in sorted({row["queue"] for row in rows}):
+        mine = [row for row in rows if row["queue"] == queue]
+        troubled = next((row for row in mine if row.get("reason")), mine[0])
+        sights.append(
+            SinkSight(
+                cluster,
+                queue,
+                troubled["state"],
+                _sum([row.get("applied") for row in mine]),
+                _middle([row.get("lag_ms_p50") for row in mine]),
+                _worst([row.get("lag_ms_p99") for row in mine]),
+                _middle([row.get("recent_lag_ms_p50") for row in mine]),
+                _worst([row.get("recent_lag_ms_p99") for row in mine]),
+                troubled.get("reason") or "",
+            )
+        )
+    return sights
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _middle(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _worst(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
