@@ -16,7 +16,7 @@ from repl.isr.epochs import common_prefix
 from repl.isr.events import Append
 from repl.isr.membership import drop_members, maximal_isr, too_few_in_sync, with_member
 from repl.isr.messages import Ack, Hello, HelloOk, HelloRefused, Nack, Refusal
-from repl.isr.peers import Peer
+from repl.isr.peers import RESEND_MS, Peer
 from repl.isr.pending import WRITE_ANSWER_MS, WRITE_REPEAT_MS, PendingWrite
 from repl.isr.reads import Reads
 from repl.isr.stalls import CHECKS, Stalls
@@ -112,7 +112,8 @@ class Leadership:
             return
         before = self.peers.get(node)
         seq = before.seq if before is not None else 0
-        peer = Peer(member, next=common, leo=common, seq=seq, acked_seq=seq, rewound_seq=seq)
+        again_at_ms = now_ms + RESEND_MS  # should its first Ack be lost, and there be nothing else to say
+        peer = Peer(member, common, common, seq=seq, acked_seq=seq, rewound_seq=seq, again_at_ms=again_at_ms)
         self.peers[node] = peer
         ok = HelloOk(self.epoch, hello.nonce, common, progress.hw, progress.leo)
         standing.effects.append(Send(node, ok))
