@@ -1,26 +1,27 @@
 """The daemon: from settings to a serving node, in reading order, and back.
 
     data directory  -> locked, and checked to be this node's
-    listeners       -> bound, so that an occupied port is told before anything is started
+    listeners       -> bound, the cluster's too, so that an occupied port is told before anything is started
     metastore       -> an ensemble, or the embedded one that a supervisor owns
     store, log      -> opened and recovered
-    partitions      -> created when the cluster is new; gens settled (docs/protocol.md R-GEN)
-    runtime, coordinator, source, sink, full-sync, controller
+    gens            -> settled: which copies of this directory are honest (docs/protocol.md R-GEN)
+    runtime, links, coordinator, source, sink, full-sync, controller
     registration    -> the metastore session tells the cluster that this process lives
     faces           -> HTTP for clients and sinks, admin for operators
 
-A stop goes the other way: no new requests, sink and source still, leaderships resigned, everything written and
+Which partitions there are is the controllers' affair; copies that they want of this node come to be while it runs. A
+stop goes the other way: no new requests, sink and source still, leaderships handed over, everything written and
 closed. A failure of log or store ends the process at once with code 70 (H34).
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import sys
 import uuid
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -30,29 +31,40 @@ import uvloop
 
 from aae.actor import FullSync
 from config.settings import Settings
-from node import logs, supervisor
+from node import interpreter, logs, supervisor
+from node.assembly import (
+    Switchboard,
+    default_type_of,
+    entry_limit_bytes,
+    links_of,
+    metastore_of,
+    open_log,
+    open_store,
+    options_of,
+    portrait_of,
+    write_limits_of,
+)
+from node.gathering import Gathering
 from node.http import app, listeners
 from node.http.admin import Admin
 from node.http.app import HttpFace
-from node.http.listeners import Listeners
+from node.http.listeners import Listeners, bind, published
 from node.metrics import Metrics
+from node.ready import replicas_not_ready
 from node.timesource import SystemTime
 from queues import listing
 from queues.registry import SourceQueues
 from repl import telemetry
 from repl.controller import Controller
 from repl.coordinator import Coordinator
-from repl.founding import settle
 from repl.identity import Identity
-from repl.isr import events as ev
+from repl.isr.epochs import last_epoch
 from repl.metastore.port import Ambiguous, Conflict, Metastore, SessionState, Unavailable
-from repl.metastore.zookeeper import ZooKeeperMetastore
-from repl.model.record import Registration
-from repl.model.vclock import actor_of
-from repl.proposal import WriteLimits
-from repl.replog.log import FileLog
+from repl.model.record import PartitionRecord, Registration
+from repl.positions import Position
+from repl.registering import Registrar
 from repl.runtime import Runtime
-from repl.store.leveldb import LevelStore
+from repl.settling import settle
 from sink import listing as sink_listing
 from sink.actor import Sink
 
@@ -61,14 +73,6 @@ log = structlog.get_logger(__name__)
 EXIT_OK: Final = 0
 EXIT_STORAGE: Final = 70
 """Log or store failed while running: an operator should look at the disk before the node is started again."""
-
-SWITCH_INTERVAL_S: Final = 0.0005
-"""How long one Python thread may keep others waiting. The default of 5 ms is the p50 of a sync beside a busy
-loop; this brings it under 1 ms."""
-
-GC_THRESHOLDS: Final = (50_000, 20, 20)
-"""The hot path makes tuples by the thousand and no cycles: with Python's default of 700 the collector took an
-eighth of the CPU time of a batch write, walking windows that were about to be freed by counting."""
 
 STOP_TIMEOUT_S: Final = 20.0
 """How long a graceful stop may take in each of its steps before it goes on without."""
@@ -88,9 +92,7 @@ def boot_id() -> str:
 def run(settings: Settings) -> int:
     """Run a node until it is told to stop; returns the process's exit code. Raises IsthmusError when
     the node cannot come up: one line that says what to do."""
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
+    interpreter.tune()
     logs.configure(settings.log, settings.node.name)
     return uvloop.run(_run(settings))
 
@@ -116,7 +118,6 @@ class Node:
         self.time = SystemTime()
         self.started_ms = self.time.wall_ms()
         self.cluster_uuid = b""
-        self.inc = 0
         self.session = SessionState.SUSPENDED
         self._stop = asyncio.Event()
         self._stop_reason = ""
@@ -139,6 +140,7 @@ class Node:
         identity.check_node(settings.node.name)
         self.listeners = Listeners(settings.listen)
         self.http_url, self.admin_url = self.listeners.bind()
+        self._cluster_socket = bind("listen.cluster", settings.listen.cluster)
         metastore = await self._connect_metastore()
         self.cluster_uuid = await metastore.cluster_uuid(uuid.uuid4().bytes)
         identity.check_cluster(self.cluster_uuid, settings.node.cluster)
@@ -148,26 +150,26 @@ class Node:
             # Before log and store are made: data without an identity would be refused at the next start.
             identity.adopt(self.cluster_uuid, settings.node.name, boot, {})
         emptied = identity.emptied(data_dir / "log", data_dir / "store")
-        self.store = await loop.run_in_executor(None, self._open_store, boot)
-        self.replog = await loop.run_in_executor(None, self._open_log, identity)
+        if emptied:
+            identity.note_doubt(emptied)  # opening makes them anew, and then nobody could tell
+        self.store = await loop.run_in_executor(None, open_store, settings, self.cluster_uuid, boot)
+        known_durable = {**dict.fromkeys(identity.partitions(), 0), **self.store.applied_offsets()}
+        self.replog = await loop.run_in_executor(None, open_log, settings, self.cluster_uuid, known_durable)
         records = await settle(
             metastore,
             identity,
             self.replog.recovered(),
             node=settings.node.name,
-            cluster=settings.node.cluster,
             cluster_uuid=self.cluster_uuid,
             boot_id=boot,
             durability=settings.replication.durability,
-            partition_count=settings.replication.partitions,
-            emptied=emptied,
         )
         self._build(metastore, identity)
         for record in sorted(records.values(), key=lambda r: r.partition):
-            self.runtime.attach(record, actor_of(self.cluster_uuid, record.partition))
-        self.coordinator.learn_partitions()
+            if settings.node.name in record.replicas:
+                self.runtime.attach(record)
         self.runtime.start()
-        metastore.watch(lambda _path: self.controller.wake())
+        await self.links.start(self._cluster_socket)
         await self._register()
         self.controller.start()
         await self.queues.start()
@@ -187,63 +189,72 @@ class Node:
                 ),
             )
             self._embedded = True
-        metastore = ZooKeeperMetastore(
-            hosts,
-            root=settings.root,
-            cluster=self.settings.node.cluster,
-            session_timeout_ms=settings.session_timeout_ms,
-            connect_timeout_ms=settings.connect_timeout_ms,
-        )
+        metastore = metastore_of(self.settings, hosts)
         self._metastore = metastore
         await metastore.start(self._on_session)
         return metastore
 
-    def _open_store(self, boot: str) -> LevelStore:
-        settings = self.settings.replication
-        return LevelStore.open(
-            self.settings.node.data_dir / "store",
-            cluster_uuid=self.cluster_uuid,
-            write_buffer_bytes=settings.write_buffer_bytes,
-            block_cache_bytes=settings.block_cache_bytes,
-            boot_id=boot,
-        )
-
-    def _open_log(self, identity: Identity) -> FileLog:
-        settings = self.settings.replication
-        return FileLog.open(
-            self.settings.node.data_dir / "log",
-            cluster_uuid=self.cluster_uuid,
-            durability=settings.durability,
-            size_limit_bytes=settings.log_size_bytes,
-            file_bytes=settings.log_file_bytes,
-            batch_bytes=settings.log_batch_bytes,
-            known_durable={**dict.fromkeys(identity.partitions(), 0), **self.store.applied_offsets()},
-        )
-
     def _build(self, metastore: Metastore, identity: Identity) -> None:
         settings = self.settings
+        name = settings.node.name
+        address = published(self._cluster_socket, settings.listen.cluster, settings.listen.advertise)
+        self._registrar = Registrar(
+            metastore,
+            identity,
+            portrait_of(settings, http_url=self.http_url, admin_url=self.admin_url, cluster_address=str(address)),
+        )
+        switchboard = Switchboard()
+        self.links = links_of(
+            settings,
+            cluster_uuid=self.cluster_uuid,
+            on_deliveries=lambda node, deliveries: self.runtime.received(node, deliveries),
+            on_link=lambda node, up: self.runtime.link_changed(node, up),
+            on_request=switchboard.answer,
+        )
         self.runtime = Runtime(
-            node=settings.node.name,
+            node=name,
             cluster_uuid=self.cluster_uuid,
             store=self.store,
             replog=self.replog,
             metastore=metastore,
             identity=identity,
+            registrar=self._registrar,
+            links=self.links,
             time=self.time,
-            window_entries=settings.replication.window_entries,
+            options=options_of(settings),
             window_bytes=settings.replication.window_bytes,
+            entry_limit_bytes=entry_limit_bytes(settings),
             checkpoint_interval_ms=settings.replication.checkpoint_interval_ms,
             on_fatal=self._on_fatal,
         )
         self.coordinator = Coordinator(
             self.runtime,
+            links=self.links,
             read_pool=self._read_pool,
-            limits=WriteLimits(settings.limits.object_bytes, settings.limits.siblings),
+            limits=write_limits_of(settings),
             key_limit_bytes=settings.limits.key_bytes,
             request_timeout_ms=settings.listen.request_timeout_ms,
+            read_isolation=settings.replication.read_isolation,
         )
-        self.controller = Controller(metastore, time=self.time, on_records=self.runtime.records_seen)
+        self.controller = Controller(
+            metastore,
+            node=name,
+            time=self.time,
+            request=self.links.request,
+            position_of=self._position_of,
+            default_type=default_type_of(settings),
+            on_records=self._on_records,
+            on_registrations=self._on_registrations,
+        )
         self.runtime.on_promoted = self.controller.promoted
+        self.runtime.on_record_hint = self.controller.wake
+        self.gathering = Gathering(
+            node=name,
+            request=self.links.request,
+            replicas=lambda: [p.replica for p in self.runtime.partitions.values()],
+        )
+        for part in (self.coordinator, self.controller, self.gathering):
+            switchboard.add(part.request_handlers())
         self.queues = SourceQueues(
             settings.queues,
             store=self.store,
@@ -271,6 +282,7 @@ class Node:
             [
                 self.runtime.metrics,
                 self.coordinator.metrics,
+                self.links.metrics,
                 self.queues.metrics,
                 self.sink.metrics,
                 self.listeners.samples,
@@ -285,21 +297,34 @@ class Node:
             ready=self.ready,
             metrics=self.metrics.render,
         )
-        self.admin = Admin(self)
+        self.admin = Admin(self, self.gathering)
 
     # -- living ---------------------------------------------------------------------------------------
 
     def ready(self) -> tuple[bool, str]:
-        """(True, "") when every partition is served here, else why not."""
+        """(True, "") when every replica that is to be here leads and serves, or follows; else why not."""
         if self._stop.is_set():
             return False, "stopping"
         if not self._serving:
             return False, "starting"
-        waiting = [p for p in self.runtime.partitions.values() if not p.replica.ready]
-        if waiting:
-            first = waiting[0]
-            return False, f"{len(waiting)} partitions are not served, partition {first.id}: {first.replica.reason}"
-        return True, ""
+        if self.session is not SessionState.CONNECTED or not self._registrar.inc:
+            return False, "no session with the metastore: nothing can be elected"
+        controller = self.controller
+        name = self.settings.node.name
+        why_not = replicas_not_ready(name, controller.records, self.runtime.partitions, controller.waiting)
+        return not why_not, why_not
+
+    def _on_records(self, records: Mapping[int, PartitionRecord]) -> None:
+        self.runtime.records_seen(records)
+        self.coordinator.learn_records(records)
+
+    def _on_registrations(self, registrations: Mapping[str, Registration]) -> None:
+        others = [r for r in registrations.values() if r.node != self.settings.node.name and r.cluster_address]
+        self.links.set_nodes({r.node: r.cluster_address for r in others})
+
+    def _position_of(self, partition: int) -> Position | None:
+        found = self.runtime.partitions.get(partition)
+        return None if found is None else (last_epoch(found.replica.epoch_table), found.replica.leo)
 
     def request_stop(self, reason: str) -> None:
         """Begin a graceful stop; a second request changes nothing."""
@@ -315,25 +340,11 @@ class Node:
         self.session = state
         log.info("metastore.session", state=state.value)
         if state is SessionState.EXPIRED and self._serving:
-            self.runtime.dispatch_all(ev.SessionExpired())
+            self.runtime.session_expired()
             self._register_task = asyncio.get_running_loop().create_task(self._register_again())
 
     async def _register(self) -> None:
-        assert self._metastore is not None
-        assert self._identity is not None
-        gens = {p: found.gen for p in self.runtime.partitions if (found := self._identity.partition(p)) is not None}
-        self.inc = await self._metastore.register(
-            Registration(
-                node=self.settings.node.name,
-                inc=0,
-                active=True,
-                http_url=self.http_url,
-                admin_url=self.admin_url,
-                gens=gens,
-            )
-        )
-        log.info("metastore.registered", inc=self.inc)
-        self.runtime.dispatch_all(ev.SessionStarted(self.inc))
+        self.runtime.session_started(await self._registrar.register())
 
     async def _register_again(self) -> None:
         """After a session expired: register anew until it works or the node stops."""
@@ -360,7 +371,10 @@ class Node:
         await self.listeners.drain()
         await self.sink.stop()
         await self.queues.stop()
+        await self.controller.resign()
+        await self.runtime.resign(STOP_TIMEOUT_S)
         await self.controller.stop()
+        await self.links.stop()
         clean = await self.runtime.stop(STOP_TIMEOUT_S)
         await self.listeners.stop()
         await self._release(clean)

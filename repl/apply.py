@@ -4,9 +4,11 @@ The batch is *prepared* on the event loop and *written* in the thread: plyvel le
 that it takes, so a thread that fills a batch beside a busy loop waits a switch interval every few rows, while
 the write itself is one long call without the interpreter. One batch is being written at a time; what is
 committed meanwhile waits and makes the next one. The loop never waits for the store: a saturated LevelDB
-may hold a write for a second and more. What waits is bounded by the replicas' windows.
+may hold a write for a second and more. What waits in memory is bounded by the replicas' windows.
 
-Entries that are no longer in memory (after a restart) are read back from the log and written by the thread alone.
+Entries that are no longer in memory (after a restart, or because the store is slow) are read back from the log and
+written by the thread alone, a part at a time; the partitions take turns, so that one that has much to catch up does not
+hold up the others.
 Checkpoints run in a thread of their own, beside the writes.
 """
 
@@ -14,8 +16,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from repl.model.entry import Entry
@@ -50,24 +52,27 @@ class _Work:
     steps: list[PartitionStep]
     prepared: Prepared | None
     read: ApplyJob | None = None
+    soft: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
 class Applier:
-    """The store's writer. All methods belong to the event loop; `on_written(steps)` and `on_failure(error)` are
-    called from the thread, and the former's receiver calls `written` on the loop."""
+    """The store's writer. All methods belong to the event loop; `on_written(steps, read_back)` and `on_failure(error)`
+    are called from the thread, and the former's receiver calls `written` on the loop. `read_back`: the entries came
+    from the log, not from a job."""
 
     def __init__(
         self,
         store: Store,
         log: Replog,
-        on_written: Callable[[list[PartitionStep]], None],
+        on_written: Callable[[list[PartitionStep], bool], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._store = store
         self._log = log
         self._on_written = on_written
         self._on_failure = on_failure
-        self._jobs: deque[ApplyJob] = deque()
+        self._jobs: dict[int, deque[ApplyJob]] = {}
+        """By partition, whose turns go round; a partition without jobs is not in it."""
         self._soft: dict[int, dict[bytes, bytes]] = {}
         self._busy = False
         self._work: _Work | None = None
@@ -84,8 +89,15 @@ class Applier:
 
     def submit(self, jobs: Sequence[ApplyJob]) -> None:
         """Take jobs; a partition's jobs follow on each other. Never blocks."""
-        self._jobs.extend(jobs)
-        if not self._busy:
+        for job in jobs:
+            waiting = self._jobs.get(job.partition)
+            if waiting is None:
+                self._jobs[job.partition] = deque((job,))
+            elif job.entries is None and waiting[-1].entries is None:
+                waiting[-1].end = job.end
+            else:
+                waiting.append(job)
+        if not self._busy and self._jobs:
             self._next()
 
     def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:
@@ -103,9 +115,9 @@ class Applier:
         self.steps_written += 1
         self.entries_written += sum(len(step.entries) for step in steps)
         self._busy = False
-        if self._rest is not None:
-            self._jobs.appendleft(self._rest)
-            self._rest = None
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            self._jobs[rest.partition] = deque((rest, *self._jobs.pop(rest.partition, ())))
         if self._jobs:
             self._next()
 
@@ -130,28 +142,38 @@ class Applier:
 
     def _next(self) -> None:
         """Make the next batch of what waits: one step a partition, up to the limits."""
-        jobs = self._jobs
-        first = jobs[0]
-        if first.entries is None:
-            self._give(_Work([], None, jobs.popleft()))
+        first = next(iter(self._jobs))
+        if self._jobs[first][0].entries is None:
+            self._give(_Work([], None, self._take(first), self._soft.pop(first, {})))
             return
-        taken: dict[int, list[Sequence[Entry]]] = {}
-        room = STEP_ENTRIES_MAX
-        while jobs and room > 0:
-            entries = jobs[0].entries
-            if entries is None:
-                break
-            job = jobs.popleft()
-            taken.setdefault(job.partition, []).append(entries)
-            room -= len(entries)
         steps = []
-        for partition, parts in taken.items():
-            joined = parts[0] if len(parts) == 1 else [entry for part in parts for entry in part]
-            cursors = self._soft.pop(partition, None)
-            steps.append(
-                PartitionStep(partition, joined) if cursors is None else PartitionStep(partition, joined, cursors)
-            )
+        room = STEP_ENTRIES_MAX
+        for partition in list(self._jobs):
+            if room <= 0:
+                break
+            parts: list[Sequence[Entry]] = []
+            while room > 0 and partition in self._jobs:
+                entries = self._jobs[partition][0].entries
+                if entries is None:
+                    break
+                self._take(partition)
+                parts.append(entries)
+                room -= len(entries)
+            if parts:
+                joined = parts[0] if len(parts) == 1 else [entry for part in parts for entry in part]
+                cursors = self._soft.pop(partition, None)
+                steps.append(
+                    PartitionStep(partition, joined) if cursors is None else PartitionStep(partition, joined, cursors)
+                )
         self._hand_over(steps)
+
+    def _take(self, partition: int) -> ApplyJob:
+        """The partition's next job; what it has besides waits for its next turn."""
+        waiting = self._jobs.pop(partition)
+        job = waiting.popleft()
+        if waiting:
+            self._jobs[partition] = waiting
+        return job
 
     def _hand_over(self, steps: list[PartitionStep]) -> None:
         try:
@@ -177,23 +199,23 @@ class Applier:
                 if work is None:
                     return
                 if work.read is not None:
-                    self._write_read_back(work.read)
+                    self._write_read_back(work.read, work.soft)
                 else:
                     assert work.prepared is not None
                     self._store.commit(work.prepared)
-                    self._on_written(work.steps)
+                    self._on_written(work.steps, False)
         except Exception as error:  # noqa: BLE001 - whatever it was, the process must not go on
             self._on_failure(error)
 
-    def _write_read_back(self, job: ApplyJob) -> None:
+    def _write_read_back(self, job: ApplyJob, soft: Mapping[bytes, bytes]) -> None:
         """Read a bounded part of a job's entries from the log and write it; the loop asks for the rest."""
         entries = self._log.read(job.partition, job.start, job.end, STEP_BYTES_MAX)
         assert entries[0].offset == job.start
-        steps = [PartitionStep(job.partition, entries)]
+        steps = [PartitionStep(job.partition, entries, soft)]
         self._store.write(steps)
         reached = entries[-1].offset + 1
         self._rest = ApplyJob(job.partition, reached, job.end, None) if reached < job.end else None
-        self._on_written(steps)
+        self._on_written(steps, True)
 
 
 class Checkpointer:

@@ -2,16 +2,19 @@
 
 A directory serves exactly one (cluster uuid, node); anything else is refused before it is touched
 (docs/protocol.md H33). `gen` is the identity of one honest log: it changes when a log lost data (R-GEN).
-`epoch_seen` is durable before a replica acts in that epoch. All of it lies in two slot files
-(`repl.slots`). The story goes on in `repl.runtime`.
+`spare` is the gen of every copy that is still to be made here: an empty log is an honest one. `epoch_seen` is durable
+before a replica acts in that epoch. All of it lies in two slot files (`repl.slots`); what can be read here is durable.
+The story goes on in `repl.settling`.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final
 
 from repl.model.errors import Corruption, LocalFault, WrongIdentity
@@ -29,7 +32,8 @@ class PartitionIdentity:
 
 
 class Identity:
-    """The identity of one open data directory. Hold exactly one; `close` frees the lock."""
+    """The identity of one open data directory. Hold exactly one; `close` frees the lock. Any thread may call it; those
+    that note something block for an fsync, one at a time."""
 
     def __init__(self, directory: Path, lock_fd: int, slots: Slots, value: dict[str, Any] | None) -> None:
         self.directory = directory
@@ -41,8 +45,11 @@ class Identity:
             "node": "",
             "boot_id": "",
             "clean": True,
+            "spare": 0,
+            "doubt": "",
             "partitions": {},
         }
+        self._writing = Lock()
         self.is_new = value is None
 
     @staticmethod
@@ -117,6 +124,20 @@ class Identity:
         """The machine's boot id when this directory was last open."""
         return str(self._value["boot_id"])
 
+    @property
+    def spare(self) -> int:
+        """The gen of copies that are still to be made here; 0 before one was allocated."""
+        return int(self._value.get("spare", 0))
+
+    def gens(self) -> dict[int, int]:
+        """Partition -> gen, of every copy that this directory holds."""
+        return {partition: found[0] for partition, found in self._value["partitions"].items()}
+
+    @property
+    def doubt(self) -> str:
+        """Why none of the copies that this directory holds may count as what it was; "" when they may."""
+        return str(self._value.get("doubt", ""))
+
     def partition(self, partition: int) -> PartitionIdentity | None:
         """What is known of the replica, or None when it was never here."""
         found = self._value["partitions"].get(partition)
@@ -135,30 +156,54 @@ class Identity:
         gone = [str(path) for path in (log, store) if not path.is_dir() or not any(path.iterdir())]
         return f"{' and '.join(gone)} of an earlier run is gone" if gone else ""
 
-    def adopt(self, cluster_uuid: bytes, node: str, boot_id: str, gens: dict[int, int]) -> None:
-        """Note who runs here now and the (new) gens; durable on return, not clean from here on."""
-        self._value["cluster_uuid"] = cluster_uuid
-        self._value["node"] = node
-        self._value["boot_id"] = boot_id
-        self._value["clean"] = False
-        for partition, gen in gens.items():
-            found = self._value["partitions"].get(partition)
-            self._value["partitions"][partition] = [gen, found[1] if found else 0]
-        self._slots.write(self._value)
-        self.is_new = False
+    def note_doubt(self, doubt: str) -> None:
+        """Note that no copy here may count as what it was, before anything is done that would hide it; durable on
+        return, and true until the next `adopt`. Raises LocalFault."""
+        with self._writing:
+            self._write(self._value | {"doubt": doubt})
 
-    def note_epochs(self, epochs: dict[int, int]) -> None:
-        """Raise the highest epochs seen; durable on return. Blocks for one fsync."""
-        for partition, epoch in epochs.items():
-            found = self._value["partitions"][partition]
-            found[1] = max(found[1], epoch)
-        self._slots.write(self._value)
+    def adopt(self, cluster_uuid: bytes, node: str, boot_id: str, gens: Mapping[int, int], spare: int = 0) -> None:
+        """Note who runs here now, the (new) gens, and the spare one unless it is 0; durable on return, not clean from
+        here on, and no longer in doubt. Raises LocalFault."""
+        with self._writing:
+            value = self._with_gens(gens)
+            value |= {"cluster_uuid": cluster_uuid, "node": node, "boot_id": boot_id, "clean": False, "doubt": ""}
+            if spare:
+                value["spare"] = spare
+            self._write(value)
+            self.is_new = False
+
+    def note_gens(self, gens: Mapping[int, int]) -> None:
+        """Note these copies' gens; durable on return. Raises LocalFault."""
+        with self._writing:
+            self._write(self._with_gens(gens))
+
+    def note_epochs(self, epochs: Mapping[int, int]) -> None:
+        """Raise the highest epochs seen; durable on return. Raises LocalFault."""
+        with self._writing:
+            partitions = dict(self._value["partitions"])
+            for partition, epoch in epochs.items():
+                gen, seen = partitions[partition]
+                partitions[partition] = [gen, max(seen, epoch)]
+            self._write(self._value | {"partitions": partitions})
+
+    def _with_gens(self, gens: Mapping[int, int]) -> dict[str, Any]:
+        partitions = dict(self._value["partitions"])
+        for partition, gen in gens.items():
+            found = partitions.get(partition)
+            partitions[partition] = [gen, found[1] if found else 0]
+        return self._value | {"partitions": partitions}
+
+    def _write(self, value: dict[str, Any]) -> None:
+        """Let `value` be what is known, once it is durable."""
+        self._slots.write(value)
+        self._value = value
 
     def close(self, clean: bool) -> None:
         """Note whether all was closed in order, and free the lock."""
         try:
             if clean and not self.is_new:
-                self._value["clean"] = True
-                self._slots.write(self._value)
+                with self._writing:
+                    self._write(self._value | {"clean": True})
         finally:
             os.close(self._lock_fd)

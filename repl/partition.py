@@ -1,6 +1,7 @@
 """One partition on this node: its core, and what lies between append and answer.
 
-Plain state, owned by the event loop: `repl.runtime` moves it, `repl.coordinator` adds to it.
+Plain state, owned by the event loop: `repl.runtime` moves it, `repl.coordinator` adds to it. What of it is in memory
+for the store is `repl.unapplied`'s.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
+from repl.isr.effects import Role
 from repl.isr.replica import Replica
 from repl.model.entry import Entry
 from repl.model.record import PartitionRecord
+from repl.soft_cursors import SoftCursors
+from repl.unapplied import Unapplied
 
 
 class Waiter:
@@ -51,31 +55,57 @@ class Partition:
 
     __slots__ = (
         "actor",
+        "appended",
         "bucket_type",
         "groups",
+        "handed_over_full",
         "id",
         "index",
-        "own_from",
+        "log_start",
         "partition_count",
-        "pending",
         "pending_rows",
+        "reads",
         "replica",
-        "submitted",
+        "soft",
+        "trouble",
+        "unapplied",
     )
 
-    def __init__(self, record: PartitionRecord, replica: Replica, actor: bytes) -> None:
+    def __init__(self, record: PartitionRecord, replica: Replica, actor: bytes, log_start: int) -> None:
         self.id = record.partition
         self.bucket_type = record.bucket_type.encode()
         self.index = record.index
         self.partition_count = record.partition_count
         self.replica = replica
         self.actor = actor
-        self.pending: deque[Entry] = deque()
-        """Entries of this process from the submitted offset on: appended, not yet handed to apply."""
+        self.unapplied = Unapplied(replica.applied, replica.leo)
+        self.log_start = log_start
+        """Where the log begins, as the core was told."""
         self.pending_rows: dict[tuple[bytes, bytes], Entry] = {}
-        """(bucket, key) -> its newest entry that is not applied: reading one's own writes."""
+        """(bucket, key) -> its newest entry that is not applied: a leader reads its own writes. Proposals begin once
+        the barrier is applied, so all that they must see here was proposed in the same leadership."""
         self.groups: deque[PendingGroup] = deque()
-        self.submitted = replica.applied
-        """Everything below was handed to apply."""
-        self.own_from = -1
-        """Offset of the first entry that this process appended; -1 when none. Older ones take no memory."""
+        self.appended: deque[tuple[int, int]] = deque()
+        """(end, when) of each batch that was appended here as a leader and is not applied."""
+        self.reads: dict[int, asyncio.Future[None]] = {}
+        """Committed reads that wait for the core's word, by token."""
+        self.soft = SoftCursors()
+        self.trouble = ""
+        """What keeps this replica from its work that the core does not know of: "code: sentence"."""
+        self.handed_over_full = False
+        """Leadership was offered to others since the disk is full; once each time that it fills up."""
+
+    @property
+    def leads(self) -> bool:
+        """True while it leads, also while it hands over."""
+        return self.replica.role in (Role.LEADER, Role.RESIGNING)
+
+    @property
+    def serves(self) -> bool:
+        """True when this replica does what it is for: it leads and is ready, or it follows."""
+        return self.replica.ready or (self.replica.following and not self.trouble)
+
+    @property
+    def reason(self) -> str:
+        """Why the replica is in its state: "code: sentence"."""
+        return self.trouble or self.replica.reason

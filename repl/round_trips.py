@@ -1,39 +1,56 @@
-"""What the core asks for that takes a round trip: epochs into the data directory, records into the metastore.
+"""What the core asks for that takes a round trip: epochs and gens into the data directory, records of the metastore.
 
-Runs beside the write path on the event loop; each answer goes back into the core as an event. Neither decides
-anything: an undecided write is repeated when the core asks for it again.
+Runs beside the write path on the event loop; each answer goes back into the core as an event. Nothing is decided here:
+an undecided write is repeated when the core asks for it again. Each kind has at most one round trip under way a
+partition, so that what the core repeats is dropped while it is still true.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Final
+
+import structlog
 
 from repl.identity import Identity
 from repl.isr import events as ev
 from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
 from repl.model.errors import LocalFault
-from repl.model.record import PartitionRecord
+from repl.model.record import Member, PartitionRecord
 from repl.partition import Partition
+from repl.registering import Registrar
+
+log = structlog.get_logger(__name__)
+
+RETRY_MS: Final = 500
+"""Pause before the metastore is asked again for what a copy cannot go on without."""
 
 
 class RoundTrips:
-    """Both kinds, for all partitions of a node. `dispatch` takes the answers, `fail` a disk that refuses."""
+    """All kinds, for all partitions of a node. `dispatch` takes the answers, `fail` a disk that refuses."""
 
     def __init__(
         self,
         identity: Identity,
         metastore: Metastore,
+        registrar: Registrar,
         dispatch: Callable[[Partition, ev.Event], None],
         fail: Callable[[Exception], None],
     ) -> None:
         self._identity = identity
         self._metastore = metastore
+        self._registrar = registrar
         self._dispatch = dispatch
         self._fail = fail
         self._wanted: dict[int, tuple[Partition, int]] = {}
         self._epochs_task: asyncio.Task[None] | None = None
         self._writes: dict[int, asyncio.Task[None]] = {}
+        self._renewals: dict[int, asyncio.Task[None]] = {}
+        self._syncs: dict[int, asyncio.Task[None]] = {}
+        self._nonces: dict[int, int] = {}
+
+    # -- the data directory -----------------------------------------------------------------------
 
     def persist_epoch(self, partition: Partition, epoch: int) -> None:
         """Make `epoch` durable as the highest seen; many partitions share one fsync."""
@@ -54,31 +71,82 @@ class RoundTrips:
             for partition, epoch in wanted.values():
                 self._dispatch(partition, ev.EpochPersisted(epoch))
 
-    def write_record(self, partition: Partition, record: PartitionRecord) -> None:
-        """Write a record conditionally. One is in flight a partition: while it is, the core's repeats are dropped."""
+    def renew_gen(self, partition: Partition, reason: str) -> None:
+        """Give this copy another gen: allocated, durable, registered, and only then told to the core (R-GEN)."""
+        if partition.id not in self._renewals:
+            task = asyncio.get_running_loop().create_task(self._renew(partition, reason))
+            self._renewals[partition.id] = task
+
+    async def _renew(self, partition: Partition, reason: str) -> None:
+        gen = 0
+        while True:
+            try:
+                if not gen:
+                    gen = await self._metastore.allocate_gen()
+                    log.warning("identity.new_gen", partition=partition.id, gen=gen, reason=reason)
+                    loop = asyncio.get_running_loop()
+                    await loop.run_in_executor(None, self._identity.note_gens, {partition.id: gen})
+                await self._registrar.register()
+            except LocalFault as error:
+                self._fail(error)
+                return
+            except (Unavailable, Ambiguous, Conflict) as error:
+                log.warning("identity.gen_waits", partition=partition.id, error=str(error))
+                await asyncio.sleep(RETRY_MS / 1000)
+            else:
+                break
+        del self._renewals[partition.id]
+        self._dispatch(partition, ev.GenRenewed(gen))
+
+    # -- the metastore ------------------------------------------------------------------------------
+
+    def write_record(self, partition: Partition, record: PartitionRecord, needs: Collection[Member]) -> None:
+        """Write a record conditionally. While one is in flight, the core's repeats are dropped."""
         if partition.id not in self._writes:
-            task = asyncio.get_running_loop().create_task(self._write(partition, record))
+            task = asyncio.get_running_loop().create_task(self._write(partition, record, needs))
             self._writes[partition.id] = task
 
-    async def _write(self, partition: Partition, record: PartitionRecord) -> None:
+    async def _write(self, partition: Partition, record: PartitionRecord, needs: Collection[Member]) -> None:
         event: ev.Event
         try:
-            written = await self._metastore.write_record(record)
-            event = ev.WriteConfirmed(written)
+            event = ev.WriteConfirmed(await self._metastore.write_record(record, needs))
         except Conflict:
-            try:
-                records = await self._metastore.records()
-                event = ev.WriteRefused(record.version, records[partition.id])
-            except (Unavailable, KeyError):
-                event = ev.WriteUndecided(record.version)
+            event = await self._refused(partition, record.version)
         except (Ambiguous, Unavailable):
             event = ev.WriteUndecided(record.version)
         finally:
             del self._writes[partition.id]
         self._dispatch(partition, event)
 
+    async def _refused(self, partition: Partition, base_version: int) -> ev.Event:
+        """The record as it is after a write was refused. Read after a sync: an older one would look as if the version
+        had not moved."""
+        try:
+            return ev.WriteRefused(base_version, await self._metastore.synced_record(partition.id))
+        except (Unavailable, Ambiguous, LookupError):
+            return ev.WriteUndecided(base_version)
+
+    def sync_record(self, partition: Partition, nonce: int) -> None:
+        """Read the record after a sync. The newest question is answered by a read that began after it."""
+        self._nonces[partition.id] = nonce
+        if partition.id not in self._syncs:
+            self._syncs[partition.id] = asyncio.get_running_loop().create_task(self._sync(partition))
+
+    async def _sync(self, partition: Partition) -> None:
+        try:
+            while (nonce := self._nonces.pop(partition.id, None)) is not None:
+                try:
+                    record = await self._metastore.synced_record(partition.id)
+                except (Unavailable, Ambiguous, LookupError):
+                    continue
+                self._dispatch(partition, ev.RecordSynced(nonce, record))
+        finally:
+            del self._syncs[partition.id]
+
     def cancel(self) -> None:
         """Give up what is under way: the process is leaving."""
-        for task in [self._epochs_task, *self._writes.values()]:
-            if task is not None:
+        for tasks in (self._writes, self._renewals, self._syncs):
+            for task in list(tasks.values()):
                 task.cancel()
+        if self._epochs_task is not None:
+            self._epochs_task.cancel()

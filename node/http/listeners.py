@@ -68,15 +68,22 @@ def _advice(error: OSError) -> str:
     return f"{error.strerror}; set another address"
 
 
+def published(sock: socket.socket, address: Address, advertise: str) -> Address:
+    """Where others reach a listener that was bound to `address`: at `advertise` if that is set; for a wildcard
+    address at this machine's name."""
+    host = advertise
+    if not host:
+        host = socket.gethostname() if address.host in ("0.0.0.0", "::", "") else address.host  # noqa: S104
+    return Address(host, sock.getsockname()[1])
+
+
 class Listener:
     """One listening socket and the connections on it."""
 
     def __init__(self, name: str, address: Address, settings: ListenSettings) -> None:
         self.name = name
         self._socket = bind(f"listen.{name}", address)
-        port = self._socket.getsockname()[1]
-        host = socket.gethostname() if address.host in ("0.0.0.0", "::", "") else address.host  # noqa: S104
-        self.url = f"http://{Address(host, port)}"
+        self.url = f"http://{published(self._socket, address, settings.advertise)}"
         self._state = SharedState(settings)
         self._time = SystemTime()
         self._server: asyncio.Server | None = None

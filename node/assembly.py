@@ -1,0 +1,172 @@
+"""From settings to the numbers and parts that the rooms of `repl` are given: the one place that knows both.
+
+`repl` never reads settings; the daemon builds it with what stands here. Values that an operator leaves open (0, "") get
+their meaning here, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from config.settings import MB, Settings
+from repl.creation import SETTLE_MS, DefaultType
+from repl.isr.options import Options
+from repl.metastore.zookeeper import ZooKeeperMetastore
+from repl.model.errors import BadInput
+from repl.model.record import Registration
+from repl.proposal import WriteLimits
+from repl.replog.log import FileLog
+from repl.store.leveldb import LevelStore
+from repl.transport.links import ClusterLinks
+from repl.transport.port import Delivery
+
+FACTOR_OF_ENSEMBLE: Final = 3
+"""replication.factor where none is set and an ensemble is named: a cluster of several nodes is meant."""
+
+HEAD_BYTES: Final = MB
+"""What a message has besides its longest entry: soft cursors, names, numbers. Far above what they take."""
+
+Handler = Callable[[str, bytes], Awaitable[bytes]]
+"""(node that asks, body) -> the answer's body; raises IsthmusError."""
+
+
+def entry_limit_bytes(settings: Settings) -> int:
+    """The longest entry that may be appended: an object of twice the largest value, that is one with siblings."""
+    return 2 * settings.limits.object_bytes
+
+
+def message_limit_bytes(settings: Settings) -> int:
+    """The longest message between nodes: the longest entry, or a batch of a client that is passed on."""
+    return max(entry_limit_bytes(settings), settings.limits.batch_bytes) + HEAD_BYTES
+
+
+def options_of(settings: Settings) -> Options:
+    """The core's numbers."""
+    replication = settings.replication
+    return Options(
+        window_entries=replication.window_entries,
+        max_time_lag_ms=replication.max_time_lag_ms,
+        max_record_lag=replication.max_record_lag_count,
+        max_near_sync_message_lag=replication.max_near_sync_message_lag_count,
+    )
+
+
+def default_type_of(settings: Settings) -> DefaultType:
+    """How the `default` bucket type is created. With an embedded metastore a node is alone unless told otherwise, and
+    then does not wait for others."""
+    replication = settings.replication
+    shared = bool(settings.metastore.hosts)
+    factor = replication.factor or (FACTOR_OF_ENSEMBLE if shared else 1)
+    return DefaultType(
+        partition_count=replication.partitions,
+        factor=factor,
+        min_isr=replication.min_isr,
+        from_file=replication.placement == "file",
+        ignore_racks=replication.ignore_rack_assignment,
+        settle_ms=SETTLE_MS if shared or factor > 1 else 0,
+    )
+
+
+def write_limits_of(settings: Settings) -> WriteLimits:
+    """Limits of one write."""
+    return WriteLimits(settings.limits.object_bytes, settings.limits.siblings, entry_limit_bytes(settings))
+
+
+def metastore_of(settings: Settings, hosts: str) -> ZooKeeperMetastore:
+    """The metastore at `hosts`, not yet started."""
+    metastore = settings.metastore
+    return ZooKeeperMetastore(
+        hosts,
+        root=metastore.root,
+        cluster=settings.node.cluster,
+        session_timeout_ms=metastore.session_timeout_ms,
+        connect_timeout_ms=metastore.connect_timeout_ms,
+    )
+
+
+def open_store(settings: Settings, cluster_uuid: bytes, boot_id: str) -> LevelStore:
+    """The store of the data directory. Blocks; raises LocalFault."""
+    replication = settings.replication
+    return LevelStore.open(
+        settings.node.data_dir / "store",
+        cluster_uuid=cluster_uuid,
+        write_buffer_bytes=replication.write_buffer_bytes,
+        block_cache_bytes=replication.block_cache_bytes,
+        boot_id=boot_id,
+    )
+
+
+def open_log(settings: Settings, cluster_uuid: bytes, known_durable: Mapping[int, int]) -> FileLog:
+    """The log of the data directory; `known_durable` as in `FileLog.open`. Blocks; raises LocalFault."""
+    replication = settings.replication
+    return FileLog.open(
+        settings.node.data_dir / "log",
+        cluster_uuid=cluster_uuid,
+        durability=replication.durability,
+        size_limit_bytes=replication.log_size_bytes,
+        file_bytes=replication.log_file_bytes,
+        batch_bytes=replication.log_batch_bytes,
+        known_durable=known_durable,
+    )
+
+
+def portrait_of(settings: Settings, *, http_url: str, admin_url: str, cluster_address: str) -> Registration:
+    """What the node says of itself in the metastore, without its session and copies."""
+    return Registration(
+        node=settings.node.name,
+        inc=0,
+        active=True,
+        http_url=http_url,
+        admin_url=admin_url,
+        cluster_address=cluster_address,
+        id=settings.node.id,
+        rack=settings.node.rack,
+    )
+
+
+def links_of(
+    settings: Settings,
+    *,
+    cluster_uuid: bytes,
+    on_deliveries: Callable[[str, list[Delivery]], None],
+    on_link: Callable[[str, bool], None],
+    on_request: Callable[[str, str, bytes], Awaitable[bytes]],
+) -> ClusterLinks:
+    """The connections with the other nodes, not yet started."""
+    transport = settings.transport
+    return ClusterLinks(
+        node=settings.node.name,
+        cluster=settings.node.cluster,
+        cluster_uuid=cluster_uuid,
+        ping_interval_ms=transport.ping_interval_ms,
+        dead_after_ms=transport.dead_after_ms,
+        dial_delay_max_ms=transport.dial_delay_max_ms,
+        live_limit_bytes=transport.live_limit_bytes,
+        catch_up_limit_bytes=transport.catch_up_limit_bytes,
+        catch_up_share_percent=transport.catch_up_share_percent,
+        catch_up_rate_bytes=settings.replication.catch_up_rate_limit_bytes,
+        message_limit_bytes=message_limit_bytes(settings),
+        on_deliveries=on_deliveries,
+        on_link=on_link,
+        on_request=on_request,
+    )
+
+
+class Switchboard:
+    """Requests of other nodes, by method; each part brings its own handlers."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Handler] = {}
+
+    def add(self, handlers: Mapping[str, Handler]) -> None:
+        """Take a part's handlers; no two have the same method."""
+        assert not self._handlers.keys() & handlers.keys()
+        self._handlers.update(handlers)
+
+    async def answer(self, node: str, method: str, body: bytes) -> bytes:
+        """Answer one request. Raises BadInput for a method that is not known, and what the handler raises."""
+        handler = self._handlers.get(method)
+        if handler is None:
+            raise BadInput(f"method {method[:64]!r} is not known here: is node {node} of another version?")
+        return await handler(node, body)

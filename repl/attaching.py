@@ -1,0 +1,131 @@
+"""Attaching: a replica comes to be, from what log, store and identity of this directory hold, or empty.
+
+At a start that happens before anything runs. Later a record may name this node for a partition that it has no copy
+of: then the copy's gen, the directory's spare one, is made durable, the registration says so, and only then the
+core hears of anything (docs/protocol.md R-GEN). All that waits does so beside the write path. What a copy's gen means
+at a start is `repl.settling`'s affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+import structlog
+
+from repl.identity import Identity
+from repl.isr import events as ev
+from repl.isr.options import Options
+from repl.isr.replica import Replica
+from repl.metastore.port import Ambiguous, Conflict, Unavailable
+from repl.model.errors import LocalFault
+from repl.model.record import PartitionRecord
+from repl.model.vclock import actor_of
+from repl.partition import Partition
+from repl.registering import Registrar
+from repl.replay import Replay
+from repl.replog.port import Replog
+
+log = structlog.get_logger(__name__)
+
+RETRY_MS: Final = 500
+"""Pause before a registration that failed is tried again."""
+
+NONCE_BITS: Final = 62
+"""Of the random base of a process's nonces: a number that fits msgpack, with room to count."""
+
+
+class Attaching:
+    """Makes replicas. `take` gets each one that is ready to be fed; `fail` a disk that refuses."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        cluster_uuid: bytes,
+        identity: Identity,
+        registrar: Registrar,
+        replog: Replog,
+        replay: Replay,
+        take: Callable[[list[Partition]], None],
+        fail: Callable[[Exception], None],
+    ) -> None:
+        self._node = node
+        self._cluster_uuid = cluster_uuid
+        self._identity = identity
+        self._registrar = registrar
+        self._replog = replog
+        self._replay = replay
+        self._take = take
+        self._fail = fail
+        self._nonce_base = random.SystemRandom().getrandbits(NONCE_BITS)
+        self._arriving: dict[int, PartitionRecord] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def replica(self, record: PartitionRecord, options: Options) -> Partition:
+        """The replica of `record`. Its gen is noted already."""
+        partition = record.partition
+        known = self._identity.partition(partition)
+        assert known is not None, f"the gen of partition {partition} is not noted"
+        leo = self._replog.leo(partition)
+        log_start = self._replog.start_of(partition)
+        applied = self._replay.first_offset(partition)
+        replica = Replica(
+            partition=partition,
+            node=self._node,
+            gen=known.gen,
+            leo=leo,
+            epoch_table=self._replog.epoch_table(partition),
+            applied=applied,
+            epoch_seen=known.epoch_seen,
+            options=options,
+            durable=leo,
+            log_start=log_start,
+            nonce_base=self._nonce_base,
+        )
+        made = Partition(record, replica, actor_of(self._cluster_uuid, partition), log_start)
+        if applied < log_start:
+            lost = f"the store ends at {applied} and the log begins at {log_start}: what lies between is lost here"
+            replica.step(ev.PersistFailed(f"{lost}; move node.data_dir away and start this node empty"), 0)
+            log.error("attaching.store_lost", partition=partition, applied=applied, log_start=log_start)
+        return made
+
+    def wanted(
+        self, records: Mapping[int, PartitionRecord], present: Collection[int], options: Callable[[], Options]
+    ) -> None:
+        """Begin to make the copies that `records` want of this node and that are not among `present`."""
+        for partition, record in records.items():
+            if partition not in present and partition not in self._arriving and self._node in record.replicas:
+                self._arriving[partition] = record
+        if self._arriving and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._attach(options))
+
+    async def _attach(self, options: Callable[[], Options]) -> None:
+        loop = asyncio.get_running_loop()
+        while self._arriving:
+            fresh = dict(self._arriving)
+            unknown = [partition for partition in fresh if self._identity.partition(partition) is None]
+            try:
+                if unknown:
+                    gens = dict.fromkeys(unknown, self._identity.spare)
+                    await loop.run_in_executor(None, self._identity.note_gens, gens)
+                    log.info("attaching.new_copies", partitions=unknown, gen=self._identity.spare)
+                await self._registrar.register()
+            except LocalFault as error:
+                self._fail(error)
+                return
+            except (Unavailable, Ambiguous, Conflict) as error:
+                log.warning("attaching.waits", partitions=sorted(fresh), error=str(error))
+                await asyncio.sleep(RETRY_MS / 1000)
+                continue
+            made = [self.replica(record, options()) for _, record in sorted(fresh.items())]
+            for partition in fresh:
+                del self._arriving[partition]
+            self._take(made)
+
+    def cancel(self) -> None:
+        """Make no more: the process is leaving."""
+        if self._task is not None:
+            self._task.cancel()

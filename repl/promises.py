@@ -1,0 +1,125 @@
+"""What callers on this node wait for of one partition: writes until they are applied, reads until they are confirmed.
+
+Kept when the core says so, broken with an error that says what became of it when leadership ends. It decides neither;
+`repl.runtime` calls it with the core's effects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+from repl.isr import effects as fx
+from repl.model.errors import (
+    Fenced,
+    IsthmusError,
+    NotLeader,
+    NotReady,
+    OutcomeUnknown,
+    OutOfStorage,
+    Overloaded,
+    Retryable,
+    TooFewInSync,
+)
+from repl.partition import Partition, PendingGroup
+from repl.telemetry import Sample
+
+REFUSALS: Final[Mapping[str, type[Retryable]]] = {
+    cls.reason: cls for cls in (Fenced, TooFewInSync, Overloaded, OutOfStorage, NotReady, NotLeader)
+}
+"""The core's reasons for refusing -> the error that a caller sees."""
+
+
+def refusal(partition: Partition, reason: str) -> Retryable:
+    """The error for the core's refusal."""
+    message = f"partition {partition.id}: {reason} ({partition.reason})"
+    if reason == NotLeader.reason:
+        record = partition.replica.record
+        return NotLeader(message, record.leader.node if record is not None and record.leader is not None else None)
+    return REFUSALS.get(reason, NotReady)(message)
+
+
+class Promises:
+    """Of all partitions of a node; the numbers of what was kept and broken."""
+
+    def __init__(self) -> None:
+        self._token = 0
+        self.kept_count = 0
+        self.kept_ms = 0
+        self.unknown_count = 0
+        self.refused: dict[str, int] = {}
+
+    # -- writes ---------------------------------------------------------------------------------------
+
+    def appended(self, partition: Partition, end: int, now_ms: int) -> None:
+        """A batch that ends at `end` was taken by the core."""
+        partition.appended.append((end, now_ms))
+
+    def applied(self, partition: Partition, end: int, now_ms: int) -> None:
+        """All below `end` is applied: answer who waited for it."""
+        appended = partition.appended
+        while appended and appended[0][0] <= end:
+            self.kept_ms += now_ms - appended.popleft()[1]
+            self.kept_count += 1
+        groups = partition.groups
+        while groups and groups[0].end <= end:
+            groups.popleft().waiter.release()
+
+    def stepped_down(self, partition: Partition, effect: fx.SteppedDown) -> None:
+        """Leadership is over: what is committed will yet be answered, of the rest nobody here knows."""
+        error = OutcomeUnknown(f"partition {partition.id}: leadership of epoch {effect.epoch} ended: {effect.reason}")
+        kept: deque[PendingGroup] = deque()
+        for group in partition.groups:
+            if group.end <= effect.unknown_from:
+                kept.append(group)
+                continue
+            for slot in group.slots:
+                group.waiter.results[slot] = error
+            group.waiter.release()
+        partition.groups = kept
+        self.unknown_count += sum(end > effect.unknown_from for end, _ in partition.appended)
+        partition.appended.clear()
+        partition.pending_rows.clear()
+
+    def count_refusal(self, error: IsthmusError) -> None:
+        """An append was refused with nothing done."""
+        self.refused[error.reason] = self.refused.get(error.reason, 0) + 1
+
+    # -- reads ------------------------------------------------------------------------------------------
+
+    def read(self, partition: Partition) -> tuple[int, asyncio.Future[None]]:
+        """A token for the core, and what its answer will be told to."""
+        self._token += 1
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        partition.reads[self._token] = future
+        return self._token, future
+
+    def read_ready(self, partition: Partition, tokens: tuple[int, ...]) -> None:
+        """These reads may be served from what is applied."""
+        for token in tokens:
+            future = partition.reads.pop(token, None)
+            if future is not None and not future.done():
+                future.set_result(None)
+
+    def read_refused(self, partition: Partition, tokens: tuple[int, ...], reason: str) -> None:
+        """These reads cannot be served as committed."""
+        for token in tokens:
+            future = partition.reads.pop(token, None)
+            if future is not None and not future.done():
+                future.set_exception(refusal(partition, reason))
+
+    def break_all(self, partition: Partition) -> None:
+        """The process is leaving: no answer will come any more."""
+        self.read_refused(partition, tuple(partition.reads), NotReady.reason)
+
+    def metrics(self) -> list[Sample]:
+        """Appended batches, by what became of them."""
+        samples: list[Sample] = [
+            ("isthmus_replicate_total", {}, self.kept_count),
+            ("isthmus_replicate_seconds_total", {}, self.kept_ms / 1000),
+            ("isthmus_replicate_unknown_total", {}, self.unknown_count),
+        ]
+        samples += [("isthmus_replicate_refused_total", {"reason": r}, n) for r, n in self.refused.items()]
+        return samples
