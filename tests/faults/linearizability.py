@@ -1,12 +1,12 @@
-"""Whether the history of one key is linearizable: each operation took effect at one moment between its call and its answer.
+"""Whether the history of one key is linearizable: each operation took effect at one moment between call and answer.
 
 The object is what a node stores: siblings under a clock. A write carries the clock of an earlier answer (or none) and
 replaces what that answer had seen; what it had not seen stays beside it. A read returns all values that nothing has
 replaced. Every value is written once, so a read says exactly which writes it saw.
 
 An unknown write may take effect at any time after its call, or never; a refused one never. The search is Wing and
-Gong's with Lowe's memory of configurations ("Testing for linearizability", 2017), one key at a time (P-compositionality). It
-runs no load and knows no HTTP: `tests.faults.load` records histories.
+Gong's with Lowe's memory of configurations ("Testing for linearizability", 2017), one key at a time
+(P-compositionality). It runs no load and knows no HTTP: `tests.faults.load` records histories.
 """
 
 from __future__ import annotations
