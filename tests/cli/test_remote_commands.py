@@ -189,6 +189,30 @@ def test_cluster_status_calls_the_unknown_unknown(listener: ToldListener, capsys
     assert "partitions: unknown of unknown online" in capsys.readouterr().out
 
 
+def test_cluster_status_ends_with_1_when_something_is_amiss(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each problem is a line; statuses other than online are counted; scripts go by the code."""
+    partitions = {"total": 12, "online": 9, "election": 0, "candidate_found": 1, "offline": 2}
+    listener.tell("/admin/cluster", {**CLUSTER, "partitions": partitions, "problems": ["node b is gone", "x"]})
+    assert cli.main(["cluster", "status"]) == Exit.DIFFERS
+    lines = capsys.readouterr().out.splitlines()
+    assert {"partitions: 9 of 12 online, 1 candidate-found, 2 offline", "amiss: node b is gone", "amiss: x"} <= set(
+        lines
+    )
+    assert cli.main(["cluster", "status", "-o", "json"]) == Exit.DIFFERS
+    assert json.loads(capsys.readouterr().out)["problems"] == ["node b is gone", "x"]
+
+
+def test_partitions_of_one_bucket_type_are_asked_for(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The type goes to the node; a partition without a leader shows "-", not "unknown"."""
+    listener.tell("/admin/partitions?bucket_type=maps", {"partitions": [{**PARTITION, "leader": None}]})
+    assert cli.main(["partition", "list", "--bucket-type", "maps"]) == Exit.OK
+    assert capsys.readouterr().out.splitlines()[-1].split()[2] == "-"
+
+
 @pytest.mark.parametrize("queues", [None, 5, {"a": 1}, ["a", 3]])
 def test_a_listing_of_another_form_is_an_empty_table(
     listener: ToldListener, capsys: pytest.CaptureFixture[str], queues: Any

@@ -1,0 +1,164 @@
+"""The admin listener's answers about a cluster, and the assignment of a placement."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from node.gathering import Gathering
+from node.http.admin import Admin
+from repl.controller import PlacementDiffers
+from repl.isr.replica_map import BadReplicaMap, replica_map_document
+from repl.model.errors import NotReady, OutcomeUnknown
+from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+
+
+class ToldController:
+    """A controller that has read what it is told, and answers assignments as it is told."""
+
+    def __init__(self) -> None:
+        record = PartitionRecord(
+            0,
+            "default",
+            0,
+            1,
+            ("n1", "n2"),
+            3,
+            PartitionStatus.ONLINE,
+            Incarnation("n1", 7),
+            isr=frozenset({Member("n1", 1)}),
+        )
+        self.records = {0: record}
+        self.registrations = {"n1": Registration("n1", 7, True, id=1)}
+        self.waiting = ""
+        self.controller = "n1"
+        self.read_at_ms = 5
+        self.outcome: str | Exception = "created"
+        self.assigned: list[tuple[Any, ...]] = []
+
+    async def assign(self, bucket_type: str, replica_map: Any, *, validate_only: bool) -> str:
+        """As `Controller.assign`."""
+        self.assigned.append((bucket_type, replica_map, validate_only))
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+def an_admin(controller: ToldController) -> Admin:
+    """The admin face of node n1."""
+    actor = SimpleNamespace(status=lambda: {"actor": "x", "state": "idle", "reason": ""})
+    node = SimpleNamespace(
+        controller=controller,
+        ready=lambda: (True, ""),
+        metrics=SimpleNamespace(render=lambda: b""),
+        settings=SimpleNamespace(node=SimpleNamespace(name="n1", cluster="east")),
+        cluster_uuid=b"u" * 16,
+        session=SimpleNamespace(value="connected"),
+        started_ms=1,
+        queues=actor,
+        sink=actor,
+        fullsync=actor,
+    )
+
+    async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+        raise NotReady(f"{node} {method} {body!r} {timeout_ms}")
+
+    return Admin(node, Gathering(node="n1", request=request, replicas=list))  # type: ignore[arg-type]
+
+
+def call(admin: Admin, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+    """One request; its status and JSON."""
+    raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": raw, "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    path, _, query = path.partition("?")
+    scope = {"method": method, "raw_path": path.encode(), "headers": [], "query_string": query.encode()}
+    asyncio.run(admin(scope, receive, send))
+    return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent[1:]))
+
+
+def test_the_cluster_is_shown_with_what_is_amiss() -> None:
+    """Names that other programs read (partitions.online, partitions.total), nodes that are gone, problems."""
+    status, answer = call(an_admin(ToldController()), "GET", "/admin/cluster")
+    assert status == 200
+    assert (answer["partitions"]["online"], answer["partitions"]["total"]) == (1, 1)
+    assert (answer["controller"], answer["node"], answer["under_replicated"]) == ("n1", "n1", [0])
+    assert [(node["name"], node["state"]) for node in answer["nodes"]] == [("n1", "live"), ("n2", "gone")]
+    assert len(answer["problems"]) == 2
+
+
+def test_partitions_are_listed_by_bucket_type() -> None:
+    """All, or of one type; an unknown one is told with those there are."""
+    admin = an_admin(ToldController())
+    assert call(admin, "GET", "/admin/partitions") == call(admin, "GET", "/admin/partitions?bucket_type=default")
+    status, answer = call(admin, "GET", "/admin/partitions")
+    assert (status, [each["reason"] for each in answer["partitions"]]) == (
+        200,
+        ["n2 is out of sync: the node is gone"],
+    )
+    status, answer = call(admin, "GET", "/admin/partitions?bucket_type=maps")
+    assert (status, answer["reason"]) == (404, "unknown-bucket-type")
+    assert "there are default" in answer["error"]
+
+
+@pytest.mark.parametrize(("validate_only", "outcome"), [(False, "created"), (True, "valid"), (False, "exists")])
+def test_an_assignment_is_passed_on(validate_only: bool, outcome: str) -> None:
+    """The map, whole and checked, and what came of it."""
+    controller = ToldController()
+    controller.outcome = outcome
+    body = {**replica_map_document(((0, 1), (1, 0))), "bucket_type": "t", "validate_only": validate_only}
+    status, answer = call(an_admin(controller), "POST", "/admin/partitions/assign", body)
+    assert (status, answer) == (200, {"outcome": outcome, "bucket_type": "t", "partitions": 2})
+    assert controller.assigned == [("t", ((0, 1), (1, 0)), validate_only)]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "words"),
+    [
+        (b"{", "bad-json", "not JSON"),
+        ([], "bad-json", "must be a JSON object"),
+        ({"partitions": [], "bucket": "t"}, "bad-json", "'bucket' in the body is unknown"),
+        ({"partitions": [], "validate_only": 1}, "bad-json", "validate_only must be true or false"),
+        ({"partitions": [], "bucket_type": "a/b"}, "bad-json", "bucket_type: "),
+        ({"partitions": [], "bucket_type": 7}, "bad-json", "bucket_type must be a text"),
+        ({}, "bad-replica-map", "partitions is no list"),
+        ({"partitions": [{"id": 0, "replicas": [0, 0]}]}, "bad-replica-map", "partitions[0].replicas[1]"),
+        (b" " * 1_000_001, "too-large", "1000000"),
+    ],
+)
+def test_a_wrong_assignment_is_refused_before_anything_is_asked(body: Any, reason: str, words: str) -> None:
+    """What, where, what would be right."""
+    controller = ToldController()
+    status, answer = call(an_admin(controller), "POST", "/admin/partitions/assign", body)
+    assert (status, answer["reason"]) == (413 if reason == "too-large" else 400, reason)
+    assert words in answer["error"]
+    assert controller.assigned == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (PlacementDiffers("x"), 409, "placement-differs"),
+        (BadReplicaMap(["x"]), 400, "bad-replica-map"),
+        (NotReady("x"), 503, "not-ready"),
+        (OutcomeUnknown("x"), 504, "outcome-unknown"),
+    ],
+)
+def test_a_refused_assignment_has_its_status(error: Exception, status: int, reason: str) -> None:
+    """What exists otherwise, nodes that do not live, no metastore, an unknown outcome."""
+    controller = ToldController()
+    controller.outcome = error
+    found, answer = call(
+        an_admin(controller), "POST", "/admin/partitions/assign", {"partitions": [{"id": 0, "replicas": [0]}]}
+    )
+    assert (found, answer["reason"]) == (status, reason)

@@ -1,0 +1,231 @@
+"""What an operator is shown of a cluster: nodes, partitions, reasons; the unknown stays unknown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import msgpack
+import pytest
+
+from node import cluster_view
+from node.gathering import Gathering, ReplicaFacts
+from repl.isr.effects import Role
+from repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
+from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+
+A, B, C = Member("a", 1), Member("b", 2), Member("c", 3)
+ALL = {
+    name: Registration(
+        name,
+        100 + number,
+        True,
+        f"http://{name}:1",
+        f"http://{name}:2",
+        cluster_address=f"{name}:3",
+        id=number,
+        rack="r",
+    )
+    for number, name in enumerate("abc")
+}
+
+
+def record(partition: int = 0, **changes: Any) -> PartitionRecord:
+    """Three replicas in sync, a leads in epoch 6."""
+    base: dict[str, Any] = {
+        "partition": partition,
+        "bucket_type": "default",
+        "index": partition,
+        "partition_count": 2,
+        "replicas": ("a", "b", "c"),
+        "epoch": 6,
+        "status": PartitionStatus.ONLINE,
+        "leader": Incarnation("a", 100),
+        "isr": frozenset({A, B, C}),
+        "min_isr": 2,
+    }
+    return PartitionRecord(**{**base, **changes})
+
+
+def facts(gen: int, leo: int = 10, **changes: Any) -> ReplicaFacts:
+    """What a node says of its replica."""
+    base = ReplicaFacts("follower", 6, gen, leo, leo, leo, leo, ready=False, reason="following: a leads")
+    return base._replace(**changes)
+
+
+LEADER = facts(1, 12, role="leader", hw=11, applied=11, ready=True, reason="serving")
+SAID: dict[str, Any] = {"a": {0: LEADER}, "b": {0: facts(2)}, "c": {0: facts(3, 7)}}
+
+
+def row(of: PartitionRecord, said: dict[str, Any], registrations: dict[str, Registration] = ALL) -> dict[str, Any]:
+    """The one row."""
+    (found,) = cluster_view.partition_rows({0: of}, registrations, said)
+    return found
+
+
+def test_a_partition_shows_its_leaders_offsets_and_the_lag_of_the_last() -> None:
+    """LEO, HW and APPLY are the leader's; LAG is that of the replica furthest behind; each replica has its own."""
+    found = row(record(), SAID)
+    shown = {key: found[key] for key in ("leader", "leo", "hw", "applied", "lag", "status", "reason", "epoch")}
+    assert shown == {
+        "leader": "a", "leo": 12, "hw": 11, "applied": 11, "lag": 5,
+        "status": "online", "reason": "all in sync", "epoch": 6,
+    }  # fmt: skip
+    assert [(each["node"], each["lag"], each["gen"], each["in_sync"]) for each in found["replica_states"]] == [
+        ("a", 0, 1, True),
+        ("b", 2, 2, True),
+        ("c", 5, 3, True),
+    ]
+
+
+def test_who_does_not_answer_is_unknown_and_so_is_what_depends_on_it() -> None:
+    """A silent follower: the lag is unknown. A silent leader: all offsets are. Nothing is filled in."""
+    found = row(record(), {**SAID, "c": None})
+    assert (found["leo"], found["lag"]) == (12, None)
+    silent = found["replica_states"][2]
+    assert (silent["reason"], silent["in_sync"]) == ("the node did not answer", True)
+    assert {silent[key] for key in ("role", "epoch", "gen", "leo", "durable", "hw", "applied", "lag")} == {None}
+    found = row(record(), {**SAID, "a": None})
+    assert [found[key] for key in ("leo", "hw", "applied", "lag")] == [None] * 4
+    assert found["leader"] == "a"
+
+
+def test_every_state_of_a_partition_has_a_reason() -> None:
+    """Out of sync and why, below min-ISR, not served yet, and what the record says when it is not online."""
+    out = record(isr=frozenset({A, B}))
+    assert row(out, SAID)["reason"] == "c is out of sync: following: a leads"
+    gone = {name: ALL[name] for name in "ab"}
+    assert row(out, {"a": SAID["a"], "b": SAID["b"]}, gone)["reason"] == "c is out of sync: the node is gone"
+    assert row(out, {**SAID, "c": {}})["reason"] == "c is out of sync: the node has not made its copy yet"
+    below = row(record(isr=frozenset({A})), {**SAID, "a": {0: LEADER._replace(ready=False, reason="barrier")}})[
+        "reason"
+    ]
+    assert below.startswith("writes are refused: 1 in sync, min-ISR is 2; not served yet: barrier; b is out of sync")
+    offline = record(status=PartitionStatus.OFFLINE, leader=None, reason="waits for a (not registered)")
+    assert (row(offline, SAID)["reason"], row(offline, SAID)["leader"]) == ("waits for a (not registered)", None)
+    election = record(status=PartitionStatus.ELECTION, leader=None, reason="")
+    assert row(election, SAID)["reason"] == "election: the controller has not acted yet"
+
+
+def test_a_replica_with_another_log_is_not_in_sync() -> None:
+    """The record means gen 2 of b; what b has is gen 22."""
+    found = row(record(), {**SAID, "b": {0: facts(22)}})
+    assert found["replica_states"][1]["in_sync"] is False
+    assert found["reason"] == "b is out of sync: following: a leads"
+
+
+def test_nodes_are_live_leaving_or_gone() -> None:
+    """Registered, registered as leaving, or only named by records; what a gone node had is unknown."""
+    registrations = {"a": ALL["a"], "b": Registration("b", 1, False, id=1)}
+    rows = cluster_view.node_rows({0: record(), 1: record(1)}, registrations)
+    assert [(each["name"], each["state"], each["leaders"], each["replicas"]) for each in rows] == [
+        ("a", "live", 2, 2),
+        ("b", "leaving", 0, 2),
+        ("c", "gone", 0, 2),
+    ]
+    assert (rows[0]["id"], rows[0]["rack"], rows[0]["http"], rows[0]["cluster"]) == (0, "r", "http://a:1", "a:3")
+    assert [rows[2][key] for key in ("id", "rack", "http", "admin", "cluster")] == [None] * 5
+    assert all(each["reason"] for each in rows[1:])
+
+
+def test_problems_are_none_only_when_all_is_online_and_in_sync() -> None:
+    """Every way to be amiss has its sentence, and there are not more than fit on a screen."""
+    whole = {0: record(), 1: record(1)}
+    assert cluster_view.problems(whole, ALL, "") == []
+    assert cluster_view.partition_counts(whole) == {
+        "total": 2, "online": 2, "election": 0, "candidate_found": 0, "offline": 0,
+    }  # fmt: skip
+    assert cluster_view.problems({}, ALL, "waits for 1 more node") == ["bucket type default: waits for 1 more node"]
+    out = {0: record(isr=frozenset({A, B})), 1: record(1, isr=frozenset({A}))}
+    assert cluster_view.under_replicated(out) == [0, 1]
+    assert cluster_view.below_min_isr(out) == [1]
+    assert cluster_view.problems(out, ALL, "") == [
+        "1 partitions refuse writes, fewer than min-ISR are in sync: 1",
+        "2 partitions have replicas out of sync: 0, 1",
+    ]
+    offline = {n: record(n, status=PartitionStatus.OFFLINE, leader=None, reason="waits for a") for n in range(60)}
+    found = cluster_view.problems(offline, {"a": ALL["a"], "b": ALL["b"]}, "")
+    assert found[:2] == [
+        "node c is gone: it has no session with the metastore: not started, stopped, or cut off",
+        "partition 0 is offline: waits for a",
+    ]
+    assert len(found) == cluster_view.PROBLEMS_MAX + 1
+    assert found[-1] == "and 41 more; `isthmus partition list` shows all"
+
+
+def a_replica(partition: int) -> Any:
+    """As much of a replica as is told."""
+    return SimpleNamespace(
+        partition=partition,
+        member=B,
+        role=Role.FOLLOWER,
+        epoch=6,
+        leo=9,
+        durable=8,
+        hw=7,
+        applied=6,
+        ready=False,
+        reason="r",
+    )
+
+
+Answer = Callable[[str], Awaitable[bytes]]
+
+
+def gathering(answers: dict[str, bytes | IsthmusError]) -> Gathering:
+    """A gathering of node b, with others that answer so."""
+
+    async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+        assert (method, body) == ("replicas", b"")
+        assert timeout_ms <= 5_000
+        found = answers[node]
+        if isinstance(found, IsthmusError):
+            raise found
+        return found
+
+    return Gathering(node="b", request=request, replicas=lambda: [a_replica(0), a_replica(3)])
+
+
+def test_facts_are_gathered_from_all_who_answer() -> None:
+    """One's own without a request; what the others say comes through as they said it; silence is None."""
+
+    async def story() -> None:
+        other = await gathering({}).request_handlers()["replicas"]("a", b"")
+        found = await gathering({"a": other, "c": NotReady("x"), "d": OutcomeUnknown("x")}).gather(
+            ["a", "b", "c", "d", "a"]
+        )
+        own = ReplicaFacts("follower", 6, 2, 9, 8, 7, 6, ready=False, reason="r")
+        assert found == {"a": {0: own, 3: own}, "b": {0: own, 3: own}, "c": None, "d": None}
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"\xc1",
+        b"\xff" * 5,
+        *map(
+            msgpack.packb,
+            [
+                7,
+                [],
+                {"x": []},
+                {0: 7},
+                {0: ["follower"]},
+                {-1: ["follower", 6, 2, 9, 8, 7, 6, False, "r"]},
+                {0: ["follower", -6, 2, 9, 8, 7, 6, False, "r"]},
+                {0: ["follower", 6, True, 9, 8, 7, 6, False, "r"]},
+                {0: [7, 6, 2, 9, 8, 7, 6, False, "r"]},
+                {0: ["follower", 6, 2, 9, 8, 7, 6, 1, "r"]},
+                {0: ["follower", 6, 2, 9, 8, 7, 6, False, None]},
+            ],
+        ),
+    ],
+)
+def test_an_answer_of_another_form_is_no_answer(answer: bytes) -> None:
+    """A node of another version, or a broken one: unknown, not half believed."""
+    assert asyncio.run(gathering({"a": answer}).gather(["a"])) == {"a": None}
