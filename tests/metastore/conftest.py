@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
+import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,22 +24,39 @@ from repl.metastore.zookeeper import ZooKeeperMetastore
 class Server:
     """A ZooKeeper process of one directory and port, to be stopped, killed, frozen and started again."""
 
-    def __init__(self, directory: Path, command: Callable[[Path, int], list[str]] | None = None) -> None:
-        self.port = free_port(set())
+    def __init__(
+        self,
+        directory: Path,
+        command: Callable[[Path, int], list[str]] | None = None,
+        ensemble: Sequence[embedded.EnsembleMember] = (),
+        number: int = 0,
+    ) -> None:
+        self.port = ensemble[number].client_port if ensemble else free_port(set())
         self.directory = directory
         self.hosts = f"{embedded.HOST}:{self.port}"
+        self.ensemble = ensemble
         self._command = command or (
-            lambda path, port: embedded.zookeeper_command(find_java(), embedded.find_jars(), path, port)
+            lambda path, port: embedded.zookeeper_command(
+                find_java(), embedded.find_jars(), path, port, quorum=bool(ensemble)
+            )
         )
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        embedded.prepare(self.directory, self.port)
+        """Start it and wait until it serves."""
+        self.launch()
+        self.wait()
+
+    def launch(self) -> None:
+        embedded.prepare(self.directory, self.port, self.ensemble)
         with (self.directory / "out").open("ab") as out:
             self.process = subprocess.Popen(
                 self._command(self.directory, self.port), cwd=self.directory, stdout=out, stderr=subprocess.STDOUT
             )
+
+    def wait(self) -> None:
         process = self.process
+        assert process is not None
         embedded.wait_until_serving(
             self.directory, self.port, 40, lambda: None if process.poll() is None else f"exit {process.poll()}"
         )
@@ -55,6 +73,56 @@ class Server:
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.kill()
+
+
+class Ensemble:
+    """Three ZooKeepers that vote."""
+
+    def __init__(self, directory: Path) -> None:
+        ports: list[int] = []
+        while len(ports) < 9:
+            ports.append(free_port(set(ports)))
+        members = [embedded.EnsembleMember(n + 1, *ports[3 * n : 3 * n + 3]) for n in range(3)]
+        self.servers = [Server(directory / str(n), None, members, n) for n in range(3)]
+        self.hosts = ",".join(server.hosts for server in self.servers)
+
+    def start(self) -> None:
+        """Start those that do not run; returns when all serve."""
+        for server in self.servers:
+            if server.process is None or server.process.poll() is not None:
+                server.launch()
+        for server in self.servers:
+            server.wait()
+
+    def leader(self) -> Server:
+        """The one that leads now."""
+        (leader,) = (server for server in self.servers if b"Mode: leader" in ask(server.port))
+        return leader
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()
+
+
+def ask(port: int) -> bytes:
+    """What a server says of itself."""
+    with socket.create_connection((embedded.HOST, port), 5) as sock:
+        sock.sendall(b"srvr")
+        answer = b""
+        while piece := sock.recv(4096):
+            answer += piece
+        return answer
+
+
+@pytest.fixture
+def ensemble(tmp_path: Path) -> Iterator[Ensemble]:
+    """Three servers that one test may hurt."""
+    three = Ensemble(tmp_path)
+    try:
+        three.start()
+        yield three
+    finally:
+        three.close()
 
 
 @pytest.fixture(scope="module")

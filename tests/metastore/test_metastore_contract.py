@@ -3,57 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Protocol
 
 import pytest
 
-from repl.metastore.port import Conflict, Metastore, SessionState, Unavailable, Versioned
+from repl.metastore.port import Conflict, SessionState, Unavailable, Versioned
 from repl.metastore.records import RECORD_BYTES_MAX
 from repl.model.errors import TooLarge
-from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
-
-
-class World(Protocol):
-    """Clients of one tree, and a way to end a session."""
-
-    def client(self) -> Metastore: ...
-    async def expire(self, client: Metastore) -> None: ...
-
-
-class Ears:
-    """What a client was told, in order."""
-
-    def __init__(self) -> None:
-        self.states: list[SessionState] = []
-        self.hints: list[str] = []
-
-
-@asynccontextmanager
-async def joined(world: World) -> AsyncIterator[tuple[Metastore, Ears]]:
-    """A started client and its ears; stopped at the end."""
-    client, ears = world.client(), Ears()
-    client.watch(ears.hints.append)
-    await client.start(ears.states.append)
-    try:
-        yield client, ears
-    finally:
-        await client.stop()
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for what events of other threads will bring about."""
-    deadline = time.monotonic() + 15
-    while not condition():
-        assert time.monotonic() < deadline, f"never came: {what}"
-        await asyncio.sleep(0.01)
-
-
-def a_record(partition: int = 3) -> PartitionRecord:
-    return PartitionRecord(partition, "default", partition, 12, ("n1",), min_isr=1)
+from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
+from tests.metastore.clients import World, a_record, a_registration, joined, until
 
 
 def test_the_first_proposed_uuid_is_the_clusters(world: World) -> None:
@@ -190,10 +148,6 @@ def test_a_value_over_the_limit_is_refused_before_it_is_sent(world: World) -> No
             assert ears.states == [SessionState.CONNECTED]
 
     asyncio.run(run())
-
-
-def a_registration(node: str = "n1", **fields: object) -> Registration:
-    return replace(Registration(node, 0, True, "http://h:1", "http://h:2", {0: 1, 3: 9}), **fields)  # type: ignore[arg-type]
 
 
 def test_a_registration_lives_as_long_as_its_session(world: World) -> None:

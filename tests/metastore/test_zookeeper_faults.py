@@ -6,7 +6,6 @@ import asyncio
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,7 @@ from repl.metastore.port import Ambiguous, Conflict, SessionState, Unavailable, 
 from repl.metastore.zookeeper import ZooKeeperMetastore
 from repl.model.errors import Corruption, LocalFault
 from repl.model.record import Registration
-
-
-async def until(condition: Callable[[], bool], what: str, seconds: float = 15) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"never came: {what}"
-        await asyncio.sleep(0.01)
+from tests.metastore.clients import until
 
 
 def metastore(hosts: str, session_timeout_ms: int = 8000, connect_timeout_ms: int = 10_000) -> ZooKeeperMetastore:

@@ -1,0 +1,60 @@
+"""What the tests of this room share: started clients, their ears, waiting, and a process to run a server in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Protocol
+
+from repl.metastore.port import Metastore, SessionState
+from repl.model.record import Member, PartitionRecord, Registration
+
+
+class World(Protocol):
+    """Clients of one tree, and a way to end a session."""
+
+    def client(self) -> Metastore: ...
+    async def expire(self, client: Metastore) -> None: ...
+
+
+class Ears:
+    """What a client was told, in order."""
+
+    def __init__(self) -> None:
+        self.states: list[SessionState] = []
+        self.hints: list[str] = []
+
+
+@asynccontextmanager
+async def joined(world: World) -> AsyncIterator[tuple[Metastore, Ears]]:
+    """A started client and its ears; stopped at the end."""
+    client, ears = world.client(), Ears()
+    client.watch(ears.hints.append)
+    await client.start(ears.states.append)
+    try:
+        yield client, ears
+    finally:
+        await client.stop()
+
+
+async def until(condition: Callable[[], bool], what: str, seconds: float = 15) -> None:
+    """Wait for what events of other threads will bring about."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"never came: {what}"
+        await asyncio.sleep(0.01)
+
+
+def a_record(partition: int = 3, *members: Member, **fields: object) -> PartitionRecord:
+    """A record of one replica, or of these members."""
+    nodes = tuple(member.node for member in members) or ("n1",)
+    record = PartitionRecord(partition, "default", partition, 1024, nodes, isr=frozenset(members), min_isr=1)
+    return replace(record, **fields)  # type: ignore[arg-type]
+
+
+def a_registration(node: str = "n1", **fields: object) -> Registration:
+    """A live and active node with two copies."""
+    return replace(Registration(node, 0, True, "http://h:1", "http://h:2", {0: 1, 3: 9}), **fields)  # type: ignore[arg-type]
