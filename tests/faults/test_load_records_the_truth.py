@@ -39,6 +39,7 @@ class Register(http.server.ThreadingHTTPServer):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     server: Register
 
     def do_GET(self) -> None:
