@@ -138,6 +138,9 @@ class Follower:
         if not fresh:
             self._advance(standing)
             self.acknowledge(standing)
+            if start == progress.leo < message.leo:
+                self.waits = f"asking: {self.leader} has more and cannot send on from {start}"
+                self.ask(standing, now_ms)
             return
         if fresh[-1].epoch != last_epoch(standing.table):
             if not _epochs_rise(last_epoch(standing.table), fresh, self.epoch):

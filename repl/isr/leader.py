@@ -107,6 +107,7 @@ class Leadership:
             return
         common = common_prefix(standing.table, progress.leo, hello.table, hello.leo)
         if common < standing.log_start:
+            self.peers.pop(node, None)
             refused = HelloRefused(self.epoch, hello.nonce, Refusal.BEYOND_LOG, standing.log_start)
             standing.effects.append(Send(node, refused))
             return

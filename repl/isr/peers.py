@@ -80,6 +80,7 @@ class Peer:
             return
         self.acked_seq = ack.seq
         self.leo = ack.leo
+        self.next = max(self.next, ack.leo)
         if ack.seq >= self.seq and ack.leo < self.next:
             self.next = ack.leo  # it has handled all that was sent, and something was missing
         self._settle(standing, ack.durable, now_ms)
@@ -107,9 +108,9 @@ class Peer:
             self.again_at_ms = soon
 
     def pump(self, standing: Standing, epoch: int, in_sync: bool, now_ms: int) -> None:
-        """Send what it lacks, as far as its window lets."""
+        """Send what it lacks, as far as its window and the log let."""
         leo = standing.progress.leo
-        while self.linked and self.next < leo:
+        while self.linked and standing.log_start <= self.next < leo:
             live = in_sync or leo - self.next <= LIVE_ENTRIES
             ahead, most = (LIVE_AHEAD, LIVE_ENTRIES) if live else (CATCH_UP_AHEAD, CATCH_UP_ENTRIES)
             if self.next - self.leo >= ahead:
@@ -117,8 +118,8 @@ class Peer:
             self._forward(standing, epoch, min(leo, self.next + most), live, now_ms)
 
     def again(self, standing: Standing, epoch: int, in_sync: bool, now_ms: int) -> None:
-        """The time has come: send again from what it reported, or the news alone. Where messages do not arrive, only
-        the news, until something is heard."""
+        """The time has come: send again from what it reported, or the news alone. Where messages do not arrive, or the
+        log was trimmed under what it reported, only the news, until something is heard."""
         if self.linked and self.next > self.leo and self.acked_seq < self.seq:
             self.next = self.leo
         before = self.seq
