@@ -1,54 +1,48 @@
-"""The coordinator: a client's request -> the leader's entries -> one answer per item.
+"""The coordinator: a client's request, at any node -> the leaders' entries -> one answer per item.
 
 Requests that arrive in one turn of the event loop are taken together, partition by partition: the cost of a
 write is the wake-up, not the object. For each it reads what the key holds now (the newest unapplied entry first: a
 leader reads its own writes), makes the new object and encodes it once. The core decides whether the entries may be
 appended; an item is answered when its entry is applied.
 
-An answer that appends nothing because of an unapplied entry waits for that entry (docs/protocol.md R-WAIT).
+Items of partitions that are led elsewhere are forwarded to their leader, once (`repl.forwarding`, answered by
+`repl.serving`); what is refused because leadership moves is asked again for a bounded moment (`repl.routes`). Reads are
+`repl.reading`'s, listings `repl.listing`'s. An answer that appends nothing because of an unapplied entry waits for that
+entry (docs/protocol.md R-WAIT).
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Executor
-from itertools import islice
-from typing import Final, NamedTuple, cast
+from typing import NamedTuple, cast
 
-from repl.model.entry import (
-    EntryKind,
-    decode_key_row,
-    make_entry,
+from repl.expiry import Expiry
+from repl.forwarding import Forwarding
+from repl.listing import Listing
+from repl.model.entry import Entry, EntryKind, make_entry
+from repl.model.errors import BadInput, Corruption, IsthmusError, NotLeader
+from repl.model.keys import Key, key_hash
+from repl.model.record import PartitionRecord
+from repl.model.requests import (
+    Isolation,
+    PushItem,
+    PushOutcome,
+    PushResult,
+    WriteRequest,
+    Written,
 )
-from repl.model.errors import (
-    BadInput,
-    Corruption,
-    IsthmusError,
-    NotLeader,
-    NotReady,
-    OutcomeUnknown,
-)
-from repl.model.keys import Key, key_hash, partition_index
-from repl.model.requests import PushItem, PushOutcome, PushResult, WriteRequest, Written
 from repl.partition import Partition, PendingGroup, Waiter
 from repl.proposal import Proposal, WriteLimits
+from repl.reading import Reading, answer_bytes, not_led
+from repl.routes import Routes
 from repl.runtime import Runtime
+from repl.serving import Handler, Serving
+from repl.store.requests import request_name
+from repl.tally import Tally
 from repl.telemetry import Sample
-
-LIST_BATCH_KEYS: Final = 1_000
-"""Keys read from the store at a time for a listing: about 2 ms of the reading thread."""
-
-
-SWEEP_S: Final = 0.25
-"""How often requests without an answer are looked through for those that have waited too long."""
-
-
-class UnknownBucketType(BadInput):
-    """No such bucket type in this cluster."""
-
-    reason = "unknown-bucket-type"
+from repl.transport.port import Links
 
 
 class _Item(NamedTuple):
@@ -60,143 +54,152 @@ class _Item(NamedTuple):
     slot: int
 
 
+class _Away(NamedTuple):
+    """The items of a request that go to another node, and their slots."""
+
+    requests: list[WriteRequest | PushItem]
+    slots: list[int]
+
+
 class Coordinator:
-    """The cluster's data as the faces see it: `repl.model.ports.KeyValue` and `CursorWriter`."""
+    """The cluster's data as the faces see it: `repl.model.ports.KeyValue` and `CursorWriter`; an AfterApply hook."""
 
     def __init__(
         self,
         runtime: Runtime,
         *,
+        links: Links,
         read_pool: Executor,
         limits: WriteLimits,
         key_limit_bytes: int,
         request_timeout_ms: int,
+        read_isolation: str,
     ) -> None:
         self._runtime = runtime
         self._loop = asyncio.get_running_loop()
-        self._read_pool = read_pool
         self._limits = limits
         self._key_limit_bytes = key_limit_bytes
-        self._timeout_s = request_timeout_ms / 1000
+        self._routes = Routes()
+        self._forwarding = Forwarding(links, request_timeout_ms=request_timeout_ms, body_limit_bytes=limits.entry_bytes)
+        self._reading = Reading(
+            runtime, self._routes, self._forwarding, Isolation(read_isolation), answer_bytes(limits.entry_bytes)
+        )
+        self._listing = Listing(runtime, self._routes, self._forwarding, read_pool)
         self._inbox: dict[int, list[_Item]] = {}
-        self._waiting: dict[Waiter, float] = {}
-        self._sweeper: asyncio.TimerHandle | None = None
+        self._expiry = Expiry(request_timeout_ms)
+        self._pending_requests: dict[int, dict[bytes, int]] = {}
+        """Partition -> name of a request (`repl.store.requests`) -> offset of its entry: proposed here, not applied."""
         self._scheduled = False
-        self._types: dict[bytes, list[Partition]] = {}
-        self._request_prefix = os.urandom(6)
-        self._request_count = 0
-        self.counts = {"put": 0, "get": 0, "delete": 0, "push": 0, "refused": 0, "unknown": 0}
+        self._tally = Tally()
+        runtime.hooks.append(self)
 
-    def learn_partitions(self) -> None:
-        """Take the map of partitions from the runtime; call after attaching."""
-        types: dict[bytes, list[Partition]] = {}
-        for partition in self._runtime.partitions.values():
-            types.setdefault(partition.bucket_type, []).append(partition)
-        for partitions in types.values():
-            partitions.sort(key=lambda p: p.index)
-            assert [p.index for p in partitions] == list(range(partitions[0].partition_count))
-        self._types = types
+    # -- what the house tells it ----------------------------------------------------------------------
+
+    def learn_records(self, records: Mapping[int, PartitionRecord]) -> None:
+        """Take the map of all partitions, here or not; whenever records change."""
+        self._routes.learn(records)
+
+    def applied(self, partition: int, entries: Sequence[Entry], leader: bool) -> None:  # noqa: ARG002
+        """See `repl.model.ports.AfterApply`: requests that are applied are the store's to remember."""
+        pending = self._pending_requests.get(partition)
+        if pending:
+            for entry in entries:
+                if entry.request_id:
+                    pending.pop(request_name(entry.key_hash, entry.request_id), None)
+
+    def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:  # noqa: ARG002
+        """See `repl.model.ports.AfterApply`: what was pending is dropped, or applied by another leader."""
+        self._pending_requests.pop(partition, None)
+        if leading:
+            self._routes.wake()
+
+    def request_handlers(self) -> dict[str, Handler]:
+        """What this node answers to others of its cluster, by method; of the partitions that it leads, never by
+        forwarding again."""
+        answer_limit = answer_bytes(self._limits.entry_bytes)
+        return Serving(self._submit_here, self._reading, self._listing, answer_limit).handlers()
 
     # -- reads ----------------------------------------------------------------------------------------
 
-    async def get(self, key: Key) -> bytes | None:
-        """See KeyValue.get. The only member of the guard is this leader, so its applied state is
-        committed and needs no probe (R-READ)."""
-        self.counts["get"] += 1
-        hash64 = key_hash(key.bucket, key.key)
-        partition = self._partition(key.bucket_type, hash64)
-        self._check_ready(partition)
-        return self._runtime.store.object(partition.id, key.bucket, key.key)
+    async def get(self, key: Key, isolation: Isolation | None = None) -> bytes | None:
+        """See KeyValue.get."""
+        self._tally.kinds["get"] += 1
+        try:
+            return await self._reading.get(key, isolation)
+        except IsthmusError as error:
+            self._tally.failed(error)
+            raise
 
-    def _check_ready(self, partition: Partition) -> None:
-        replica = partition.replica
-        if not replica.ready:
-            record = replica.record
-            leader = record.leader.node if record is not None and record.leader is not None else None
-            if leader is not None and leader != self._runtime.node:
-                raise NotLeader(f"partition {partition.id} is led by {leader}", leader)
-            raise NotReady(f"partition {partition.id} has no serving leader: {replica.reason}")
+    async def get_batch(
+        self, keys: Sequence[Key], isolation: Isolation | None, room_bytes: int
+    ) -> list[bytes | IsthmusError | None]:
+        """See KeyValue.get_batch."""
+        self._tally.kinds["get"] += len(keys)
+        results = await self._reading.get_batch(keys, isolation, room_bytes)
+        self._tally.answered(results)
+        return cast("list[bytes | IsthmusError | None]", results)
 
-    def _partition(self, bucket_type: bytes, hash64: int) -> Partition:
-        partitions = self._types.get(bucket_type)
-        if partitions is None:
-            if not self._types:
-                raise NotReady("the partitions are not known here yet: the node is starting")
-            raise UnknownBucketType(
-                f"bucket type {bucket_type.decode(errors='replace')!r} does not exist: "
-                f"known are {', '.join(t.decode() for t in sorted(self._types))}"
-            )
-        return partitions[partition_index(hash64, len(partitions))]
-
-    async def list_keys(self, bucket_type: bytes, bucket: bytes) -> AsyncIterator[list[bytes]]:
+    def list_keys(self, bucket_type: bytes, bucket: bytes) -> AsyncIterator[list[bytes]]:
         """See KeyValue.list_keys."""
-        async for rows in self._list(bucket_type, bucket):
-            live = [key for _, key, row in rows if not decode_key_row(row).tombstone]
-            if live:
-                yield live
+        return self._listing.keys(bucket_type, bucket)
 
-    async def list_buckets(self, bucket_type: bytes) -> AsyncIterator[list[bytes]]:
-        """See KeyValue.list_buckets. Reads every key row: a listing for people, not for programs."""
-        seen: set[bytes] = set()
-        async for rows in self._list(bucket_type, None):
-            fresh = {b for b, _, row in rows if b not in seen and not decode_key_row(row).tombstone}
-            seen |= fresh
-            if fresh:
-                yield sorted(fresh)
-
-    async def _list(self, bucket_type: bytes, bucket: bytes | None) -> AsyncIterator[list[tuple[bytes, bytes, bytes]]]:
-        if bucket_type not in self._types:
-            self._partition(bucket_type, 0)
-        for partition in self._types[bucket_type]:
-            self._check_ready(partition)
-            rows = self._runtime.store.list_keys(partition.id, bucket, None)
-            try:
-                while True:
-                    batch = await self._loop.run_in_executor(self._read_pool, _take, rows)
-                    if not batch:
-                        break
-                    yield batch
-            finally:
-                close: Callable[[], None] | None = getattr(rows, "close", None)
-                if close is not None:
-                    close()
+    def list_buckets(self, bucket_type: bytes) -> AsyncIterator[list[bytes]]:
+        """See KeyValue.list_buckets."""
+        return self._listing.buckets(bucket_type)
 
     # -- writes ---------------------------------------------------------------------------------------
 
     async def write(self, request: WriteRequest) -> Written:
         """See KeyValue.write."""
-        (result,) = await self._submit((request,))
-        if isinstance(result, Written):
-            return result
-        assert isinstance(result, IsthmusError)
-        raise result
+        (result,) = results = await self._submit((request,))
+        if not isinstance(result, Written):
+            await self._settle((request,), results)
+            (result,) = results
+            if isinstance(result, IsthmusError):
+                raise result
+        return cast(Written, result)
 
     async def write_batch(self, requests: Sequence[WriteRequest]) -> list[Written | IsthmusError]:
         """See KeyValue.write_batch."""
-        return cast("list[Written | IsthmusError]", await self._submit(requests))
+        results = await self._submit(requests)
+        await self._settle(requests, results)
+        return cast("list[Written | IsthmusError]", results)
 
     async def push(self, items: Sequence[PushItem]) -> list[PushResult]:
         """See KeyValue.push."""
+        self._tally.kinds["push"] += len(items)
+        answers = await self._submit(items)
+        await self._settle(items, answers)
         results: list[PushResult] = []
-        for result in await self._submit(items):
-            if isinstance(result, PushResult):
-                results.append(result)
-            elif isinstance(result, BadInput | Corruption):
-                results.append(PushResult(PushOutcome.REJECTED, result))
+        for answer in answers:
+            if isinstance(answer, PushResult):
+                results.append(answer)
+            elif isinstance(answer, BadInput | Corruption):
+                results.append(PushResult(PushOutcome.REJECTED, answer))
             else:
-                results.append(PushResult(PushOutcome.FAILED, cast(IsthmusError, result)))
-        self.counts["push"] += len(items)
+                results.append(PushResult(PushOutcome.FAILED, cast(IsthmusError, answer)))
         return results
+
+    async def _settle(self, requests: Sequence[WriteRequest | PushItem], results: list[object]) -> None:
+        """Ask again, for a moment, for what was refused because leadership moves; then count what is left."""
+
+        async def ask_again(slots: Sequence[int]) -> list[object]:
+            return await self._submit([requests[slot] for slot in slots])
+
+        await self._routes.settle(results, ask_again)
+        self._tally.answered(results)
 
     async def write_cursor(self, partition: int, queue: bytes, payload: bytes) -> int:
         """See CursorWriter.write_cursor."""
+        refused: IsthmusError | None = not_led(self._runtime, self._routes, partition)
+        if refused is not None:
+            raise refused
         place = self._runtime.partitions[partition]
-        self._check_ready(place)
         entry = make_entry(
             EntryKind.CURSOR,
             place.replica.epoch,
             place.replica.leo,
-            request_id=self._request_id(),
+            request_id=b"",
             origin=self._runtime.cluster_uuid,
             time_ms=self._runtime.time.wall_ms(),
             key=queue,
@@ -208,7 +211,7 @@ class Coordinator:
         waiter = Waiter(self._loop.create_future(), 1)
         waiter.remaining = 1
         place.groups.append(PendingGroup(entry.offset + 1, waiter, (0,)))
-        self._expect(waiter)
+        self._expiry.add(waiter)
         (error,) = await waiter.future
         if isinstance(error, IsthmusError):
             raise error
@@ -218,52 +221,74 @@ class Coordinator:
         """See CursorWriter.soft_cursor."""
         self._runtime.soft_cursor(partition, queue, payload)
 
-    def _submit(self, requests: Sequence[WriteRequest | PushItem]) -> asyncio.Future[list[object]]:
-        """Put each item into its partition's inbox; the future brings all answers, in order."""
+    def _submit_here(self, requests: Sequence[WriteRequest | PushItem]) -> asyncio.Future[list[object]]:
+        return self._submit(requests, forward=False)
+
+    def _submit(
+        self, requests: Sequence[WriteRequest | PushItem], *, forward: bool = True
+    ) -> asyncio.Future[list[object]]:
+        """Put each item into its partition's inbox, or on its way to the leader; the future brings all answers, in
+        order."""
         waiter = Waiter(self._loop.create_future(), len(requests))
-        inbox = self._inbox
-        touched: set[int] = set()
+        inbox, routes, partitions = self._inbox, self._routes, self._runtime.partitions
+        targets: dict[int, list[_Item] | _Away | IsthmusError] = {}
+        away: dict[str, _Away] = {}
+        # `_drain` releases a request once for each partition that it touches, a forwarded part once.
         for slot, request in enumerate(requests):
             key = request.key
             try:
                 self._check_key(key)
                 hash64 = key_hash(key.bucket, key.key)
-                partition = self._partition(key.bucket_type, hash64)
+                partition = routes.partition_of(key.bucket_type, hash64)
             except IsthmusError as error:
                 waiter.results[slot] = error
                 continue
-            items = inbox.get(partition.id)
-            if items is None:
-                items = inbox[partition.id] = []
-            items.append(_Item(request, hash64, waiter, slot))
-            touched.add(partition.id)
-        if not touched:
+            target = targets.get(partition)
+            if target is None:
+                place = partitions.get(partition)
+                if place is not None and place.replica.ready:
+                    target = inbox.setdefault(partition, [])
+                    waiter.remaining += 1
+                else:
+                    target = self._elsewhere(partition, away if forward else None)
+                targets[partition] = target
+            if type(target) is list:
+                target.append(_Item(request, hash64, waiter, slot))
+            elif type(target) is _Away:
+                target.requests.append(request)
+                target.slots.append(slot)
+            else:
+                waiter.results[slot] = target
+        for node, part in away.items():
+            waiter.remaining += 1
+            self._forward(node, part, waiter)
+        if not waiter.remaining:
             waiter.future.set_result(waiter.results)
             return waiter.future
-        # One count an inbox: `_drain` releases a request once for each partition that it touches.
-        waiter.remaining = len(touched)
-        if not self._scheduled:
+        if inbox and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._drain)
-        self._expect(waiter)
+        self._expiry.add(waiter)
         return waiter.future
 
-    def _expect(self, waiter: Waiter) -> None:
-        """Let `waiter` expire in time. One sweep for all: a timer a request costs more than its expiry is worth."""
-        self._waiting[waiter] = self._loop.time() + self._timeout_s
-        if self._sweeper is None:
-            self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+    def _elsewhere(self, partition: int, away: dict[str, _Away] | None) -> _Away | IsthmusError:
+        """Where items of a partition go that is not led here: to its leader, or nowhere."""
+        refused = not_led(self._runtime, self._routes, partition)
+        assert refused is not None
+        if away is not None and isinstance(refused, NotLeader) and refused.leader is not None:
+            return away.setdefault(refused.leader, _Away([], []))
+        return refused
 
-    def _sweep(self) -> None:
-        """Forget who has an answer, and tell who has waited too long that the outcome is unknown."""
-        now = self._loop.time()
-        self._waiting = {w: deadline for w, deadline in self._waiting.items() if not w.future.done()}
-        for waiter in [w for w, deadline in self._waiting.items() if deadline <= now]:
-            del self._waiting[waiter]
-            self.counts["unknown"] += sum(not isinstance(r, IsthmusError) for r in waiter.results)
-            error = OutcomeUnknown(f"no outcome within {self._timeout_s:g} s: the write may yet take effect")
-            waiter.future.set_result([r if isinstance(r, IsthmusError) else error for r in waiter.results])
-        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep) if self._waiting else None
+    def _forward(self, node: str, part: _Away, waiter: Waiter) -> None:
+        def done(answers: list[object]) -> None:
+            for slot, answer in zip(part.slots, answers, strict=True):
+                waiter.results[slot] = answer
+            waiter.release()
+
+        if isinstance(part.requests[0], WriteRequest):
+            self._forwarding.write(node, cast("list[WriteRequest]", part.requests), done)
+        else:
+            self._forwarding.push(node, cast("list[PushItem]", part.requests), done)
 
     def _check_key(self, key: Key) -> None:
         limit = self._key_limit_bytes
@@ -282,10 +307,9 @@ class Coordinator:
     def _propose(self, partition: Partition, items: list[_Item]) -> None:
         """Make entries of `items` and append them together; note who waits for what."""
         waiting: dict[int, tuple[Waiter, list[int], int]] = {}
-        try:
-            self._check_ready(partition)
-        except IsthmusError as error:
-            self._refuse(items, error)
+        refused: IsthmusError | None = not_led(self._runtime, self._routes, partition.id)
+        if refused is not None:
+            _refuse(items, refused)
             return
         runtime = self._runtime
         proposal = Proposal(
@@ -293,8 +317,8 @@ class Coordinator:
             runtime.store,
             runtime.cluster_uuid,
             self._limits,
-            self._request_id(),
             runtime.time.wall_ms(),
+            self._pending_requests.get(partition.id, {}),
         )
         for item in items:
             request = item.request
@@ -313,14 +337,17 @@ class Coordinator:
                 mine[1].append(item.slot)
                 if end > mine[2]:
                     waiting[id(item.waiter)] = (mine[0], mine[1], end)
-        self.counts["put"] += proposal.put_count
-        self.counts["delete"] += proposal.delete_count
+        self._tally.kinds["put"] += proposal.put_count
+        self._tally.kinds["delete"] += proposal.delete_count
+        self._tally.kinds["repeated"] += proposal.repeated_count
         if proposal.entries:
-            refused = self._runtime.append(partition, proposal.entries)
+            refused = runtime.append(partition, proposal.entries)
             if refused is not None:
-                self._refuse(items, refused)
+                _refuse(items, refused)
                 return
             partition.pending_rows.update(proposal.fresh)
+            if proposal.fresh_requests:
+                self._pending_requests.setdefault(partition.id, {}).update(proposal.fresh_requests)
         groups = [PendingGroup(end, waiter, slots) for waiter, slots, end in waiting.values() if end]
         for waiter, _, end in waiting.values():
             if not end:
@@ -329,22 +356,19 @@ class Coordinator:
             groups.sort(key=_group_end)
             _insert_groups(partition, groups)
 
-    def _refuse(self, items: list[_Item], error: IsthmusError) -> None:
-        """Nothing of `items` was appended: a definite refusal for each."""
-        self.counts["refused"] += len(items)
-        for waiter in {id(item.waiter): item.waiter for item in items}.values():
-            for item in items:
-                if item.waiter is waiter:
-                    waiter.results[item.slot] = error
-            waiter.release()
-
-    def _request_id(self) -> bytes:
-        self._request_count += 1
-        return self._request_prefix + self._request_count.to_bytes(6, "big")
+    # -- telemetry ------------------------------------------------------------------------------------
 
     def metrics(self) -> list[Sample]:
-        """Items asked for since start, by kind."""
-        return [("isthmus_requests_total", {"kind": kind}, count) for kind, count in self.counts.items()]
+        """Items asked of this node since start: by kind, forwarded, refused by reason; reads by isolation."""
+        return [*self._tally.samples(), *self._reading.samples(), *self._forwarding.samples()]
+
+
+def _refuse(items: Sequence[_Item], error: IsthmusError) -> None:
+    """Nothing of `items` was appended: a definite refusal for each."""
+    for item in items:
+        item.waiter.results[item.slot] = error
+    for waiter in {id(item.waiter): item.waiter for item in items}.values():
+        waiter.release()
 
 
 def _group_end(group: PendingGroup) -> int:
@@ -360,7 +384,3 @@ def _insert_groups(partition: Partition, groups: list[PendingGroup]) -> None:
     merged = sorted((*queue, *groups), key=_group_end)
     queue.clear()
     queue.extend(merged)
-
-
-def _take(rows: Iterator[tuple[bytes, bytes, bytes]]) -> list[tuple[bytes, bytes, bytes]]:
-    return list(islice(rows, LIST_BATCH_KEYS))

@@ -2,13 +2,15 @@
 
 For each item it reads what the key holds now (the newest unapplied entry first: a leader reads its own writes),
 decides by clocks, makes the new object and encodes it once. It appends nothing: `repl.coordinator` takes the entries
-to the core and answers when they are applied. An item that needs no entry still waits for the entry that it was
-judged against (docs/protocol.md R-WAIT).
+to the core and answers when they are applied. An item that makes no entry, refused or not, still waits for the
+pending entry that it was judged against (docs/protocol.md R-WAIT): a push that is superseded, a delete of nothing, one
+sibling too many, a request that is known.
 """
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from repl.model.entry import (
@@ -24,10 +26,11 @@ from repl.model.entry import (
 from repl.model.errors import BadInput, CodecError, Corruption, TooLarge
 from repl.model.keys import Key
 from repl.model.objects import Object, Summary, decode_object, merge, seal, summarize_encoded, write
-from repl.model.requests import PushItem, PushOutcome, PushResult, WriteRequest, Written
+from repl.model.requests import REQUEST_ID_BYTES_MAX, PushItem, PushOutcome, PushResult, WriteRequest, Written
 from repl.model.vclock import Clock, counter_of, decode_clock, descends, pack_counter
 from repl.partition import Partition
 from repl.store.port import Store
+from repl.store.requests import request_name
 
 
 class TooManySiblings(BadInput):
@@ -41,6 +44,8 @@ class WriteLimits(NamedTuple):
 
     object_bytes: int
     sibling_count: int
+    entry_bytes: int
+    """Longest entry, so the largest object with all its siblings, that other nodes take."""
 
 
 class _Current(NamedTuple):
@@ -60,21 +65,24 @@ class Proposal:
         store: Store,
         cluster_uuid: bytes,
         limits: WriteLimits,
-        request_id: bytes,
         now_ms: int,
+        pending_requests: Mapping[bytes, int],
     ) -> None:
+        """`pending_requests`: name of a request (`repl.store.requests`) -> offset of its entry that is not applied."""
         self._partition = partition
+        self._pending_requests = pending_requests
         self._store = store
         self._own = cluster_uuid
         self._limits = limits
-        self._request_id = request_id
         self._now_ms = now_ms
         self._epoch = partition.replica.epoch
         self._next = partition.replica.leo
         self.put_count = 0
         self.delete_count = 0
+        self.repeated_count = 0
         self.entries: list[Entry] = []
         self.fresh: dict[tuple[bytes, bytes], Entry] = {}
+        self.fresh_requests: dict[bytes, int] = {}
 
     def _current(self, hash64: int, bucket: bytes, key: bytes) -> _Current | None:
         place = (bucket, key)
@@ -84,27 +92,35 @@ class Proposal:
         row = self._store.key_row(self._partition.id, hash64, bucket, key)
         return None if row is None else _Current(decode_key_row(row), None)
 
-    def _object(self, current: _Current, key: Key) -> Object:
+    def _bytes(self, current: _Current, key: Key) -> bytes:
         if current.pending is not None:
-            return decode_object(current.pending.payload)
+            return current.pending.payload
         data = self._store.object(self._partition.id, key.bucket, key.key)
         if data is None:
             raise Corruption(f"key row without its object in partition {self._partition.id}")
-        return decode_object(data)
+        return data
+
+    def _object(self, current: _Current, key: Key) -> Object:
+        return decode_object(self._bytes(current, key))
 
     def write(self, request: WriteRequest, hash64: int) -> tuple[object, int]:
         """(answer, offset below which all must be applied before it may be given; 0 for at once)."""
-        key, content, context = request
+        key, content, context, request_id, _ = request
         if len(content.value) > self._limits.object_bytes:
             raise TooLarge(f"value of {len(content.value)} bytes, limits.object_bytes is {self._limits.object_bytes}")
         current = self._current(hash64, key.bucket, key.key)
+        if request_id:
+            if len(request_id) > REQUEST_ID_BYTES_MAX:
+                raise BadInput(f"a request id of {len(request_id)} bytes; at most {REQUEST_ID_BYTES_MAX} are allowed")
+            found = self._known(request_id, hash64)
+            if found is not None and current is not None:
+                return self._repeated(found, current, key)
         if context:
             self._check_context(context)
         if content.tombstone:
             self.delete_count += 1
             if current is None or current.row.tombstone:
-                end = current.pending.offset + 1 if current is not None and current.pending is not None else 0
-                return Written(b"", b"" if current is None else current.row.clock, 0, created=False), end
+                return Written(b"", b"" if current is None else current.row.clock, 0, created=False), _rests_on(current)
         else:
             self.put_count += 1
         offset = self._next
@@ -121,12 +137,13 @@ class Proposal:
             else:
                 obj = write(self._object(current, key), context or (), content, dot, self._now_ms)
                 if len(obj.siblings) > self._limits.sibling_count:
-                    raise TooManySiblings(
+                    refused = TooManySiblings(
                         f"the write would make {len(obj.siblings)} siblings, limits.siblings is "
                         f"{self._limits.sibling_count}: read the key and write with its X-Riak-Vclock"
                     )
+                    return refused, _rests_on(current)
         encoded, summary = seal(obj)
-        self._append(key, hash64, current, encoded, summary, self._own)
+        self._append(key, hash64, current, encoded, summary, self._own, request_id)
         return Written(encoded, summary.clock, summary.sibling_count), offset + 1
 
     def push(self, item: PushItem, hash64: int) -> tuple[object, int]:
@@ -141,13 +158,14 @@ class Proposal:
         outcome = PushOutcome.APPLIED
         if current is not None:
             row = current.row
-            end = current.pending.offset + 1 if current.pending is not None else 0
+            end = _rests_on(current)
             if row.clock == summary.clock:
                 if row.hash64 != summary.hash64:
-                    raise Corruption(
+                    refused = Corruption(
                         f"equal clock with other bytes: {key.bucket!r}/{key.key!r} "
                         f"clock {base64.b64encode(row.clock).decode()}"
                     )
+                    return refused, end
                 return PushResult(PushOutcome.SUPERSEDED), end
             mine = decode_clock(row.clock)
             theirs = decode_clock(summary.clock)
@@ -159,8 +177,23 @@ class Proposal:
                 origin = self._own
                 outcome = PushOutcome.MERGED
         offset = self._next
-        self._append(key, hash64, current, payload, summary, origin)
+        self._append(key, hash64, current, payload, summary, origin, b"")
         return PushResult(outcome), offset + 1
+
+    def _known(self, request_id: bytes, hash64: int) -> int | None:
+        """The offset of the entry by which this request took effect, pending or committed; None: not known."""
+        name = request_name(hash64, request_id)
+        found = self.fresh_requests.get(name)
+        if found is None:
+            found = self._pending_requests.get(name)
+        return self._store.request_offset(self._partition.id, hash64, request_id) if found is None else found
+
+    def _repeated(self, found: int, current: _Current, key: Key) -> tuple[object, int]:
+        """The answer to a request that took effect at the offset `found`: what the key holds now."""
+        self.repeated_count += 1
+        end = max(_rests_on(current), found + 1 if found >= self._partition.replica.applied else 0)
+        data = self._bytes(current, key)
+        return Written(data, current.row.clock, current.row.sibling_count, repeated=True), end
 
     def _check_context(self, context: Clock) -> None:
         """A context may not have seen writes of ours that were never made: their dots would be lost."""
@@ -168,7 +201,14 @@ class Proposal:
             raise BadInput("X-Riak-Vclock names writes that this cluster has not made: read the key again")
 
     def _append(
-        self, key: Key, hash64: int, current: _Current | None, encoded: bytes, summary: Summary, origin: bytes
+        self,
+        key: Key,
+        hash64: int,
+        current: _Current | None,
+        encoded: bytes,
+        summary: Summary,
+        origin: bytes,
+        request_id: bytes,
     ) -> None:
         bucket, name = key.bucket, key.key
         change = leaf(bucket, name, summary.clock, summary.hash64)
@@ -181,7 +221,7 @@ class Proposal:
             EntryKind.DATA,
             self._epoch,
             offset,
-            request_id=self._request_id,
+            request_id=request_id,
             origin=origin,
             time_ms=self._now_ms,
             key_hash=hash64,
@@ -192,6 +232,18 @@ class Proposal:
             row=encode_key_row(summary, offset),
             payload=encoded,
         )
+        if len(entry.wire) > self._limits.entry_bytes:
+            raise TooLarge(
+                f"the object with all its siblings would make an entry of {len(entry.wire)} bytes; other nodes take "
+                f"{self._limits.entry_bytes}"
+            )
         self._next = offset + 1
         self.entries.append(entry)
         self.fresh[bucket, name] = entry
+        if request_id:
+            self.fresh_requests[request_name(hash64, request_id)] = offset
+
+
+def _rests_on(current: _Current | None) -> int:
+    """The offset below which all must be applied before an answer may rest on `current`; 0 for at once."""
+    return 0 if current is None or current.pending is None else current.pending.offset + 1

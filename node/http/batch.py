@@ -15,14 +15,14 @@ import msgpack
 
 from config.settings import LimitSettings
 from node.http.asgi import MSGPACK, Face, Request
-from node.http.object_headers import is_header_name, is_header_value
+from node.http.object_headers import is_header_name, is_header_value, parse_isolation, parse_request_id
 from node.http.statuses import Headers, Refused, Reply, explanation, status_of
 from node.http.stored import read_stored
-from repl.model.errors import BadInput, IsthmusError, Overloaded, TooLarge
+from repl.model.errors import BadInput, IsthmusError, TooLarge
 from repl.model.keys import Key
 from repl.model.objects import TOMBSTONE, Content
 from repl.model.ports import KeyValue
-from repl.model.requests import WriteRequest
+from repl.model.requests import Isolation, WriteRequest
 from repl.model.vclock import Clock, decode_clock
 
 ELEMENTS_PER_ITEM_MAX: Final = 64
@@ -68,31 +68,33 @@ class BatchRoutes:
                 if isinstance(result, IsthmusError):
                     answers[slot] = _failed(result)
                 elif result.created:
-                    answers[slot] = (204, result.clock, None)
+                    answers[slot] = (204, result.clock, "repeated" if result.repeated else None)
                 else:
                     answers[slot] = (404, result.clock or None, "not-found")
         return Reply(200, _HEADERS, msgpack.packb(answers))
 
     async def _get(self, request: Request) -> Reply:
         items = await self._items(request)
-        answers: list[Any] = []
-        room = self._limits.batch_bytes
+        answers: list[Any] = [None] * len(items)
+        asked: dict[Isolation | None, tuple[list[int], list[Key]]] = {}
         for slot, item in enumerate(items):
-            if slot % TURN_ITEMS == TURN_ITEMS - 1:
-                await asyncio.sleep(0)
             try:
-                key = _key(item)
-                if room <= 0:
-                    full = self._limits.batch_bytes
-                    raise Overloaded(f"the answer has reached limits.batch_bytes ({full}): ask again for the rest")
-                payload = await self._kv.get(key)
-                if payload is None:
-                    answers.append((404, None, "not-found"))
-                else:
-                    room -= len(payload)
-                    answers.append(_found(payload))
-            except IsthmusError as error:
-                answers.append(_failed(error))
+                key, isolation = _key(item), _isolation(item)
+            except BadInput as error:
+                answers[slot] = _failed(error)
+            else:
+                slots, keys = asked.setdefault(isolation, ([], []))
+                slots.append(slot)
+                keys.append(key)
+        room_bytes = self._limits.batch_bytes
+        for isolation, (slots, keys) in asked.items():
+            results = await self._kv.get_batch(keys, isolation, room_bytes)
+            for count, (slot, result) in enumerate(zip(slots, results, strict=True), 1):
+                if count % TURN_ITEMS == 0:
+                    await asyncio.sleep(0)
+                if type(result) is bytes:
+                    room_bytes -= len(result)
+                answers[slot] = _read(result)
         return Reply(200, _HEADERS, msgpack.packb(answers))
 
     async def _items(self, request: Request) -> Sequence[Any]:
@@ -152,21 +154,39 @@ def _key(item: Any) -> Key:
     return Key(bucket_type, bucket, key)
 
 
+def _isolation(item: Any) -> Isolation | None:
+    """The isolation of an item to get, [type, bucket, key, isolation]; None for the node's default. Raises BadInput."""
+    if len(item) > 4:
+        raise BadInput("an item to get has 3 or 4 elements: type, bucket, key, isolation")
+    if len(item) < 4 or item[3] is None:
+        return None
+    if type(item[3]) is not bytes:
+        raise BadInput("an isolation must be text or nil")
+    return parse_isolation(item[3].decode("ascii", "backslashreplace"))
+
+
 def _write_request(item: Any, limit: int) -> WriteRequest:
-    """[type, bucket, key, value, content type, vclock, extras], all behind the value optional; a value of nil
-    deletes. Raises BadInput."""
+    """[type, bucket, key, value, content type, vclock, extras, request id], all behind the value optional; a value of
+    nil deletes. Raises BadInput."""
     key = _key(item)
     size = len(item)
-    if not 4 <= size <= 7:
-        raise BadInput("an item to put has 4 to 7 elements: type, bucket, key, value, content type, vclock, extras")
+    if not 4 <= size <= 8:
+        raise BadInput(
+            "an item to put has 4 to 8 elements: type, bucket, key, value, content type, vclock, extras, request id"
+        )
     value = item[3]
+    request_id = b""
+    if size > 7 and item[7] is not None:
+        if type(item[7]) is not bytes:
+            raise BadInput("a request id must be text, bytes or nil")
+        request_id = parse_request_id(item[7])
     context: Clock | None = None
     if size > 5 and item[5] is not None:
         if type(item[5]) is not bytes:
             raise BadInput("a vclock must be bytes or nil")
         context = decode_clock(item[5])
     if value is None:
-        return WriteRequest(key, TOMBSTONE, context)
+        return WriteRequest(key, TOMBSTONE, context, request_id, False)
     if type(value) is not bytes:
         raise BadInput("a value must be bytes, or nil for a delete")
     if len(value) > limit:
@@ -177,8 +197,8 @@ def _write_request(item: Any, limit: int) -> WriteRequest:
     elif type(content_type) is not bytes or not content_type or not is_header_value(content_type):
         raise BadInput("a content type must be non-empty text without control characters, or nil")
     if size < 7 or item[6] is None:
-        return WriteRequest(key, Content(value, content_type), context)
-    return WriteRequest(key, _with_extras(value, content_type, item[6]), context)
+        return WriteRequest(key, Content(value, content_type), context, request_id, False)
+    return WriteRequest(key, _with_extras(value, content_type, item[6]), context, request_id, False)
 
 
 def _with_extras(value: bytes, content_type: bytes, extras: Any) -> Content:
@@ -205,6 +225,16 @@ def _with_extras(value: bytes, content_type: bytes, extras: Any) -> Content:
         tuple((bucket, key, tag) for bucket, key, tag in links),
         tuple((name, text) for name, text in indexes),
     )
+
+
+def _read(result: bytes | IsthmusError | None) -> tuple[Any, ...]:
+    """The answer to one item of a get."""
+    if result is None:
+        return 404, None, "not-found"
+    try:
+        return _failed(result) if isinstance(result, IsthmusError) else _found(result)
+    except IsthmusError as error:
+        return _failed(error)
 
 
 def _found(payload: bytes) -> tuple[int, bytes, list[tuple[Any, ...]]]:

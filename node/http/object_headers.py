@@ -17,6 +17,7 @@ from node.http.router import decode_segment, encode_segment
 from node.http.statuses import Headers, Refused
 from repl.model.errors import CodecError
 from repl.model.objects import Links, Pairs, Sibling
+from repl.model.requests import REQUEST_ID_BYTES_MAX, Isolation
 from repl.model.vclock import Clock, decode_clock
 
 OCTETS: Final = b"application/octet-stream"
@@ -32,6 +33,7 @@ _LINK: Final = 5
 _CONDITIONAL: Final = 6
 _ACCEPT: Final = 7
 _OTHER: Final = 8
+_REQUEST_ID: Final = 9
 
 _KNOWN: Final = {
     b"content-length": _CONTENT_LENGTH,
@@ -44,6 +46,7 @@ _KNOWN: Final = {
     b"if-unmodified-since": _CONDITIONAL,
     b"x-riak-if-not-modified": _CONDITIONAL,
     b"accept": _ACCEPT,
+    b"x-isthmus-request-id": _REQUEST_ID,
     # Sent by most clients with every request: named here so that they cost one look-up.
     b"host": _OTHER,
     b"user-agent": _OTHER,
@@ -57,6 +60,7 @@ _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _LINK_VALUE: Final = re.compile(rb'\s*<([^>]*)>\s*;\s*(riaktag|rel)\s*=\s*"?([^",]*)"?\s*(?:,|$)')
 _LINK_TARGET: Final = re.compile(rb"/(?:types/[^/]+/)?(?:buckets/([^/]+)/keys|riak/([^/]+))/([^/]+)")
 _INTEGER: Final = re.compile(rb"-?[0-9]{1,39}")
+_REQUEST_ID_VALUE: Final = re.compile(rb"[\x21-\x7e]{1,%d}" % REQUEST_ID_BYTES_MAX)
 
 
 class ObjectHeaders(NamedTuple):
@@ -69,14 +73,15 @@ class ObjectHeaders(NamedTuple):
     metadata: Pairs
     links: Links
     indexes: Pairs
+    request_id: bytes
 
 
 def parse_headers(headers: Headers) -> ObjectHeaders:
     """The object headers of a write. `declared_bytes` is -1 without Content-Length, `content_type` empty
-    when missing. Raises Refused (400; 501 for a conditional write)."""
+    when missing, `request_id` likewise. Raises Refused (400; 501 for a conditional write)."""
     declared = -1
     context: Clock | None = None
-    content_type = content_encoding = b""
+    content_type = content_encoding = request_id = b""
     metadata: list[tuple[bytes, bytes]] | None = None
     indexes: list[tuple[bytes, bytes]] | None = None
     links: list[tuple[bytes, bytes, bytes]] | None = None
@@ -102,6 +107,8 @@ def parse_headers(headers: Headers) -> ObjectHeaders:
             content_encoding = value
         elif kind == _LINK:
             links = [*(links or ()), *parse_links(value)]
+        elif kind == _REQUEST_ID:
+            request_id = parse_request_id(value)
         elif kind == _CONDITIONAL:
             raise Refused(
                 501,
@@ -116,7 +123,19 @@ def parse_headers(headers: Headers) -> ObjectHeaders:
         tuple(metadata) if metadata else (),
         tuple(links) if links else (),
         tuple(indexes) if indexes else (),
+        request_id,
     )
+
+
+def parse_request_id(value: bytes) -> bytes:
+    """A request id as a client gave it. Raises Refused (400)."""
+    if _REQUEST_ID_VALUE.fullmatch(value) is None:
+        raise Refused(
+            400,
+            "bad-request-id",
+            f"a request id (X-Isthmus-Request-Id) has 1 to {REQUEST_ID_BYTES_MAX} printable ASCII bytes, no space",
+        )
+    return value
 
 
 def _length(value: bytes) -> int:
@@ -137,6 +156,14 @@ def parse_vclock(value: bytes) -> Clock:
 
 def _bad_vclock(fault: str) -> Refused:
     return Refused(400, "bad-vclock", f"X-Riak-Vclock is {fault}: send it back as it was read")
+
+
+def parse_isolation(value: str) -> Isolation:
+    """What a read asks to see. Raises Refused (400)."""
+    try:
+        return Isolation(value)
+    except ValueError:
+        raise Refused(400, "isolation", f"isolation={value[:40]} is unknown: committed or uncommitted") from None
 
 
 def vclock_header(clock: bytes) -> tuple[bytes, bytes]:

@@ -15,6 +15,7 @@ from node.http.asgi import Face, Receive, Request, Scope, Send, read_body
 from node.http.object_headers import (
     ObjectHeaders,
     parse_headers,
+    parse_isolation,
     prefers_multipart,
     sibling_headers,
     vclock_header,
@@ -25,7 +26,7 @@ from node.http.stored import read_stored
 from repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 from repl.model.objects import TOMBSTONE, Content, Sibling
 from repl.model.ports import KeyValue
-from repl.model.requests import WriteRequest, Written
+from repl.model.requests import Isolation, WriteRequest, Written
 
 METHODS: Final = ("DELETE", "GET", "HEAD", "POST", "PUT")
 ROUTE: Final = "object"
@@ -36,6 +37,7 @@ GENERATED_KEY_BYTES: Final = 18
 _NOT_FOUND_HEADERS: Final[Headers] = [(b"content-type", PLAIN), (b"x-isthmus-reason", b"not-found")]
 _NOT_FOUND: Final = Reply(404, _NOT_FOUND_HEADERS, b"not found\n")
 _VARY: Final = (b"vary", b"Accept")
+_REPEATED: Final = (b"x-isthmus-repeated", b"true")
 _NO_PARAMETERS: Final[Mapping[str, str]] = {}
 
 
@@ -74,20 +76,26 @@ class ObjectRoutes:
             value = await read_body(
                 receive, headers.declared_bytes, self._object_limit, "limits.object_bytes", self._budget
             )
+            wanted = bool(parameters) and parameters.get("returnbody") == "true"
             try:
-                written = await self._kv.write(WriteRequest(place, _content(value, headers), headers.context))
+                written = await self._kv.write(
+                    WriteRequest(place, _content(value, headers), headers.context, headers.request_id, wanted)
+                )
             finally:
                 self._budget.used_bytes -= len(value)
-            if not parameters or parameters.get("returnbody") != "true":
-                reply = Reply(204, [vclock_header(written.clock)])
+            if not wanted:
+                reply = Reply(204, _written_headers(written))
             else:
-                reply = _shown(written.payload, None, scope["headers"])
+                reply = await self._returned(place, written, scope["headers"])
         elif method == "GET" or method == "HEAD":
-            payload = await self._kv.get(place)
+            isolation = parameters.get("isolation")
+            payload = await self._kv.get(place, None if isolation is None else Isolation(isolation))
             reply = _NOT_FOUND if payload is None else _shown(payload, parameters.get("vtag"), scope["headers"])
         elif method == "DELETE":
-            context = parse_headers(scope["headers"]).context
-            reply = _deleted(await self._kv.write(WriteRequest(place, TOMBSTONE, context)))
+            headers = parse_headers(scope["headers"])
+            reply = _deleted(
+                await self._kv.write(WriteRequest(place, TOMBSTONE, headers.context, headers.request_id, False))
+            )
         else:
             raise method_not_allowed(method, METHODS)
         await self._face.send_reply(scope, send, reply)
@@ -102,15 +110,30 @@ class ObjectRoutes:
         headers = parse_headers(request.headers)
         if not headers.content_type:
             raise _no_content_type()
+        if headers.request_id:
+            raise Refused(
+                400,
+                "bad-request-id",
+                "each POST to .../keys makes a key of its own, so an id cannot tell a repeated one: PUT to a key",
+            )
         key = secrets.token_urlsafe(GENERATED_KEY_BYTES).encode()
         place = Key(request.params.get("type", DEFAULT_BUCKET_TYPE), bucket, key)
         value = await request.body(self._object_limit, "limits.object_bytes")
-        written = await self._kv.write(WriteRequest(place, _content(value, headers), headers.context))
+        wanted = request.query.get("returnbody") == "true"
+        written = await self._kv.write(
+            WriteRequest(place, _content(value, headers), headers.context, payload_wanted=wanted)
+        )
         location = (b"location", request.raw_path + b"/" + encode_segment(key))
-        if request.query.get("returnbody") != "true":
+        if not wanted:
             return Reply(201, [vclock_header(written.clock), location])
-        shown = _shown(written.payload, None, request.headers)
+        shown = await self._returned(place, written, request.headers)
         return Reply(201, [*shown.headers, location], shown.body)
+
+    async def _returned(self, place: Key, written: Written, request_headers: Headers) -> Reply:
+        """The answer to a write with returnbody=true: as GET. What was too large to come with the write is read."""
+        payload = written.payload or await self._kv.get(place, Isolation.COMMITTED)
+        reply = _NOT_FOUND if payload is None else _shown(payload, None, request_headers)
+        return Reply(reply.status, [*reply.headers, _REPEATED], reply.body) if written.repeated else reply
 
     def _bad_key(self) -> Refused:
         return Refused(400, "bad-key", f"bucket and key must have 1 to {self._key_limit} bytes (limits.key_bytes)")
@@ -121,23 +144,26 @@ def _no_content_type() -> Refused:
 
 
 def _content(value: bytes, headers: ObjectHeaders) -> Content:
-    _, _, content_type, content_encoding, metadata, links, indexes = headers
+    _, _, content_type, content_encoding, metadata, links, indexes, _ = headers
     return Content(value, content_type, content_encoding, metadata, links, indexes)
 
 
 def _checked(parameters: Mapping[str, str]) -> Mapping[str, str]:
-    """The parameters of an object request. Raises Refused for what this version does not do."""
-    isolation = parameters.get("isolation", "committed")
-    if isolation == "uncommitted":
-        raise Refused(501, "isolation", "isolation=uncommitted is not answered by this version, only committed")
-    if isolation != "committed":
-        raise Refused(400, "isolation", f"isolation={isolation[:40]} is unknown: committed or uncommitted")
+    """The parameters of an object request. Raises Refused for what is unknown where it matters."""
+    isolation = parameters.get("isolation")
+    if isolation is not None:
+        parse_isolation(isolation)
     return parameters
+
+
+def _written_headers(written: Written) -> Headers:
+    clock = vclock_header(written.clock)
+    return [clock, _REPEATED] if written.repeated else [clock]
 
 
 def _deleted(written: Written) -> Reply:
     if written.created:
-        return Reply(204, [vclock_header(written.clock)])
+        return Reply(204, _written_headers(written))
     return _absent(written.clock)
 
 

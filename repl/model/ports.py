@@ -11,7 +11,7 @@ from typing import Protocol
 from repl.model.entry import Entry
 from repl.model.errors import IsthmusError
 from repl.model.keys import Key
-from repl.model.requests import PushItem, PushResult, WriteRequest, Written
+from repl.model.requests import Isolation, PushItem, PushResult, WriteRequest, Written
 
 
 class TimeSource(Protocol):
@@ -37,8 +37,14 @@ class AfterApply(Protocol):
 class KeyValue(Protocol):
     """The cluster's data as its faces see it (`repl.coordinator`); any node answers for its cluster."""
 
-    async def get(self, key: Key) -> bytes | None:
-        """Canonical object bytes, committed; None when never written or reaped. Raises Retryable."""
+    async def get(self, key: Key, isolation: Isolation | None = None) -> bytes | None:
+        """Canonical object bytes; None when never written or reaped; `isolation` None: the node's default. Raises
+        BadInput, Retryable."""
+
+    async def get_batch(
+        self, keys: Sequence[Key], isolation: Isolation | None, room_bytes: int
+    ) -> list[bytes | IsthmusError | None]:
+        """As `get`, one answer per key, in order. Once the answers have reached `room_bytes` the rest is Overloaded."""
 
     async def write(self, request: WriteRequest) -> Written:
         """Durable and applied. Raises BadInput, Retryable, OutcomeUnknown."""

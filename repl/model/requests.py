@@ -7,31 +7,54 @@ a value or an error of the tree in `repl.model.errors`; one bad item never distu
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from repl.model.errors import IsthmusError
 from repl.model.keys import Key
 from repl.model.objects import Content
 from repl.model.vclock import Clock
 
+REQUEST_ID_BYTES_MAX: Final = 64
+"""Longest request id: a UUID in any spelling and a sequence number fit. Each one takes a row of the store for as long
+as it is remembered."""
+
+
+class Isolation(StrEnum):
+    """What a read may see."""
+
+    COMMITTED = "committed"
+    """What no change of leader can take back: linearizable per partition (docs/protocol.md R-READ)."""
+    UNCOMMITTED = "uncommitted"
+    """The newest entry of the leader's log, which may yet be dropped, and then was never there."""
+
 
 class WriteRequest(NamedTuple):
     """A client's write (a delete when `content.tombstone`). `context` is the clock that the client read;
-    None or empty means without context; a delete without context deletes what is there now."""
+    None or empty means without context; a delete without context deletes what is there now.
+
+    `request_id` (at most REQUEST_ID_BYTES_MAX bytes; empty: none) names it: of all writes of the key under one id, the
+    first takes effect and the others are answered as `repeated`, as long as the dedup window remembers it.
+    `payload_wanted` False spares the way back of the object.
+    """
 
     key: Key
     content: Content
     context: Clock | None = None
+    request_id: bytes = b""
+    payload_wanted: bool = True
 
 
 class Written(NamedTuple):
     """A durable, applied write: the canonical bytes of the object as it stands and its encoded clock. `created`
-    is False when a delete found nothing to delete (nothing was written, `payload` is empty)."""
+    is False when a delete found nothing to delete (nothing was written, `payload` is empty). `repeated`: its request
+    id was known, so nothing was written now, and this is what the key holds. `payload` is empty, too, when it was not
+    wanted, and when it is too large to come from another node."""
 
     payload: bytes
     clock: bytes
     sibling_count: int
     created: bool = True
+    repeated: bool = False
 
 
 class PushItem(NamedTuple):

@@ -17,10 +17,10 @@ from config.settings import Address, LimitSettings, ListenSettings
 from node.http.app import HttpFace
 from node.http.listeners import Listener
 from queues.wire import FetchReply, FetchRequest, UnknownQueue
-from repl.model.errors import BadInput, IsthmusError
+from repl.model.errors import BadInput, IsthmusError, Overloaded
 from repl.model.keys import Key
 from repl.model.objects import Object, decode_object, encode_object, merge, write
-from repl.model.requests import PushItem, PushOutcome, PushResult, WriteRequest, Written
+from repl.model.requests import Isolation, PushItem, PushOutcome, PushResult, WriteRequest, Written
 from repl.model.vclock import actor_of, encode_clock, pack_counter
 
 ACTOR = actor_of(b"\x01" * 16, 0)
@@ -34,7 +34,8 @@ class NoSuchType(BadInput):
 
 
 class MemoryCluster:
-    """`KeyValue` over a dict: a write is durable at once. `fail` makes calls raise; `gate` holds writes."""
+    """`KeyValue` over a dict: a write is durable at once. `fail` makes calls raise; `gate` holds writes; `unapplied` is
+    what an uncommitted read sees; without `returns` no written object comes back, as a large one from another node."""
 
     def __init__(self) -> None:
         self.objects: dict[Key, bytes] = {}
@@ -42,6 +43,10 @@ class MemoryCluster:
         self.fail: IsthmusError | Exception | None = None
         self.gate: asyncio.Event | None = None
         self.writes = 0
+        self.requests: set[tuple[Key, bytes]] = set()
+        self.isolations: list[Isolation | None] = []
+        self.unapplied: dict[Key, bytes] = {}
+        self.returns = True
         self.listing_batch = 2
         self.listing_fails_after: int | None = None
         self.listings_open = 0
@@ -57,17 +62,39 @@ class MemoryCluster:
         if bucket_type != b"default":
             raise NoSuchType(f"bucket type {bucket_type!r} does not exist")
 
-    async def get(self, key: Key) -> bytes | None:
+    async def get(self, key: Key, isolation: Isolation | None = None) -> bytes | None:
         self._check(key.bucket_type)
+        self.isolations.append(isolation)
+        if isolation is Isolation.UNCOMMITTED and key in self.unapplied:
+            return self.unapplied[key]
         return self.objects.get(key)
+
+    async def get_batch(
+        self, keys: Sequence[Key], isolation: Isolation | None, room_bytes: int
+    ) -> list[bytes | IsthmusError | None]:
+        answers: list[bytes | IsthmusError | None] = []
+        for key in keys:
+            try:
+                if room_bytes <= 0:
+                    raise Overloaded("the answer is full")
+                payload = await self.get(key, isolation)
+                room_bytes -= len(payload or b"")
+                answers.append(payload)
+            except IsthmusError as error:
+                answers.append(error)
+        return answers
 
     async def write(self, request: WriteRequest) -> Written:
         self._check(request.key.bucket_type)
         if self.gate is not None:
             await self.gate.wait()
-        self.writes += 1
         found = self.objects.get(request.key)
         current = None if found is None else decode_object(found)
+        if request.request_id and current is not None and (request.key, request.request_id) in self.requests:
+            payload = found if found and request.payload_wanted else b""
+            return Written(payload, encode_clock(current.clock), len(current.siblings), repeated=True)
+        self.requests.add((request.key, request.request_id))
+        self.writes += 1
         context = request.context or ()
         if request.content.tombstone:
             if current is None or current.deleted:
@@ -78,7 +105,7 @@ class MemoryCluster:
         obj = write(current, context, request.content, (ACTOR, pack_counter(1, self.offset)), NOW_MS)
         payload = encode_object(obj)
         self.objects[request.key] = payload
-        return Written(payload, encode_clock(obj.clock), len(obj.siblings))
+        return Written(payload if self.returns else b"", encode_clock(obj.clock), len(obj.siblings))
 
     async def write_batch(self, requests: Sequence[WriteRequest]) -> list[Written | IsthmusError]:
         answers: list[Written | IsthmusError] = []

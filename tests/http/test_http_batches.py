@@ -70,6 +70,20 @@ def test_extras_travel_with_a_value(room):
     assert got == [b"gzip", [[b"colour", b"red"]], [[b"b", b"k2", b"next"]], [[b"age_int", b"3"]]]
 
 
+def test_an_item_names_its_request_and_its_isolation(room):
+    """The eighth element of an item to put is its request id, the fourth of one to get its isolation."""
+    item = [T, "b", "k", b"v", None, None, None, "id-1"]
+    first, again, other = batch(room, "put", [item, [*item[:3], b"w", *item[4:]], [*item[:7], b"id-2"]])
+    assert (first[2], again[2], other[2]) == (None, "repeated", None)
+    assert again[:2] == first[:2]
+    assert room.kv.writes == 2
+    batch(room, "get", [[T, "b", "k"], [T, "b", "k", None], [T, "b", "k", "uncommitted"], [T, "b", "k", b"committed"]])
+    assert room.kv.isolations == [None, None, "uncommitted", "committed"]
+    for bad in ([T, "b", "k", "none"], [T, "b", "k", 3], [T, "b", "k", None, None]):
+        good, refused, more = batch(room, "get", [[T, "b", "k"], bad, [T, "b", "k"]])
+        assert (good[0], refused[0], more[0]) == (300, 400, 300)
+
+
 BAD_ITEMS = [
     None,
     7,
@@ -85,6 +99,11 @@ BAD_ITEMS = [
     [T, "b", "k", b"v", "a/b", "no clock"],
     [T, "b", "k", b"v", "a/b", 5],
     [T, "b", "k", b"v", "a/b", None, [], 8],
+    [T, "b", "k", b"v", "a/b", None, None, 8],
+    [T, "b", "k", b"v", "a/b", None, None, ""],
+    [T, "b", "k", b"v", "a/b", None, None, "a b"],
+    [T, "b", "k", b"v", "a/b", None, None, "x" * 65],
+    [T, "b", "k", b"v", "a/b", None, None, "id", None],
     [T, "b", "k", b"v", "a/b", None, ["", [], []]],
     [T, "b", "k", b"v", "a/b", None, ["\n", [], [], []]],
     [T, "b", "k", b"v", "a/b", None, ["", [["bad name", "v"]], [], []]],
@@ -104,7 +123,7 @@ def test_a_malformed_item_is_its_own_400(room, bad):
     assert [a[0] for a in answers] == [204, 400, 204]
     status, clock, reason = answers[1]
     assert (status, clock) == (400, None)
-    assert reason.startswith(("bad-input: ", "malformed: "))
+    assert reason.startswith(("bad-input: ", "malformed: ", "bad-request-id: "))
     assert room.kv.writes == 2
 
 

@@ -10,7 +10,15 @@ import re
 import msgpack
 import pytest
 
-from repl.model.errors import NotLeader, OutcomeUnknown, Overloaded
+from repl.model.errors import (
+    Fenced,
+    NotLeader,
+    NotReady,
+    OutcomeUnknown,
+    OutOfStorage,
+    Overloaded,
+    TooFewInSync,
+)
 from repl.model.keys import Key
 from repl.model.vclock import decode_clock
 
@@ -227,12 +235,73 @@ def test_conditional_writes_are_refused_rather_than_ignored(room):
     assert room.kv.writes == 0
 
 
-def test_isolation_is_committed_or_refused(room):
-    """Only committed reads exist; asking for others is an error, not a silent committed read."""
+def test_a_read_says_how_isolated_it_is_or_leaves_it_to_the_node(room):
+    """GET and HEAD hand their isolation on, none when they have none; another word is 400, never a committed read."""
     room.put(K, b"v")
-    assert room.call("GET", K + "?isolation=committed&r=2&unknown=x").status == 200
-    assert room.call("GET", K + "?isolation=uncommitted").status == 501
-    assert room.call("GET", K + "?isolation=none").status == 400
+    room.kv.unapplied[Key(b"default", b"b", b"k")] = room.kv.objects[Key(b"default", b"b", b"k")].replace(b"v", b"w")
+    assert room.call("GET", K).body == b"v"
+    assert room.call("GET", K + "?isolation=committed&r=2&unknown=x").body == b"v"
+    assert room.call("GET", K + "?isolation=uncommitted").body == b"w"
+    assert room.call("HEAD", K + "?isolation=uncommitted").status == 200
+    assert room.kv.isolations == [None, "committed", "uncommitted", "uncommitted"]
+    for method in ("GET", "HEAD", "PUT"):
+        answer = room.call(method, K + "?isolation=none", b"v" * (method == "PUT"), {"content-type": "a/b"})
+        assert (answer.status, answer.reason) == (400, "isolation"), method
+    assert room.kv.writes == 1
+
+
+def test_a_request_id_makes_a_repeated_write_harmless(room):
+    """The second PUT or DELETE under one id writes nothing, is answered as the first, and says that it is a repeat."""
+    first = room.put(K, b"v", X_Isthmus_Request_Id="client-7/1")
+    assert "x-isthmus-repeated" not in first.headers
+    again = room.put(K, b"other", X_Isthmus_Request_Id="client-7/1")
+    assert (again.status, again.headers["x-isthmus-repeated"]) == (204, "true")
+    assert again.headers["x-riak-vclock"] == first.headers["x-riak-vclock"]
+    shown = room.call(
+        "PUT", K + "?returnbody=true", b"other", {"content-type": "a/b", "x-isthmus-request-id": "client-7/1"}
+    )
+    assert (shown.status, shown.body, shown.headers["x-isthmus-repeated"]) == (200, b"v", "true")
+    for repeated in (False, True):
+        gone = room.call("DELETE", K, b"", {"x-isthmus-request-id": "client-7/2"})
+        assert gone.status == 204
+        assert ("x-isthmus-repeated" in gone.headers) == repeated
+    assert room.kv.writes == 2
+
+
+def test_a_request_id_that_is_none_is_refused(room):
+    """Empty, too long, a space, unprintable: 400, and nothing is written; so is an id for a key yet to be made."""
+    for bad in ("", "x" * 65, "a b", "a\x7f", "\xe9"):
+        answer = room.put(K, b"v", X_Isthmus_Request_Id=bad)
+        assert (answer.status, answer.reason) == (400, "bad-request-id"), bad
+    made = room.call("POST", "/buckets/b/keys", b"v", {"content-type": "a/b", "x-isthmus-request-id": "1"})
+    assert (made.status, made.reason) == (400, "bad-request-id")
+    assert room.kv.writes == 0
+    assert room.put(K, b"v", X_Isthmus_Request_Id="x" * 64).status == 204
+
+
+def test_a_written_object_that_did_not_come_back_is_read(room):
+    """returnbody=true shows the object also when the write's answer was too small to carry it."""
+    room.kv.returns = False
+    shown = room.call("PUT", K + "?returnbody=true", b"v", {"content-type": "a/b"})
+    assert (shown.status, shown.body) == (200, b"v")
+    assert room.kv.isolations == ["committed"]
+
+
+def test_refusals_and_unknown_outcomes_are_told_apart(room):
+    """A definite refusal is 503 with its code and Retry-After; an unknown outcome is 504, says so, and has none."""
+    refusals = NotLeader("x", "n2"), Fenced("x"), TooFewInSync("x"), Overloaded("x"), OutOfStorage("x"), NotReady("x")
+    for error in refusals:
+        room.kv.fail = error
+        for answer in (room.put(K, b"v"), room.call("GET", K)):
+            assert (answer.status, answer.reason) == (503, error.reason)
+            assert int(answer.headers["retry-after"]) > 0
+            assert b"outcome=unknown" not in answer.body
+            assert answer.headers.get("x-isthmus-leader") == ("n2" if isinstance(error, NotLeader) else None)
+    room.kv.fail = OutcomeUnknown("the connection broke")
+    answer = room.put(K, b"v")
+    assert (answer.status, answer.reason) == (504, "outcome-unknown")
+    assert answer.body == b"the connection broke; outcome=unknown\n"
+    assert "retry-after" not in answer.headers
 
 
 def test_bucket_and_key_have_limits(room_with):

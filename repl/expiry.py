@@ -1,0 +1,41 @@
+"""Requests that wait for their outcome, and what they are told when it does not come in time.
+
+One sweep for all: a timer a request costs more than its expiry is worth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from repl.model.errors import IsthmusError, OutcomeUnknown
+from repl.partition import Waiter
+
+SWEEP_S: Final = 0.25
+"""How often requests without an answer are looked through for those that have waited too long."""
+
+
+class Expiry:
+    """Waiting requests and their time-out. Belongs to the event loop."""
+
+    def __init__(self, timeout_ms: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timeout_s = timeout_ms / 1000
+        self._waiting: dict[Waiter, float] = {}
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def add(self, waiter: Waiter) -> None:
+        """Let `waiter` expire in time."""
+        self._waiting[waiter] = self._loop.time() + self._timeout_s
+        if self._sweeper is None:
+            self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+
+    def _sweep(self) -> None:
+        """Forget who has an answer, and tell who has waited too long that the outcome is unknown."""
+        now = self._loop.time()
+        self._waiting = {w: deadline for w, deadline in self._waiting.items() if not w.future.done()}
+        for waiter in [w for w, deadline in self._waiting.items() if deadline <= now]:
+            del self._waiting[waiter]
+            error = OutcomeUnknown(f"no outcome within {self._timeout_s:g} s: the write may yet take effect")
+            waiter.future.set_result([r if isinstance(r, IsthmusError) else error for r in waiter.results])
+        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep) if self._waiting else None

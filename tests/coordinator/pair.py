@@ -1,0 +1,270 @@
+"""Coordinators of several nodes, joined by links in memory, over one store that all of them see.
+
+The store stands for perfect replication: what one node applied, the next leader has. Each node's runtime is a stand-in
+that appends, applies and loses leadership when a test says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from repl.coordinator import Coordinator
+from repl.model.entry import Entry, EntryKind, make_entry
+from repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
+from repl.model.keys import Key, key_hash, partition_index
+from repl.model.record import Incarnation, PartitionRecord
+from repl.model.vclock import actor_of
+from repl.partition import PendingGroup
+from repl.proposal import WriteLimits
+from repl.store.memory import MemoryStore
+from repl.store.port import PartitionStep
+
+UUID = b"east-cluster-016"
+OTHER = b"west-cluster-016"
+PARTITIONS = 4
+LIMITS = WriteLimits(object_bytes=1_000_000, sibling_count=5, entry_bytes=20_000_000)
+
+
+@dataclass
+class Core:
+    """What a coordinator reads of a replica."""
+
+    ready: bool = False
+    epoch: int = 0
+    leo: int = 0
+    applied: int = 0
+    reason: str = "idle: nothing was said"
+
+
+@dataclass
+class Place:
+    """One partition on one node."""
+
+    id: int
+    actor: bytes
+    replica: Core = field(default_factory=Core)
+    pending: list[Entry] = field(default_factory=list)
+    pending_rows: dict[tuple[bytes, bytes], Entry] = field(default_factory=dict)
+    groups: deque[PendingGroup] = field(default_factory=deque)
+
+
+class Clock:
+    """A time source that stands still."""
+
+    def now_ms(self) -> int:
+        return 1_000
+
+    def wall_ms(self) -> int:
+        return 1_700_000_000_000
+
+
+class StandIn:
+    """What a coordinator asks of a runtime. With `hold` entries wait for `apply`; `refusal` refuses appends;
+    `reads` holds committed reads back, `read_refusals` are raised by the next ones."""
+
+    def __init__(self, node: str, store: MemoryStore) -> None:
+        self.node = node
+        self.cluster_uuid = UUID
+        self.store = store
+        self.time = Clock()
+        self.hooks: list[Any] = []
+        self.partitions = {p: Place(p, actor_of(UUID, p)) for p in range(PARTITIONS)}
+        self.hold = False
+        self.refusal: IsthmusError | None = None
+        self.reads: list[asyncio.Future[None]] | None = None
+        self.read_refusals: list[IsthmusError] = []
+        self.confirmed: list[int] = []
+        self.appends: list[int] = []
+
+    def append(self, place: Place, entries: Sequence[Entry]) -> IsthmusError | None:
+        if self.refusal is not None:
+            return self.refusal
+        self.appends.append(len(entries))
+        place.pending += entries
+        place.replica.leo = entries[-1].offset + 1
+        if not self.hold:
+            asyncio.get_running_loop().call_soon(self.apply, place)
+        return None
+
+    def committed(self, place: Place) -> asyncio.Future[None]:
+        self.confirmed.append(place.id)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.read_refusals:
+            future.set_exception(self.read_refusals.pop(0))
+        elif self.reads is not None:
+            self.reads.append(future)
+        else:
+            future.set_result(None)
+        return future
+
+    def apply(self, place: Place) -> None:
+        """All that is pending is committed: apply it, answer, tell."""
+        if not place.pending:
+            return
+        entries, place.pending = place.pending, []
+        self.store.write([PartitionStep(place.id, entries)])
+        place.replica.applied = end = entries[-1].offset + 1
+        for entry in entries:
+            if place.pending_rows.get((entry.bucket, entry.key)) is entry:
+                del place.pending_rows[entry.bucket, entry.key]
+        while place.groups and place.groups[0].end <= end:
+            place.groups.popleft().waiter.release()
+        for hook in self.hooks:
+            hook.applied(place.id, entries, True)
+
+    def lead(self, partition: int, epoch: int) -> None:
+        """Begin to lead: a barrier is appended and applied."""
+        place = self.partitions[partition]
+        offset = self.store.applied(partition).offset
+        barrier = make_entry(EntryKind.BARRIER, epoch, offset, request_id=b"", origin=UUID, time_ms=0)
+        self.store.write([PartitionStep(partition, [barrier])])
+        place.replica = Core(True, epoch, offset + 1, offset + 1, "leading: all is well")
+        for hook in self.hooks:
+            hook.leadership(partition, True, offset + 1)
+
+    def step_down(self, partition: int) -> None:
+        """Cease to lead; what is pending is dropped, and unknown to who waits."""
+        place = self.partitions[partition]
+        place.replica.ready = False
+        place.replica.reason = "idle: stepped down"
+        for group in place.groups:
+            for slot in group.slots:
+                group.waiter.results[slot] = OutcomeUnknown("leadership ended")
+            group.waiter.release()
+        place.groups.clear()
+        place.pending.clear()
+        place.pending_rows.clear()
+        for hook in self.hooks:
+            hook.leadership(partition, False, place.replica.applied)
+
+
+class Wire:
+    """The links of all nodes. `down`: nodes that nobody can reach; `breaking`: connections to these break once the
+    request is there, before (`lost`) or after it was carried out."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, dict[str, Callable[[str, bytes], Awaitable[bytes]]]] = {}
+        self.requests: list[tuple[str, str, str, int]] = []
+        self.down: set[str] = set()
+        self.breaking: set[str] = set()
+        self.lost: set[str] = set()
+
+    def of(self, node: str) -> Any:
+        """The links as `node` has them."""
+        return _LinksOf(self, node)
+
+
+class _LinksOf:
+    def __init__(self, wire: Wire, node: str) -> None:
+        self._wire = wire
+        self._node = node
+
+    async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+        wire = self._wire
+        assert node != self._node
+        assert timeout_ms > 0
+        if node in wire.down:
+            raise NotReady(f"no connection to {node}")
+        wire.requests.append((self._node, node, method, len(body)))
+        await asyncio.sleep(0)
+        if node in wire.lost:
+            raise OutcomeUnknown("the connection broke")
+        answer = await wire.handlers[node][method](self._node, body)
+        if node in wire.breaking:
+            raise OutcomeUnknown("the connection broke")
+        return answer
+
+
+@dataclass
+class Cluster:
+    """What a test talks to: nodes by name, each with its stand-in and coordinator."""
+
+    store: MemoryStore
+    wire: Wire
+    runtimes: dict[str, StandIn]
+    coordinators: dict[str, Coordinator]
+    leaders: dict[int, str | None]
+    epoch: int = 1
+
+    def records(self) -> dict[int, PartitionRecord]:
+        """The metastore's records."""
+        return {
+            p: PartitionRecord(
+                p, "default", p, PARTITIONS, tuple(self.runtimes), self.epoch,
+                leader=None if node is None else Incarnation(node, 1),
+            )
+            for p, node in self.leaders.items()
+        }  # fmt: skip
+
+    def tell(self, *nodes: str) -> None:
+        """Let nodes (all when none is named) learn the records."""
+        for node in nodes or self.coordinators:
+            self.coordinators[node].learn_records(self.records())
+
+    def move(self, partition: int, node: str | None, *, tell: bool = True) -> None:
+        """End leadership of a partition, and let `node` lead it."""
+        old = self.leaders[partition]
+        if old is not None:
+            self.runtimes[old].step_down(partition)
+        self.leaders[partition] = node
+        if node is not None:
+            self.epoch += 1
+            self.runtimes[node].lead(partition, self.epoch)
+        if tell:
+            self.tell()
+
+
+@asynccontextmanager
+async def cluster(
+    leaders: Sequence[str | None] = ("n1", "n2", "n1", "n2"),
+    *,
+    nodes: Sequence[str] = ("n1", "n2"),
+    window: int = 1_000,
+    request_timeout_ms: int = 5_000,
+    read_isolation: str = "committed",
+) -> AsyncIterator[Cluster]:
+    """A cluster whose partition N is led by `leaders[N]`."""
+    store, wire = MemoryStore(request_window_offsets=window), Wire()
+    with ThreadPoolExecutor(1) as pool:
+        runtimes = {node: StandIn(node, store) for node in nodes}
+        coordinators: dict[str, Coordinator] = {}
+        for node, runtime in runtimes.items():
+            coordinators[node] = Coordinator(
+                runtime,  # type: ignore[arg-type]
+                links=wire.of(node),
+                read_pool=pool,
+                limits=LIMITS,
+                key_limit_bytes=100,
+                request_timeout_ms=request_timeout_ms,
+                read_isolation=read_isolation,
+            )
+            wire.handlers[node] = coordinators[node].request_handlers()
+        made = Cluster(store, wire, runtimes, coordinators, dict(enumerate(leaders)))
+        for partition, node in made.leaders.items():
+            if node is not None:
+                runtimes[node].lead(partition, 1)
+        made.tell()
+        yield made
+
+
+def keys_of(partition: int, count: int, bucket: bytes = b"b") -> list[Key]:
+    """The first `count` keys that lie in a partition."""
+    found: list[Key] = []
+    number = 0
+    while len(found) < count:
+        name = b"k%d" % number
+        if partition_index(key_hash(bucket, name), PARTITIONS) == partition:
+            found.append(Key(b"default", bucket, name))
+        number += 1
+    return found
+
+
+def key_of(partition: int) -> Key:
+    """A key that lies in a partition."""
+    return keys_of(partition, 1)[0]
