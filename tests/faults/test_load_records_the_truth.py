@@ -19,15 +19,16 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class Register(http.server.ThreadingHTTPServer):
-    """Keys with one value each, and requests that end badly when `mishap` says so: "refuse", "unknown" before or after
-    the effect, "cut" before or after, or "lie": acknowledged without effect."""
+    """Keys with siblings, a count as clock, and requests that end badly when `mishap` says so: "refuse", "unknown"
+    before or after the effect, "cut" before or after, or "lie": acknowledged without effect."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.lock = threading.Lock()
-        self.values: dict[str, bytes] = {}
+        self.count = 0
+        self.values: dict[str, list[tuple[int, bytes]]] = {}
         self.seen: set[str] = set()
         self.mishap: Callable[[], str] = lambda: ""
 
@@ -43,10 +44,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: Register
 
     def do_GET(self) -> None:
-        """The value."""
+        """What nothing has replaced."""
         with self.server.lock:
-            value = self.server.values.get(self.path)
-        self._answer(404, b"") if value is None else self._answer(200, value)
+            values = [value for _, value in self.server.values.get(self.path, [])]
+        if len(values) < 2:
+            self._answer(200 if values else 404, b"".join(values))
+            return
+        parts = b"".join(b"--x\r\nContent-Type: text/plain\r\n\r\n%b\r\n" % value for value in values)
+        self._answer(300, parts + b"--x--\r\n", "multipart/mixed; boundary=x")
 
     def do_PUT(self) -> None:
         """One write, whatever becomes of it."""
@@ -62,15 +67,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             request_id = self.headers["X-Isthmus-Request-Id"]
             if mishap not in ("lie", "unknown before") and request_id not in self.server.seen:
                 self.server.seen.add(request_id)
-                self.server.values[self.path] = body
+                self.server.count += 1
+                seen = int(self.headers.get("X-Riak-Vclock", "0"))
+                kept = [(place, value) for place, value in self.server.values.get(self.path, []) if place > seen]
+                self.server.values[self.path] = [*kept, (self.server.count, body)]
         if mishap == "cut after":
             self.close_connection = True
         else:
             self._answer(504 if mishap.startswith("unknown") else 204, b"")
 
-    def _answer(self, status: int, body: bytes) -> None:
+    def _answer(self, status: int, body: bytes, content_type: str = "text/plain") -> None:
         self.send_response(status)
-        self.send_header("X-Riak-Vclock", "all")
+        self.send_header("X-Riak-Vclock", str(self.server.count))
+        self.send_header("Content-Type", content_type)
         if status != 204:
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()

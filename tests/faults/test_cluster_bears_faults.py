@@ -1,0 +1,89 @@
+"""Three real nodes, a real ZooKeeper, clients that write and read, and something that is done to them.
+
+What must hold after each act is in `tests.faults.campaign`; what is done, in `tests.faults.nemeses`. The same with any
+number of acts at random: `python -m tests.faults --kills 200`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.faults.campaign import Campaign, staged
+from tests.faults.nemeses import NEMESES
+
+
+def played(directory: Path, acts: Sequence[str], seed: int) -> Campaign:
+    """These acts in this order, and everything that must hold after each and in the end."""
+    with staged(directory, acts, seed=seed) as stage:
+        campaign = Campaign(stage)
+        for name in acts:
+            campaign.act(name)
+        campaign.finish()
+    assert all(act.acknowledged for act in campaign.acts)
+    return campaign
+
+
+@pytest.mark.timeout(150)
+def test_killed_and_paused_nodes_lose_nothing(tmp_path: Path) -> None:
+    """kill -9 of a node, and a node that stands still beyond its session: linearizable, nothing lost, copies equal."""
+    played(tmp_path, ["kill", "pause"], seed=1)
+
+
+@pytest.mark.timeout(150)
+def test_a_cluster_of_which_all_or_all_but_one_are_killed_comes_back_by_itself(tmp_path: Path) -> None:
+    """Every node killed at once, then all but one: nothing acknowledged is lost, and no operator is needed."""
+    played(tmp_path, ["kill-all", "kill-most"], seed=2)
+
+
+@pytest.mark.root
+@pytest.mark.network
+@pytest.mark.timeout(150)
+def test_nodes_that_do_not_reach_each_other_or_the_metastore(tmp_path: Path) -> None:
+    """One direction between two nodes is lost, then all between one node and the rest, ZooKeeper included."""
+    played(tmp_path, ["cut-one-way", "isolate"], seed=3)
+
+
+@pytest.mark.root
+@pytest.mark.disks
+@pytest.mark.timeout(150)
+def test_a_full_disk_harms_nobody_else(tmp_path: Path) -> None:
+    """A node whose disk is full for a while is in sync again once there is space."""
+    played(tmp_path, ["disk-full"], seed=4)
+
+
+@pytest.mark.strace
+@pytest.mark.timeout(150)
+def test_a_sync_that_fails_and_syncs_that_are_slow(tmp_path: Path) -> None:
+    """A node with a failed sync ends and comes back; one with slow syncs does not stop the others for good."""
+    played(tmp_path, ["sync-error", "slow-disk"], seed=5)
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.network
+@pytest.mark.disks
+@pytest.mark.strace
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", NEMESES)
+def test_each_nemesis_three_times(tmp_path: Path, name: str) -> None:
+    """Three acts of one kind, one after the other."""
+    played(tmp_path, [name] * 3, seed=len(name))
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.network
+@pytest.mark.disks
+@pytest.mark.strace
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_thirty_acts_at_random(tmp_path: Path, seed: int) -> None:
+    """Any act after any other, on one cluster."""
+    with staged(tmp_path, NEMESES, seed=seed) as stage:
+        campaign = Campaign(stage)
+        for _ in range(30):
+            campaign.act(stage.chance.choice(list(NEMESES)))
+        campaign.finish()
