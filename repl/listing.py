@@ -66,7 +66,9 @@ class Listing:
         """One page of a partition that is led here. Raises Retryable."""
         await self._confirm(ask.partition)
         async with aclosing(self._stream(ask, PAGE_BYTES)) as pages:
-            return await anext(pages, ListPage([], None))
+            async for page in pages:
+                return page
+        return ListPage([], None)
 
     async def _names(self, partition_id: int, bucket: bytes | None) -> AsyncGenerator[list[bytes], None]:
         """Names of one partition, from whoever leads it; waits for a leader at most LEADER_WAIT_S at a time."""

@@ -23,7 +23,7 @@ from repl.model.vclock import actor_of
 from repl.partition import PendingGroup
 from repl.proposal import WriteLimits
 from repl.store.memory import MemoryStore
-from repl.store.port import PartitionStep
+from repl.store.port import PartitionStep, Store
 
 UUID = b"east-cluster-016"
 OTHER = b"west-cluster-016"
@@ -68,7 +68,7 @@ class StandIn:
     """What a coordinator asks of a runtime. With `hold` entries wait for `apply`; `refusal` refuses appends;
     `reads` holds committed reads back, `read_refusals` are raised by the next ones."""
 
-    def __init__(self, node: str, store: MemoryStore) -> None:
+    def __init__(self, node: str, store: Store) -> None:
         self.node = node
         self.cluster_uuid = UUID
         self.store = store
@@ -185,7 +185,7 @@ class _LinksOf:
 class Cluster:
     """What a test talks to: nodes by name, each with its stand-in and coordinator."""
 
-    store: MemoryStore
+    store: Store
     wire: Wire
     runtimes: dict[str, StandIn]
     coordinators: dict[str, Coordinator]
@@ -228,9 +228,10 @@ async def cluster(
     window: int = 1_000,
     request_timeout_ms: int = 5_000,
     read_isolation: str = "committed",
+    store: Store | None = None,
 ) -> AsyncIterator[Cluster]:
     """A cluster whose partition N is led by `leaders[N]`."""
-    store, wire = MemoryStore(request_window_offsets=window), Wire()
+    store, wire = store or MemoryStore(request_window_offsets=window), Wire()
     with ThreadPoolExecutor(1) as pool:
         runtimes = {node: StandIn(node, store) for node in nodes}
         coordinators: dict[str, Coordinator] = {}
@@ -248,7 +249,7 @@ async def cluster(
         made = Cluster(store, wire, runtimes, coordinators, dict(enumerate(leaders)))
         for partition, node in made.leaders.items():
             if node is not None:
-                runtimes[node].lead(partition, 1)
+                runtimes[node].lead(partition, store.applied(partition).epoch + 1)
         made.tell()
         yield made
 

@@ -160,6 +160,7 @@ def test_a_definite_refusal_stays_definite_on_the_way(error: IsthmusError) -> No
     asyncio.run(story())
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_broken_connection_leaves_writes_unknown_and_reads_unanswered() -> None:
     """A write or push that was sent may have taken effect; a read was not answered, and a retry may be."""
 
@@ -182,6 +183,7 @@ def test_a_broken_connection_leaves_writes_unknown_and_reads_unanswered() -> Non
     asyncio.run(story())
 
 
+@pytest.mark.usefixtures("impatient")
 def test_nothing_is_sent_to_a_node_that_cannot_be_reached() -> None:
     """Without a connection a write is refused, definitely, after the wait for a leader; meanwhile one may appear."""
 
@@ -199,6 +201,7 @@ def test_nothing_is_sent_to_a_node_that_cannot_be_reached() -> None:
     asyncio.run(story())
 
 
+@pytest.mark.usefixtures("impatient")
 def test_what_was_forwarded_is_never_forwarded_again() -> None:
     """Two nodes that each take the other for the leader refuse by name; the request ends, and nothing is written."""
 
@@ -274,6 +277,7 @@ def test_a_wait_for_a_leader_ends_with_a_refusal() -> None:
     asyncio.run(story())
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_node_that_knows_no_records_yet_is_not_ready() -> None:
     """Before the first records, and while a type's records are incomplete, its keys are not ready, never unknown."""
 

@@ -1,0 +1,11 @@
+"""What the tests of the coordinator share."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests wait 0.2 s for a leader instead of a second."""
+    monkeypatch.setattr("repl.routes.LEADER_WAIT_S", 0.2)
