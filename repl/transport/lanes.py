@@ -29,6 +29,9 @@ JOIN_BYTES_MAX: Final = 16 * 1024
 RATE_BURST_S: Final = 0.05
 """How much of the catch-up rate may be saved up while there is nothing to send."""
 
+RATE_WAIT_MIN_S: Final = 0.001
+"""Shortest wait for the catch-up rate: the loop's clock counts in milliseconds."""
+
 
 class RateCap:
     """A rate over all that share this object: `rate_bytes_s`, 0 for none. Times in seconds of one clock."""
@@ -46,7 +49,7 @@ class RateCap:
         if self._seen_s is not None:
             self._saved = min(self._most, self._saved + max(0.0, now_s - self._seen_s) * self._rate)
         self._seen_s = now_s
-        return 0.0 if self._saved >= 1 else (1 - self._saved) / self._rate
+        return 0.0 if self._saved >= 1 else max(RATE_WAIT_MIN_S, (1 - self._saved) / self._rate)
 
     def spend(self, length: int) -> None:
         """So much is sent; one piece may overdraw."""
@@ -130,6 +133,8 @@ class Outbox:
             if chosen is self._catch_up:
                 self._cap.spend(size)
                 break
+            self._live_ahead += size if chosen is self._live else -size
+            self._credit += size * self._credit_per_byte
             if self.empty:
                 break
         return length
@@ -140,24 +145,15 @@ class Outbox:
             if catch_up and not self._cap.wait_s(now_s):
                 return self._catch_up
             return None
-        if not catch_up:
+        if not catch_up or self._cap.wait_s(now_s):
             self._credit = 0.0
-        elif not self._cap.wait_s(now_s):
-            owed = min(catch_up, CATCH_UP_PIECE_BYTES)
-            if self._credit >= owed:
-                self._credit -= owed
-                return self._catch_up
-        else:
-            self._credit = 0.0
+        elif self._credit >= (owed := min(catch_up, CATCH_UP_PIECE_BYTES)):
+            self._credit -= owed
+            return self._catch_up
         if not live or not calls:
             self._live_ahead = 0
-            chosen = self._live if live else self._calls
-        else:
-            chosen = self._live if self._live_ahead <= 0 else self._calls
-            self._live_ahead += chosen.next_bytes() if chosen is self._live else -chosen.next_bytes()
-        if catch_up:
-            self._credit += chosen.next_bytes() * self._credit_per_byte
-        return chosen
+            return self._live if live else self._calls
+        return self._live if self._live_ahead <= 0 else self._calls
 
 
 class _Waiting:
@@ -170,10 +166,6 @@ class _Waiting:
         self._piece_bytes = piece_bytes
         self.items: deque[tuple[int, Parts]] = deque()
         self._rest = memoryview(b"")
-
-    def next_bytes(self) -> int:
-        """About what `take` will hand over."""
-        return min(self.length, self._piece_bytes)
 
     def take(self, parts: list[bytes | memoryview]) -> int:
         """Append one frame or piece to `parts`; its bytes."""

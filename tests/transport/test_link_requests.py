@@ -1,0 +1,218 @@
+"""Claims about requests between nodes: answers, errors by class, limits, and what is known when one fails."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from repl.model.errors import (
+    BadInput,
+    CodecError,
+    Corruption,
+    Fenced,
+    IsthmusError,
+    NotLeader,
+    NotReady,
+    OutcomeUnknown,
+    OutOfStorage,
+    Overloaded,
+    PeerFault,
+    Retryable,
+    TooFewInSync,
+    TooLarge,
+)
+from repl.transport.calls import UNDER_WAY_MAX
+from tests.transport.wire_world import LOOPS, MB, Node, run, until, world
+
+pytestmark = pytest.mark.parametrize("loop", LOOPS)
+
+
+class Unfamiliar(BadInput):
+    """A refusal with a code of its own."""
+
+    reason = "unfamiliar"
+
+
+def failing(node: Node, error: Exception) -> None:
+    async def answer(asker: str, method: str, body: bytes) -> bytes:
+        raise error
+
+    node.answer = answer
+
+
+def test_answers_come_back_to_whom_they_belong(loop: str) -> None:
+    """Many requests at once, small and large, each get their own answer, in whatever order they are ready."""
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.pair()
+
+            async def answer(node: str, method: str, body: bytes) -> bytes:
+                await asyncio.sleep(0.05 if body.startswith(b"0") else 0)
+                return b" ".join((node.encode(), method.encode(), body))
+
+            b.answer = answer
+            bodies = [b"%d" % i for i in range(50)] + [b"x" * 3 * MB]
+            found = await asyncio.gather(*(a.links.request("b", "kv.get", body, 10_000) for body in bodies))
+            assert found == [b"a kv.get " + body for body in bodies]
+
+    run(story(), loop)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BadInput("no such bucket"), TooLarge("above object_size"), CodecError("not a clock"), Retryable("again"),
+        Fenced("epoch 3"), TooFewInSync("1 of 2"), Overloaded("full"), OutOfStorage("disk"), NotReady("electing"),
+        NotLeader("not here", "c"), NotLeader("not here"), Unfamiliar("odd"),
+    ],
+)  # fmt: skip
+def test_definite_refusals_are_raised_as_they_were(loop: str, error: IsthmusError) -> None:
+    """Wrong input and refusals cross with class, reason, text and the leader that they name."""
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.pair()
+            failing(b, error)
+            with pytest.raises(type(error) if type(error) is not Unfamiliar else BadInput) as caught:
+                await a.links.request("b", "m", b"", 10_000)
+            assert str(caught.value) == str(error)
+            assert caught.value.reason == error.reason
+            if isinstance(error, NotLeader):
+                assert isinstance(caught.value, NotLeader)
+                assert caught.value.leader == error.leader
+
+    run(story(), loop)
+
+
+@pytest.mark.parametrize("error", [Corruption("row"), PeerFault("far"), OutcomeUnknown("late"), ZeroDivisionError("x")])
+def test_all_other_failures_leave_the_outcome_unknown(loop: str, error: Exception) -> None:
+    """A failure that is no definite refusal over there is OutcomeUnknown here, and costs no connection."""
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.pair()
+            failing(b, error)
+            with pytest.raises(OutcomeUnknown, match=f"node b: .*({error}|ZeroDivisionError)"):
+                await a.links.request("b", "m", b"", 10_000)
+            b.answer = b._echo
+            assert await a.links.request("b", "m", b"x", 10_000) == b"a m x"
+            assert a.events == [("b", True)]
+
+    run(story(), loop)
+
+
+def test_without_a_connection_nothing_was_sent(loop: str) -> None:
+    """NotReady, at once."""
+
+    async def story() -> None:
+        async with world() as here:
+            a = await here.node("a")
+            with pytest.raises(NotReady, match="node b"):
+                await a.links.request("b", "m", b"", 10_000)
+
+    run(story(), loop)
+
+
+def test_a_late_answer_leaves_the_outcome_unknown(loop: str) -> None:
+    """After the time-out the caller has OutcomeUnknown, the handler is ended, and its place is free."""
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.pair()
+            ended = []
+
+            async def answer(node: str, method: str, body: bytes) -> bytes:
+                try:
+                    await asyncio.sleep(60)
+                finally:
+                    ended.append(1)
+                return b""
+
+            b.answer = answer
+            with pytest.raises(OutcomeUnknown, match="within 50 ms"):
+                await a.links.request("b", "m", b"", 50)
+            await until(lambda: ended)
+            b.answer = b._echo
+            assert await a.links.request("b", "m", b"", 10_000) == b"a m "
+
+    run(story(), loop)
+
+
+def test_a_break_leaves_the_outcome_unknown(loop: str) -> None:
+    """A request whose connection breaks before the answer came raises at once, not after its time-out."""
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.node("a"), await here.node("b")
+            proxy = await here.proxy(b)
+            a.links.set_nodes({"b": proxy.address})
+            await until(lambda: a.links.linked("b"))
+            asked = asyncio.Event()
+
+            async def answer(node: str, method: str, body: bytes) -> bytes:
+                asked.set()
+                await asyncio.sleep(60)
+                return b""
+
+            b.answer = answer
+            request = asyncio.create_task(a.links.request("b", "m", b"", 600_000))
+            await asked.wait()
+            proxy.cut()
+            with pytest.raises(OutcomeUnknown, match="broke"):
+                await request
+
+    run(story(), loop)
+
+
+def test_what_is_under_way_is_bounded_in_number_and_bytes(loop: str) -> None:
+    """One request too many, or too many bytes, is refused with Overloaded before it is sent; places come back."""
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.pair(live_limit_bytes=2 * MB, message_limit_bytes=4 * MB)
+            go = asyncio.Event()
+
+            async def answer(node: str, method: str, body: bytes) -> bytes:
+                await go.wait()
+                return b""
+
+            b.answer = answer
+            with pytest.raises(TooLarge, match="node b takes"):
+                await a.links.request("b", "m", bytes(4 * MB), 10_000)
+            large = asyncio.create_task(a.links.request("b", "m", bytes(3 * MB), 10_000))
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded, match="bytes in all"):
+                await a.links.request("b", "m", b"x", 10_000)
+            go.set()
+            await large
+            go.clear()
+            many = [asyncio.create_task(a.links.request("b", "m", b"", 10_000)) for _ in range(UNDER_WAY_MAX)]
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded, match=f"at most {UNDER_WAY_MAX}"):
+                await a.links.request("b", "m", b"", 10_000)
+            go.set()
+            await asyncio.gather(*many)
+            assert await a.links.request("b", "m", b"", 10_000) == b""
+
+    run(story(), loop)
+
+
+def test_an_answer_that_is_too_large_is_said_to_be(loop: str) -> None:
+    """The asker hears of it, and the connection stands."""
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.node("a", message_limit_bytes=MB), await here.node("b")
+            await here.connect(a, b)
+
+            async def answer(node: str, method: str, body: bytes) -> bytes:
+                return bytes(2 * MB)
+
+            b.answer = answer
+            with pytest.raises(OutcomeUnknown, match="2000000 bytes"):
+                await a.links.request("b", "m", b"", 10_000)
+            assert a.links.linked("b")
+
+    run(story(), loop)

@@ -1,0 +1,283 @@
+"""Nodes with real connections on loopback, strangers that speak by hand, and a proxy that misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, Final
+
+import uvloop
+
+from repl.isr.messages import Ack, Forward
+from repl.model.entry import Entry, EntryKind, make_entry
+from repl.transport.frames import Frame, FrameKind, FrameReader, Lane, frame_head
+from repl.transport.handshake import Introduction, decode_introduction, encode_introduction
+from repl.transport.links import ClusterLinks
+from repl.transport.port import Delivery
+
+UUID: Final = b"u" * 16
+PATIENCE_S: Final = 20.0
+DEAD_AFTER_MS: Final = 400
+MB: Final = 1_000_000
+
+LOOPS: Final = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+def run(story: Coroutine[Any, Any, None], loop: str = "asyncio") -> None:
+    """Run `story` on one of LOOPS."""
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        runner.run(story)
+
+
+async def until(holds: Callable[[], object], what: str = "it") -> None:
+    """Wait until `holds`, not for ever."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + PATIENCE_S
+    while not holds():
+        assert loop.time() < deadline, f"waited {PATIENCE_S} s for {what}"
+        await asyncio.sleep(0.005)
+
+
+def entries_of(count: int, size: int, start: int = 0, epoch: int = 1) -> tuple[Entry, ...]:
+    """`count` entries from `start` on, with payloads of `size` bytes."""
+    return tuple(
+        make_entry(
+            EntryKind.DATA,
+            epoch,
+            start + i,
+            request_id=b"r" * 16,
+            origin=UUID,
+            time_ms=1_700_000_000_000,
+            bucket=b"bucket",
+            key=b"key",
+            row=b"row",
+            payload=bytes((i % 251,)) * size,
+        )
+        for i in range(count)
+    )
+
+
+def forward(seq: int, entries: tuple[Entry, ...] = ()) -> Forward:
+    """A Forward in epoch 1, told apart by its `seq`."""
+    return Forward(1, seq, entries[0].offset if entries else 0, 0, 0, 0, 1, ("a", "b"), entries)
+
+
+def ack(seq: int) -> Ack:
+    """An Ack in epoch 1, told apart by its `seq`."""
+    return Ack(1, 7, seq, 0, 0, 0)
+
+
+class Node:
+    """A node with its links, and all that they reported."""
+
+    def __init__(self, name: str, **numbers: Any) -> None:
+        self.name = name
+        self.frames: list[tuple[str, list[Delivery]]] = []
+        self.events: list[tuple[str, bool]] = []
+        self.answer: Callable[[str, str, bytes], Awaitable[bytes]] = self._echo
+        settings: dict[str, Any] = {
+            "cluster": "c",
+            "cluster_uuid": UUID,
+            "ping_interval_ms": 50,
+            "dead_after_ms": DEAD_AFTER_MS,
+            "dial_delay_max_ms": 200,
+            "live_limit_bytes": 64 * MB,
+            "catch_up_limit_bytes": 8 * MB,
+            "catch_up_share_percent": 20,
+            "catch_up_rate_bytes": 0,
+            "message_limit_bytes": 64 * MB,
+        }
+        self.links = ClusterLinks(
+            node=name,
+            **{**settings, **numbers},
+            on_deliveries=lambda node, deliveries: self.frames.append((node, deliveries)),
+            on_link=lambda node, up: self.events.append((node, up)),
+            on_request=lambda node, method, body: self.answer(node, method, body),
+        )
+        self.socket = socket.socket()
+        self.socket.bind(("127.0.0.1", 0))
+        self.port: int = self.socket.getsockname()[1]
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def messages(self) -> list[Any]:
+        """All that arrived, in order."""
+        return [delivery.message for _, frame in self.frames for delivery in frame]
+
+    def faults(self) -> dict[str, float]:
+        """Connections closed for a fault, by reason."""
+        return {
+            labels["reason"]: value
+            for name, labels, value in self.links.metrics()
+            if name == "isthmus_link_faults_total"
+        }
+
+    def number(self, metric: str, **wanted: str) -> float:
+        """One sample."""
+        found = [value for name, labels, value in self.links.metrics() if name == metric and labels == wanted]
+        assert len(found) == 1, (metric, wanted)
+        return found[0]
+
+    async def _echo(self, node: str, method: str, body: bytes) -> bytes:
+        return b" ".join((node.encode(), method.encode(), body))
+
+
+class World:
+    """What a story plays in; everything ends with it."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.sockets: list[socket.socket] = []
+        self.proxies: list[Proxy] = []
+
+    async def node(self, name: str, **numbers: Any) -> Node:
+        """A node that listens and dials nobody yet."""
+        node = Node(name, **numbers)
+        self.nodes.append(node)
+        await node.links.start(node.socket)
+        return node
+
+    async def pair(self, **numbers: Any) -> tuple[Node, Node]:
+        """Nodes a and b, connected both ways."""
+        a, b = await self.node("a", **numbers), await self.node("b", **numbers)
+        await self.connect(a, b)
+        return a, b
+
+    async def connect(self, a: Node, b: Node) -> None:
+        """Both dial each other; waits until both connections stand at both ends."""
+        a.links.set_nodes({b.name: b.address})
+        b.links.set_nodes({a.name: a.address})
+        await until(lambda: a.links.linked(b.name) and b.links.linked(a.name), "two connections")
+        await until(lambda: a.links.catch_up_room(b.name) and b.links.catch_up_room(a.name), "both ends")
+
+    async def proxy(self, to: Node) -> Proxy:
+        """A proxy in front of `to`."""
+        proxy = Proxy(to.port)
+        self.proxies.append(proxy)
+        await proxy.start()
+        return proxy
+
+    async def stranger(self, to: Node, receive_buffer_bytes: int = 0) -> Stranger:
+        """A connection to `to` over which nothing was said."""
+        sock = socket.socket()
+        if receive_buffer_bytes:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        sock.setblocking(False)
+        self.sockets.append(sock)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", to.port))
+        return Stranger(sock)
+
+    async def follower(self, to: Node, name: str = "f", receive_buffer_bytes: int = 0) -> Stranger:
+        """A stranger that has shaken hands as node `name`."""
+        stranger = await self.stranger(to, receive_buffer_bytes)
+        await stranger.greet(Introduction(UUID, "c", name, to.name, 64 * MB))
+        welcome = await stranger.frame()
+        assert welcome.kind is FrameKind.WELCOME
+        assert decode_introduction(welcome.body).node == to.name
+        return stranger
+
+
+@contextlib.asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    """A world that is cleared away at the end."""
+    made = World()
+    try:
+        yield made
+    finally:
+        for sock in made.sockets:
+            sock.close()
+        for node in made.nodes:
+            await node.links.stop()
+        for proxy in made.proxies:
+            await proxy.stop()
+
+
+class Stranger:
+    """The other end of a socket, by hand."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.reader = FrameReader(1 << 20, 64 * MB)
+        self.read: list[Frame] = []
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.sock, data)
+
+    async def greet(self, introduction: Introduction) -> None:
+        await self.send(framed(FrameKind.GREETING, encode_introduction(introduction)))
+
+    async def frame(self) -> Frame:
+        """The next frame that comes, empty PONGs of a busy connection left out."""
+        while True:
+            while self.read:
+                frame = self.read.pop(0)
+                if frame.kind is not FrameKind.PONG or frame.body:
+                    return frame
+            data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.sock, 1 << 16), PATIENCE_S)
+            if not data:
+                raise EOFError
+            self.read += [frame._replace(body=bytes(frame.body)) for frame in self.reader.frames(data)]
+
+    async def closed(self) -> None:
+        """Returns once the other side has closed it."""
+        with contextlib.suppress(ConnectionError):
+            while await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.sock, 1 << 16), PATIENCE_S):
+                pass
+
+
+def framed(kind: FrameKind, body: bytes, lane: Lane = Lane.URGENT, *, more: bool = False) -> bytes:
+    """One frame's bytes."""
+    return frame_head(kind, lane, (body,), more=more) + body
+
+
+class Proxy:
+    """Passes bytes on to a port, until it is told to swallow them or to cut."""
+
+    def __init__(self, port: int) -> None:
+        self.swallows = False
+        self._to = port
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._to)
+        self._writers += [writer, there_writer]
+        for one, other in ((reader, there_writer), (there_reader, writer)):
+            task = asyncio.create_task(self._pass_on(one, other))
+            self._tasks.add(task)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                if not self.swallows:
+                    writer.write(data)
+                    await writer.drain()
+        if not self.swallows:
+            writer.close()
+
+    def cut(self) -> None:
+        """Reset all connections."""
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    async def stop(self) -> None:
+        self._server.close()
+        self.cut()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
