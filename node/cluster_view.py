@@ -86,17 +86,18 @@ def problems(records: Records, registrations: Registrations, waiting: str) -> li
     found += [f"partition {r.partition} is {r.status.value}: {r.reason}" for r in offline]
     below = below_min_isr(records)
     if below:
-        found.append(f"{len(below)} partitions refuse writes, fewer than min-ISR are in sync: {_some(below)}")
+        found.append(f"too few replicas are in sync to take writes (min-ISR) in {_some(below)}")
     under = under_replicated(records)
     if under:
-        found.append(f"{len(under)} partitions have replicas out of sync: {_some(under)}")
+        found.append(f"replicas are out of sync in {_some(under)}")
     if len(found) > PROBLEMS_MAX:
         found[PROBLEMS_MAX:] = [f"and {len(found) - PROBLEMS_MAX} more; `isthmus partition list` shows all"]
     return found
 
 
 def _some(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+    noun = "partition" if len(numbers) == 1 else f"{len(numbers)} partitions:"
+    return f"{noun} {', '.join(map(str, numbers[:8]))}" + (", ..." if len(numbers) > 8 else "")
 
 
 def partition_rows(

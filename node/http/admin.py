@@ -19,6 +19,7 @@ from node.http.statuses import Refused, Reply, refusal
 from repl.controller import PlacementDiffers
 from repl.creation import DEFAULT_TYPE
 from repl.isr.replica_map import BadReplicaMap, checked_replica_map
+from repl.metastore.port import SessionState
 from repl.model.errors import IsthmusError
 
 if TYPE_CHECKING:
@@ -69,6 +70,11 @@ class Admin(Face):
         node, controller = self._node, self._node.controller
         records, registrations = controller.records, controller.registrations
         serves, why_not = node.ready()
+        doubts = []
+        if controller.read_at_ms is None:
+            doubts.append("this node has not read the metastore yet")
+        elif node.session is not SessionState.CONNECTED:
+            doubts.append(f"this node's session with the metastore is {node.session.value}: what is shown may be old")
         return json_reply(
             {
                 "cluster": node.settings.node.cluster,
@@ -86,7 +92,7 @@ class Admin(Face):
                 "under_replicated": cluster_view.under_replicated(records),
                 "below_min_isr": cluster_view.below_min_isr(records),
                 "waiting": controller.waiting,
-                "problems": cluster_view.problems(records, registrations, controller.waiting),
+                "problems": [*doubts, *cluster_view.problems(records, registrations, controller.waiting)],
                 "nodes": cluster_view.node_rows(records, registrations),
                 "actors": [node.queues.status(), node.sink.status(), node.fullsync.status()],
             }

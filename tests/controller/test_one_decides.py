@@ -9,7 +9,9 @@ from itertools import pairwise
 
 import msgpack
 import pytest
+from structlog.testing import capture_logs
 
+from repl import controller
 from repl.creation import DefaultType
 from repl.metastore.memory import WriteFault
 from repl.model.errors import BadInput
@@ -17,6 +19,12 @@ from repl.model.record import PartitionRecord, Registration
 from tests.controller.fake_cluster import Cluster, FakeNode, running, until
 
 SMALL = DefaultType(partition_count=4, factor=3, settle_ms=0)
+
+
+@pytest.fixture(autouse=True)
+def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever happens, happens because of an event."""
+    monkeypatch.setattr(controller, "POLL_MS", 60_000)
 
 
 def test_one_of_several_decides_and_all_know_which() -> None:
@@ -152,6 +160,25 @@ def test_the_smallest_lag_is_asked_for_and_wins() -> None:
     asyncio.run(story())
 
 
+def test_each_election_asks_anew() -> None:
+    """What was said in the last election does not count in the next one."""
+
+    async def story() -> None:
+        async with running(DefaultType(1, 5, settle_ms=0), 1, 2, 3, 4, 5) as cluster:
+            await until(lambda: cluster.online() and cluster.leads()["n1"])
+            await cluster.nodes["n1"].controller.resign()
+            await until(lambda: cluster.decides() and cluster.decides() != ["n1"])
+            cluster.nodes["n3"].leo = {0: 9}
+            await cluster.nodes["n1"].die()
+            await until(lambda: cluster.online() and cluster.leads()["n3"])
+            cluster.nodes["n4"].leo = {0: 20}
+            await cluster.nodes["n3"].die()
+            await until(lambda: cluster.online() and not cluster.leads()["n3"])
+            assert cluster.leads() == {"n4": 1}
+
+    asyncio.run(story())
+
+
 def test_who_does_not_answer_is_not_waited_for_longer_than_the_time_for_asking() -> None:
     """A node that is registered but cut off from the controller: its rival is nominated after half a second."""
 
@@ -244,9 +271,12 @@ def test_a_bug_in_one_look_does_not_end_the_controller(monkeypatch: pytest.Monke
                 on_records(records)
 
             monkeypatch.setattr(decides.controller, "_on_records", broken)
+            monkeypatch.setattr(controller, "POLL_MS", 200)
             victim = next(node for node in cluster.living if node is not decides)
-            await victim.die()
-            await until(lambda: cluster.online() and not cluster.leads()[victim.name])
+            with capture_logs() as logs:
+                await victim.die()
+                await until(lambda: cluster.online() and not cluster.leads()[victim.name])
+            assert "controller.bug" in [each["event"] for each in logs]
 
     asyncio.run(story())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from node.gathering import Gathering
 from node.http.admin import Admin
 from repl.controller import PlacementDiffers
 from repl.isr.replica_map import BadReplicaMap, replica_map_document
+from repl.metastore.port import SessionState
 from repl.model.errors import NotReady, OutcomeUnknown
 from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 
@@ -36,7 +38,7 @@ class ToldController:
         self.registrations = {"n1": Registration("n1", 7, True, id=1)}
         self.waiting = ""
         self.controller = "n1"
-        self.read_at_ms = 5
+        self.read_at_ms: int | None = 5
         self.outcome: str | Exception = "created"
         self.assigned: list[tuple[Any, ...]] = []
 
@@ -48,7 +50,7 @@ class ToldController:
         return self.outcome
 
 
-def an_admin(controller: ToldController) -> Admin:
+def an_admin(controller: ToldController, session: SessionState = SessionState.CONNECTED) -> Admin:
     """The admin face of node n1."""
     actor = SimpleNamespace(status=lambda: {"actor": "x", "state": "idle", "reason": ""})
     node = SimpleNamespace(
@@ -57,7 +59,7 @@ def an_admin(controller: ToldController) -> Admin:
         metrics=SimpleNamespace(render=lambda: b""),
         settings=SimpleNamespace(node=SimpleNamespace(name="n1", cluster="east")),
         cluster_uuid=b"u" * 16,
-        session=SimpleNamespace(value="connected"),
+        session=session,
         started_ms=1,
         queues=actor,
         sink=actor,
@@ -95,6 +97,20 @@ def test_the_cluster_is_shown_with_what_is_amiss() -> None:
     assert (answer["controller"], answer["node"], answer["under_replicated"]) == ("n1", "n1", [0])
     assert [(node["name"], node["state"]) for node in answer["nodes"]] == [("n1", "live"), ("n2", "gone")]
     assert len(answer["problems"]) == 2
+
+
+def test_what_may_be_old_is_said_to_be() -> None:
+    """Without a session, or before anything was read, a cluster is never called whole."""
+    controller = ToldController()
+    controller.registrations["n2"] = Registration("n2", 8, True, id=2)
+    controller.records[0] = replace(controller.records[0], isr=frozenset({Member("n1", 1), Member("n2", 2)}))
+    assert call(an_admin(controller), "GET", "/admin/cluster")[1]["problems"] == []
+    (doubt,) = call(an_admin(controller, SessionState.SUSPENDED), "GET", "/admin/cluster")[1]["problems"]
+    assert doubt == "this node's session with the metastore is suspended: what is shown may be old"
+    controller.read_at_ms = None
+    assert call(an_admin(controller), "GET", "/admin/cluster")[1]["problems"] == [
+        "this node has not read the metastore yet"
+    ]
 
 
 def test_partitions_are_listed_by_bucket_type() -> None:

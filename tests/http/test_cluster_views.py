@@ -142,8 +142,8 @@ def test_problems_are_none_only_when_all_is_online_and_in_sync() -> None:
     assert cluster_view.under_replicated(out) == [0, 1]
     assert cluster_view.below_min_isr(out) == [1]
     assert cluster_view.problems(out, ALL, "") == [
-        "1 partitions refuse writes, fewer than min-ISR are in sync: 1",
-        "2 partitions have replicas out of sync: 0, 1",
+        "too few replicas are in sync to take writes (min-ISR) in partition 1",
+        "replicas are out of sync in 2 partitions: 0, 1",
     ]
     offline = {n: record(n, status=PartitionStatus.OFFLINE, leader=None, reason="waits for a") for n in range(60)}
     found = cluster_view.problems(offline, {"a": ALL["a"], "b": ALL["b"]}, "")

@@ -20,6 +20,7 @@ from repl.isr.election import (
     Wait,
     Watch,
     Write,
+    asked,
     elect,
     watched,
 )
@@ -183,6 +184,13 @@ def test_all_live_members_are_asked_for_half_a_second() -> None:
     )
     record = written(elect(in_election(), ALL, 100 + ASK_MS, 100, (), reported={"b": (6, 1)}))
     assert record.candidate == Incarnation("b", 102)
+    assert asked(in_election(), ALL) == ["a", "b", "c"]
+    assert (
+        asked(in_election(isr=frozenset({A})), ALL)
+        == asked(in_election(preferred="b"), ALL)
+        == asked(three(), ALL)
+        == []
+    )
     alone = written(elect(in_election(isr=frozenset({A})), ALL, 100, 100, ()))
     assert alone.candidate == Incarnation("a", 101)
 
