@@ -8,6 +8,7 @@ import pytest
 
 from repl.metastore.memory import MemoryEnsemble, MemoryMetastore, WriteFault
 from repl.metastore.port import Ambiguous, Conflict, SessionState, Unavailable, Versioned
+from repl.model.record import Registration
 
 
 def test_a_disconnected_client_is_unavailable_and_keeps_its_session() -> None:
@@ -86,5 +87,43 @@ def test_held_calls_wait_for_their_release() -> None:
         assert not call.done()
         client.release()
         assert await call == 0
+
+    asyncio.run(run())
+
+
+def test_an_ensemble_restored_from_a_copy_is_not_believed() -> None:
+    """A client that has seen more than the ensemble now knows cannot connect to it, in its session or a new one; one
+    that has seen nothing can (H32)."""
+
+    async def run() -> None:
+        ensemble = MemoryEnsemble()
+        client = MemoryMetastore(ensemble)
+        await client.start(lambda _: None)
+        copy = ensemble.copied()
+        await client.put("/x", b"lost", None)
+        client.disconnect()
+        ensemble.go_back(copy)
+        client.reconnect()
+        with pytest.raises(Unavailable):
+            await client.get("/x")
+        other = MemoryMetastore(ensemble)
+        await other.start(lambda _: None)
+        assert await other.get("/x") is None
+
+    asyncio.run(run())
+
+
+def test_a_registration_outlives_writes_without_an_answer() -> None:
+    """Whatever becomes of single writes, registering ends registered once, under the id, with the gens noted."""
+
+    async def run() -> None:
+        for fault in WriteFault:
+            client = MemoryMetastore()
+            await client.start(lambda _: None)
+            client.spoil(fault, fault, fault)
+            inc = await client.register(Registration("n1", 0, True, gens={0: 4}, id=2))
+            client.deliver_late()
+            assert (await client.registrations())["n1"].inc == inc
+            assert await client.register(Registration("n1", 0, True, gens={0: 4}, id=2)) == inc
 
     asyncio.run(run())

@@ -11,7 +11,7 @@ import pytest
 
 from repl.metastore.mirror import FULL_READ_INTERVAL_S
 from repl.metastore.port import Conflict, Planned, SessionState, Versioned
-from repl.model.errors import TooLarge, WrongIdentity
+from repl.model.errors import Corruption, TooLarge, WrongIdentity
 from repl.model.record import Member
 from tests.metastore.clients import World, a_record, a_registration, joined, until
 
@@ -317,6 +317,27 @@ def test_a_synced_record_is_what_was_written_last(world: World) -> None:
     asyncio.run(run())
 
 
+def test_a_record_that_moves_while_it_is_confirmed_is_read_again(world: World) -> None:
+    """What was read before the majority was asked counts only if the majority still has it; a record that was not
+    there yet is found as well."""
+
+    async def run() -> None:
+        async with joined(world) as (reader, _), joined(world) as (writer, _):
+            tree: Any = reader._tree  # type: ignore[attr-defined]
+            confirm = tree.confirm
+
+            async def late(path: str, version: int) -> bool:
+                if not await writer.create_records([a_record(3)]):
+                    await writer.write_record(replace((await writer.records())[3], reason="theirs"))
+                return bool(await confirm(path, version))
+
+            tree.confirm = late
+            assert (await reader.synced_record(3)).reason == ""
+            assert (await reader.synced_record(3)).reason == "theirs"
+
+    asyncio.run(run())
+
+
 def test_a_look_reads_only_what_changed(world: World) -> None:
     """Looks at what nobody changed read nothing; after a change exactly that is read, and it is seen at once."""
 
@@ -387,6 +408,23 @@ def test_looks_at_once_all_see_what_was_confirmed_before_them(world: World) -> N
             for number in range(20):
                 record = await writer.write_record(replace(record, reason=str(number)))
                 assert await asyncio.gather(*(look() for _ in range(4))) == [str(number)] * 4
+
+    asyncio.run(run())
+
+
+def test_a_record_older_than_one_seen_before_is_refused(world: World) -> None:
+    """A record that was deleted and made anew under the client's eyes is not believed, and the error says so (H32)."""
+
+    async def run() -> None:
+        async with joined(world) as (reader, _), joined(world) as (writer, _):
+            await writer.create_records([a_record(3)])
+            record = await writer.write_record((await writer.records())[3])
+            assert (await reader.records())[3].version == record.version
+            await writer.delete("/p/3", record.version)
+            await writer.create_records([a_record(3)])
+            for _ in range(2):
+                with pytest.raises(Corruption, match=r"metastore-rollback: .*/p/3 is at version 0.* seen version 1"):
+                    await reader.records()
 
     asyncio.run(run())
 

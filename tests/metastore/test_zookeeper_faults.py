@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import signal
 import time
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from repl.metastore import embedded
+from repl.metastore import embedded, rollback
 from repl.metastore.port import Ambiguous, Conflict, SessionState, Unavailable, Versioned
 from repl.metastore.zookeeper import ZooKeeperMetastore
 from repl.model.errors import Corruption, LocalFault
@@ -83,20 +84,37 @@ def test_a_write_without_an_answer_is_ambiguous_and_repeating_it_decides(own_ser
     asyncio.run(run())
 
 
-def test_a_zookeeper_whose_data_went_back_is_not_believed(own_server: Any) -> None:
-    """A server that knows less than this session has seen is refused: the client stays suspended (H32)."""
+@pytest.mark.parametrize("new_session", [False, True])
+def test_a_zookeeper_whose_data_went_back_is_not_believed(
+    new_session: bool, own_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that knows less than this process has seen is refused, in the same session and in a new one: the
+    client stays suspended, and its errors say why, with both zxids (H32)."""
+    monkeypatch.setattr(rollback, "INTERVAL_S", 0.3)
 
     async def run() -> None:
         client, states = metastore(own_server.hosts, session_timeout_ms=2000), list[SessionState]()
         await client.start(states.append)
         await client.put("/x", b"1", None)
         own_server.kill()
+        await until(lambda: states[-1] is SessionState.SUSPENDED, "suspended")
+        assert client._link is not None
+        if new_session:
+            client._link._client._reset()  # what the driver does when its session has expired
         shutil.rmtree(own_server.directory / "data")
         await asyncio.to_thread(own_server.start)
-        with pytest.raises(AssertionError, match="believed"):
-            await until(lambda: states[-1] is SessionState.CONNECTED, "believed", seconds=2.5)
-        with pytest.raises(Unavailable):
-            await client.get("/x")
+
+        async def why() -> str:
+            with pytest.raises(Unavailable) as caught:
+                await client.get("/x")
+            return str(caught.value)
+
+        deadline = time.monotonic() + 15
+        while "metastore-rollback" not in (text := await why()):
+            assert time.monotonic() < deadline, text
+            await asyncio.sleep(0.05)
+        assert re.search(r"is at zxid 0x\w+, this process has seen 0x\w+: the ensemble lost", text)
+        assert states[-1] is SessionState.SUSPENDED
         await client.stop()
 
     asyncio.run(run())

@@ -97,6 +97,7 @@ def test_a_client_paused_beyond_its_session_hears_of_the_end_once(client_process
     assert states[-1] == "connected"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client_process", [(4000, 8)], indirect=True)
 def test_a_saturated_loop_and_a_busy_thread_cost_no_session(client_process: ClientProcess) -> None:
     """The driver's own thread goes on pinging while loop and workers have no idle moment for two sessions' length."""
@@ -106,6 +107,7 @@ def test_a_saturated_loop_and_a_busy_thread_cost_no_session(client_process: Clie
     assert client_process.states() == ["connected"], inc
 
 
+@pytest.mark.slow
 def test_a_metastore_away_for_longer_than_a_session_ends_none(own_server: Any) -> None:
     """Sessions are counted by the ensemble, which counts nothing while it is down: who comes back when it does keeps
     registration and claim, and is told `suspended`, never `expired` (H31)."""
