@@ -256,17 +256,15 @@ def _wait(
 
 
 def _progress(places: Iterable[Place], told: Mapping[str, Online], enough: Callable[[Online], bool]) -> str:
-    """Cluster by cluster how many nodes are ready, and what the others lack."""
+    """Cluster by cluster how many nodes are ready, and what the first of the others lacks."""
     clusters: dict[str, list[str]] = {}
     for place in places:
         clusters.setdefault(place.cluster, []).append(place.name)
     parts = []
     for cluster, names in clusters.items():
         lacking = [f"{name} {told[name].text}" for name in names if not enough(told[name])]
-        parts.append(
-            f"{cluster}: {len(names) - len(lacking)} of {len(names)} nodes ready"
-            + (f" ({'; '.join(lacking)})" if lacking else "")
-        )
+        why = f" ({lacking[0]}{'; ...' * (len(lacking) > 1)})" if lacking else ""
+        parts.append(f"{cluster}: {len(names) - len(lacking)} of {len(names)} nodes ready{why}")
     return ", ".join(parts)
 
 

@@ -55,15 +55,15 @@ class NodeProbe:
             ready = self._session.get(f"{self._http_url}/readyz", timeout=PROBE_TIMEOUT_S)
         except OSError:  # everything that requests raises is one
             return Online(ready=False, complete=False, text="starting")
-        why_not = "" if ready.status_code == 200 else f", not ready: {_first_line(ready.text)}"
+        why_not = "" if ready.status_code == 200 else f"not ready: {_first_line(ready.text)}"
         try:
-            about = cluster.json()
-            online, total = int(about["partitions"]["online"]), int(about["partitions"]["total"])
-            waiting = f"no partitions yet: {about.get('waiting') or 'the cluster is being founded'}"
+            partitions = cluster.json()["partitions"]
+            online, total = int(partitions["online"]), int(partitions["total"])
         except (ValueError, KeyError, TypeError):
             return Online(not why_not, complete=False, text=f"answers {cluster.status_code} without its partitions")
-        complete = not why_not and total > 0 and online == total
-        return Online(not why_not, complete, (f"{online} of {total} online" if total else waiting) + why_not)
+        counted = f"{online} of {total} online" if total else ""
+        text = ", ".join(part for part in (counted, why_not) if part) or "no partitions yet"
+        return Online(not why_not, not why_not and 0 < total == online, text)
 
 
 def _first_line(text: str) -> str:
