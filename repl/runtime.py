@@ -267,8 +267,17 @@ class Runtime:
         self._storage.flush()
 
     def _feed(self, partition: Partition, event: ev.Event) -> None:
-        self._perform(partition, partition.replica.step(event, self.time.now_ms()))
+        try:
+            self._perform(partition, partition.replica.step(event, self.time.now_ms()))
+        except Exception as bug:  # noqa: BLE001 - an effect may be lost: this copy must not go on as if it were not
+            self._quarantine(partition, bug)
         self._ticking.arm(partition)
+
+    def _quarantine(self, partition: Partition, bug: Exception) -> None:
+        """A fault of this program: this copy alone is left as it is, the others go on."""
+        log.error("runtime.bug", partition=partition.id, exc_info=bug)
+        reason = f"bug: {bug or type(bug).__name__}; report it with this node's log, then start the node again"
+        self._perform(partition, partition.replica.step(ev.PersistFailed(reason), self.time.now_ms()))
 
     # -- effects of the core --------------------------------------------------------------------------------
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from repl.founding import settle
 from repl.identity import Identity
 from repl.metastore.memory import MemoryEnsemble, MemoryMetastore
 from repl.model.errors import Corruption, LocalFault, WrongIdentity
 from repl.model.record import Member, PartitionRecord
 from repl.replog.port import RecoveredPartition
+from repl.settling import settle
 from repl.slots import Slots
 
 UUID = b"east-cluster-016"
@@ -25,92 +25,112 @@ def settled(
     ensemble: MemoryEnsemble,
     *,
     recovered: dict[int, RecoveredPartition] | None = None,
-    node: str = "n1",
     boot_id: str = "boot-1",
     durability: str = "fsync",
     clean: bool = True,
-    emptied: str = "",
-) -> tuple[dict[int, PartitionRecord], dict[int, int]]:
-    """One start of a node: the records, and the gens of its two partitions afterwards."""
+    doubt: str = "",
+) -> tuple[dict[int, int], int]:
+    """One start of n1: the gens of its copies afterwards, and the spare one."""
 
-    async def start() -> tuple[dict[int, PartitionRecord], dict[int, int]]:
+    async def start() -> tuple[dict[int, int], int]:
         metastore = MemoryMetastore(ensemble)
         await metastore.start(lambda _state: None)
         identity = Identity.open(directory)
         try:
-            records = await settle(
+            if doubt:
+                identity.note_doubt(doubt)
+            await settle(
                 metastore,
                 identity,
                 SOUND if recovered is None else recovered,
-                node=node,
-                cluster="east",
+                node="n1",
                 cluster_uuid=UUID,
                 boot_id=boot_id,
                 durability=durability,
-                partition_count=2,
-                emptied=emptied,
             )
-            gens = {p: found.gen for p in (0, 1) if (found := identity.partition(p)) is not None}
+            assert not identity.doubt
+            return identity.gens(), identity.spare
         finally:
             identity.close(clean)
             await metastore.stop()
-        return dict(records), gens
 
     return asyncio.run(start())
 
 
-def test_a_new_cluster_gets_its_partitions_with_this_copy_in_sync(tmp_path: Path) -> None:
-    """The first start creates all partitions, and their ISR is this node under the gen that its directory holds."""
-    records, gens = settled(tmp_path, MemoryEnsemble(), recovered={})
-    assert sorted(records) == [0, 1]
-    assert all(r.isr == frozenset({Member("n1", gens[p])}) for p, r in records.items())
+def founded(directory: Path, ensemble: MemoryEnsemble, *, durability: str = "fsync") -> dict[int, int]:
+    """A directory with two copies, left by a kill: their gens."""
+
+    async def found() -> None:
+        metastore = MemoryMetastore(ensemble)
+        await metastore.start(lambda _state: None)
+        _, spare = settled_here
+        await metastore.create_records(
+            [PartitionRecord(p, "default", p, 2, ("n1",), isr=frozenset({Member("n1", spare)})) for p in (0, 1)]
+        )
+        await metastore.stop()
+
+    settled_here = settled(directory, ensemble, recovered={}, durability=durability, clean=False)
+    assert settled_here[0] == {}
+    asyncio.run(found())
+    gens, spare = settled(directory, ensemble, recovered={}, durability=durability, clean=False)
+    assert gens == {0: spare, 1: spare}
+    return gens
+
+
+def test_a_copy_that_is_yet_to_be_made_takes_the_spare_gen(tmp_path: Path) -> None:
+    """The gen that a new directory offers for new copies is the one that they get, at this and any later start."""
+    ensemble = MemoryEnsemble()
+    gens = founded(tmp_path, ensemble)
+    assert settled(tmp_path, ensemble) == (gens, gens[0])
 
 
 def test_a_sound_copy_keeps_its_gen(tmp_path: Path) -> None:
     """A clean stop, a kill and, in fsync mode, a power loss all keep the gen."""
     ensemble = MemoryEnsemble()
-    _, first = settled(tmp_path, ensemble, recovered={}, clean=False)
-    assert settled(tmp_path, ensemble)[1] == first
-    assert settled(tmp_path, ensemble, boot_id="boot-2", clean=False)[1] == first
-    assert settled(tmp_path, ensemble, boot_id="boot-3")[1] == first
+    first = founded(tmp_path, ensemble)
+    assert settled(tmp_path, ensemble)[0] == first
+    assert settled(tmp_path, ensemble, boot_id="boot-2", clean=False)[0] == first
+    assert settled(tmp_path, ensemble, boot_id="boot-3")[0] == first
 
 
-@pytest.mark.parametrize("case", ["damage", "emptied", "async power loss", "new directory"])
+@pytest.mark.parametrize("case", ["damage", "doubt", "async power loss", "new directory"])
 def test_a_copy_that_may_have_lost_something_takes_a_new_gen(tmp_path: Path, case: str) -> None:
     """R-GEN: what is damaged, emptied, doubtful after a power loss or new is not the copy that the record means."""
     ensemble = MemoryEnsemble()
     directory = tmp_path / "data"
-    records, first = settled(directory, ensemble, recovered={}, clean=False)
+    first = founded(directory, ensemble, durability="async" if case == "async power loss" else "fsync")
     match case:
         case "damage":
             hurt = {0: RecoveredPartition(0, 2, ((1, 0),), "entries from 2 on may be lost"), 1: SOUND[1]}
-            _, gens = settled(directory, ensemble, recovered=hurt)
+            gens, _ = settled(directory, ensemble, recovered=hurt)
             assert gens[1] == first[1]
-        case "emptied":
-            _, gens = settled(directory, ensemble, recovered={}, emptied="log of an earlier run is gone")
+        case "doubt":
+            gens, _ = settled(directory, ensemble, recovered={}, doubt="log of an earlier run is gone")
         case "async power loss":
-            _, gens = settled(directory, ensemble, durability="async", boot_id="boot-2")
+            gens, _ = settled(directory, ensemble, durability="async", boot_id="boot-2")
         case "new directory":
             shutil.rmtree(directory)
-            _, gens = settled(directory, ensemble, recovered={})
+            gens, _ = settled(directory, ensemble, recovered={})
     assert gens[0] != first[0]
-    assert Member("n1", gens[0]) not in records[0].isr
+    assert settled(directory, ensemble)[0] == gens, "settled once"
+
+
+def test_doubt_outlives_a_start_that_did_not_get_to_settle(tmp_path: Path) -> None:
+    """Opening makes an emptied log anew, so that only the noted doubt can tell the next start of it."""
+    ensemble = MemoryEnsemble()
+    first = founded(tmp_path, ensemble)
+    identity = Identity.open(tmp_path)
+    identity.note_doubt("the log is gone")
+    identity.close(clean=False)
+    assert settled(tmp_path, ensemble)[0][0] != first[0]
 
 
 def test_an_async_copy_keeps_its_gen_when_nothing_was_lost(tmp_path: Path) -> None:
     """In async mode a mere kill keeps the page cache, and a clean stop before a reboot loses nothing."""
     ensemble = MemoryEnsemble()
-    _, first = settled(tmp_path, ensemble, recovered={}, durability="async", clean=False)
-    assert settled(tmp_path, ensemble, durability="async")[1] == first
-    assert settled(tmp_path, ensemble, durability="async", boot_id="boot-2")[1] == first
-
-
-def test_another_nodes_cluster_is_refused_by_name(tmp_path: Path) -> None:
-    """A second node of a cluster is told who runs it and what to change."""
-    ensemble = MemoryEnsemble()
-    settled(tmp_path / "a", ensemble, recovered={})
-    with pytest.raises(LocalFault, match="run by node n1"):
-        settled(tmp_path / "b", ensemble, recovered={}, node="n2")
+    first = founded(tmp_path, ensemble, durability="async")
+    assert settled(tmp_path, ensemble, durability="async")[0] == first
+    assert settled(tmp_path, ensemble, durability="async", boot_id="boot-2")[0] == first
 
 
 def test_what_is_gone_of_an_earlier_run_is_noticed(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from repl.isr import events as ev
+from repl.isr.options import Options
 from repl.metastore.memory import MemoryEnsemble
 from repl.model.errors import BadInput, IsthmusError, NotReady, OutcomeUnknown, OutOfStorage, Overloaded, TooLarge
 from repl.model.keys import Key
@@ -223,7 +224,7 @@ def test_a_full_window_refuses_and_forgets_nothing(tmp_path: Path, house: Houses
     """More than the window in one turn is refused as overloaded, definitely; what was answered is there."""
 
     async def story() -> None:
-        async with house(tmp_path, MemoryEnsemble(), window_entries=20) as h:
+        async with house(tmp_path, MemoryEnsemble(), options=Options(window_entries=20)) as h:
             results = await asyncio.gather(
                 *(h.coordinator.write(WriteRequest(key(b"%d" % n), Content(b"v"))) for n in range(300)),
                 return_exceptions=True,
@@ -278,7 +279,7 @@ def test_a_write_without_an_outcome_in_time_is_unknown(
 
     async def story() -> None:
         async with house(tmp_path, MemoryEnsemble()) as h:
-            h.coordinator._timeout_s = 0.3
+            h.coordinator._expiry._timeout_s = 0.3
             held = threading.Event()
             commit = h.runtime.store.commit
 

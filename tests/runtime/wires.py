@@ -1,0 +1,177 @@
+"""A network in memory: the twin of `repl.transport.links.ClusterLinks`, with cuts and losses at will.
+
+Messages go through the real codec, so that nobody shares an object with a node that it has "left". One turn of the loop
+makes one frame, and a frame arrives a turn later, in order, unless the wire was cut meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgpack
+
+from repl.isr.messages import Fenced, Forward, Message
+from repl.model.errors import NotReady, OutcomeUnknown
+from repl.transport.codec import FROM_FOLLOWER, Encoder, decode_item
+from repl.transport.port import NO_CURSORS, Delivery
+
+
+class Wires:
+    """Between all nodes; `cut` and `heal` by pair."""
+
+    def __init__(self) -> None:
+        self.plugged: dict[str, MemoryLinks] = {}
+        self._cut: set[frozenset[str]] = set()
+        self.lost: Callable[[str, str, Message], bool] = lambda _sender, _to, _message: False
+        """Asked of each message: True loses it, on a connection that stands."""
+
+    def passable(self, one: str, other: str) -> bool:
+        return one in self.plugged and other in self.plugged and frozenset((one, other)) not in self._cut
+
+    def cut(self, one: str, other: str) -> None:
+        """Break the connections of a pair until `heal`."""
+        self._cut.add(frozenset((one, other)))
+        for links, peer in ((self.plugged.get(one), other), (self.plugged.get(other), one)):
+            if links is not None:
+                links.broken(peer)
+
+    def heal(self) -> None:
+        """Mend all cuts; diallers dial again."""
+        self._cut.clear()
+        for links in list(self.plugged.values()):
+            links.dial()
+
+    def isolate(self, node: str) -> None:
+        """Cut one node off from all the others."""
+        for other in list(self.plugged):
+            if other != node:
+                self.cut(node, other)
+
+    def unplug(self, node: str) -> None:
+        """The node's process is gone."""
+        del self.plugged[node]
+        for links in self.plugged.values():
+            links.broken(node)
+
+
+class MemoryLinks:
+    """One node's end: `repl.transport.port.Links`."""
+
+    def __init__(
+        self,
+        wires: Wires,
+        node: str,
+        *,
+        on_deliveries: Callable[[str, list[Delivery]], None],
+        on_link: Callable[[str, bool], None],
+        on_request: Callable[[str, str, bytes], Awaitable[bytes]],
+        catch_up_limit_bytes: int = 8_000_000,
+    ) -> None:
+        self._wires = wires
+        self._node = node
+        self._on_deliveries = on_deliveries
+        self._on_link = on_link
+        self.on_request = on_request
+        self._loop = asyncio.get_running_loop()
+        self._nodes: set[str] = set()
+        self.dialled: set[str] = set()
+        self._out: dict[str, list[bytes]] = {}
+        self._encoder = Encoder()
+        self._catch_up_limit_bytes = catch_up_limit_bytes
+        self._catch_up_waiting: dict[str, int] = {}
+        wires.plugged[node] = self
+
+    def set_nodes(self, addresses: Mapping[str, str]) -> None:
+        for gone in self._nodes - addresses.keys():
+            self.broken(gone)
+        self._nodes = set(addresses)
+        self.dial()
+
+    def dial(self) -> None:
+        """Connect to whoever can be reached."""
+        for node in sorted(self._nodes - self.dialled):
+            if self._wires.passable(self._node, node):
+                self.dialled.add(node)
+                self._loop.call_soon(self._on_link, node, True)
+
+    def broken(self, node: str) -> None:
+        """Both connections with `node` are gone."""
+        other = self._wires.plugged.get(node)
+        if node in self.dialled or (other is not None and self._node in other.dialled):
+            self.dialled.discard(node)
+            self._out.pop(node, None)
+            self._catch_up_waiting.pop(node, None)
+            self._loop.call_soon(self._on_link, node, False)
+            self._loop.call_soon(self.dial)
+
+    def _connected(self, node: str, message: Message) -> bool:
+        if not self._wires.passable(self._node, node):
+            return False
+        here, there = node in self.dialled, self._node in self._wires.plugged[node].dialled
+        if type(message) in FROM_FOLLOWER:
+            return here
+        return (here or there) if isinstance(message, Fenced) else there
+
+    def send(
+        self,
+        node: str,
+        partition: int,
+        message: Message,
+        *,
+        live: bool = True,
+        cursors: Mapping[bytes, bytes] = NO_CURSORS,
+    ) -> bool:
+        if not self._connected(node, message):
+            return False
+        item = b"".join(self._encoder.item(partition, message, cursors))
+        if not live:
+            if self.catch_up_room(node) < len(item) < self._catch_up_limit_bytes:
+                return False
+            self._catch_up_waiting[node] = self._catch_up_waiting.get(node, 0) + len(item)
+        if self._wires.lost(self._node, node, message):
+            return True
+        if node not in self._out:
+            self._out[node] = []
+            self._loop.call_soon(self._flush, node)
+        self._out[node].append(item)
+        return True
+
+    def _flush(self, node: str) -> None:
+        self._encoder.forget()
+        items = self._out.pop(node, [])
+        self._catch_up_waiting.pop(node, None)
+        if items and self._wires.passable(self._node, node):
+            self._loop.call_soon(self._wires.plugged[node].arrived, self._node, items)
+
+    def arrived(self, node: str, items: list[bytes]) -> None:
+        """A frame."""
+        if self._wires.passable(self._node, node):
+            deliveries = [decode_item(msgpack.unpackb(item, use_list=False)) for item in items]
+            self._on_deliveries(node, deliveries)
+
+    def catch_up_room(self, node: str) -> int:
+        if not self._wires.passable(self._node, node) or self._node not in self._wires.plugged[node].dialled:
+            return 0
+        return max(0, self._catch_up_limit_bytes - self._catch_up_waiting.get(node, 0))
+
+    def linked(self, node: str) -> bool:
+        return node in self.dialled
+
+    async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+        if node not in self.dialled:
+            raise NotReady(f"no connection to node {node}")
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await asyncio.sleep(0)
+                answer = await self._wires.plugged[node].on_request(self._node, method, body)
+        except (TimeoutError, KeyError) as error:
+            raise OutcomeUnknown(f"no answer from node {node}") from error
+        if node not in self.dialled:
+            raise OutcomeUnknown(f"the connection to node {node} broke")
+        return answer
+
+
+def is_entries(message: Message) -> bool:
+    """True for a message that carries entries."""
+    return isinstance(message, Forward) and bool(message.entries)
