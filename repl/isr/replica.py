@@ -211,9 +211,9 @@ class Replica(View):
         self._follow_record(now_ms)
 
     def _synced(self, nonce: int, record: PartitionRecord, now_ms: int) -> None:
-        """A record read after a sync. Were it older than what was known when that was asked for, the metastore would have
-        lost what it confirmed: then nothing of it is believed until an operator has raised the lineage (H32). An answer
-        that is merely late may be older than what is known by now."""
+        """A record read after a sync. Were it older than what was known when that was asked for, the metastore would
+        have lost what it confirmed: then nothing of it is believed until an operator has raised the lineage (H32). An
+        answer that is merely late may be older than what is known by now."""
         standing = self._standing
         suspicion, epoch_then = self._suspicion
         if nonce == suspicion and record.epoch < epoch_then:
