@@ -222,8 +222,9 @@ def test_what_was_forwarded_is_never_forwarded_again() -> None:
     asyncio.run(story())
 
 
-def test_an_election_is_waited_for() -> None:
+def test_an_election_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a leader, writes, reads and pushes wait and go on as soon as one is known, here or elsewhere."""
+    monkeypatch.setattr("repl.routes.LOOK_AGAIN_S", 10)
 
     async def story() -> None:
         async with cluster() as c:

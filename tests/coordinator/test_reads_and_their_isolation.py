@@ -171,6 +171,10 @@ def test_more_than_one_message_holds_comes_in_several(monkeypatch: pytest.Monkey
             results = await c.coordinators["n1"].get_batch(keys, None, 1_000_000)
             assert [values(r) for r in results] == [[bytes(1_000)]] * 10
             assert len(c.wire.requests) >= 5
+            c.wire.requests.clear()
+            results = await c.coordinators["n1"].get_batch(keys, None, 3_000)
+            assert sum(isinstance(r, Overloaded) for r in results) >= 7
+            assert len(c.wire.requests) <= 2
             big = Key(b"default", b"b", keys[0].key)
             await c.coordinators["n2"].write(WriteRequest(big, Content(bytes(5_000)), ()))
             assert len(await c.coordinators["n1"].get(big) or b"") > 6_000

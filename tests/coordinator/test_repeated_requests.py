@@ -127,6 +127,26 @@ def test_a_request_that_was_dropped_is_unknown_and_then_free() -> None:
     asyncio.run(story())
 
 
+def test_a_leader_that_comes_back_does_not_know_what_was_dropped() -> None:
+    """A request that was pending when leadership ended, and is in no log any more, is written when it comes again."""
+
+    async def story() -> None:
+        async with cluster() as c:
+            await c.coordinators["n1"].write(WriteRequest(KEY, Content(b"zero")))
+            c.runtimes["n1"].hold = True
+            task = asyncio.create_task(c.coordinators["n1"].write(named(b"one")))
+            await pending(c)
+            c.move(0, "n2")
+            with pytest.raises(OutcomeUnknown):
+                await task
+            c.runtimes["n1"].hold = False
+            c.move(0, "n1")
+            assert not (await c.coordinators["n1"].write(named(b"one"))).repeated
+            assert await values(c) == [b"one", b"zero"]
+
+    asyncio.run(story())
+
+
 def test_a_refused_request_stays_free() -> None:
     """An id whose write was refused was not used: the same write takes effect afterwards. So with a delete of
     nothing."""
