@@ -268,19 +268,22 @@ class Lab:
         for node in self.nodes.values():
             if not node.running:
                 return f"{node.name} is down"
-        rows = []
+        views: dict[str, dict[int, dict[str, Any]]] = {}
         for node in self.nodes.values():
             answer = node.ask("/admin/partitions")
             if answer is None:
                 return f"{node.name} does not answer"
-            rows.append(answer["partitions"])
-        for node, of_node in zip(self.nodes.values(), rows, strict=True):
-            if len(of_node) != PARTITIONS:
-                return f"{node.name} knows {len(of_node)} partitions"
-            for row in of_node:
-                isr = row["isr"] or ()
-                if row["leader"] is None or len(isr) < len(self.nodes):
-                    return f"to {node.name} partition {row['partition']} has leader {row['leader']}, ISR {sorted(isr)}"
+            views[node.name] = {row["partition"]: row for row in answer["partitions"]}
+            if len(views[node.name]) != PARTITIONS:
+                return f"{node.name} knows {len(views[node.name])} partitions"
+        for name, view in views.items():
+            for partition, row in view.items():
+                missing = [
+                    f"{other}: {views[other][partition]['reason']}" for other in views if other not in row["isr"]
+                ]
+                if row["leader"] is None or missing:
+                    where = f"to {name} partition {partition} has leader {row['leader']}"
+                    return f"{where}, out of sync are {missing}"
         return next((why for node in self.nodes.values() if (why := node.ready())), "")
 
     def wait_applied(self, timeout_s: float) -> None:

@@ -401,11 +401,12 @@ def clocks(stage: Stage) -> None:
 
 
 def corrupt(stage: Stage) -> None:
-    """kill -9 of one node, and a byte in the middle of its newest log file changes before it is back."""
+    """kill -9 of one node, and a byte in the middle of its newest log file changes before it is back. It must not lead
+    with what it holds then; it is in sync again after its operator has emptied the disk."""
     node = stage.victim()
     node.kill()
-    files = sorted((node.data_dir / "log").glob("*"), key=lambda path: path.stat().st_mtime)
-    newest = next(path for path in reversed(files) if path.is_file() and path.stat().st_size > 1000)
+    files = sorted((node.data_dir / "log").glob("*.log"), key=lambda path: path.stat().st_mtime)
+    newest = next(path for path in reversed(files) if path.stat().st_size > 1000)
     data = bytearray(newest.read_bytes())
     end = len(bytes(data).rstrip(b"\0"))
     place = stage.chance.randrange(end // 4, end // 2)
@@ -413,11 +414,16 @@ def corrupt(stage: Stage) -> None:
     newest.write_bytes(data)
     stage.story.note(f"killed {node.name}, and changed byte {place} of {end} in {newest.name}")
     stage.lab.start(node)
+    stage.wait(SESSION_S, SESSION_S * 2)
+    _emptied(stage, node)
 
 
 def lost_disk(stage: Stage) -> None:
     """kill -9 of one node, and it comes back with an empty data directory."""
-    node = stage.victim()
+    _emptied(stage, stage.victim())
+
+
+def _emptied(stage: Stage, node: LabNode) -> None:
     node.kill()
     for path in node.data_dir.iterdir():
         with contextlib.suppress(OSError):
