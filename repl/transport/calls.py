@@ -75,6 +75,7 @@ class Asking:
     async def ask(self, method: str, body: bytes, timeout_ms: int, queued_bytes: int) -> bytes:
         """The answer; errors as `repl.transport.port` says. `queued_bytes` wait to be written already."""
         assert 0 < len(method) <= METHOD_LENGTH_MAX
+        assert timeout_ms > 0
         length = len(body)
         if length + OVERHEAD_BYTES > self._body_limit:
             raise TooLarge(f"a request {method} of {length} bytes: node {self._node} takes {self._body_limit}")
@@ -91,8 +92,9 @@ class Asking:
         future = asyncio.get_running_loop().create_future()
         self._waiting[asked] = future
         self._bytes += length
-        self._put((b"\x94" + _pack(asked) + _pack(method) + _pack(timeout_ms) + bin_head(length), body))
         try:
+            if not self._put((b"\x94" + _pack(asked) + _pack(method) + _pack(timeout_ms) + bin_head(length), body)):
+                raise NotReady(f"the connection to node {self._node} has just broken")
             async with asyncio.timeout(timeout_ms / 1000):
                 answer: bytes = await future
                 return answer
@@ -184,16 +186,16 @@ class Serving:
 
     async def _serve(self, asked: int, method: str, timeout_ms: int, body: bytes) -> None:
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with asyncio.timeout(timeout_ms / 1000) as deadline:
                 answer = await self._handler(self._node, method, body)
             if len(answer) + OVERHEAD_BYTES > self._body_limit:
                 raise OutcomeUnknown(f"the answer has {len(answer)} bytes, node {self._node} takes {self._body_limit}")
             item: Parts = (b"\x92" + _pack(asked) + bin_head(len(answer)), answer)
         except IsthmusError as error:
             item = _error_item(asked, error)
-        except TimeoutError:
-            return  # who asked has given up
         except Exception as error:
+            if deadline.expired():
+                return  # who asked has given up
             log.exception("transport.request.failed", node=self._node, method=method)
             item = _error_item(asked, OutcomeUnknown(f"{method} failed: {type(error).__name__}"))
         finally:

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
+from time import monotonic
 from typing import Any, Final, Protocol, cast
 
 from repl.model.errors import CodecError
@@ -274,7 +275,7 @@ class Connection(asyncio.Protocol):
                 self._put_urgent(FrameKind.PONG, bytes(frame.body))
             case FrameKind.PONG if self.dialled and len(frame.body) in (0, _TOKEN.size):
                 if frame.body:
-                    self.round_trip_s = max(0.0, self._loop.time() - _TOKEN.unpack(frame.body)[0])
+                    self.round_trip_s = max(0.0, monotonic() - _TOKEN.unpack(frame.body)[0])
             case _:
                 raise FrameFault("unexpected", f"a {frame.kind.name} of {len(frame.body)} bytes that belongs not here")
 
@@ -355,7 +356,7 @@ class Connection(asyncio.Protocol):
         elif self._reader.waited_ms(elapsed_ms) >= FRAME_TIMEOUT_MS:
             self.fail("frame-timeout", f"a frame that has begun did not end within {FRAME_TIMEOUT_MS} ms")
         elif self.dialled and not heard:
-            self._put_urgent(FrameKind.PING, _TOKEN.pack(self._loop.time()))
+            self._put_urgent(FrameKind.PING, _TOKEN.pack(monotonic()))
         elif not self.dialled and heard and not wrote:
             # A ping may stand behind megabytes on a slow way here: that they come is said without being asked.
             self._put_urgent(FrameKind.PONG, b"")

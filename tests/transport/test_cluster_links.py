@@ -78,12 +78,12 @@ def test_each_kind_of_message_has_its_connection(loop: str) -> None:
 
 
 def test_a_large_object_arrives_whole(loop: str) -> None:
-    """A 20 MB entry arrives in either lane, though it is larger than the catch-up lane."""
+    """A 10 MB entry arrives in either lane, though it is larger than the catch-up lane."""
 
     async def story() -> None:
         async with world() as here:
             a, b = await here.pair(catch_up_limit_bytes=MB)
-            large = forward(1, entries_of(1, 20 * MB))
+            large = forward(1, entries_of(1, 10 * MB))
             assert a.links.catch_up_room("b") == MB
             assert a.links.send("b", 1, large, live=False)
             assert a.links.catch_up_room("b") == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repl.isr.messages import (
@@ -134,6 +134,7 @@ def test_hostile_items_are_refused_and_nothing_else_happens(message: Message, da
         assert decoded(bytes_of(delivery.partition, delivery.message)).message == delivery.message
 
 
+@settings(max_examples=40)
 @given(st.recursive(st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.text()
                     | st.binary(), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.binary(), inner),
                     max_leaves=20))  # fmt: skip

