@@ -94,6 +94,7 @@ def open_store(settings: Settings, cluster_uuid: bytes, boot_id: str) -> LevelSt
         write_buffer_bytes=replication.write_buffer_bytes,
         block_cache_bytes=replication.block_cache_bytes,
         boot_id=boot_id,
+        request_window_offsets=replication.dedup_window_count,
     )
 
 
