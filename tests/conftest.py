@@ -24,6 +24,9 @@ GRACE_S: Final = 5.0
 hypothesis.settings.register_profile("isthmus", deadline=None, derandomize="CI" in os.environ, print_blob=True)
 hypothesis.settings.load_profile("isthmus")
 
+TOOLS: Final = {"network": ("ip", "tc", "iptables", "nsenter"), "disks": ("mkfs.ext4", "mount", "losetup")}
+"""Marker -> the programs that its tests run."""
+
 _left_out: Counter[str] = Counter()
 """Tests that `-m` deselected, by the markers that they have."""
 
@@ -100,6 +103,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     lacking = {"root": "needs root"} if os.geteuid() != 0 else {}
     if any(item.get_closest_marker("strace") for item in items) and not _strace_works():
         lacking["strace"] = "needs the system package strace, and leave to trace"
+    for marker, tools in TOOLS.items():
+        missing = [tool for tool in tools if shutil.which(tool) is None]
+        if missing:
+            lacking[marker] = f"needs {', '.join(missing)}"
     for item in items:
         for marker, reason in lacking.items():
             if item.get_closest_marker(marker):

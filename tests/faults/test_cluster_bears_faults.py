@@ -54,6 +54,7 @@ def test_a_full_disk_harms_nobody_else(tmp_path: Path) -> None:
     played(tmp_path, ["disk-full"], seed=4)
 
 
+@pytest.mark.root
 @pytest.mark.strace
 @pytest.mark.timeout(150)
 def test_a_sync_that_fails_and_syncs_that_are_slow(tmp_path: Path) -> None:
