@@ -45,6 +45,7 @@ class Attaching:
         *,
         node: str,
         cluster_uuid: bytes,
+        options: Options,
         identity: Identity,
         registrar: Registrar,
         replog: Replog,
@@ -54,6 +55,7 @@ class Attaching:
     ) -> None:
         self._node = node
         self._cluster_uuid = cluster_uuid
+        self._options = options
         self._identity = identity
         self._registrar = registrar
         self._replog = replog
@@ -64,7 +66,7 @@ class Attaching:
         self._arriving: dict[int, PartitionRecord] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def replica(self, record: PartitionRecord, options: Options) -> Partition:
+    def replica(self, record: PartitionRecord) -> Partition:
         """The replica of `record`. Its gen is noted already."""
         partition = record.partition
         known = self._identity.partition(partition)
@@ -80,7 +82,7 @@ class Attaching:
             epoch_table=self._replog.epoch_table(partition),
             applied=applied,
             epoch_seen=known.epoch_seen,
-            options=options,
+            options=self._options,
             durable=leo,
             log_start=log_start,
             nonce_base=self._nonce_base,
@@ -92,17 +94,15 @@ class Attaching:
             log.error("attaching.store_lost", partition=partition, applied=applied, log_start=log_start)
         return made
 
-    def wanted(
-        self, records: Mapping[int, PartitionRecord], present: Collection[int], options: Callable[[], Options]
-    ) -> None:
+    def wanted(self, records: Mapping[int, PartitionRecord], present: Collection[int]) -> None:
         """Begin to make the copies that `records` want of this node and that are not among `present`."""
         for partition, record in records.items():
             if partition not in present and partition not in self._arriving and self._node in record.replicas:
                 self._arriving[partition] = record
         if self._arriving and (self._task is None or self._task.done()):
-            self._task = asyncio.get_running_loop().create_task(self._attach(options))
+            self._task = asyncio.get_running_loop().create_task(self._attach())
 
-    async def _attach(self, options: Callable[[], Options]) -> None:
+    async def _attach(self) -> None:
         loop = asyncio.get_running_loop()
         while self._arriving:
             fresh = dict(self._arriving)
@@ -120,7 +120,7 @@ class Attaching:
                 log.warning("attaching.waits", partitions=sorted(fresh), error=str(error))
                 await asyncio.sleep(RETRY_MS / 1000)
                 continue
-            made = [self.replica(record, options()) for _, record in sorted(fresh.items())]
+            made = [self.replica(record) for _, record in sorted(fresh.items())]
             for partition in fresh:
                 del self._arriving[partition]
             self._take(made)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -175,14 +175,15 @@ class Outbox:
             if partition.soft.due(follower.node, self._time.now_ms(), at_once=at_once):
                 self._forward(partition, follower.node, head, live=True, at_once=at_once)
 
-    def link_lost(self, partition: Partition, node: str) -> None:
+    def link_lost(self, partitions: Iterable[Partition], node: str) -> None:
         """What was under way to `node` may be lost, and what waits for it is of no use: it will ask anew."""
-        partition.soft.lost(node)
-        key = (partition.id, node)
-        self._heads.pop(key, None)
-        feed = self._feeds.pop(key, None)
-        if feed is not None and feed.task is not None:
-            feed.task.cancel()
+        for partition in partitions:
+            partition.soft.lost(node)
+            key = (partition.id, node)
+            self._heads.pop(key, None)
+            feed = self._feeds.pop(key, None)
+            if feed is not None and feed.task is not None:
+                feed.task.cancel()
 
     def stop(self) -> None:
         """Send nothing more."""

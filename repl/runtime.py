@@ -78,15 +78,12 @@ class Runtime:
         self.replog = replog
         self.links = links
         self.time = time
-        self.options = options
         self.entry_limit_bytes = entry_limit_bytes
         self.partitions: dict[int, Partition] = {}
         self.hooks: list[AfterApply] = []
         self.on_promoted: Callable[[int, fx.Promoted], None] = lambda _partition, _effect: None
         self.on_record_hint: Callable[[], None] = lambda: None
         """The core has heard of a newer record: whoever reads records should do so soon."""
-        self.on_attached: Callable[[], None] = lambda: None
-        """`partitions` has grown."""
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._registrar = registrar
@@ -104,6 +101,7 @@ class Runtime:
         self._attaching = Attaching(
             node=node,
             cluster_uuid=cluster_uuid,
+            options=options,
             identity=identity,
             registrar=registrar,
             replog=replog,
@@ -129,7 +127,7 @@ class Runtime:
 
     def attach(self, record: PartitionRecord) -> Partition:
         """Make the replica of `record` from what log, store and identity hold. Before `start`."""
-        partition = self._attaching.replica(record, self.options)
+        partition = self._attaching.replica(record)
         self.partitions[partition.id] = partition
         return partition
 
@@ -189,13 +187,12 @@ class Runtime:
                 self._rollback_alarm.look(partition)
         self._storage.flush()
         if not self._stopping:
-            self._attaching.wanted(records, self.partitions, lambda: self.options)
+            self._attaching.wanted(records, self.partitions)
 
     def _take(self, made: list[Partition]) -> None:
         """New replicas are ready: tell them what the others know already."""
         for partition in made:
             self.partitions[partition.id] = partition
-        self.on_attached()
         for partition in made:
             if self._inc is not None:
                 self.dispatch(partition, ev.SessionStarted(self._inc))
@@ -205,17 +202,13 @@ class Runtime:
 
     def received(self, node: str, deliveries: Sequence[Delivery]) -> None:
         """Messages of another node's replicas, all of one frame."""
-        if not self._closed:
-            self._inbox.received(node, deliveries)
-            self._storage.flush()
+        self._inbox.received(node, deliveries)
+        self._storage.flush()
 
     def link_changed(self, node: str, up: bool) -> None:
         """The connection that this node dialled to `node` stands, or any with it broke."""
-        if self._closed:
-            return
         if not up:
-            for partition in self.partitions.values():
-                self._outbox.link_lost(partition, node)
+            self._outbox.link_lost(self.partitions.values(), node)
         self.dispatch_all(ev.LinkUp(node) if up else ev.LinkDown(node))
 
     # -- what this node asks of a replica ---------------------------------------------------------------
@@ -238,10 +231,9 @@ class Runtime:
     def committed(self, partition: Partition) -> asyncio.Future[None]:
         """Done as soon as the applied state of `partition` may be read as committed; fails with a Retryable."""
         token, future = self._promises.read(partition)
+        self.dispatch(partition, ev.Read(token))
         if self._closed:
             self._promises.break_all(partition)
-        else:
-            self.dispatch(partition, ev.Read(token))
         return future
 
     def hand_over(self, partition: Partition, target: str | None, timeout_ms: int) -> None:
@@ -267,6 +259,8 @@ class Runtime:
         self._storage.flush()
 
     def _feed(self, partition: Partition, event: ev.Event) -> None:
+        if self._closed:
+            return
         try:
             self._perform(partition, partition.replica.step(event, self.time.now_ms()))
         except Exception as bug:  # noqa: BLE001 - an effect may be lost: this copy must not go on as if it were not
@@ -354,10 +348,8 @@ class Runtime:
 
     def _applied(self, steps: list[PartitionStep]) -> None:
         now_ms = self.time.now_ms()
-        for step in steps:
+        for step in filter(lambda step: step.entries, steps):
             entries = step.entries
-            if not entries:
-                continue
             partition = self.partitions[step.partition]
             rows = partition.pending_rows
             if rows:
@@ -388,11 +380,9 @@ class Runtime:
 
     def _each_second(self) -> None:
         self._storage.flush_soft_cursors()
-        now_ms = self.time.now_ms()
-        for partition in self.partitions.values():
-            if partition.leads:
-                self._outbox.share_cursors(partition)
-        for partition in self._full_disk.look(self.partitions.values(), now_ms):
+        for partition in filter(lambda p: p.leads, self.partitions.values()):
+            self._outbox.share_cursors(partition)
+        for partition in self._full_disk.look(self.partitions.values(), self.time.now_ms()):
             self.hand_over(partition, None, HAND_OVER_MS)
         self._second = self._loop.call_later(SOFT_CURSOR_INTERVAL_MS / 1000, self._each_second)
 
