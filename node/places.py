@@ -38,6 +38,10 @@ LOOKS_AT_ONCE: Final = 16
 """Nodes that are asked side by side for a status; one that hangs then delays no other."""
 
 
+PROGRESS_CHARACTERS_MAX: Final = 80
+"""How much of what a node lacks is shown while it is waited for; an error shows all of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a node of a directory is."""
@@ -262,7 +266,7 @@ def _progress(places: Iterable[Place], told: Mapping[str, Online], enough: Calla
         clusters.setdefault(place.cluster, []).append(place.name)
     parts = []
     for cluster, names in clusters.items():
-        lacking = [f"{name} {told[name].text}" for name in names if not enough(told[name])]
+        lacking = [f"{name} {told[name].text[:PROGRESS_CHARACTERS_MAX]}" for name in names if not enough(told[name])]
         why = f" ({lacking[0]}{'; ...' * (len(lacking) > 1)})" if lacking else ""
         parts.append(f"{cluster}: {len(names) - len(lacking)} of {len(names)} nodes ready{why}")
     return ", ".join(parts)

@@ -21,7 +21,7 @@ from node.cli.output import output_option
     "--rate",
     type=click.FloatRange(min=0),
     metavar="N",
-    help="Operations a second; 0 is as fast as possible. Without it the replay takes about two minutes.",
+    help="Operations a second; 0 is as fast as possible. Without it the replay takes 100 s.",
 )
 @click.option("--keep", is_flag=True, help="Leave the clusters running and print how to talk to them.")
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Seed of the history that is made here.")
@@ -29,7 +29,7 @@ from node.cli.output import output_option
     "--operations",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Length of the history that is made here (20,000), where one is needed.",
+    help="Length of the history that is made here (8,000), where one is needed.",
 )
 @click.option(
     "--dir",

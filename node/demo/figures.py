@@ -19,9 +19,13 @@ class Outcome:
     deletes: int = 0
     value_bytes: int = 0
     replay_seconds: float = 0.0
+    longest_pause_seconds: float = 0.0
+    """Longest time in which no write was acknowledged: what the failures cost a client that is patient."""
     whole_seconds: float = 0.0
     settle_seconds: float = 0.0
     compare_seconds: float = 0.0
+    total_seconds: float = 0.0
+    """From the clusters' start to the end of the comparison."""
     lag_p50_ms: float | None = None
     lag_p99_ms: float | None = None
     breaks: list[str] = field(default_factory=list)
@@ -68,7 +72,8 @@ class Outcome:
             ("operations", f"{self.operations:,}: {self.puts:,} puts, {self.deletes:,} deletes"),
             ("values", f"{self.value_bytes / 1e6:,.1f} MB written"),
             ("replay", f"{self.replay_seconds:,.1f} s, {rate:,.0f} operations a second"),
-            *((("broken" if not number else ""), told) for number, told in enumerate(self.breaks)),
+            ("longest pause between two writes", f"{self.longest_pause_seconds:,.1f} s"),
+            *(("broken", told) for told in self.breaks),
             ("until every replica was in sync", f"{self.whole_seconds:,.1f} s"),
             *((f"replicas in sync in {name}", told) for name, told in self.in_sync.items()),
             ("until nothing was outstanding", f"{self.settle_seconds:,.1f} s"),
@@ -78,6 +83,7 @@ class Outcome:
             *((f"CPU of {name}", f"{cpu:.1f} s") for name, cpu in self.cpu_seconds.items()),
             ("compared", compared),
             ("differences", f"{self.difference_count:,}"),
+            ("all of it", f"{self.total_seconds:,.0f} s"),
         ]
         echo_table(("figure", "value"), rows)
 

@@ -56,6 +56,9 @@ class Replay:
         self.total_count = 0
         self.done: Counter[str] = Counter()
         """Operations done: "puts", "deletes", and "bytes" of values."""
+        self.longest_pause_s = 0.0
+        """Longest time between two operations done, one after the other, by whichever connections."""
+        self._done_s = 0.0
         self.troubles: Counter[str] = Counter()
         """Attempts that failed and were repeated, by `Trouble.kind`."""
 
@@ -175,7 +178,10 @@ class Replay:
             except IsthmusError as error:
                 key = operation.key.decode(errors="backslashreplace")
                 raise type(error)(f"{history.title}, {key!r}: {error}") from error
+        now_s = time.monotonic()
         with self._lock:
+            self.longest_pause_s = max(self.longest_pause_s, now_s - (self._done_s or self._started_s))
+            self._done_s = now_s
             self.done["deletes" if value is None else "puts"] += 1
             self.done["bytes"] += len(value or b"")
 

@@ -22,8 +22,8 @@ from rich.text import Text
 from node.cli.output import milliseconds
 from node.demo.sights import ProcessSight, Sight
 
-PLAIN_INTERVAL_S: Final = 5.0
-"""Between two plain lines: a run of two minutes leaves two dozen in a build's log."""
+PLAIN_INTERVAL_S: Final = 10.0
+"""Between two plain lines: a run of two minutes leaves a dozen in a build's log, and what happens stands out."""
 
 NOTES_SHOWN: Final = 6
 RATE_WINDOW_S: Final = 5.0
@@ -96,7 +96,7 @@ class PlainView:
         if progress.total:
             parts[0] += f" {progress.done:,} of {progress.total:,} {progress.unit}"
             parts.append(f"{rate:,.0f}/s")
-        parts += [f"{name} {text}" for name, text in facts(progress)]
+        parts += [f"{name} {text}" for name, text in facts(progress) if name != "cluster"]  # changes are notes
         self.note("  ".join(parts))
 
     def close(self) -> None:
@@ -152,8 +152,10 @@ class LiveView:
 
 
 def facts(progress: Progress) -> Iterable[tuple[str, str]]:
-    """What the queues, sinks and retries say, as (name, text)."""
+    """What clusters, queues, sinks and retries say, as (name, text)."""
     sight = progress.sight
+    for cluster in sight.clusters:
+        yield "cluster", cluster.told()
     for queue in sight.queues:
         waiting = "unknown" if queue.waiting is None else f"{queue.waiting:,}"
         in_flight = "unknown" if queue.in_flight is None else f"{queue.in_flight:,}"
@@ -164,8 +166,8 @@ def facts(progress: Progress) -> Iterable[tuple[str, str]]:
             yield "lag", f"to {sink.cluster}: p50 {p50}, p99 {p99}"
     if progress.retries:
         yield "retries", f"{progress.retries:,}"
-    for who in sight.unknown:
-        yield "away", who
+    if sight.unknown:
+        yield "away", ", ".join(who.partition(":")[0] for who in sight.unknown)
 
 
 def _process_cells(process: ProcessSight) -> tuple[Text, Text, Text, Text, Text]:
