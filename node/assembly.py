@@ -24,6 +24,9 @@ from repl.transport.port import Delivery
 FACTOR_OF_ENSEMBLE: Final = 3
 """replication.factor where none is set and an ensemble is named: a cluster of several nodes is meant."""
 
+ENTRY_HEAD_BYTES: Final = MB
+"""Room in an entry for all that is not a value: bucket and key up to three times, user metadata, links, clocks."""
+
 HEAD_BYTES: Final = MB
 """What a message has besides its longest entry: soft cursors, names, numbers. Far above what they take."""
 
@@ -32,8 +35,9 @@ Handler = Callable[[str, bytes], Awaitable[bytes]]
 
 
 def entry_limit_bytes(settings: Settings) -> int:
-    """The longest entry that may be appended: an object of twice the largest value, that is one with siblings."""
-    return 2 * settings.limits.object_bytes
+    """The longest entry that may be appended: an object of twice the largest value, that is one with siblings, and what
+    keys, headers and clocks take beside it."""
+    return 2 * settings.limits.object_bytes + ENTRY_HEAD_BYTES
 
 
 def message_limit_bytes(settings: Settings) -> int:

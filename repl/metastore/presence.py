@@ -1,6 +1,6 @@
 """Who is here: registrations, claims, and what a write must check before it names a node's copy.
 
-A node that registers leaves up to three znodes: `/ids/ID` (ephemeral, holds the node's name: no two live nodes have one
+A node that registers leaves three znodes: `/ids/ID` (ephemeral, holds the node's name: no two live nodes have one
 id), `/replicas/NODE` (persistent: gens, and whether it is active), `/nodes/NODE` (ephemeral: all of the
 registration; its creation zxid is the inc). In this order: whoever sees a registration finds gens that are at least as
 new. An ephemeral belongs to one session, and what another session left is judged by its owner and not by its
@@ -44,15 +44,12 @@ class Presence:
         """As `Metastore.register`. Raises Unavailable when the session changed meanwhile: a registration made for
         one session is not left in another."""
         session, node = self._tree.session(), registration.node
-        if registration.id:
-            other = await self._hold(
-                f"/ids/{registration.id}", node.encode(), session, lambda left: left == node.encode()
+        other = await self._hold(f"/ids/{registration.id}", node.encode(), session, lambda left: left == node.encode())
+        if isinstance(other, bytes):
+            raise WrongIdentity(
+                f"node {node} has the id {registration.id}, which the live node {other.decode(errors='replace')} has "
+                f"already: give each node of the cluster its own node.id"
             )
-            if isinstance(other, bytes):
-                raise WrongIdentity(
-                    f"node {node} has the id {registration.id}, which the live node {other.decode(errors='replace')} "
-                    f"has already: give one of them another node.id"
-                )
         await self._stand(registration, session)
         made = await self._hold(f"/nodes/{node}", encode_registration(registration), session, lambda _: True)
         assert isinstance(made, Stat), "what another session left at our own name is replaced"

@@ -261,7 +261,7 @@ def test_a_member_whose_registration_is_gone_is_not_taken_in_and_counts_until_th
     assert world.record.version > before
     assert world.record.isr == {Member("n1", 1), Member("n2", 1)}
     world.unregistered = set()
-    world.pass_time(9_000)
+    world.pass_time(16_000)
     assert len(world.record.isr) == 3
     assert leader.role is Role.LEADER
 

@@ -104,14 +104,14 @@ def test_an_id_left_by_an_older_session_of_the_node_is_taken_over(world: World) 
     asyncio.run(run())
 
 
-def test_nodes_without_an_id_do_not_meet(world: World) -> None:
-    """Id 0 is no id: any number of nodes may have it."""
+def test_nodes_that_were_given_no_id_meet_at_zero(world: World) -> None:
+    """0 is an id like any other: the second node of a cluster must be given its own."""
 
     async def run() -> None:
         async with joined(world) as (one, _), joined(world) as (two, _):
             await one.register(a_registration("n1"))
-            await two.register(a_registration("n2"))
-            assert sorted(await one.registrations()) == ["n1", "n2"]
+            with pytest.raises(WrongIdentity, match=r"node n2 has the id 0, which the live node n1 has already"):
+                await two.register(a_registration("n2"))
 
     asyncio.run(run())
 
@@ -357,7 +357,7 @@ def test_a_look_reads_only_what_changed(world: World) -> None:
             assert asked == ["/p/5"]
             asked.clear()
             async with joined(world) as (third, _):
-                await third.register(a_registration("n3"))
+                await third.register(a_registration("n3", id=3))
                 assert sorted(await reader.registrations()) == ["n1", "n3"]
                 assert asked == ["/nodes", "/nodes/n3"]
             await writer.create_records([a_record(9)])
