@@ -34,6 +34,9 @@ class History:
     appended: dict[tuple[int, int], bytes] = field(default_factory=dict)
     """(epoch, offset) -> the entry's bytes, as its leader made it."""
 
+    below: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(epoch, offset) -> epoch of the entry before it, in the first log that had it."""
+
     committed: list[Entry] = field(default_factory=list)
     """offset -> the entry that was decided."""
 
@@ -42,6 +45,9 @@ class History:
 
     acked_end: int = 0
     """All acknowledged entries lie below."""
+
+    read_end: int = 0
+    """All that a committed read has shown lies below."""
 
     refused: set[bytes] = field(default_factory=set)
     """Request ids that got a definite error."""
@@ -90,6 +96,16 @@ def some_guard(record: PartitionRecord, gens: Mapping[str, int]) -> None:
         raise Violation("I-SOME-GUARD", f"guard {sorted(guard(record))}, but the logs there are {dict(gens)}")
 
 
+def min_guard(before: PartitionRecord, after: PartitionRecord) -> None:
+    """I-MIN-GUARD: nobody leaves the guard while fewer than min-ISR would stay; setting min-ISR higher moves nobody."""
+    stay = guard(after)
+    if len(stay) < after.effective_min_isr and len(stay) < len(guard(before)):
+        gone = sorted(guard(before) - stay)
+        raise Violation(
+            "I-MIN-GUARD", f"{gone} may not be elected any more, of {after.effective_min_isr} {sorted(stay)}"
+        )
+
+
 def dot_unique(history: History, entry: Entry) -> None:
     """I-DOT-UNIQUE: an (epoch, offset) denotes one entry for ever. Notes the entry as appended by its leader."""
     before = history.appended.setdefault((entry.epoch, entry.offset), entry.wire)
@@ -103,6 +119,20 @@ def log_leader(history: History, entries: Iterable[Entry]) -> None:
         made = history.appended.get((entry.epoch, entry.offset))
         if made != entry.wire:
             raise Violation("I-LOG-LEADER", f"{entry.epoch}.{entry.offset} is not what its leader made")
+
+
+def log_match(history: History, epoch_below: int | None, entries: Iterable[Entry]) -> None:
+    """I-LOG-MATCH: two logs that have the same (epoch, offset) agree on everything below it, which follows from this:
+    the entry before it is of the same epoch in each of them. `epoch_below` is that of the entry before the first one, 0
+    at the log's beginning, None where it is not known."""
+    for entry in entries:
+        if epoch_below is not None:
+            known = history.below.setdefault((entry.epoch, entry.offset), epoch_below)
+            if known != epoch_below:
+                raise Violation(
+                    "I-LOG-MATCH", f"below {entry.epoch}.{entry.offset} stands epoch {epoch_below}, elsewhere {known}"
+                )
+        epoch_below = entry.epoch
 
 
 def epoch_asc(start: int, entries: Iterable[Entry]) -> None:
@@ -143,16 +173,22 @@ def commit_agree(history: History, offset: int, entry: Entry) -> None:
         )
 
 
+def maximal(record: PartitionRecord, proposed: Collection[PartitionRecord]) -> frozenset[Member]:
+    """The maximal ISR of R-MAX: the confirmed one, and all whom one of the undecided writes `proposed` may have added,
+    refused ones on the same version included."""
+    return maximal_isr(record, frozenset(m for write in proposed for m in write.isr))
+
+
 def commit_rule(
     record: PartitionRecord,
-    proposed: PartitionRecord | None,
+    proposed: Collection[PartitionRecord],
     who: Incarnation,
-    acked: Mapping[Member, int],
+    held: Mapping[Member, int],
     barrier: int,
     end: int,
 ) -> None:
     """I-COMMIT-RULE: when hw moves to `end`, the confirmed record names `who` as leader, min-ISR members are in
-    sync, nobody else is electable, all of the maximal ISR hold it durably (`acked`), and this epoch's
+    sync, nobody else is electable, all of the maximal ISR hold it durably (`held`), and this epoch's
     barrier is within."""
     name = "I-COMMIT-RULE"
     if record.leader != who:
@@ -161,10 +197,9 @@ def commit_rule(
         raise Violation(name, f"{len(record.isr)} in sync of {record.effective_min_isr}")
     if record.elr:
         raise Violation(name, f"{sorted(record.elr)} may be elected and need not acknowledge")
-    for member in maximal_isr(record, proposed.isr if proposed is not None else frozenset()):
-        held = acked.get(member, 0)
-        if held < end:
-            raise Violation(name, f"{end} committed, {member} holds only {held}")
+    for member in sorted(maximal(record, proposed)):
+        if held.get(member, 0) < end:
+            raise Violation(name, f"{end} committed, {member} holds only {held.get(member, 0)} of this leader's")
     if end <= barrier:
         raise Violation(name, f"{end} committed before the barrier at {barrier}")
 
@@ -183,9 +218,14 @@ def guard_complete(history: History, start: int, durable: Sequence[Entry]) -> No
             )
 
 
+def trunc_safe(to_offset: int, hw: int, applied: int, start: int) -> None:
+    """I-TRUNC-SAFE: a log is cut above all that this replica knows to be committed, has applied, or has trimmed."""
+    if to_offset < max(hw, applied, start):
+        raise Violation("I-TRUNC-SAFE", f"cut to {to_offset}: hw {hw}, applied {applied}, the log begins at {start}")
+
+
 def apply_order(history: History, start: int, applied: int, hw: int, durable: int, leo: int) -> None:
-    """I-APPLY: start <= applied <= hw <= durable <= leo in a log whose leader decides, and nothing is applied that
-    was not committed."""
+    """I-APPLY: start <= applied <= hw <= durable <= leo, and nothing is applied that was not committed."""
     if not start <= applied <= hw <= durable <= leo:
         raise Violation("I-APPLY", f"start {start}, applied {applied}, hw {hw}, durable {durable}, leo {leo}")
     if hw > len(history.committed):
@@ -232,18 +272,24 @@ def no_false_nack(history: History, entries: Iterable[Entry]) -> None:
             )
 
 
-def read_lin(history: History, acked_end_before: int, applied: int) -> None:
-    """I-READ-LIN: a committed read sees every write acknowledged before it began."""
-    if applied < acked_end_before:
+def read_lin(history: History, least: int, applied: int) -> None:
+    """I-READ-LIN: a committed read, served from what is `applied`, sees every write acknowledged before it began and
+    all that reads had shown by then (`least`). Notes what it shows."""
+    if applied < least:
         raise Violation(
-            "I-READ-LIN",
-            f"read at {applied}, acknowledged before it {acked_end_before}, committed {len(history.committed)}",
+            "I-READ-LIN", f"read at {applied}, shown or promised before it {least}, committed {len(history.committed)}"
         )
+    history.read_end = max(history.read_end, applied)
 
 
-def write_one(undecided: Collection[PartitionRecord], record: PartitionRecord) -> None:
+def write_one(
+    undecided: Collection[PartitionRecord], record: PartitionRecord, refused_on: PartitionRecord | None
+) -> None:
     """I-WRITE-ONE (R-AMBIG): while a conditional write of a process is undecided, it sends no other on the same
-    base version."""
+    base version. Where one was refused though the version had not moved, a copy may still be under way: then the record
+    as it is (`refused_on`), which changes nothing, may be written to have the version decided."""
+    if refused_on is not None and record == refused_on:
+        return
     for other in undecided:
         if other.version == record.version and other != record:
             raise Violation("I-WRITE-ONE", f"two different writes on version {record.version}")

@@ -6,25 +6,29 @@ world knows them, never what the core believes of itself, except for the few che
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from repl.isr import effects as fx
 from repl.isr import events as ev
 from repl.isr import invariants
-from repl.isr.invariants import History
+from repl.isr import messages as ms
+from repl.isr.invariants import History, Violation
 from repl.isr.membership import guard
-from repl.isr.replica import Role
+from repl.isr.replica import Replica, Role
 from repl.model.entry import Entry
 from repl.model.record import Member, PartitionRecord, PartitionStatus
 
 if TYPE_CHECKING:
+    from tests.sim.disk import SimLog
+    from tests.sim.nodes import Node
     from tests.sim.process import Process
     from tests.sim.world import World
 
-DEEP_EVERY = 400
+DEEP_EVERY = 700
 """Whole logs are scanned after every so many events of cores, and at every start."""
+
+LEADS = (Role.LEADER, Role.RESIGNING)
 
 
 class Checkers:
@@ -32,14 +36,24 @@ class Checkers:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.histories: defaultdict[int, History] = defaultdict(History)
+        self.histories: dict[int, History] = {}
         """All that happened to each partition."""
-        self._views: dict[tuple[str, int], tuple[int | None, PartitionRecord]] = {}
+        self._views: dict[tuple[str, int], PartitionRecord | None] = {}
         self._hws: dict[tuple[str, int], int] = {}
         self._epochs_seen: dict[tuple[str, int, int], int] = {}
+        self._refused_versions: dict[tuple[str, int], int] = {}
+        self._lost_ends: dict[tuple[str, int, int], int] = {}
+        """(node, partition, gen) -> how far that log went when it was lost."""
         self._steps = 0
         self.disks_replaced = False
-        """A disk was replaced on purpose: the promise of a single replica no longer holds."""
+        """Disks were replaced beyond the promise, on purpose."""
+
+    def history(self, partition: int) -> History:
+        """All that happened to a partition."""
+        found = self.histories.get(partition)
+        if found is None:
+            found = self.histories[partition] = History()
+        return found
 
     # -- the metastore --------------------------------------------------------------------------
 
@@ -47,15 +61,39 @@ class Checkers:
         """The metastore took a conditional write."""
         invariants.epoch_mono(before, after)
         invariants.leader_in_isr(after)
+        invariants.min_guard(before, after)
         partition = after.partition
-        gens = {name: node.disk.gens[partition] for name, node in self.world.nodes.items()}
         if not self.disks_replaced:
+            gens = {name: self.world.nodes[name].disk.gens[partition] for name in after.replicas}
             invariants.some_guard(after, gens)
-        self.world.counts[f"status_{after.status}"] += 1
-        if before.leader is not None and after.leader is None and after.reason.endswith("resigned"):
-            self.world.counts["resigned"] += 1
+        if before.isr != after.isr or before.elr != after.elr:
+            self.guard_complete(partition)
+        self._count_change(before, after)
 
-    # -- processes ------------------------------------------------------------------------------
+    def _count_change(self, before: PartitionRecord, after: PartitionRecord) -> None:
+        counts = self.world.counts
+        if before.status is not after.status:
+            counts[f"status_{after.status}"] += 1
+        if before.leader is not None and after.leader is None and after.preferred is not None:
+            counts["handed_over"] += 1
+        if after.epoch > before.epoch:
+            counts["elections"] += 1
+            if after.candidate is not None and after.candidate.node not in {m.node for m in after.isr}:
+                counts["elr_elected"] += 1
+        if before.isr - after.isr:
+            counts["shrinks"] += 1
+        if after.isr - before.isr:
+            counts["expands"] += 1
+        if after.elr - before.elr:
+            counts["elr_joined"] += 1
+        if before.elr and not after.elr:
+            counts["elr_cleared"] += 1
+        if after.min_isr != before.min_isr:
+            counts["min_isr_changed"] += 1
+        if after == before:
+            counts["write_without_change"] += 1
+
+    # -- disks ----------------------------------------------------------------------------------
 
     def booted(self, process: Process) -> None:
         """A process recovered its directory."""
@@ -63,151 +101,319 @@ class Checkers:
             self._hws[process.name, partition] = replica.hw
             self._deep(process, partition)
 
-    def appended(self, process: Process, partition: int, entries: Sequence[Entry]) -> None:
-        """A process made entries as a leader, and hands them to the log."""
-        history = self.histories[partition]
-        who = process.me()
-        assert who is not None
-        for entry in entries:
-            invariants.epoch_one(history, entry.epoch, who)
-            invariants.dot_unique(history, entry)
-        invariants.no_false_nack(history, entries)
+    def data_lost(self, node: Node) -> None:
+        """A machine is about to lose its copies of all logs, or the belief in them."""
+        for partition, log in node.disk.logs.items():
+            self._lost_ends[node.name, partition, node.disk.gens[partition]] = self.kept(log)
+
+    def disk_changed(self, node: Node) -> None:
+        """A machine lost data, or what was thought to be there."""
+        for partition in node.partitions:
+            record = self.world.metastore.records[partition]
+            if not self.disks_replaced:
+                gens = {name: self.world.nodes[name].disk.gens[partition] for name in record.replicas}
+                invariants.some_guard(record, gens)
+            self.guard_complete(partition)
+
+    def guard_complete(self, partition: int) -> None:
+        """Everybody who may be elected has on disk all that is committed."""
+        history = self.history(partition)
+        decided = len(history.committed)
+        for member in guard(self.world.metastore.records[partition]):
+            disk = self.world.nodes[member.node].disk
+            if disk.gens[partition] != member.gen:
+                continue
+            log = disk.logs[partition]
+            end = self.kept(log)
+            if end < decided or (end > decided and decided and log.start < decided) or end == decided:
+                start = max(log.start, decided - 3)
+                invariants.guard_complete(history, start, log.read(start, end) if end > start else ())
+
+    def kept(self, log: SimLog) -> int:
+        """What of a log an acknowledgement may rest on."""
+        return log.end if self.world.plan.asynchronous else log.synced
+
+    def agreed(self, node: Node, partition: int) -> int:
+        """How far a log agrees with what is committed."""
+        log, decided = node.disk.logs[partition], self.history(partition).committed
+        end = min(log.end, len(decided))
+        while end > log.start and log.entries[end - 1 - log.start].wire != decided[end - 1].wire:
+            end -= 1
+        return end
+
+    # -- what goes into logs ---------------------------------------------------------------------
+
+    def appended(self, process: Process, partition: int, entries: Sequence[Entry], made_here: bool) -> None:
+        """A process hands entries to its log: some that it made as a leader, or some that a leader sent."""
+        history = self.history(partition)
+        if made_here:
+            who = process.me()
+            assert who is not None
+            for entry in entries:
+                invariants.epoch_one(history, entry.epoch, who)
+                invariants.dot_unique(history, entry)
+            invariants.no_false_nack(history, entries)
+        else:
+            self.world.counts["entries_copied"] += len(entries)
+            invariants.log_leader(history, entries)
+        invariants.log_match(history, self._epoch_below(process, partition, entries[0].offset), entries)
         if process.holds_directory():
             seen = process.node.disk.epochs_seen[partition]
             invariants.epoch_seen_mono(0, seen, entries[-1].epoch)
 
+    def _epoch_below(self, process: Process, partition: int, offset: int) -> int | None:
+        """The epoch of the entry before `offset` in a process's log, None where that is trimmed."""
+        if offset == 0:
+            return 0
+        mine, log = process.tails[partition].get(offset - 1), process.node.disk.logs[partition]
+        if mine is not None:
+            return mine.epoch
+        return log.entries[offset - 1 - log.start].epoch if log.start < offset <= log.end else None
+
     def refused(self, partition: int, entries: Sequence[Entry]) -> None:
         """A client was told that these will never take effect."""
-        self.histories[partition].refused.update(entry.request_id for entry in entries)
+        self.history(partition).refused.update(entry.request_id for entry in entries)
+
+    # -- every step -----------------------------------------------------------------------------
 
     def stepped(self, process: Process, partition: int, event: ev.Event, effects: Sequence[fx.Effect]) -> None:
         """A core took an event; nothing of what it asks for has been done yet."""
         replica = process.replicas[partition]
         self._steps += 1
-        self._check_view(process, partition)
-        self._check_commit(process, partition)
-        if isinstance(event, ev.RecordSeen) and replica.record is not event.record:
-            self.world.counts["old_record_ignored"] += 1
-        undecided = process.undecided[partition]
+        key = (process.name, partition)
+        view = self._views.get(key)
+        record = replica.record
+        if record is not view:
+            self._check_view(process, partition, view, record)
+        if replica.hw != self._hws[key]:
+            self._check_hw(process, partition, replica)
+        if type(event) is ev.WriteRefused and event.current.version == event.base_version:
+            self._refused_versions[key] = event.base_version
         for effect in effects:
-            if isinstance(effect, fx.WriteRecord):
-                invariants.write_one(undecided, effect.record)
-                self.world.counts["write_repeated"] += any(other is effect.record for other in undecided)
+            kind = type(effect)
+            if kind is fx.WriteRecord:
+                self._check_write(process, partition, effect.record)
+            elif kind is fx.Truncate:
+                self._check_truncate(process, partition, effect)
+            elif kind is fx.RoleChanged:
+                self._check_role(process, partition, event, effect)
+            elif kind is fx.Send and type(effect.message) in (ms.HelloOk, ms.HelloRefused, ms.Nack, ms.Fenced):
+                self._count_message(effect.message)
         if process.holds_directory():
-            self._check_log(process, partition)
-            if replica.ready:  # a committed read would be served at this moment
-                self.world.counts["reads"] += 1
-                history = self.histories[partition]
-                invariants.read_lin(history, history.acked_end, process.node.disk.stores[partition].applied)
+            self._check_log(process, partition, replica)
             if self._steps % DEEP_EVERY == 0:
                 self._deep(process, partition)
 
-    def _check_view(self, process: Process, partition: int) -> None:
-        """What a process believes of the record only moves forward; its epochs also over sessions."""
-        record = process.replicas[partition].record
+    def _count_message(self, message: ms.Message) -> None:
+        name = type(message).__name__
+        if isinstance(message, ms.HelloRefused):
+            name += f"_{message.refusal}"
+        self.world.counts[name] += 1
+
+    def _check_view(
+        self, process: Process, partition: int, known: PartitionRecord | None, record: PartitionRecord | None
+    ) -> None:
+        """What a process believes of the record only moves forward; it begins anew with a session."""
+        self._views[process.name, partition] = record
         if record is None:
             return
-        key = (process.name, partition)
-        known = self._views.get(key)
-        if known is None or known[1] is not record:
-            if known is not None and known[0] == process.session.inc:
-                invariants.epoch_mono(known[1], record)
-            self._views[key] = (process.session.inc, record)
-            undecided = process.undecided[partition]
-            if undecided:
-                process.undecided[partition] = [other for other in undecided if other.version >= record.version]
+        if known is not None:
+            invariants.epoch_mono(known, record)
+        undecided = process.undecided[partition]
+        if undecided:
+            process.undecided[partition] = [other for other in undecided if other.version >= record.version]
 
-    def _check_commit(self, process: Process, partition: int) -> None:
-        """When hw moved: by the commit rule, and to what nobody decided otherwise."""
-        replica = process.replicas[partition]
-        before = self._hws[process.name, partition]
-        if replica.hw == before:
+    def _check_write(self, process: Process, partition: int, record: PartitionRecord) -> None:
+        """A process asks for a conditional write."""
+        undecided = process.undecided[partition]
+        if any(other is record for other in undecided):
+            self.world.counts["write_repeated"] += 1
             return
-        self._hws[process.name, partition] = replica.hw
-        history = self.histories[partition]
-        log = process.node.disk.logs[partition]
-        who, record = process.me(), replica.record
+        refused = self._refused_versions.get((process.name, partition)) == record.version
+        known = process.replicas[partition].record
+        invariants.write_one(undecided, record, known if refused else None)
+
+    def _check_truncate(self, process: Process, partition: int, effect: fx.Truncate) -> None:
+        """A follower drops the end of its log."""
+        disk = process.node.disk
+        self.world.counts["truncations"] += 1
+        if process.holds_directory():
+            before = self._hws[process.name, partition]
+            invariants.trunc_safe(effect.to_offset, before, disk.stores[partition].applied, disk.logs[partition].start)
+
+    def _check_role(self, process: Process, partition: int, event: ev.Event, effect: fx.RoleChanged) -> None:
+        """A core changed its role."""
+        counts = self.world.counts
+        counts[f"role_{effect.role}"] += 1
+        if effect.role in LEADS:
+            who = process.me()
+            assert who is not None
+            invariants.epoch_one(self.history(partition), effect.epoch, who)
+        elif effect.role is Role.FAILED and type(event) is not ev.PersistFailed:
+            raise Violation("I-TRUNC-SAFE", f"{process.name} believes nobody any more: {effect.reason}")
+
+    def _check_hw(self, process: Process, partition: int, replica: Replica) -> None:
+        """When hw moved: a leader's by the commit rule, and to what nobody decided otherwise; a follower's not beyond
+        what was decided."""
+        key = (process.name, partition)
+        before = self._hws[key]
+        history = self.history(partition)
+        if replica.hw < before:
+            raise Violation("I-APPLY", f"hw of {process.name} fell from {before} to {replica.hw}")
+        self._hws[key] = replica.hw
+        if replica.role in LEADS:
+            self._check_commit(process, partition, replica, before)
+        elif replica.hw > len(history.committed):
+            raise Violation("I-APPLY", f"{process.name} takes {replica.hw} for committed of {len(history.committed)}")
+        else:
+            end = replica.hw
+            entry = process.read_log(partition, end - 1, end)[0]
+            if entry.wire != history.committed[end - 1].wire:
+                raise Violation("I-APPLY", f"{process.name} takes {entry.epoch}.{entry.offset} for committed")
+
+    def _check_commit(self, process: Process, partition: int, replica: Replica, before: int) -> None:
+        """A leader decides: by what the disks of the members hold, not by what it believes of them."""
+        who, record, end = process.me(), replica.record, replica.hw
         assert who is not None
         assert record is not None
+        history = self.history(partition)
+        start = max(before, process.node.disk.logs[partition].start)
+        if start >= end:  # it lost its directory, and the log there went on and was trimmed
+            assert not process.holds_directory()
+            invariants.apply_order(history, 0, 0, end, end, end)
+            return
+        entries = process.read_log(partition, start, end)
+        undecided = process.undecided[partition]
+        held = {}
+        for member in invariants.maximal(record, undecided):
+            disk = self.world.nodes[member.node].disk
+            if disk.gens[partition] != member.gen:  # what it lost since is another matter
+                held[member] = self._lost_ends.get((member.node, partition, member.gen), 0)
+                continue
+            log = disk.logs[partition]
+            last = log.entries[end - 1 - log.start] if log.start < end <= log.end else None
+            same = last is not None and last.wire == entries[-1].wire
+            noted = disk.epochs_seen[partition] >= replica.epoch
+            held[member] = self.kept(log) if noted and (same or end <= log.start) else 0
         barriers = [offset for epoch, offset in replica.epoch_table if epoch == replica.epoch]
-        invariants.commit_rule(
-            record,
-            next(iter(process.undecided[partition]), None),
-            who,
-            {Member(process.node.name, process.node.disk.gens[partition]): log.synced},
-            barriers[0] if barriers else replica.leo,
-            replica.hw,
-        )
-        for offset in range(max(before, log.start), replica.hw):
-            invariants.commit_agree(history, offset, process.entry(partition, offset))
+        barrier = barriers[0] if barriers else replica.leo
+        invariants.commit_rule(record, undecided, who, held, barrier, end)
+        for entry in entries:
+            invariants.commit_agree(history, entry.offset, entry)
         self.world.counts["commits"] += 1
+        self.guard_complete(partition)
 
-    def _check_log(self, process: Process, partition: int) -> None:
+    def _check_log(self, process: Process, partition: int, replica: Replica) -> None:
         """Cheap looks at the directory that the process holds."""
-        replica, history = process.replicas[partition], self.histories[partition]
+        history = self.history(partition)
         disk = process.node.disk
-        log = disk.logs[partition]
-        invariants.apply_order(history, log.start, replica.applied, replica.hw, log.synced, replica.leo)
-        if self._in_guard(process, partition):
-            start = max(log.start, len(history.committed) - 3)
-            invariants.guard_complete(history, start, log.read(start, log.synced) if log.synced > start else ())
-        key = (process.node.name, partition, disk.gens[partition])
+        invariants.apply_order(
+            history, disk.logs[partition].start, replica.applied, replica.hw, replica.durable, replica.leo
+        )
         seen = disk.epochs_seen[partition]
-        invariants.epoch_seen_mono(self._epochs_seen.get(key, 0), seen, log.entries[-1].epoch if log.entries else 0)
-        self._epochs_seen[key] = seen
-
-    def _in_guard(self, process: Process, partition: int) -> bool:
-        member = Member(process.node.name, process.node.disk.gens[partition])
-        return member in guard(self.world.metastore.records[partition])
+        key = (process.node.name, partition, disk.gens[partition])
+        if self._epochs_seen.get(key, 0) != seen:
+            invariants.epoch_seen_mono(self._epochs_seen.get(key, 0), seen, disk.logs[partition].last_epoch())
+            self._epochs_seen[key] = seen
 
     def _deep(self, process: Process, partition: int) -> None:
         """Scan the whole log."""
-        history, log = self.histories[partition], process.node.disk.logs[partition]
+        history, log = self.history(partition), process.node.disk.logs[partition]
+        replica = process.replicas[partition]
         invariants.epoch_asc(log.start, log.entries)
         invariants.log_leader(history, log.entries)
         invariants.no_false_nack(history, log.entries)
-        if self._in_guard(process, partition):
-            invariants.guard_complete(history, log.start, log.durable())
-        table = tuple(row for row in process.replicas[partition].epoch_table if row[1] < log.end)
-        invariants.table_derived(table, log.start, log.entries)
+        invariants.log_match(history, None, log.entries)
+        member = Member(process.node.name, process.node.disk.gens[partition])
+        if member in guard(self.world.metastore.records[partition]):
+            kept = log.read(log.start, self.kept(log)) if self.kept(log) > log.start else ()
+            invariants.guard_complete(history, log.start, kept)
+        if not process.log.truncates(partition):
+            table = tuple(row for row in replica.epoch_table if row[1] < log.end)
+            invariants.table_derived(table, log.start, log.entries)
 
     # -- clients --------------------------------------------------------------------------------
 
     def applied(self, partition: int, entries: Sequence[Entry]) -> None:
         """Entries go into the store."""
-        history = self.histories[partition]
+        history = self.history(partition)
         invariants.no_false_nack(history, entries)
         for entry in entries:
             invariants.applied_rows(history, entry.offset, entry)
 
     def acknowledged(self, process: Process, partition: int, request_id: bytes, offset: int) -> None:
         """A client was told that its request took effect."""
-        invariants.ack(self.histories[partition], request_id, offset, process.replicas[partition].applied)
+        invariants.ack(self.history(partition), request_id, offset, process.replicas[partition].applied)
+
+    def read_begins(self, partition: int) -> int:
+        """What a read that begins now must see."""
+        history = self.history(partition)
+        return max(history.acked_end, history.read_end)
+
+    def read_served(self, process: Process, partition: int, least: int) -> None:
+        """A read is served from what is applied at this moment."""
+        self.world.counts["reads_served"] += 1
+        applied = process.replicas[partition].applied
+        if process.holds_directory():
+            applied = process.node.disk.stores[partition].applied
+        invariants.read_lin(self.history(partition), least, applied)
 
     # -- the end --------------------------------------------------------------------------------
 
-    def unwell(self) -> str:
-        """What keeps the world from being well; empty when nothing does."""
+    def unwell(self, writing: bool = False) -> str:
+        """What keeps the world from being well; empty when nothing does. While clients write (`writing`) logs grow, and
+        only who is in sync tells."""
         for partition, record in self.world.metastore.records.items():
-            if record.status is not PartitionStatus.ONLINE or record.leader is None:
-                return f"partition {partition} is {record.status}: {record.reason}"
-            process = self.world.nodes[record.leader.node].current
-            if process is None or record.leader != process.me() or process.stopping:
-                return f"partition {partition} is led by {record.leader}, which is not the process there"
-            replica = process.replicas[partition]
-            log = process.node.disk.logs[partition]
-            if replica.role is not Role.LEADER or not replica.ready:
-                return f"partition {partition}: {replica.role}, {replica.reason}"
-            ends = {replica.leo, replica.durable, replica.hw, replica.applied, log.end, log.synced}
-            if len(ends) > 1:
-                return f"partition {partition} has not come to rest: {sorted(ends)}"
-            if record.isr != {Member(record.leader.node, process.node.disk.gens[partition])} or record.elr:
-                return f"partition {partition}: in sync {sorted(record.isr)}, eligible {sorted(record.elr)}"
+            found = self._unwell(partition, record, writing)
+            if found:
+                return f"partition {partition}: {found}"
+        return ""
+
+    def _unwell(self, partition: int, record: PartitionRecord, writing: bool) -> str:
+        if record.status is not PartitionStatus.ONLINE or record.leader is None:
+            return f"{record.status}: {record.reason}"
+        leader = self.world.nodes[record.leader.node].current
+        if leader is None or record.leader != leader.me() or leader.stopping:
+            return f"led by {record.leader}, which is not the process there"
+        leads = leader.replicas[partition]
+        start = leader.node.disk.logs[partition].start
+        if leads.role is not Role.LEADER or not leads.ready:
+            return f"{leader.name} is {leads.role}, {leads.reason}"
+        if record.elr:
+            return f"eligible though not in sync: {sorted(record.elr)}"
+        left_out = set()
+        for name in record.replicas:
+            node = self.world.nodes[name]
+            if name != record.leader.node and self.agreed(node, partition) < start:
+                left_out.add(name)  # its leader's log does not reach it any more, and it says so
+                if node.current is None or not node.current.replicas[partition].reason.startswith("beyond-log"):
+                    return f"{name} should wait for a leader whose log reaches back"
+                continue
+            process = node.current
+            if process is None:
+                return f"{name} does not run"
+            replica, log = process.replicas[partition], node.disk.logs[partition]
+            store = node.disk.stores[partition]
+            ends = (replica.leo, replica.durable, replica.hw, replica.applied, log.end, self.kept(log), store.applied)
+            if not writing and any(end != leads.leo for end in ends):
+                return f"{name} is at {ends} of {leads.leo}: {replica.role}, {replica.reason}"
+        in_sync = {Member(n, self.world.nodes[n].disk.gens[partition]) for n in record.replicas if n not in left_out}
+        if record.isr != in_sync:
+            return f"in sync are {sorted(record.isr)}, not {sorted(in_sync)}; {leads.reason}"
+        self.world.counts["left_out"] += len(left_out)
         return ""
 
     def final(self) -> None:
-        """Everything that was ever acknowledged is in the state, once."""
-        for partition, history in self.histories.items():
-            node = self.world.nodes[self.world.metastore.records[partition].replicas[0]]
-            invariants.acks_kept(history, node.disk.stores[partition].rows)
+        """Everything that was ever acknowledged is in every state, once; nobody waits for an answer."""
+        for partition, record in self.world.metastore.records.items():
+            history = self.history(partition)
+            for name in record.replicas:
+                node = self.world.nodes[name]
+                rows = node.disk.stores[partition].rows
+                assert node.current is not None
+                if Member(name, node.disk.gens[partition]) in record.isr:
+                    invariants.acks_kept(history, rows)
+                waiting = [token for token, read in node.current.reads.items() if read[0] == partition]
+                if waiting:
+                    raise Violation("I-CONVERGE", f"reads {waiting} of partition {partition} at {name} got no answer")
             self.world.counts["committed"] += len(history.committed)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from repl.isr import effects as fx
-from repl.isr.election import Wait, Watch, Write, watched
-from repl.model.record import PartitionRecord
+from repl.isr.election import Wait, Watch, Write, asked, watched
+from repl.isr.epochs import last_epoch
+from repl.model.record import PartitionRecord, PartitionStatus
 
 if TYPE_CHECKING:
     from tests.sim.metastore import Look
     from tests.sim.world import World
 
-LOOK_MS = 400
+LOOK_MS = 500
 """Pause between two looks of a controller that heard of nothing."""
 
 
@@ -26,6 +27,9 @@ class Controller:
         self._due_ms: set[int] = set()
         self._watches: dict[int, Watch] = {}
         self._promoted: dict[int, set[tuple[int, str, int, int]]] = {}
+        self._reported: dict[tuple[int, int], dict[str, tuple[int, int]]] = {}
+        """(partition, version) -> node -> (last epoch, LEO), as it answered."""
+        self._asked: set[tuple[int, int]] = set()
 
     def start(self) -> None:
         """Look now and every LOOK_MS."""
@@ -34,7 +38,7 @@ class Controller:
 
     def look(self) -> None:
         """Ask the metastore how things are."""
-        self.world.metastore.read(self._decide)
+        self.world.metastore.read(self.name, self._decide)
 
     def heard(self, partition: int, promoted: fx.Promoted) -> None:
         """A candidate says that it promoted itself."""
@@ -57,6 +61,11 @@ class Controller:
                 watch = before
             else:
                 watch = self._watches[partition] = watched(before, record, world.now_ms)
+            key = (partition, record.version)
+            if record.status is PartitionStatus.ELECTION and key not in self._asked:
+                self._asked.add(key)
+                for name in asked(record, registrations):
+                    self._ask(name, key)
             decision = world.decide(
                 record,
                 registrations,
@@ -64,13 +73,26 @@ class Controller:
                 watch.since_ms,
                 self._promoted.get(partition, set()),
                 attempt=watch.attempt,
+                reported=self._reported.get(key, {}),
             )
             if isinstance(decision, Write):
                 world.tell(self.name, "writes", decision.record)
-                world.metastore.write(decision.record, False, self._written)
+                world.metastore.write(self.name, decision.record, (), self._written)
             elif isinstance(decision, Wait) and decision.until_ms not in self._due_ms:
                 self._due_ms.add(decision.until_ms)
                 world.after(max(1, decision.until_ms - world.now_ms), self.look)
+
+    def _ask(self, name: str, key: tuple[int, int]) -> None:
+        world = self.world
+        if world.network.both_open(self.name, name) and world.rng.random() >= world.plan.lost:
+            world.after(world.rng.randint(2, 20), self._answer, name, key)
+
+    def _answer(self, name: str, key: tuple[int, int]) -> None:
+        process = self.world.nodes[name].current
+        if process is not None and not process.paused:
+            replica = process.replicas[key[0]]
+            self._reported.setdefault(key, {})[name] = (last_epoch(replica.epoch_table), replica.leo)
+            self.world.after(self.world.rng.randint(2, 20), self.look)
 
     def _written(self, kind: str, _asked: PartitionRecord, _found: PartitionRecord) -> None:
         self.world.counts[f"controller_{kind}"] += 1

@@ -1,14 +1,15 @@
 """A machine's disk: the node's log, its store and its identity, each with what a crash may take.
 
-Written is what a killed process leaves behind (the page cache lives on); synced is what a power loss
-leaves, and of the rest any prefix. The store is LevelDB without sync: after a power loss the applied
-offset that is found may stand above missing rows, so replay starts at the checkpointed floor (docs/protocol.md H36).
-One process at a time holds the directory; whoever lost it gets errors from then on.
+Written is what a killed process leaves behind (the page cache lives on); synced is what a power loss leaves, and of
+the rest any prefix: the last entries written may be gone and a truncation may not have happened. The store is
+LevelDB without sync: after a power loss the applied offset that is found may stand above missing rows, so replay
+starts at the checkpointed floor (docs/protocol.md H36). One process at a time holds the directory; whoever lost it
+gets errors from then on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from random import Random
 
 from repl.isr.epochs import EpochTable, table_of
@@ -16,14 +17,18 @@ from repl.model.entry import Entry
 
 
 class SimLog:
-    """One partition's entries in the node's log: [start, end) written, below `synced` durable. `below` holds the
-    epochs that began below `start`."""
+    """One partition's entries in the node's log: [start, end) written. `below` holds the epochs that began below
+    `start`."""
 
     def __init__(self) -> None:
         self.start = 0
         self.entries: list[Entry] = []
         self.synced = 0
+        """Entries below are there after any crash; those above may be gone, or be the older ones that a truncation
+        which was not synced had dropped."""
         self.below: EpochTable = ()
+        self._undo: list[int | list[Entry]] = []
+        """What was written since the last sync, oldest first: how many entries were appended, or which were cut."""
 
     @property
     def end(self) -> int:
@@ -37,14 +42,34 @@ class SimLog:
             scanned = scanned[1:]
         return self.below + scanned
 
+    def last_epoch(self) -> int:
+        """The epoch of the last entry, 0 when there never was one."""
+        if self.entries:
+            return self.entries[-1].epoch
+        return self.below[-1][0] if self.below else 0
+
     def append(self, entries: Sequence[Entry]) -> None:
         """Write; not yet durable."""
         assert entries[0].offset == self.end, f"log ends at {self.end}, write begins at {entries[0].offset}"
         self.entries.extend(entries)
+        self._undo.append(len(entries))
+
+    def truncate(self, to_offset: int) -> None:
+        """Drop what stands from `to_offset` on; not yet durable."""
+        assert self.start <= to_offset <= self.end, f"truncation to {to_offset} of [{self.start}, {self.end})"
+        kept = to_offset - self.start
+        self._undo.append(self.entries[kept:])
+        del self.entries[kept:]
+        self.synced = min(self.synced, to_offset)
+
+    def sync(self) -> None:
+        """All that was written is durable."""
+        self._undo.clear()
+        self.synced = self.end
 
     def read(self, start: int, end: int) -> list[Entry]:
         """Entries [start, end)."""
-        assert start >= self.start
+        assert start >= self.start, f"read from {start}, the log begins at {self.start}"
         return self.entries[start - self.start : end - self.start]
 
     def durable(self) -> list[Entry]:
@@ -52,10 +77,24 @@ class SimLog:
         return self.entries[: self.synced - self.start]
 
     def power_loss(self, rng: Random) -> int:
-        """Any prefix of what was not synced survives; returns how many entries went."""
-        keep = rng.randint(self.synced, self.end)
-        lost = self.end - keep
-        del self.entries[keep - self.start :]
+        """Any prefix of what was written since the last sync survives; returns how many entries went."""
+        steps = sum(step if isinstance(step, int) else 1 for step in self._undo)
+        undone = rng.randint(0, steps) if steps else 0
+        lost = 0
+        while undone:
+            step = self._undo[-1]
+            if isinstance(step, int):
+                take = min(step, undone)
+                del self.entries[len(self.entries) - take :]
+                lost += take
+                undone -= take
+                if take < step:
+                    self._undo[-1] = step - take
+                    break
+            else:
+                self.entries.extend(step)
+                undone -= 1
+            self._undo.pop()
         return lost
 
     def trim(self, to: int) -> None:
@@ -99,7 +138,8 @@ class SimStore:
 class Disk:
     """One machine's data directory."""
 
-    def __init__(self, partitions: Sequence[int]) -> None:
+    def __init__(self, partitions: Iterable[int]) -> None:
+        partitions = tuple(partitions)
         self.logs = {partition: SimLog() for partition in partitions}
         self.stores = {partition: SimStore() for partition in partitions}
         self.gens: dict[int, int] = {}

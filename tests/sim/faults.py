@@ -1,91 +1,40 @@
 """What goes wrong, how often, and with which weight: every seed draws its own mix (swarm testing).
 
-Some seeds know only crashes, some only a bad metastore, some everything; a fault that never meets another
-one would hide what their meeting breaks.
+Some seeds know only crashes, some only a bad network, some everything; a fault that never meets another
+one would hide what their meeting breaks. Data is lost only within the promise: at any time fewer copies than min-ISR
+that are not replaced yet.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from random import Random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from repl.isr import effects as fx
+from repl.isr import events as ev
+from repl.model.record import Member, PartitionRecord
+from tests.sim.metastore import METASTORE
+from tests.sim.network import FOR_GOOD_MS
+from tests.sim.plan import KINDS
 
 if TYPE_CHECKING:
     from tests.sim.nodes import Node
+    from tests.sim.process import Process
     from tests.sim.world import World
-
-KINDS = (
-    "kill",
-    "power_loss",
-    "pause",
-    "long_pause",
-    "take_over",
-    "stop",
-    "ambush",
-    "outage",
-    "cut",
-    "slow_disk",
-    "failing_disk",
-    "sleeping_controller",
-)
-
 
 AMBUSHES = (
     fx.PersistEpoch,
     fx.AppendBarrier,
     fx.Persist,
-    fx.Persist,
     fx.Apply,
     fx.Promoted,
     fx.LeadershipReady,
     fx.WriteRecord,
+    fx.Truncate,
+    fx.Truncate,
+    fx.RoleChanged,
 )
 """Where a crash waits for a process: right after it was asked for one of these."""
-
-
-@dataclass(slots=True)
-class Plan:
-    """One seed's mix. Rates are probabilities of one message or chance; `gap_ms` is the mean time between faults."""
-
-    partition_count: int
-    gap_ms: int
-    weights: tuple[float, ...]
-    lost: float
-    held: float
-    trims: float
-    sync_on_open: bool
-    write_gap_ms: int
-
-    @staticmethod
-    def drawn(rng: Random) -> Plan:
-        """A mix of its own for each seed."""
-        return Plan(
-            partition_count=rng.choice((1, 1, 2)),
-            gap_ms=rng.choice((300, 600, 1_200, 2_500)),
-            weights=tuple(rng.choice((0, 0.3, 1, 1, 3)) * (3 if kind in ("ambush", "stop") else 1) for kind in KINDS),
-            lost=rng.choice((0, 0.02, 0.1, 0.25)),
-            held=rng.choice((0, 0.02, 0.1, 0.25)),
-            trims=rng.choice((0, 0.4, 0.9)),
-            sync_on_open=rng.random() < 0.5,
-            write_gap_ms=rng.choice((25, 60, 150)),
-        )
-
-    @staticmethod
-    def only(*kinds: str, lost: float = 0.0, held: float = 0.0) -> Plan:
-        """A mix of few faults, to look closely at what they break."""
-        assert set(kinds) <= set(KINDS)
-        return Plan(
-            partition_count=1,
-            gap_ms=700,
-            weights=tuple(1.0 if kind in kinds else 0.0 for kind in KINDS),
-            lost=lost,
-            held=held,
-            trims=0.4,
-            sync_on_open=False,
-            write_gap_ms=60,
-        )
 
 
 class Faults:
@@ -94,28 +43,38 @@ class Faults:
     def __init__(self, world: World) -> None:
         self.world = world
         self.over = False
+        self._open_losses: dict[int, dict[str, int]] = {}
+        """partition -> node -> the gen that it has since it lost its data."""
+        self._least_min_isr: dict[int, int] = {}
 
     def start(self) -> None:
         """The first fault comes after a while, unless none is planned."""
+        for partition, record in self.world.metastore.records.items():
+            self._least_min_isr[partition] = record.effective_min_isr
         if any(self.world.plan.weights):
             self._next()
 
-    def end(self) -> None:
-        """Everything that is broken is mended; nothing new breaks."""
+    def end(self, nodes: frozenset[str] | None = None) -> None:
+        """Everything that is broken is mended (or all of `nodes` and the metastore); nothing new breaks."""
         self.over = True
         world = self.world
-        world.plan.lost = world.plan.held = 0
         if world.metastore.down:
             world.metastore.outage_over()
-        for node in world.nodes.values():
+        for name, node in world.nodes.items():
+            if nodes is not None and name not in nodes:
+                continue
             node.ambush = None
+            node.gone = False
             node.disk.fails = False
             node.disk.slow = 1
             for process in list(node.processes):
-                process.session.cut = False
                 if not process.holds_directory():
                     process.die("the supervisor clears up")
+                elif process.paused:
+                    process.resume()
             node.start()
+        ends = None if nodes is None else nodes | {METASTORE, *(controller.name for controller in world.controllers)}
+        world.network.join_all(ends)
 
     def _next(self) -> None:
         world = self.world
@@ -125,11 +84,18 @@ class Faults:
         if self.over:
             return
         world, rng = self.world, self.world.rng
-        node = rng.choice(list(world.nodes.values()))
         kind = rng.choices(KINDS, world.plan.weights)[0]
-        world.tell("faults", kind)
-        self._inflict(kind, node)
+        self._inflict(kind, self._victim())
         self._next()
+
+    def _victim(self) -> Node:
+        """Any node, a leader's rather than another's."""
+        world, rng = self.world, self.world.rng
+        if rng.random() < 0.4:
+            record = rng.choice(list(world.metastore.records.values()))
+            if record.leader is not None:
+                return world.nodes[record.leader.node]
+        return rng.choice(list(world.nodes.values()))
 
     def ambushed(self, node: Node) -> None:
         """A process walked into the ambush that was laid at its node."""
@@ -142,57 +108,236 @@ class Faults:
     def _inflict(self, kind: str, node: Node) -> None:
         if self.over:
             return
-        world, rng = self.world, self.world.rng
-        match kind:
-            case "kill":
-                node.kill()
-            case "power_loss":
-                node.power_loss()
-            case "pause":
-                node.pause(rng.randint(100, 2_000))
-            case "long_pause":
-                node.pause(rng.randint(3_500, 7_000))
-            case "take_over":
-                node.take_over(rng.randint(200, 6_000))
-            case "stop":
-                node.stop()
-            case "ambush":
-                node.ambush = rng.choice(AMBUSHES)
-            case "outage":
-                self._outage()
-            case "cut":
-                self._cut(node.name)
-            case "slow_disk":
-                node.disk.slow = rng.choice((8, 30, 100))
-                world.after(rng.randint(500, 4_000), self._mend_disk, node.name)
-            case "failing_disk":
-                node.disk.fails = True
-            case _:
-                controller = rng.choice(world.controllers)
-                controller.sleeps_until_ms = world.now_ms + rng.randint(500, 6_000)
+        self.world.tell("faults", kind, node.name)
+        getattr(self, f"_{kind}")(node)
 
-    def _outage(self) -> None:
+    # -- crashes --------------------------------------------------------------------------------
+
+    def _kill(self, node: Node) -> None:
+        node.kill()
+
+    def _power_loss(self, node: Node) -> None:
+        if self.world.plan.asynchronous:
+            if not all(self._may_lose(node, partition) for partition in node.partitions):
+                node.kill()
+                return
+            node.power_loss()
+            self._lost(node)
+        else:
+            node.power_loss()
+
+    def _blackout(self, _node: Node) -> None:
+        """All machines at once: where acknowledged means synced, nothing of it is lost."""
+        if not self.world.plan.asynchronous:
+            self.world.counts["blackout"] += 1
+            for node in self.world.nodes.values():
+                node.power_loss()
+
+    def _replace_disk(self, node: Node) -> None:
+        if all(self._may_lose(node, partition) and self._may_copy(node, partition) for partition in node.partitions):
+            node.replace_disk()
+            self._lost(node)
+
+    def _may_lose(self, node: Node, partition: int) -> bool:
+        """True when one more copy without its data is within the promise: min-ISR - 1 at once (and never the last)."""
+        world = self.world
+        record = world.metastore.records[partition]
+        lost = self._open_losses.setdefault(partition, {})
+        for name, gen in list(lost.items()):
+            if Member(name, gen) in record.isr:
+                del lost[name]
+        return len(lost.keys() | {node.name}) < min(self._least_min_isr[partition], record.effective_min_isr)
+
+    def _may_copy(self, node: Node, partition: int) -> bool:
+        """True when the other copies can be copied from the start, or so many agree that nobody needs this one."""
+        world = self.world
+        others = [other for other in world.holders(partition) if other is not node]
+        start = max((other.disk.logs[partition].start for other in others), default=0)
+        if start == 0:
+            return True
+        reach = [other for other in others if world.checkers.agreed(other, partition) >= start]
+        return world.plan.harsh_trims and len(reach) >= world.metastore.records[partition].effective_min_isr
+
+    def _lost(self, node: Node) -> None:
+        for partition in node.partitions:
+            self._open_losses[partition][node.name] = node.disk.gens[partition]
+
+    def lossy(self, partition: int) -> bool:
+        """True when some copy of the partition is not back in sync since it lost its data."""
+        return bool(self._open_losses.get(partition))
+
+    def _pause(self, node: Node) -> None:
+        node.pause(self.world.rng.randint(100, 1_500))
+
+    def _long_pause(self, node: Node) -> None:
+        node.pause(self.world.rng.randint(2_800, 6_000))
+
+    def _take_over(self, node: Node) -> None:
+        node.take_over(self.world.rng.randint(200, 6_000))
+
+    def _stop(self, node: Node) -> None:
+        node.stop()
+
+    def _ambush(self, node: Node) -> None:
+        node.ambush = self.world.rng.choice(AMBUSHES)
+
+    # -- disks ----------------------------------------------------------------------------------
+
+    def _slow_disk(self, node: Node) -> None:
+        node.disk.slow = self.world.rng.choice((8, 30, 100))
+        self.world.after(self.world.rng.randint(500, 4_000), self._mend_disk, node)
+
+    def _mend_disk(self, node: Node) -> None:
+        node.disk.slow = 1
+
+    def _failing_disk(self, node: Node) -> None:
+        node.disk.fails = True
+
+    # -- the network ----------------------------------------------------------------------------
+
+    def _for_ms(self) -> int:
+        """How long a cut lasts: in worlds of churn, through elections."""
+        rng = self.world.rng
+        return rng.randint(2_500, 9_000) if self.world.plan.churn else rng.randint(150, 4_000)
+
+    def _cut_nodes(self, node: Node) -> None:
+        """Two nodes, one way or both."""
+        world, rng = self.world, self.world.rng
+        others = [name for name in world.nodes if name != node.name]
+        if others:
+            other, for_ms = rng.choice(others), self._for_ms()
+            world.counts["cut_nodes"] += 1
+            world.network.cut(node.name, other, for_ms)
+            if rng.random() < 0.5:
+                world.network.cut(other, node.name, for_ms)
+
+    def _cut_metastore(self, node: Node) -> None:
+        """A node and the metastore, one way or both; the other nodes hear it well."""
+        world, rng = self.world, self.world.rng
+        for_ms, ways = self._for_ms(), rng.randint(1, 3)
+        world.counts["cut_metastore"] += 1
+        if ways & 1:
+            world.network.cut(node.name, METASTORE, for_ms)
+        if ways & 2:
+            world.network.cut(METASTORE, node.name, for_ms)
+
+    def _isolate(self, node: Node) -> None:
+        """A node alone, with or without the metastore."""
+        world, rng = self.world, self.world.rng
+        for_ms, alone = self._for_ms(), rng.random() < 0.7
+        world.counts["isolate"] += 1
+        for other in (*world.nodes, *((METASTORE,) if alone else ())):
+            if other != node.name:
+                world.network.cut(node.name, other, for_ms)
+                world.network.cut(other, node.name, for_ms)
+
+    def _swizzle(self, _node: Node) -> None:
+        """Cut many ways, then heal them in another order."""
+        world, rng = self.world, self.world.rng
+        ends = [*world.nodes, METASTORE]
+        ways = [(a, b) for a in ends for b in ends if a != b]
+        world.counts["swizzle"] += 1
+        rng.shuffle(ways)
+        for a, b in ways[: rng.randint(2, len(ways))]:
+            world.network.cut(a, b, rng.randint(300, 6_000))
+
+    def _flap(self, node: Node) -> None:
+        others = [name for name in self.world.nodes if name != node.name]
+        if others:
+            self.world.counts["flap"] += 1
+            self.world.network.flap(node.name, self.world.rng.choice(others))
+
+    def _slow_link(self, node: Node) -> None:
+        world, rng = self.world, self.world.rng
+        others = [name for name in world.nodes if name != node.name]
+        if others:
+            way = (node.name, rng.choice(others))
+            world.network.slow_down(*(way if rng.random() < 0.5 else way[::-1]), rng.randint(100, 900), self._for_ms())
+
+    # -- metastore and controllers --------------------------------------------------------------
+
+    def _outage(self, _node: Node) -> None:
         metastore = self.world.metastore
         if not metastore.down:
             metastore.down = True
             self.world.counts["outage"] += 1
-            self.world.after(self.world.rng.randint(300, 6_000), self._outage_over)
+            self.world.after(self.world.rng.randint(300, 5_000), self._outage_over)
 
     def _outage_over(self) -> None:
         if self.world.metastore.down:
             self.world.tell("faults", "the metastore is back")
             self.world.metastore.outage_over()
 
-    def _cut(self, name: str) -> None:
-        process = self.world.nodes[name].current
-        if process is not None and not process.session.cut:
-            process.session.cut = True
-            self.world.counts["cut"] += 1
-            self.world.after(self.world.rng.randint(500, 7_000), self._join, name)
+    def _sleeping_controller(self, _node: Node) -> None:
+        controller = self.world.rng.choice(self.world.controllers)
+        controller.sleeps_until_ms = self.world.now_ms + self.world.rng.randint(500, 6_000)
 
-    def _join(self, name: str) -> None:
-        for process in self.world.nodes[name].processes:
-            process.session.cut = False
+    def _cut_controller(self, node: Node) -> None:
+        world, rng = self.world, self.world.rng
+        name, other = rng.choice(world.controllers).name, rng.choice((node.name, METASTORE))
+        world.network.cut(name, other, self._for_ms())
+        if rng.random() < 0.5:
+            world.network.cut(other, name, self._for_ms())
 
-    def _mend_disk(self, name: str) -> None:
-        self.world.nodes[name].disk.slow = 1
+    # -- operators ------------------------------------------------------------------------------
+
+    def _hand_over(self, _node: Node) -> None:
+        """A leader is asked to give a partition to somebody, who need not even be in sync."""
+        world, rng = self.world, self.world.rng
+        record = rng.choice(list(world.metastore.records.values()))
+        process = self._leader(record)
+        if process is not None:
+            target = rng.choice((*record.replicas, *record.replicas, None))
+            world.counts["hand_over"] += 1
+            process.post(record.partition, ev.HandOver(target, world.now_ms + rng.randint(100, 3_000)))
+
+    def _leader(self, record: PartitionRecord) -> Process | None:
+        return None if record.leader is None else self.world.nodes[record.leader.node].current
+
+    def _min_isr(self, _node: Node) -> None:
+        """Somebody sets min-ISR, by a conditional write that leaves the rest as it is (H22)."""
+        world, rng = self.world, self.world.rng
+        record = rng.choice(list(world.metastore.records.values()))
+        least = 2 if world.plan.loses_data else 1
+        if len(record.replicas) < least or world.plan.harsh_trims:
+            return
+        chosen = rng.randint(least, len(record.replicas))
+        if chosen != record.min_isr:
+            world.counts["min_isr_asked"] += 1
+            partition = record.partition
+            self._least_min_isr[partition] = min(chosen, self._least_min_isr[partition])
+            if self.lossy(partition):
+                return
+            asker = rng.choice(world.controllers).name
+            world.metastore.write(asker, replace(record, min_isr=chosen), (), self._min_isr_set)
+
+    def _min_isr_set(self, kind: str, _asked: PartitionRecord, _found: PartitionRecord) -> None:
+        self.world.counts[f"min_isr_{kind}"] += 1
+
+    # -- for good -------------------------------------------------------------------------------
+
+    def leave_broken(self, names: list[str]) -> None:
+        """These nodes are lost to the others for good, each in a way of its own."""
+        world, rng = self.world, self.world.rng
+        for name in names:
+            node = world.nodes[name]
+            match rng.randint(0, 3):
+                case 0:
+                    node.gone = True
+                    for process in list(node.processes):
+                        process.die("for good")
+                case 1:
+                    node.gone = True
+                    for process in node.processes:
+                        process.paused = True
+                    world.network.links_changed()
+                case 2:
+                    world.network.cut(name, METASTORE, FOR_GOOD_MS)
+                    for other in world.nodes:
+                        if other != name and rng.random() < 0.7:
+                            world.network.cut(other, name, FOR_GOOD_MS)
+                case _:
+                    for other in (*world.nodes, METASTORE):
+                        if other != name:
+                            world.network.cut(name, other, FOR_GOOD_MS)
+                            world.network.cut(other, name, FOR_GOOD_MS)

@@ -1,162 +1,511 @@
-"""Deliberate defects of the core and of the election, each of which the simulator must catch.
+"""Deliberate defects of the core, the election and the shell, each of which the simulator must catch.
 
-A defect that no seed catches means that a check or a fault is missing here. Every class says in its first
-line what it does wrong; the test says by which invariants that may be noticed.
+A defect that no seed catches means that a check or a fault is missing here. Each is a function that puts the defect
+in by patching what the product's class does; its first line says what is wrong, and against which rule. `DEFECTS`
+says by which invariants that may be noticed, in which mix of faults.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
+
+import pytest
 
 from repl.isr import effects as fx
+from repl.isr import election, leader
 from repl.isr import events as ev
+from repl.isr import messages as ms
 from repl.isr.candidate import Candidate
 from repl.isr.election import Decision, Keep, Write, elect
-from repl.isr.leader import Leader, Leadership, Resigning
+from repl.isr.follower import Follower
+from repl.isr.leader import Leader, Leadership
+from repl.isr.reads import Reads
 from repl.isr.replica import Replica
+from repl.isr.stalls import Stalls
 from repl.isr.states import Idle
-from repl.model.errors import Overloaded
-from repl.model.record import PartitionRecord, PartitionStatus, Registration
+from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from tests.sim.metastore import SimMetastore
+from tests.sim.nodes import Node
+from tests.sim.plan import Plan
+from tests.sim.process import Process
+from tests.sim.writers import LogWriter
 
-NEVER_MS = 10**12
+Patch = pytest.MonkeyPatch
 
-
-class AppliesBeforeDurable(Replica):
-    """Has entries applied as soon as they are appended."""
-
-    def _append(self, event: ev.Append) -> None:
-        before = self._progress.leo
-        super()._append(event)
-        if self._progress.leo > before:
-            self._progress.hw = self._progress.leo
-            self._effects.append(fx.Apply(self._progress.leo))
+# -- truncation, fencing, identity ------------------------------------------------------------------------------------
 
 
-class ResumesLeadership(Replica):
-    """Takes up a leadership that an earlier session of its node had (against R-INC)."""
+def truncates_to_its_hw(patch: Patch) -> None:
+    """A follower cuts its log to what it knows to be committed (against R-TRUNC, H1)."""
+    sound = Follower.accepted
 
-    def _follow_record(self, now_ms: int) -> None:
-        record, me = self.record, self._me()
+    def accepted(self: Follower, message: ms.HelloOk, standing: Any) -> None:
+        progress = standing.progress
+        sound(self, message._replace(common=min(message.common, max(progress.hw, standing.log_start))), standing)
+
+    patch.setattr(Follower, "accepted", accepted)
+
+
+def truncates_nothing(patch: Patch) -> None:
+    """A follower keeps what contradicts its leader (against R-TRUNC, H4)."""
+    sound = Follower.accepted
+
+    def accepted(self: Follower, message: ms.HelloOk, standing: Any) -> None:
+        sound(self, message._replace(common=standing.progress.leo), standing)
+
+    patch.setattr(Follower, "accepted", accepted)
+
+
+def takes_any_epoch(patch: Patch) -> None:
+    """A message counts whatever the epoch in which it was said (against R-FENCE)."""
+    sound = Replica._receive
+
+    def receive(self: Replica, node: str, message: ms.Message, now_ms: int) -> None:
+        if not isinstance(message, ms.Fenced):
+            message = message._replace(epoch=self._standing.epoch_wanted)
+        sound(self, node, message, now_ms)
+
+    patch.setattr(Replica, "_receive", receive)
+
+
+def takes_any_nonce(patch: Patch) -> None:
+    """A late answer to a Hello counts (against R-NONCE, H5)."""
+    sound = Follower.accepted
+
+    def accepted(self: Follower, message: ms.HelloOk, standing: Any) -> None:
+        self.following = False
+        sound(self, message._replace(nonce=self.nonce), standing)
+
+    patch.setattr(Follower, "accepted", accepted)
+
+
+def keeps_the_gen_of_a_lost_log(patch: Patch) -> None:
+    """A copy that lost its data comes back under its old gen (against R-GEN, H7, H8)."""
+    sound = Node.replace_disk
+
+    def replace_disk(self: Node) -> None:
+        before = dict(self.disk.gens)
+        patch.setattr(
+            Node, "take_new_gen", lambda self, partition: self.disk.gens.update({partition: before[partition]})
+        )
+        sound(self)
+
+    patch.setattr(Node, "replace_disk", replace_disk)
+
+
+def counts_acknowledgements_of_any_gen(patch: Patch) -> None:
+    """A leader takes what a node acknowledges for what the member in sync holds, whatever its log (against R-GEN)."""
+    sound = Leadership.acknowledged
+
+    def acknowledged(self: Leadership, node: str, ack: ms.Ack, standing: Any, now_ms: int) -> None:
+        sound(self, node, ack, standing, now_ms)
+        for member in standing.known.isr:
+            if member.node == node:
+                self.acked[member] = max(ack.durable, self.acked.get(member, 0))
+
+    patch.setattr(Leadership, "acknowledged", acknowledged)
+
+
+def acts_before_its_epoch_is_durable(patch: Patch) -> None:
+    """A replica stands for an epoch that its disk has not noted yet (against H27)."""
+    sound = Replica._follow_record
+
+    def follow(self: Replica, now_ms: int) -> None:
+        self._standing.epoch_seen = self._standing.epoch_wanted
+        sound(self, now_ms)
+
+    patch.setattr(Replica, "_follow_record", follow)
+
+
+def believes_old_records(patch: Patch) -> None:
+    """Any record is news, however old (against H32 and the version rule)."""
+    sound = Replica._see
+
+    def see(self: Replica, record: PartitionRecord, now_ms: int) -> None:
+        standing = self._standing
+        if standing.record is not None and record.version < standing.record.version:
+            standing.record = None
+            standing.epoch_wanted = min(standing.epoch_wanted, record.epoch)
+        sound(self, record, now_ms)
+
+    patch.setattr(Replica, "_see", see)
+
+
+def resumes_leadership(patch: Patch) -> None:
+    """A process takes up the leadership of an earlier session of its node (against R-INC, H11)."""
+    sound = Replica._follow_record
+
+    def follow(self: Replica, now_ms: int) -> None:
+        standing, record = self._standing, self._standing.record
         if (
             isinstance(self._state, Idle)
             and record is not None
             and record.leader is not None
-            and record.leader.node == self.member.node
-            and me is not None
-            and record.epoch == self.epoch_seen
+            and record.leader.node == standing.member.node
+            and standing.me is not None
+            and record.epoch == standing.epoch_seen
         ):
-            self.record = replace(record, leader=me)
-            leader = Leader(record.epoch, self.leo - 1, {self.member: self.durable}, None, True)
-            self._become(leader, "resumed")
-        super()._follow_record(now_ms)
+            standing.record = replace(record, leader=standing.me)
+            durable = standing.progress.durable
+            state = Leader(record.epoch, self.leo - 1, Stalls.since(now_ms), {standing.member: durable}, ready=True)
+            self._become(state, "resumed")
+        sound(self, now_ms)
+
+    patch.setattr(Replica, "_follow_record", follow)
 
 
-class ForgetsUndecidedWrite(Replica):
-    """Never repeats a write whose answer was lost (against R-AMBIG)."""
-
-    def _repeat_write(self, base_version: int, at_ms: int) -> None:
-        super()._repeat_write(base_version, NEVER_MS)
+# -- commit and apply -------------------------------------------------------------------------------------------------
 
 
-class TakesUndecidedForRefused(Replica):
-    """Goes on leading when its resignation came back undecided, though it may yet happen (against R-AMBIG)."""
-
-    def _repeat_write(self, base_version: int, at_ms: int) -> None:
-        state = self._state
-        if isinstance(state, Resigning):
-            self._state = Leader(state.epoch, state.barrier, state.acked, None, state.ready)
+def _commit_rule(patch: Patch, rule: Callable[[Leadership, PartitionRecord, int], int | None]) -> None:
+    patch.setattr(Leadership, "committed_end", rule)
 
 
-class CommitsBeforeBarrier(Replica):
-    """Takes what is durable for committed as soon as it is nominated."""
-
-    def _persisted(self, end: int, now_ms: int) -> None:
-        super()._persisted(end, now_ms)
-        if isinstance(self._state, Candidate) and self._progress.durable > self._progress.hw:
-            self._progress.hw = self._progress.durable
-            self._effects.append(fx.Apply(self._progress.hw))
+def commits_what_is_durable_here(patch: Patch) -> None:
+    """A leader asks nobody (against R-COMMIT)."""
+    _commit_rule(patch, lambda self, record, durable: durable if durable > self.barrier else None)
 
 
-class TrustsRecoveredTail(Replica):
-    """Takes all of a recovered log for committed, though nobody may have been told so."""
-
-    def __init__(self, **found: Any) -> None:
-        super().__init__(**found)
-        self._progress.hw = max(self._progress.hw, self._progress.durable)
+def commits_below_min_isr(patch: Patch) -> None:
+    """A leader commits with fewer than min-ISR members in sync (against R-ELR, H9)."""
+    sound = Leadership.committed_end
+    _commit_rule(patch, lambda self, record, durable: sound(self, replace(record, min_isr=1), durable))
 
 
-class BelievesOldRecords(Replica):
-    """Takes any record for news, however old (against H32 and the version rule)."""
-
-    def _see(self, record: PartitionRecord, now_ms: int) -> None:
-        if self.record is not None and record.version < self.record.version:
-            self.record = None
-            self._epoch_wanted = min(self._epoch_wanted, record.epoch)
-        super()._see(record, now_ms)
+def commits_beside_the_elr(patch: Patch) -> None:
+    """A leader commits while somebody outside the ISR may be elected (against R-ELR)."""
+    sound = Leadership.committed_end
+    _commit_rule(patch, lambda self, record, durable: sound(self, replace(record, elr=frozenset()), durable))
 
 
-class ServesBeforeBarrierApplied(Replica):
-    """Serves reads and writes as soon as it is elected, while its log is still being applied."""
-
-    def _lead(self, now_ms: int) -> None:
-        super()._lead(now_ms)
-        assert isinstance(self._state, Leader)
-        self._state.ready = True
+def commits_without_whom_it_proposed(patch: Patch) -> None:
+    """A leader forgets whom its undecided write may have added (against R-MAX, H13)."""
+    patch.setattr(Leadership, "maximal", lambda self, record: record.isr)
 
 
-class ActsBeforeEpochIsDurable(Replica):
-    """Stands for an epoch that its disk has not noted yet (against H27 and the wait for EpochPersisted)."""
+def commits_before_the_stalled_are_out(patch: Patch) -> None:
+    """A leader leaves a stalled member out before the metastore has confirmed it (against ISR before apply)."""
+    sound = Leadership.committed_end
 
-    def _follow_record(self, now_ms: int) -> None:
-        self.epoch_seen = self._epoch_wanted
-        super()._follow_record(now_ms)
+    def rule(self: Leadership, record: PartitionRecord, durable: int) -> int | None:
+        stay = record.isr - self.stalled
+        if self.pending is not None and self.pending.record.isr < record.isr:
+            stay = self.pending.record.isr
+        return sound(self, replace(record, isr=stay), durable)
 
-
-class AppendsWhatItRefuses(Replica):
-    """Refuses a batch as too much for its window, and keeps it all the same."""
-
-    def _append(self, event: ev.Append) -> None:
-        super()._append(event)
-        if self._effects == [fx.Refused(Overloaded.reason, len(event.entries))]:
-            self._progress.leo += len(event.entries)
-            self._effects.append(fx.Persist(event.entries))
+    _commit_rule(patch, rule)
 
 
-class CommitsWithoutBeingInSync(Replica):
-    """Commits by what it appended, not by what the in-sync members hold durably."""
+def commits_before_the_barrier(patch: Patch) -> None:
+    """A leader takes older epochs' entries for committed before its barrier is (against R-COMMIT, H17)."""
 
-    def _advance(self, now_ms: int) -> None:
-        state = self._state
-        assert isinstance(state, Leadership)
-        if self._progress.leo > self._progress.hw:
-            self._progress.hw = self._progress.leo
-            self._effects.append(fx.Apply(self._progress.hw))
-        self._want(now_ms)
+    def persisted(self: Replica, end: int, now_ms: int) -> None:
+        sound(self, end, now_ms)
+        if isinstance(self._state, Candidate):
+            self._standing.commit(self.durable)
+
+    sound = Replica._persisted
+    patch.setattr(Replica, "_persisted", persisted)
 
 
-def elect_in_old_epoch(record: PartitionRecord, *args: Any, **options: Any) -> Decision:
-    """Nominates without a new epoch."""
+def believes_its_tail(patch: Patch) -> None:
+    """A restarted replica takes all of its log for committed (against H1)."""
+    sound = Replica.__init__
+
+    def init(self: Replica, **found: Any) -> None:
+        sound(self, **found)
+        progress = self._standing.progress
+        progress.hw = max(progress.hw, progress.durable)
+
+    patch.setattr(Replica, "__init__", init)
+
+
+def applies_what_its_leader_has(patch: Patch) -> None:
+    """A follower takes what it was sent for committed (against R-COMMIT)."""
+    sound = Follower.take
+
+    def take(self: Follower, message: ms.Forward, standing: Any, now_ms: int) -> None:
+        sound(self, message._replace(hw=message.leo), standing, now_ms)
+
+    patch.setattr(Follower, "take", take)
+
+
+def acknowledges_what_is_written(patch: Patch) -> None:
+    """A follower acknowledges what is not synced (against R-FSYNC)."""
+    sound = Follower.acknowledge
+
+    def acknowledge(self: Follower, standing: Any) -> None:
+        kept = standing.progress.durable
+        standing.progress.durable = standing.progress.leo
+        sound(self, standing)
+        standing.progress.durable = kept
+
+    patch.setattr(Follower, "acknowledge", acknowledge)
+
+
+def keeps_what_it_refuses(patch: Patch) -> None:
+    """A leader refuses a batch as too much, and appends it (against I-NO-FALSE-NACK)."""
+    sound = Replica._append
+
+    def append(self: Replica, event: ev.Append, now_ms: int) -> None:
+        sound(self, event, now_ms)
+        if self._standing.effects == [fx.Refused("overloaded", len(event.entries))]:
+            self._standing.progress.leo += len(event.entries)
+            self._standing.effects.append(fx.Persist(event.entries))
+
+    patch.setattr(Replica, "_append", append)
+
+
+# -- members ----------------------------------------------------------------------------------------------------------
+
+
+def drops_members_for_good(patch: Patch) -> None:
+    """Who leaves the ISR may not be elected, however few stay (against R-ELR, H9)."""
+
+    def drop(record: PartitionRecord, gone: frozenset[Member]) -> PartitionRecord:
+        return replace(record, isr=record.isr - gone)
+
+    patch.setattr(leader, "drop_members", drop)
+    patch.setattr(election, "drop_members", drop)
+
+
+def joins_before_it_has_caught_up(patch: Patch) -> None:
+    """A follower joins with whatever it has (against H17)."""
+
+    def joining(self: Leadership, standing: Any, now_ms: int) -> Any:
+        record = standing.known
+        return next((p for p in self.peers.values() if p.member not in record.isr and p.linked), None)
+
+    patch.setattr(Leadership, "_joining", joining)
+
+
+# -- conditional writes -----------------------------------------------------------------------------------------------
+
+
+def forgets_an_undecided_write(patch: Patch) -> None:
+    """A write without an answer never was (against R-AMBIG, H14)."""
+
+    def undecided(self: Replica, base_version: int, now_ms: int) -> None:
+        if isinstance(self._state, Leadership):
+            self._state.pending = None
+
+    patch.setattr(Replica, "_undecided", undecided)
+
+
+def never_repeats_a_write(patch: Patch) -> None:
+    """A write without an answer is waited for, for ever (against R-AMBIG, H14)."""
+
+    def repeat(self: Leadership, standing: Any, now_ms: int) -> None:
+        if self.pending is not None and self.pending.repeat_at_ms <= now_ms:
+            self.pending.repeat_at_ms = now_ms + 10**9
+
+    patch.setattr(Leadership, "repeat", repeat)
+
+
+def forgets_a_refused_write(patch: Patch) -> None:
+    """A refused write has no copy under way (against R-AMBIG and R-MAX)."""
+    patch.setattr(Leadership, "refused_as_it_stands", lambda self, standing, now_ms: setattr(self, "pending", None))
+
+
+# -- reads ------------------------------------------------------------------------------------------------------------
+
+
+def reads_without_asking(patch: Patch) -> None:
+    """A leader serves reads because it believes that it leads (against R-READ, H24)."""
+    sound = Reads.ask
+
+    def ask(self: Reads, token: int, standing: Any, epoch: int, members: frozenset[Member], now_ms: int) -> None:
+        sound(self, token, standing, epoch, frozenset({standing.member}), now_ms)
+
+    patch.setattr(Reads, "ask", ask)
+
+
+def reads_before_the_barrier(patch: Patch) -> None:
+    """A new leader serves reads while its log is still being applied (against R-READ)."""
+    sound = Replica._lead
+
+    def lead(self: Replica, now_ms: int) -> None:
+        sound(self, now_ms)
+        if isinstance(self._state, Leader):
+            self._state.ready = True
+
+    patch.setattr(Replica, "_lead", lead)
+
+
+# -- election ---------------------------------------------------------------------------------------------------------
+
+
+def elects_in_an_old_epoch(record: PartitionRecord, *args: Any, **options: Any) -> Decision:
+    """A nomination without a new epoch (against I-EPOCH-ONE)."""
     decision = elect(record, *args, **options)
     if isinstance(decision, Write) and decision.record.epoch > max(1, record.epoch):
         return Write(replace(decision.record, epoch=record.epoch))
     return decision
 
 
-def elect_by_node(
+def takes_the_node_for_the_leader(
     record: PartitionRecord, registrations: Mapping[str, Registration], *args: Any, **options: Any
 ) -> Decision:
-    """Takes a leader's node for the leader: another session of it will do (against R-INC)."""
+    """Another session of the leader's node will do (against R-INC)."""
     if record.status is PartitionStatus.ONLINE and record.leader is not None and record.leader.node in registrations:
         return Keep("its node is there")
     return elect(record, registrations, *args, **options)
 
 
-def elect_unheard(
+def brings_the_silent_online(
     record: PartitionRecord, registrations: Mapping[str, Registration], *args: Any, **options: Any
 ) -> Decision:
-    """Brings a candidate online that said nothing yet."""
+    """A candidate leads that said nothing yet."""
     if record.status is PartitionStatus.CANDIDATE_FOUND and record.candidate is not None:
         return Write(replace(record, status=PartitionStatus.ONLINE, leader=record.candidate, candidate=None))
     return elect(record, registrations, *args, **options)
+
+
+def elects_anybody(
+    record: PartitionRecord, registrations: Mapping[str, Registration], *args: Any, **options: Any
+) -> Decision:
+    """Whoever is there may lead, in sync or not (an unclean election)."""
+    there = frozenset(
+        Member(n, registrations[n].gen_of(record.partition)) for n in record.replicas if n in registrations
+    )
+    if record.status is PartitionStatus.ELECTION and there:
+        candidate = max(there)
+        return Write(
+            replace(
+                record,
+                epoch=record.epoch + 1,
+                status=PartitionStatus.CANDIDATE_FOUND,
+                candidate=Incarnation(candidate.node, registrations[candidate.node].inc),
+                isr=there,
+            )
+        )
+    return elect(record, registrations, *args, **options)
+
+
+# -- the shell and the metastore --------------------------------------------------------------------------------------
+
+
+def says_durable_before_the_sync(patch: Patch) -> None:
+    """The log's writer reports what is only written (against R-FSYNC)."""
+
+    def write(self: LogWriter) -> None:
+        batch = list(self.unwritten)
+        sound(self)
+        if self.process.holds_directory():
+            self.tell_durable(batch, {})
+
+    sound = LogWriter._write
+    patch.setattr(LogWriter, "_write", write)
+
+
+def never_says_that_it_trimmed(patch: Patch) -> None:
+    """The core is not told where its log begins."""
+    patch.setattr(Process, "tell_trimmed", lambda self, partition: None)
+
+
+def answers_when_appended(patch: Patch) -> None:
+    """A client is told of success before its entry is applied (against I-ACK)."""
+    sound = Process._step
+
+    def step(self: Process, partition: int, event: ev.Event) -> Any:
+        effects = sound(self, partition, event)
+        if isinstance(event, ev.Persisted):
+            self._answer(partition, event.end)
+        return effects
+
+    patch.setattr(Process, "_step", step)
+
+
+def writes_unconditionally(patch: Patch) -> None:
+    """The metastore does not look at versions."""
+    sound = SimMetastore._store
+
+    def store(self: SimMetastore, record: PartitionRecord, needs: Any) -> Any:
+        return sound(self, replace(record, version=self.records[record.partition].version), needs)
+
+    patch.setattr(SimMetastore, "_store", store)
+
+
+class Defect(NamedTuple):
+    """`put_in` patches it; or `decide` is it. `names`: how the violation may begin. `plan`: the mix, the drawn one
+    without."""
+
+    put_in: Callable[[Patch], None] | None
+    names: tuple[str, ...]
+    plan: Callable[[], Plan] | None = None
+    decide: Callable[..., Decision] = elect
+
+
+def storms(**changes: Any) -> Callable[[], Plan]:
+    """Crashes, cuts and hand-overs, with a bad metastore and a bad network."""
+    mix: dict[str, Any] = {
+        "gap_ms": 350, "lost": 0.02, "repeated": 0.05, "overtaken": 0.2, "held": 0.02, "store_lost": 0.1,
+        "store_held": 0.1, "write_gap_ms": 60, "reads": 0.6,
+    }  # fmt: skip
+    kinds = ("kill", "power_loss", "long_pause", "ambush", "cut_nodes", "cut_metastore", "isolate", "hand_over", "stop")
+    return lambda: Plan.only(*kinds, **{**mix, **changes})
+
+
+def losses(**changes: Any) -> Callable[[], Plan]:
+    """Disks are replaced, among kills and cuts."""
+    mix = {"gap_ms": 500, "write_gap_ms": 60, "trims": 0.0}
+    return lambda: Plan.only("replace_disk", "kill", "isolate", "cut_nodes", **{**mix, **changes})
+
+
+def settings() -> Plan:
+    """min-ISR is set up and down while members come and go."""
+    return Plan.only("min_isr", "kill", "isolate", gap_ms=250, write_gap_ms=60, min_isr=1, store_lost=0.1)
+
+
+def cuts(**changes: Any) -> Callable[[], Plan]:
+    """Long cuts and many leaders; everybody is asked for reads."""
+    mix = {"churn": True, "gap_ms": 500, "write_gap_ms": 60, "reads": 0.9}
+    return lambda: Plan.only("isolate", "cut_metastore", "long_pause", "cut_nodes", "hand_over", **{**mix, **changes})
+
+
+def unattended() -> Plan:
+    """Disks are replaced while no controller looks."""
+    return Plan.only("replace_disk", "sleeping_controller", gap_ms=300, write_gap_ms=60, trims=0.0)
+
+
+COMMIT = ("I-COMMIT-RULE", "I-GUARD-COMPLETE", "I-COMMIT-AGREE")
+LOGS = ("I-LOG", "I-DOT", "I-EPOCH-ASC", "I-TABLE", "I-APPLY", "I-TRUNC-SAFE", "I-CONVERGE")
+
+DEFECTS = (
+    Defect(truncates_to_its_hw, (*COMMIT, *LOGS), storms()),
+    Defect(truncates_nothing, (*COMMIT, *LOGS), storms()),
+    Defect(takes_any_epoch, (*COMMIT, *LOGS, "I-READ-LIN"), cuts(held=0.2, overtaken=0.4)),
+    Defect(takes_any_nonce, (*COMMIT, *LOGS), storms(repeated=0.3, overtaken=0.4)),
+    Defect(keeps_the_gen_of_a_lost_log, (*COMMIT, "I-EPOCH-MONO"), losses()),
+    Defect(counts_acknowledgements_of_any_gen, COMMIT, unattended),
+    Defect(acts_before_its_epoch_is_durable, ("I-EPOCH-MONO", "I-COMMIT-RULE"), None),
+    Defect(believes_old_records, ("I-EPOCH-MONO", "I-EPOCH-ONE"), None),
+    Defect(resumes_leadership, ("I-EPOCH-ONE", "I-READ-LIN", "I-DOT"), None),
+    Defect(commits_what_is_durable_here, ("I-COMMIT-RULE",), None),
+    Defect(commits_below_min_isr, ("I-COMMIT-RULE",), settings),
+    Defect(commits_beside_the_elr, ("I-COMMIT-RULE",), settings),
+    Defect(commits_without_whom_it_proposed, ("I-COMMIT-RULE",), storms()),
+    Defect(commits_before_the_stalled_are_out, ("I-COMMIT-RULE",), storms()),
+    Defect(commits_before_the_barrier, ("I-COMMIT-RULE", "I-APPLY"), storms()),
+    Defect(believes_its_tail, ("I-APPLY", "I-TRUNC-SAFE"), storms()),
+    Defect(applies_what_its_leader_has, ("I-APPLY",), None),
+    Defect(acknowledges_what_is_written, COMMIT, None),
+    Defect(keeps_what_it_refuses, ("I-NO-FALSE-NACK",), None),
+    Defect(drops_members_for_good, ("I-MIN-GUARD",), storms()),
+    Defect(joins_before_it_has_caught_up, COMMIT, storms()),
+    Defect(forgets_an_undecided_write, ("I-WRITE-ONE", "I-COMMIT-RULE"), storms(store_lost=0.3)),
+    Defect(never_repeats_a_write, ("I-CONVERGE",), storms(store_lost=0.3)),
+    Defect(forgets_a_refused_write, ("I-WRITE-ONE", "I-COMMIT-RULE"), storms()),
+    Defect(reads_without_asking, ("I-READ-LIN",), cuts()),
+    Defect(reads_before_the_barrier, ("I-READ-LIN",), storms()),
+    Defect(None, ("I-EPOCH", "I-CONVERGE"), None, elects_in_an_old_epoch),
+    Defect(None, ("I-CONVERGE",), None, takes_the_node_for_the_leader),
+    Defect(None, ("elected before the barrier was durable", "I-CONVERGE"), None, brings_the_silent_online),
+    Defect(None, ("I-MIN-GUARD", "I-SOME-GUARD", *COMMIT), storms(), elects_anybody),
+    Defect(says_durable_before_the_sync, COMMIT, None),
+    Defect(never_says_that_it_trimmed, ("I-CONVERGE",), losses(harsh_trims=True, trims=0.9)),
+    Defect(answers_when_appended, ("I-ACK",), None),
+    Defect(writes_unconditionally, ("I-EPOCH-MONO", "I-EPOCH-ONE", "I-COMMIT-RULE"), None),
+)

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 ZOMBIE_LIMIT_MS = 2_500
 """How long a process that lost its directory may go on after it woke up."""
 
+STOP_LIMIT_MS = 6_000
+"""How long a process that is asked to leave may take before it is killed."""
+
+LEADS = (Role.CANDIDATE, Role.LEADER, Role.RESIGNING)
+
 
 class Node:
     """One machine."""
@@ -29,6 +34,7 @@ class Node:
     def __init__(self, world: World, name: str, partitions: Sequence[int]) -> None:
         self.world = world
         self.name = name
+        self.partitions = tuple(partitions)
         self.disk = Disk(partitions)
         for partition in partitions:
             self.disk.gens[partition] = world.metastore.new_gen()
@@ -36,27 +42,34 @@ class Node:
         """Living ones, the one that holds the directory last."""
         self.ambush: type[fx.Effect] | None = None
         """A crash waits for the next effect of this kind."""
+        self.gone = False
+        """Nobody starts it again."""
         self._started = 0
 
     @property
     def current(self) -> Process | None:
         """The process that holds the directory, if there is one."""
-        return next((process for process in self.processes if process.holds_directory()), None)
+        holder = self.disk.holder
+        return holder if isinstance(holder, Process) else None
 
     def start(self) -> None:
         """Start a process, unless the directory is taken."""
+        if self.gone:
+            return
         if self.disk.holder is not None:
             self.world.counts["lock_refused"] += 1
             return
         self._started += 1
-        process = Process(self.world, self, self._started)
+        process = self.world.shell(self.world, self, self._started)
         self.processes.append(process)
         self.world.tell(process.name, "starts")
         process.boot()
+        self.world.network.links_changed()
 
     def died(self, process: Process) -> None:
         """A process ended; another one follows after a while."""
         self.processes.remove(process)
+        self.world.network.links_changed()
         delay_ms = self.world.rng.randint(30, 1_200)
         if self.world.faults.over:
             delay_ms = 50
@@ -71,12 +84,38 @@ class Node:
             self.current.die("killed")
 
     def power_loss(self) -> None:
-        """The machine loses power and everything that was not synced."""
-        self.world.counts["power_loss"] += 1
+        """The machine loses power and everything that was not synced. Where that may be acknowledged data, its copies
+        of the log are not believed any more."""
+        world = self.world
+        world.counts["power_loss"] += 1
         for process in list(self.processes):
             process.die("power lost")
-        if self.disk.power_loss(self.world.rng):
-            self.world.counts["tail_lost"] += 1
+        world.checkers.data_lost(self)
+        if self.disk.power_loss(world.rng):
+            world.counts["tail_lost"] += 1
+        for partition, log in self.disk.logs.items():
+            if world.plan.asynchronous:
+                self.take_new_gen(partition)
+            log.sync()  # what is left is what the disk has
+        world.checkers.disk_changed(self)
+
+    def replace_disk(self) -> None:
+        """The machine comes back with an empty disk."""
+        world = self.world
+        world.counts["disk_replaced"] += 1
+        for process in list(self.processes):
+            process.die("its disk is replaced")
+        world.checkers.data_lost(self)
+        self.disk = Disk(self.partitions)
+        for partition in self.partitions:
+            self.take_new_gen(partition)
+        world.checkers.disk_changed(self)
+
+    def take_new_gen(self, partition: int) -> None:
+        """The copy of `partition` here is another log from now on (R-GEN)."""
+        world = self.world
+        self.disk.gens[partition] = world.metastore.new_gen()
+        world.counts["gen_lost"] += 1
 
     def pause(self, for_ms: int) -> None:
         """SIGSTOP, and SIGCONT later; somebody may try to start the node meanwhile."""
@@ -85,12 +124,15 @@ class Node:
             process.paused = True
             self.world.counts["pause"] += 1
             self.world.tell(process.name, f"sleeps for {for_ms} ms")
+            if for_ms > 1_000:
+                self.world.network.links_changed()
             self.world.after(for_ms // 2, self.start)
             self.world.after(for_ms, self._wake, process)
 
     def _wake(self, process: Process) -> None:
-        if process.alive and process.paused:
+        if process.alive and process.paused and not self.gone:
             process.resume()
+            self.world.network.links_changed()
             if not process.holds_directory():
                 self.world.after(ZOMBIE_LIMIT_MS, process.die, "its place is taken")
 
@@ -116,22 +158,26 @@ class Node:
             process.stopping = True
             self.world.counts["stop"] += 1
             self.world.tell(process.name, "is asked to stop")
+            process.session.say_again()
             process.post_all(ev.Resign())
-            self._stopped(process)
+            self._stopped(process, self.world.now_ms + STOP_LIMIT_MS)
 
-    def _stopped(self, process: Process) -> None:
-        """Let it end once it gave everything up; nobody hurries it, so one that never does is found at the end."""
+    def _stopped(self, process: Process, limit_ms: int) -> None:
+        """Let it end once it gave everything up."""
         if not process.alive:
             return
         disk = self.disk
         done = process.holds_directory() and all(
-            replica.role is Role.IDLE and disk.stores[partition].applied >= replica.hw
+            replica.role not in LEADS and disk.stores[partition].applied >= replica.applied
             for partition, replica in process.replicas.items()
         )
         if done and not process.paused:
             self.world.counts["stopped_clean"] += 1
             process.checkpoint()
-            self.world.metastore.close(process.session.inc)
+            self.world.metastore.close(self.name, process.session.inc)
             process.die("stopped in order")
+        elif self.world.now_ms >= limit_ms and not process.paused:
+            self.world.counts["stop_forced"] += 1
+            process.die("did not stop in time")
         else:
-            self.world.after(40, self._stopped, process)
+            self.world.after(40, self._stopped, process, limit_ms)

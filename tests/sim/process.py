@@ -1,30 +1,35 @@
 """One process of a node: it carries out what the core asks for, as the product's runtime does.
 
-One log writer and one store writer a process, each doing one batch at a time for all partitions; what the core
-asked for is answered by events, in order. A paused process takes nothing in until it goes on (disk
-requests that were already made are finished by the machine). A killed one never speaks again; a
-process that lost the directory's lock gets errors from the disk.
+What the core asked for is answered by events, in order. Entries for followers are read when they are sent, not when
+that was asked for. A paused process takes nothing in until it goes on (disk requests that were already
+made are finished by the machine). A killed one never speaks again; a process that lost the directory's lock gets
+errors from the disk. A subclass may carry a defect of the shell (`mutants.py`).
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from repl.isr import effects as fx
 from repl.isr import events as ev
+from repl.isr import messages as ms
 from repl.isr.replica import Replica, Role
 from repl.model.entry import Entry, EntryKind, make_entry
 from repl.model.record import Incarnation, PartitionRecord
 from tests.sim.session import Session
+from tests.sim.writers import LogWriter, StoreWriter
 
 if TYPE_CHECKING:
     from tests.sim.clients import Client
     from tests.sim.nodes import Node
     from tests.sim.world import World
 
-WINDOW_ENTRIES = 12
-"""Small, so that slow disks fill it."""
+INBOX_LIMIT = 600
+"""What a paused process's connections hold; more is lost."""
+
+LEADING = (Role.LEADER, Role.RESIGNING)
 
 ORIGIN = bytes(16)
 
@@ -40,18 +45,22 @@ class Process:
         self.paused = False
         self.stopping = False
         self.session = Session(self)
+        self.log = LogWriter(self)
+        self.store = StoreWriter(self)
+        self.links: set[str] = set()
+        """Nodes to which a connection stands, as far as this process could know."""
         self.replicas: dict[int, Replica] = {}
         self.undecided: dict[int, list[PartitionRecord]] = {}
+        """Conditional writes that this process asked for, on versions that are not overtaken as far as it knows."""
         self.tails: dict[int, dict[int, Entry]] = {}
         """Entries by offset that this process appended and that are not applied."""
         self.waiting: dict[int, deque[tuple[int, bytes, Client]]] = {}
         """Appended requests that wait for their entry to be applied."""
+        self.reads: dict[int, tuple[int, int]] = {}
+        """token -> (partition, least offset that must be applied when it is served)."""
         self._inbox: deque[tuple[int, ev.Event]] = deque()
-        self._unwritten: list[tuple[int, tuple[Entry, ...]]] = []
-        self._writing = False
-        self._to_apply: dict[int, int] = {}
-        self._applying: dict[int, int] | None = None
-        self._epochs_in_flight: dict[int, int] = {}
+        self._untold_trims: set[int] = set()
+        self._renewed: dict[int, int] = {}
         self._tick_at_ms: int | None = None
 
     # -- life -----------------------------------------------------------------------------------
@@ -61,10 +70,15 @@ class Process:
         world, disk = self.world, self.node.disk
         assert disk.holder is None
         disk.holder = self
+        unsynced = {}
         for partition, log in disk.logs.items():
             store = disk.stores[partition]
-            if world.plan.sync_on_open:
-                log.synced = log.end
+            if log.synced < log.end:
+                world.counts["unsynced_tail_found"] += 1
+                if world.plan.sync_on_open:
+                    log.sync()
+                else:
+                    unsynced[partition] = log.end
             if store.target:
                 world.counts["replay"] += 1
             self.replicas[partition] = world.replica_class(
@@ -75,15 +89,23 @@ class Process:
                 epoch_table=log.table(),
                 applied=store.applied,
                 epoch_seen=disk.epochs_seen[partition],
-                window_entries=WINDOW_ENTRIES,
-                durable=log.synced,
+                options=world.plan.options,
+                durable=log.end if world.plan.asynchronous else log.synced,
+                log_start=log.start,
+                nonce_base=self.nonce_base(),
             )
             self.undecided[partition] = []
             self.tails[partition] = {}
             self.waiting[partition] = deque()
         world.checkers.booted(self)
+        if unsynced:
+            self.log.sync_recovered(unsynced)
         self.session.start()
         self._checkpoint()
+
+    def nonce_base(self) -> int:
+        """Where this process's nonces begin."""
+        return self.world.rng.getrandbits(60)
 
     def holds_directory(self) -> bool:
         """True while the disk obeys this process."""
@@ -96,25 +118,15 @@ class Process:
         self.alive = False
         self.world.tell(self.name, f"dies: {why}")
         if self.holds_directory():
-            self._leave_behind()
+            self.log.leave_behind()
+            self.store.leave_behind()
             self.node.disk.holder = None
         for waiting in self.waiting.values():
             for _, _, client in waiting:
                 client.unknown()
             waiting.clear()
+        self.reads.clear()
         self.node.died(self)
-
-    def _leave_behind(self) -> None:
-        """What the process was amid when it ended is done, half done, or not."""
-        rng, disk = self.world.rng, self.node.disk
-        asked = [(partition, entry) for partition, entries in self._unwritten for entry in entries]
-        for partition, entry in asked[: rng.randint(0, len(asked))]:
-            disk.logs[partition].append((entry,))
-        for partition, epoch in self._epochs_in_flight.items():
-            if rng.random() < 0.5:
-                disk.epochs_seen[partition] = max(epoch, disk.epochs_seen[partition])
-        if self._applying is not None and rng.random() < 0.5:
-            self._apply(self._applying)
 
     def resume(self) -> None:
         """Go on after a pause with all that came meanwhile."""
@@ -141,44 +153,89 @@ class Process:
 
     def see(self, record: PartitionRecord) -> None:
         """A record reaches this process, however late."""
-        self.post(record.partition, ev.RecordSeen(record))
+        if record.partition in self.replicas:
+            self.post(record.partition, ev.RecordSeen(record))
+
+    def receive(self, partition: int, event: ev.Received) -> None:
+        """A message arrives."""
+        if partition in self.replicas and len(self._inbox) < INBOX_LIMIT:
+            self.post(partition, event)
+
+    def link_up(self, peer: str) -> None:
+        """The connection dialled to `peer` stands; whether anybody says so is another matter."""
+        self.links.add(peer)
+        if self.world.network.calm or self.world.rng.random() >= self.world.plan.link_silence:
+            self.post_all(ev.LinkUp(peer))
+
+    def link_down(self, peer: str) -> None:
+        """A connection with `peer` broke."""
+        self.links.discard(peer)
+        if self.world.network.calm or self.world.rng.random() >= self.world.plan.link_silence:
+            self.world.counts["link_down"] += 1
+            self.post_all(ev.LinkDown(peer))
 
     def _step(self, partition: int, event: ev.Event) -> list[fx.Effect]:
         replica = self.replicas[partition]
-        effects = replica.step(event, self.world.now_ms)
-        self.world.tell(f"{self.name}.{partition}", event, effects)
-        self.world.checkers.stepped(self, partition, event, effects)
+        world = self.world
+        if partition in self._untold_trims and type(event) is ev.Received and type(event.message) is ms.Hello:
+            self.tell_trimmed(partition)
+        effects = replica.step(event, world.now_ms)
+        world.story.append((world.now_ms, self.name, partition, event, effects))
+        world.checkers.stepped(self, partition, event, effects)
+        made_here = type(event) is ev.Append
         for effect in effects:
-            self._perform(partition, effect)
-        if isinstance(event, ev.AppliedTo):
+            self.perform(partition, effect, made_here)
+        if type(event) is ev.AppliedTo:
             self._answer(partition, event.end)
-        self._arm(replica)
+        due_ms = replica.deadline_ms()
+        if due_ms is not None and (self._tick_at_ms is None or due_ms < self._tick_at_ms):
+            self._tick_at_ms = due_ms
+            world.after(max(1, due_ms - world.now_ms), self._tick, due_ms)
         return effects
 
-    def _perform(self, partition: int, effect: fx.Effect) -> None:
+    def perform(self, partition: int, effect: fx.Effect, made_here: bool) -> None:
+        """Do what the core asked for."""
         world = self.world
         if self.node.ambush is type(effect) and self.holds_directory():
             world.faults.ambushed(self.node)
         match effect:
+            case fx.Send(to, message):
+                world.network.send(self, to, partition, message)
+            case fx.Replicate():
+                world.after(1 if effect.live else world.rng.randint(2, 12), self.replicate, partition, effect)
             case fx.Persist(entries):
-                self._log(partition, entries)
+                self._append(partition, entries, made_here)
+            case fx.Apply(end):
+                self.store.ask(partition, end)
+            case fx.PersistEpoch(epoch):
+                self.log.note_epoch(partition, epoch)
             case fx.AppendBarrier(epoch, offset):
                 barrier = make_entry(
                     EntryKind.BARRIER, epoch, offset, request_id=b"", origin=ORIGIN, time_ms=world.now_ms
                 )
-                self._log(partition, (barrier,))
-            case fx.Apply(end):
-                self._to_apply[partition] = max(end, self._to_apply.get(partition, 0))
-                self._apply_next()
-            case fx.PersistEpoch(epoch):
-                self._epochs_in_flight[partition] = epoch
-                world.after(self._disk_ms(4, 25), self._epoch_written, partition, epoch)
-            case fx.WriteRecord(record):
+                self._append(partition, (barrier,), True)
+            case fx.Truncate(to_offset, _):
+                self.truncate(partition, to_offset)
+            case fx.WriteRecord(record, needs):
                 self.undecided[partition].append(record)
-                self.session.write(record)
+                self.session.write(record, needs)
+            case fx.ReadReady(tokens):
+                for token in tokens:
+                    self._read(token)
+            case fx.ReadRefused(tokens, reason):
+                for token in tokens:
+                    del self.reads[token]
+                    world.counts[f"read_refused_{reason}"] += 1
+            case fx.SyncRecord(nonce):
+                self.session.sync_record(partition, nonce)
+            case fx.ReadRecord():
+                self.session.look()
+            case fx.RenewGen():
+                world.counts["gen_renewed"] += 1
+                world.after(self.log.disk_ms(2, 20), self._renew_gen, partition)
             case fx.Promoted():
                 for controller in world.controllers:
-                    if world.rng.random() >= world.plan.lost and not self.session.cut:
+                    if world.rng.random() >= world.plan.lost and world.network.open(self.node.name, controller.name):
                         world.after(world.rng.randint(1, 30), controller.heard, partition, effect)
             case fx.SteppedDown(_, unknown_from, _):
                 waiting = self.waiting[partition]
@@ -190,16 +247,40 @@ class Process:
                     world.after(30, self.die, "its disk failed")
             case fx.LeadershipReady() | fx.Refused():
                 pass
+            case _:
+                raise AssertionError(f"the shell does not know {effect}")
 
-    def _arm(self, replica: Replica) -> None:
-        due_ms = replica.deadline_ms()
-        if due_ms is not None and (self._tick_at_ms is None or due_ms < self._tick_at_ms):
-            self._tick_at_ms = due_ms
-            self.world.after(max(0, due_ms - self.world.now_ms), self._tick)
-
-    def _tick(self) -> None:
+    def _tick(self, due_ms: int) -> None:
+        if self._tick_at_ms != due_ms:
+            return  # an earlier one was asked for meanwhile, and has asked for the next
         self._tick_at_ms = None
-        self.post_all(ev.Tick())
+        now_ms = self.world.now_ms
+        for partition, replica in self.replicas.items():
+            due = replica.deadline_ms()
+            if due is None:
+                continue
+            if due <= now_ms:
+                self.post(partition, ev.Tick())
+            elif self._tick_at_ms is None or due < self._tick_at_ms:
+                self._tick_at_ms = due
+                self.world.after(due - now_ms, self._tick, due)
+
+    def disk_error(self, what: str) -> None:
+        """The disk failed; every core hears of it."""
+        self.post_all(ev.PersistFailed(what))
+
+    def _renew_gen(self, partition: int) -> None:
+        if self.alive and self.holds_directory():
+            gen = self.world.metastore.new_gen()
+            self.node.disk.gens[partition] = gen
+            self._renewed[partition] = gen
+            self.session.say_again()
+
+    def registered_again(self) -> None:
+        """The metastore has noted what this process's directory holds."""
+        renewed, self._renewed = self._renewed, {}
+        for partition, gen in renewed.items():
+            self.post(partition, ev.GenRenewed(gen))
 
     # -- clients --------------------------------------------------------------------------------
 
@@ -221,7 +302,7 @@ class Process:
             for step in range(count)
         )
         effects = self._step(partition, ev.Append(epoch, entries))
-        refused = next((effect for effect in effects if isinstance(effect, fx.Refused)), None)
+        refused = next((effect for effect in effects if type(effect) is fx.Refused), None)
         if refused is not None:
             assert refused.count == count
             self.world.checkers.refused(partition, entries)
@@ -236,98 +317,72 @@ class Process:
             self.world.checkers.acknowledged(self, partition, request_id, offset)
             client.acknowledged()
 
+    def read(self, partition: int) -> None:
+        """Somebody asks this process for committed state."""
+        token = self.world.token()
+        self.reads[token] = (partition, self.world.checkers.read_begins(partition))
+        self._step(partition, ev.Read(token))
+
+    def _read(self, token: int) -> None:
+        partition, least = self.reads.pop(token)
+        self.world.checkers.read_served(self, partition, least)
+
     # -- the log --------------------------------------------------------------------------------
 
-    def _disk_ms(self, low: int, high: int) -> int:
-        return self.world.rng.randint(low, high) * self.node.disk.slow
-
-    def _log(self, partition: int, entries: tuple[Entry, ...]) -> None:
-        self.world.checkers.appended(self, partition, entries)
+    def _append(self, partition: int, entries: tuple[Entry, ...], made_here: bool) -> None:
+        self.world.checkers.appended(self, partition, entries, made_here)
         tail = self.tails[partition]
         for entry in entries:
             tail[entry.offset] = entry
-        self._unwritten.append((partition, entries))
-        if not self._writing:
-            self._writing = True
-            self.world.after(self._disk_ms(0, 3), self._write_log)
+        self.log.ask(partition, entries)
 
-    def _write_log(self) -> None:
-        if not self._obeyed():
+    def truncate(self, partition: int, to_offset: int) -> None:
+        """Drop the log's end."""
+        tail = self.tails[partition]
+        for offset in [offset for offset in tail if offset >= to_offset]:
+            del tail[offset]
+        self.log.ask(partition, to_offset)
+
+    def replicate(self, partition: int, effect: fx.Replicate) -> None:
+        """Send entries as they are now, if this is still what was asked for."""
+        head = effect.head
+        if not self.may_replicate(partition, head):
+            self.world.counts["replicate_dropped"] += 1
             return
-        batch, self._unwritten = self._unwritten, []
-        logs = self.node.disk.logs
-        for partition, entries in batch:
-            logs[partition].append(entries)
-        ends = {partition: logs[partition].end for partition, _ in batch}
-        self.world.after(self._disk_ms(1, 25), self._sync_log, ends)
+        end = min(effect.end, head.start + self.world.plan.message_entries)
+        entries = tuple(self.read_log(partition, head.start, end))
+        self.world.network.send(self, effect.to, partition, head._replace(entries=entries))
 
-    def _sync_log(self, ends: dict[int, int]) -> None:
-        disk = self.node.disk
-        if not self._obeyed():
-            return
-        if disk.fails:
-            disk.fails = False
-            self.world.counts["sync_failed"] += 1
-            self._disk_error("EIO")
-            return
-        for partition, end in ends.items():
-            disk.logs[partition].synced = max(end, disk.logs[partition].synced)
-        self._writing = bool(self._unwritten)
-        if self._unwritten:
-            self.world.after(self._disk_ms(0, 3), self._write_log)
-        for partition, end in ends.items():
-            self.post(partition, ev.Persisted(end))
+    def may_replicate(self, partition: int, head: ms.Forward) -> bool:
+        """The check at the time of sending: it leads still in this epoch, and the log reaches back."""
+        replica = self.replicas[partition]
+        return (
+            self.alive
+            and not self.paused
+            and replica.role in LEADING
+            and replica.epoch == head.epoch
+            and head.start >= self.node.disk.logs[partition].start
+        )
 
-    def _obeyed(self) -> bool:
-        """True when the disk does what this process asked for; an error is told otherwise."""
-        if self.alive and not self.holds_directory():
-            self.world.counts["stale_handle"] += 1
-            self._disk_error("the directory has another owner")
-        return self.holds_directory()
+    def read_log(self, partition: int, start: int, end: int) -> Sequence[Entry]:
+        """Entries that this process can see: those that it appended, or those in the log."""
+        tail = self.tails[partition]
+        if start in tail:
+            return [tail[offset] for offset in range(start, end)]
+        log = self.node.disk.logs[partition]
+        if end <= log.end and not tail:
+            return log.read(start, end)
+        found = []
+        for offset in range(start, end):
+            mine = tail.get(offset)
+            found.append(mine if mine is not None else log.read(offset, offset + 1)[0])
+        return found
 
-    def _disk_error(self, what: str) -> None:
-        self.post_all(ev.PersistFailed(what))
-
-    def _epoch_written(self, partition: int, epoch: int) -> None:
-        if not self._obeyed():
-            return
-        disk = self.node.disk
-        self._epochs_in_flight.pop(partition, None)
-        disk.epochs_seen[partition] = max(epoch, disk.epochs_seen[partition])
-        self.post(partition, ev.EpochPersisted(epoch))
-
-    # -- the store ------------------------------------------------------------------------------
-
-    def _apply_next(self) -> None:
-        if self._applying is None and self._to_apply:
-            self._applying, self._to_apply = self._to_apply, {}
-            self.world.after(self._disk_ms(0, 8), self._write_store)
-
-    def _write_store(self) -> None:
-        if not self._obeyed():
-            return
-        jobs, self._applying = self._applying, None
-        assert jobs is not None
-        self._apply(jobs)
-        for partition, end in jobs.items():
-            self.post(partition, ev.AppliedTo(end))
-        self._apply_next()
-
-    def _apply(self, jobs: dict[int, int]) -> None:
-        for partition, end in jobs.items():
-            store = self.node.disk.stores[partition]
-            if end > store.applied:
-                entries = [self.entry(partition, offset) for offset in range(store.applied, end)]
-                self.world.checkers.applied(partition, entries)
-                store.write(entries)
-            tail = self.tails[partition]
-            for offset in [offset for offset in tail if offset < end]:
-                del tail[offset]
-
-    def entry(self, partition: int, offset: int) -> Entry:
-        """An entry that this process can see: one that it appended, or one in the log."""
-        mine = self.tails[partition].get(offset)
-        return mine if mine is not None else self.node.disk.logs[partition].read(offset, offset + 1)[0]
+    def forget_tail(self, partition: int, end: int) -> None:
+        """What is applied is read from the log from now on."""
+        tail = self.tails[partition]
+        for offset in [offset for offset in tail if offset < end]:
+            del tail[offset]
 
     def _checkpoint(self) -> None:
         if not self.alive:
@@ -338,13 +393,31 @@ class Process:
 
     def checkpoint(self) -> None:
         """Move the store's floors up to what is applied, then trim the log below them."""
+        rng, plan = self.world.rng, self.world.plan
         for partition, store in self.node.disk.stores.items():
+            if plan.asynchronous:
+                self.node.disk.logs[partition].sync()  # floors stand on a synced log
             if not store.target:
                 store.floor = store.applied
             log = self.node.disk.logs[partition]
-            if self.world.rng.random() < self.world.plan.trims:
-                self.world.counts["trim"] += 1
-                log.trim(min(store.floor, log.synced, self.world.rng.randint(log.start, log.end)))
+            if rng.random() < plan.trims:
+                limit = self.world.trim_limit(partition)
+                to = min(store.floor, log.synced, limit, rng.randint(log.start, log.end))
+                if to > log.start:
+                    self.trim(partition, to)
+
+    def trim(self, partition: int, to: int) -> None:
+        """Free the log below `to`; the core is told, at the latest before the next Hello."""
+        self.world.counts["trim"] += 1
+        self.node.disk.logs[partition].trim(to)
+        self._untold_trims.add(partition)
+        self.world.after(self.world.rng.randint(0, 600), self.tell_trimmed, partition)
+
+    def tell_trimmed(self, partition: int) -> None:
+        """Tell the core where its log begins."""
+        if partition in self._untold_trims:
+            self._untold_trims.discard(partition)
+            self.post(partition, ev.Trimmed(self.node.disk.logs[partition].start))
 
     def me(self) -> Incarnation | None:
         """Who this process is to the metastore."""

@@ -12,81 +12,132 @@ import pytest
 
 from repl.isr.replica import Replica, Role
 from repl.model.record import PartitionStatus
-from tests.sim.disk import Disk
-from tests.sim.faults import Plan
+from tests.sim.plan import Plan
 from tests.sim.world import World, run_seed
 
-SEEDS = range(200)
+SEEDS = range(300)
+CHUNK = 50
 
 EXPECTED = {
     # what every range of seeds must have gone through, or the schedule has become a harmless one
     "acked": 20_000,
     "committed": 20_000,
-    "reads": 20_000,
-    "kill": 100,
-    "power_loss": 100,
-    "tail_lost": 20,
+    "commits": 10_000,
+    "reads_served": 3_000,
+    "read_refused_not-leader": 1_000,
+    "read_refused_not-ready": 300,
+    "entries_copied": 40_000,
+    "elections": 400,
+    "elr_elected": 20,
+    "elr_joined": 100,
+    "elr_cleared": 80,
+    "expands": 200,
+    "shrinks": 200,
+    "truncations": 30,
+    "handed_over": 30,
+    "hand_over": 100,
+    "lived_without_some": 40,
+    "min_isr_changed": 10,
+    "disk_replaced": 15,
+    "gen_lost": 20,
+    "left_out": 3,
+    "HelloOk": 1_000,
+    "HelloRefused_beyond-log": 4,
+    "HelloRefused_regressed": 15,
+    "Nack": 500,
+    "Fenced": 300,
+    "message_lost": 400,
+    "message_repeated": 1_000,
+    "message_held": 300,
+    "link_down": 800,
+    "replicate_dropped": 20,
+    "kill": 60,
+    "power_loss": 150,
+    "blackout": 30,
+    "tail_lost": 8,
+    "unsynced_tail_found": 30,
     "replay": 100,
-    "pause": 100,
-    "take_over": 50,
-    "lock_refused": 100,
-    "stale_handle": 50,
-    "stop": 50,
-    "stopped_clean": 50,
-    "resigned": 30,
-    "sync_failed": 20,
-    "outage": 50,
-    "cut": 50,
-    "session_expired": 20,
-    "expiry_noticed": 20,
+    "pause": 60,
+    "take_over": 30,
+    "lock_refused": 300,
+    "stale_handle": 20,
+    "stop": 30,
+    "stopped_clean": 30,
+    "sync_failed": 10,
+    "outage": 25,
+    "cut_nodes": 100,
+    "cut_metastore": 80,
+    "isolate": 80,
+    "swizzle": 40,
+    "flap": 40,
+    "session_expired": 100,
+    "expiry_noticed": 70,
     "registration_replaced": 100,
-    "late_registration_refused": 10,
-    "controller_slept": 200,
+    "late_registration_refused": 15,
+    "controller_slept": 300,
     "controller_refused": 1_000,
     "controller_undecided": 200,
-    "write_confirmed": 30,
-    "write_undecided": 10,
-    "write_repeated": 10,
+    "write_confirmed": 200,
+    "write_refused": 50,
+    "write_refused_by_needs": 20,
+    "write_undecided": 100,
+    "write_repeated": 60,
+    "write_without_change": 10,
+    "needs_unmet": 20,
     "held": 1_000,
-    "answer_lost": 50,
-    "late_write_refused": 50,
-    "old_record_ignored": 50,
-    "status_election": 500,
-    "status_candidate-found": 500,
-    "status_online": 300,
-    "status_offline": 100,
+    "answer_lost": 80,
+    "late_write_refused": 100,
+    "status_election": 200,
+    "status_candidate-found": 250,
+    "status_online": 250,
+    "status_offline": 40,
     "refused_not-leader": 1_000,
-    "refused_not-ready": 100,
-    "refused_fenced": 100,
-    "refused_overloaded": 50,
-    "refused_out-of-storage": 10,
-    "unknown": 50,
-    "trim": 300,
-    "ambush_PersistEpoch": 5,
-    "ambush_AppendBarrier": 5,
-    "ambush_Persist": 5,
-    "ambush_Apply": 5,
-    "ambush_Promoted": 5,
-    "ambush_LeadershipReady": 5,
+    "refused_not-ready": 500,
+    "refused_fenced": 200,
+    "refused_not-enough-replicas": 100,
+    "refused_overloaded": 100,
+    "refused_out-of-storage": 2,
+    "unknown": 150,
+    "trim": 800,
+    "ambush_PersistEpoch": 2,
+    "ambush_AppendBarrier": 2,
+    "ambush_Persist": 3,
+    "ambush_Apply": 3,
+    "ambush_Promoted": 2,
+    "ambush_RoleChanged": 3,
+    "ambush_WriteRecord": 1,
 }
 """What happened -> how often at least, over SEEDS; about a third of what a run shows."""
 
+total: Counter[str] = Counter()
+"""What happened in the chunks that ran, in this process."""
 
-@pytest.mark.timeout(600)
-def test_no_invariant_breaks_over_two_hundred_seeds_and_everything_happens() -> None:
-    """Every named invariant holds after every event, every seed becomes well again, and the schedule is not tame."""
-    total: Counter[str] = Counter()
-    for seed in SEEDS:
+ran: set[int] = set()
+"""The seeds of it."""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("first", range(SEEDS.start, SEEDS.stop, CHUNK))
+def test_no_invariant_breaks(first: int) -> None:
+    """Every named invariant holds after every event, and every seed becomes well again and quiet."""
+    for seed in range(first, first + CHUNK):
         world = run_seed(seed)
         assert world.counts["acked"] > 0, f"seed {seed}: no client got anything through"
         assert world.counts["status_online"] > 0, f"seed {seed}: nobody was elected"
-        total += world.counts
+        total.update(world.counts)
+        ran.add(seed)
+
+
+def test_everything_happens_that_is_meant_to() -> None:
+    """The seeds are not tame: each fault, each transition and each refusal occurs, again and again."""
+    if ran != set(SEEDS):
+        pytest.skip("counts what test_no_invariant_breaks went through, which did not run as a whole")
     missing = {name: (total[name], least) for name, least in EXPECTED.items() if total[name] < least}
     assert not missing, f"happened too rarely (seen, at least): {missing}"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1_800)
 def test_no_invariant_breaks_over_two_thousand_more_seeds() -> None:
     """The same over a longer range, for whoever has the minutes."""
     for seed in range(SEEDS.stop, SEEDS.stop + 2_000):
@@ -107,7 +158,7 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
     root = Path(__file__).parents[2]
     told = {
         subprocess.run(
-            [sys.executable, "-m", "tests.sim", "--seeds", "11:12", "--story"],
+            [sys.executable, "-m", "tests.sim", "--seeds", "11:14", "--story"],
             cwd=root,
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
@@ -135,33 +186,28 @@ def test_a_violation_prints_the_seed_and_the_story() -> None:
     assert "RoleChanged(role=leader" in note
 
 
-def test_a_world_without_faults_is_well_and_quiet_at_once() -> None:
-    """One election, no unknown outcome, no refusal once ready, no second epoch."""
-    world = run_seed(1, plan=Plan.only())
+@pytest.mark.parametrize(("nodes", "factor", "min_isr"), [(1, 1, 1), (3, 3, 2), (5, 5, 3), (4, 2, 2)])
+def test_a_world_without_faults_is_well_and_quiet_at_once(nodes: int, factor: int, min_isr: int) -> None:
+    """One election, no unknown outcome, no refusal once ready, nobody out of sync, no second epoch."""
+    world = run_seed(1, plan=Plan.only(node_count=nodes, factor=factor, min_isr=min_isr))
     record = world.metastore.records[0]
     assert (record.epoch, record.status) == (1, PartitionStatus.ONLINE)
-    assert world.counts["unknown"] == 0
-    assert world.counts["status_online"] == 1
-    assert world.counts["acked"] > 300
+    assert (world.counts["unknown"], world.counts["shrinks"], world.counts["truncations"]) == (0, 0, 0)
+    assert (world.counts["status_online"], record.version) == (1, 2)
+    assert world.counts["acked"] > 150
 
 
-def test_a_replaced_disk_is_never_elected() -> None:
+def test_a_replaced_disk_of_the_only_copy_is_never_elected() -> None:
     """R-GEN: the node comes back empty under a new gen: Offline, naming what it waits for, and nothing is acked."""
-    world = World(5, plan=Plan.only())
-    node = world.nodes["n1"]
-    node.start()
-    for controller in world.controllers:
-        controller.start()
-    for client in world.clients:
-        client.start()
+    world = World(5, plan=Plan.only(node_count=1, factor=1, min_isr=1))
+    world.start()
     world.run_until(3_000)
     acked = world.counts["acked"]
     assert acked > 0
+    node = world.nodes["n1"]
     lost_gen = node.disk.gens[0]
-    node.power_loss()
-    node.disk = Disk([0])
-    node.disk.gens[0] = world.metastore.new_gen()
     world.checkers.disks_replaced = True
+    node.replace_disk()
     world.run_until(15_000)
     record = world.metastore.records[0]
     assert record.status is PartitionStatus.OFFLINE

@@ -1,7 +1,7 @@
 """The simulated world: one virtual clock, one source of chance, everything that happens in one heap.
 
 A world is made from a seed and nothing else, so a seed replays exactly. It holds the machines (`nodes`), the
-metastore, the controllers and the clients; `faults.py` breaks them, `checkers.py` looks after every event.
+network, the metastore, the controllers and the clients; `faults.py` breaks them, `checkers.py` looks after every event.
 Nothing here sleeps or reads a clock. Run it with `python -m tests.sim --seeds A:B`.
 """
 
@@ -15,35 +15,48 @@ from typing import Any
 
 from repl.isr.election import elect
 from repl.isr.invariants import Violation
+from repl.isr.membership import guard
 from repl.isr.placement import computed
 from repl.isr.replica import Replica
 from repl.model.record import Member, PartitionRecord
 from tests.sim.checkers import Checkers
 from tests.sim.clients import Client
 from tests.sim.controllers import Controller
-from tests.sim.faults import Faults, Plan
+from tests.sim.faults import Faults
 from tests.sim.metastore import SimMetastore
+from tests.sim.network import Network
 from tests.sim.nodes import Node
+from tests.sim.plan import Plan
+from tests.sim.process import Process
+from tests.sim.telling import told
 
-FAULT_PHASE_MS = 13_000
+FAULT_PHASE_MS = 12_000
 """Virtual time under faults: several sessions, elections and restarts long."""
 
-HEAL_LIMIT_MS = 90_000
-"""Virtual time after the last fault within which everything must be well again: the longest back-off of an
-election, a session and some restarts."""
+LIVE_LIMIT_MS = 60_000
+"""Virtual time within which a partition takes writes again once enough nodes are well for good: a session, the longest
+pause and back-off of an election, a stall, and a member's pause before it may join again."""
 
-LATE_MS = 7_000
-"""Virtual time after which even a held message has arrived."""
+HEAL_LIMIT_MS = 120_000
+"""Virtual time after the last fault within which everything must be well again: the same, and the longest pauses
+between two attempts to follow."""
 
-QUIET_MS = 4_000
+LOOK_EVERY_MS = 100
+"""Pause between two looks at whether the world is well."""
+
+LATE_MS = 8_500
+"""Virtual time after which even a held request to the metastore has arrived."""
+
+QUIET_MS = 3_000
 """Virtual time after that in which no record may change any more."""
 
-STORY_LINES = 240
+STORY_LINES = 500
 """How many of the last happenings a failure prints."""
 
 
 class World:
-    """One run. `replica_class` and `decide` are the product's own unless a test puts a defect in."""
+    """One run. `replica_class`, `decide`, `shell` and `metastore_class` are the sound ones unless a test puts a defect
+    in."""
 
     def __init__(
         self,
@@ -51,6 +64,8 @@ class World:
         *,
         replica_class: type[Replica] = Replica,
         decide: Callable[..., Any] = elect,
+        shell: type[Process] = Process,
+        metastore_class: type[SimMetastore] = SimMetastore,
         plan: Plan | None = None,
     ) -> None:
         self.seed = seed
@@ -58,16 +73,19 @@ class World:
         self.now_ms = 0
         self.replica_class = replica_class
         self.decide = decide
+        self.shell = shell
         self.counts: Counter[str] = Counter()
-        self.story: deque[tuple[int, str, object, object]] = deque(maxlen=STORY_LINES)
-        self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.story: deque[tuple[Any, ...]] = deque(maxlen=STORY_LINES)
+        self._heap: list[tuple[int, int, Callable[..., Any], tuple[Any, ...]]] = []
         self._sequence = 0
         self._last_request = 0
+        self._last_token = 0
         self.plan = plan if plan is not None else Plan.drawn(self.rng)
         self.checkers = Checkers(self)
-        self.metastore = SimMetastore(self)
-        names = ["n1"]
-        placement = computed(self.plan.partition_count, 1, names)
+        self.network = Network(self)
+        self.metastore = metastore_class(self)
+        names = [f"n{number + 1}" for number in range(self.plan.node_count)]
+        placement = computed(self.plan.partition_count, self.plan.factor, names)
         self.nodes = {
             name: Node(self, name, [partition for partition, replicas in enumerate(placement) if name in replicas])
             for name in names
@@ -76,7 +94,14 @@ class World:
             isr = frozenset(Member(name, self.nodes[name].disk.gens[partition]) for name in replicas)
             self.metastore.create(
                 PartitionRecord(
-                    partition, "default", partition, self.plan.partition_count, replicas, isr=isr, version=0
+                    partition,
+                    "default",
+                    partition,
+                    self.plan.partition_count,
+                    replicas,
+                    isr=isr,
+                    min_isr=self.plan.min_isr,
+                    version=0,
                 )
             )
         self.controllers = [Controller(self, name) for name in ("c1", "c2")]
@@ -85,35 +110,48 @@ class World:
 
     # -- time -----------------------------------------------------------------------------------
 
-    def after(self, delay_ms: int, function: Callable[..., None], *args: Any) -> None:
+    def after(self, delay_ms: int, function: Callable[..., Any], *args: Any) -> None:
         """Let `function(*args)` happen `delay_ms` from now; equal times in the order of asking."""
         self._sequence += 1
         heapq.heappush(self._heap, (self.now_ms + delay_ms, self._sequence, function, args))
 
-    def tell(self, actor: str, what: object, detail: object = "") -> None:
+    def tell(self, actor: str, *what: object) -> None:
         """One line of the story; rendered only when somebody asks."""
-        self.story.append((self.now_ms, actor, what, detail))
+        self.story.append((self.now_ms, actor, *what))
 
     def request_id(self) -> bytes:
         """A request id that was never used."""
         self._last_request += 1
         return b"r%d" % self._last_request
 
-    def run_until(self, until_ms: int, done: Callable[[], bool] | None = None) -> None:
-        """Let things happen until `until_ms`, or until `done()` after some event."""
-        heap = self._heap
+    def token(self) -> int:
+        """A token of a read that was never used."""
+        self._last_token += 1
+        return self._last_token
+
+    def run_until(self, until_ms: int) -> None:
+        """Let things happen until `until_ms`."""
+        heap, events = self._heap, 0
         while heap and heap[0][0] <= until_ms:
             self.now_ms, _, function, args = heapq.heappop(heap)
             function(*args)
-            self.counts["events"] += 1
-            if done is not None and done():
-                return
+            events += 1
         self.now_ms = until_ms
+        self.counts["events"] += events
+
+    def wait_for(self, limit_ms: int, done: Callable[[], object]) -> bool:
+        """Let things happen until `done()`, at most for `limit_ms`; False when it did not come."""
+        until_ms = self.now_ms + limit_ms
+        while not done():
+            if self.now_ms >= until_ms:
+                return False
+            self.run_until(self.now_ms + LOOK_EVERY_MS)
+        return True
 
     # -- the run --------------------------------------------------------------------------------
 
-    def run(self) -> Counter[str]:
-        """Faults, then healing, then quiet; returns what happened how often. Raises Violation."""
+    def start(self) -> None:
+        """Everybody begins."""
         for node in self.nodes.values():
             node.start()
         for controller in self.controllers:
@@ -121,27 +159,87 @@ class World:
         for client in self.clients:
             client.start()
         self.faults.start()
+
+    def run(self) -> Counter[str]:
+        """Faults, then some nodes well for good, then all, then quiet; returns what happened how often. Raises
+        Violation."""
+        self.start()
         self.run_until(FAULT_PHASE_MS)
+        if self.plan.liveness:
+            self.live()
         self.heal()
         self.quiet()
         self.checkers.final()
         return self.counts
+
+    def live(self) -> None:
+        """Some nodes and the metastore are well from now on, the others are broken for good: these must go on."""
+        core = self._core()
+        rest = [name for name in self.nodes if name not in core]
+        self.tell(
+            "world", f"from now on {', '.join(sorted(core))} are well; broken for good: {', '.join(rest) or 'none'}"
+        )
+        self.faults.end(core)
+        self.faults.leave_broken(rest)
+        for client in self.clients:
+            client.begin()
+        if not self.wait_for(LIVE_LIMIT_MS, lambda: all(self._serves(client, core) for client in self.clients)):
+            partition = next(client.partition for client in self.clients if not self._serves(client, core))
+            raise Violation(
+                "I-CONVERGE",
+                f"{sorted(core)} are well, and {LIVE_LIMIT_MS} ms later partition {partition} takes no write: "
+                f"{self.checkers.unwell()}",
+            )
+        self.counts["lived_without_some"] += bool(rest)
+
+    def _core(self) -> frozenset[str]:
+        """As few nodes as suffice, drawn at random: of each partition enough copies that can be brought up to date
+        from the log, and one that may be elected."""
+        core = list(self.nodes)
+        for name in self.rng.sample(core, len(core)):
+            fewer = [other for other in core if other != name]
+            if all(self._suffices(partition, fewer) for partition in self.metastore.records):
+                core = fewer
+        return frozenset(core)
+
+    def _suffices(self, partition: int, names: list[str]) -> bool:
+        record = self.metastore.records[partition]
+        there = [name for name in record.replicas if name in names]
+        electable = self.electable(record, there)
+        start = min((self.nodes[name].disk.logs[partition].start for name in electable), default=0)
+        reach = [name for name in there if self.checkers.agreed(self.nodes[name], partition) >= start]
+        return bool(electable) and len(reach) >= record.effective_min_isr
+
+    def electable(self, record: PartitionRecord, names: list[str]) -> list[str]:
+        """Those of `names` that may be elected with the log that they have."""
+        members = {m.node for m in guard(record) if self.nodes[m.node].disk.gens[record.partition] == m.gen}
+        return [name for name in names if name in members]
+
+    def _serves(self, client: Client, core: frozenset[str]) -> bool:
+        """True when writes go through; also when these nodes do not suffice any more: a leader that is broken now could
+        still, before its end, take the last of them out of the guard, or a late write set min-ISR higher."""
+        if client.done or self._suffices(client.partition, sorted(core)):
+            return client.done
+        self.counts["core_not_enough"] += 1
+        return True
 
     def heal(self) -> None:
         """No fault any more: everything must become well, and every client must get a write through."""
         self.tell("world", "the last fault is over")
         self.faults.end()
         for client in self.clients:
-            client.begin_final()
-        self.run_until(self.now_ms + HEAL_LIMIT_MS, self._well)
-        if not self._well():
-            raise Violation("I-CONVERGE", f"not well {HEAL_LIMIT_MS} ms after the last fault: {self.checkers.unwell()}")
+            client.begin()
+        if not self.wait_for(HEAL_LIMIT_MS, self._well):
+            raise Violation("I-CONVERGE", f"not well {HEAL_LIMIT_MS} ms after the last fault: {self._unwell()}")
 
     def quiet(self) -> None:
         """Without faults and without writes nothing changes any more."""
+        self.tell("world", "nobody writes any more")
         for client in self.clients:
             client.stop()
-        self.run_until(self.now_ms + LATE_MS)
+        self.run_until(max(self.now_ms + LATE_MS, self.network.held_until_ms + 500))
+        if not self.wait_for(QUIET_MS, lambda: not self.checkers.unwell()):
+            raise Violation("I-CONVERGE", f"not well though nobody writes: {self.checkers.unwell()}")
         before = {partition: record.version for partition, record in self.metastore.records.items()}
         self.run_until(self.now_ms + QUIET_MS)
         after = {partition: record.version for partition, record in self.metastore.records.items()}
@@ -149,40 +247,47 @@ class World:
             raise Violation("I-CONVERGE", f"not quiet: versions {before} -> {after}; {self.checkers.unwell()}")
 
     def _well(self) -> bool:
-        return all(client.final_done for client in self.clients) and not self.checkers.unwell()
+        return not self._unwell()
+
+    def _unwell(self) -> str:
+        """What is not well while clients write: who is in sync, and whether writes go through."""
+        for client in self.clients:
+            if not client.done:
+                return f"partition {client.partition} takes no write; {self.checkers.unwell()}"
+        return self.checkers.unwell(writing=True)
+
+    # -- logs -----------------------------------------------------------------------------------
+
+    def holders(self, partition: int) -> list[Node]:
+        """The nodes that have a copy of a partition."""
+        return [node for node in self.nodes.values() if partition in node.disk.logs]
+
+    def trim_limit(self, partition: int) -> int:
+        """How far logs may be trimmed so that all copies can still be brought up to date from them; with `harsh_trims`
+        only as many as writes need."""
+        agreed = sorted(
+            (
+                min(self.checkers.agreed(node, partition), node.disk.logs[partition].synced)
+                for node in self.holders(partition)
+            ),
+            reverse=True,
+        )
+        if self.plan.harsh_trims and not self.faults.over:
+            return agreed[min(len(agreed), max(2, self.plan.min_isr)) - 1]
+        return agreed[-1]
 
     # -- telling --------------------------------------------------------------------------------
 
     def narrate(self) -> str:
         """The last happenings, one a line."""
-        return "\n".join(
-            f"{at_ms:>7} {actor:<8} {_short(what)}{'  ->  ' + _short(detail) if detail not in ('', []) else ''}"
-            for at_ms, actor, what, detail in self.story
-        )
+        return told(self.story)
 
 
-def _short(thing: object) -> str:
-    """A happening in few words: entries by their places, records by what matters."""
-    if isinstance(thing, str):
-        return thing
-    if isinstance(thing, list | tuple):
-        return "; ".join(_short(item) for item in thing)
-    if isinstance(thing, PartitionRecord):
-        who = thing.leader or thing.candidate
-        return f"v{thing.version} e{thing.epoch} {thing.status}{f' {who.node}/{who.inc}' if who else ''}"
-    fields = getattr(type(thing), "__slots__", ())
-    parts = []
-    for name in fields:
-        value = getattr(thing, name)
-        if name == "entries":
-            value = f"{value[0].epoch}.{value[0].offset}+{len(value)}"
-        parts.append(f"{name}={_short(value)}" if isinstance(value, PartitionRecord | str) else f"{name}={value}")
-    return f"{type(thing).__name__}({', '.join(parts)})"
-
-
-def run_seed(seed: int, **options: Any) -> World:
+def run_seed(seed: int, *, whole_story: bool = False, **options: Any) -> World:
     """Run a seed to its end; a Violation or a broken assertion carries the seed and the story."""
     world = World(seed, **options)
+    if whole_story:
+        world.story = deque()
     try:
         world.run()
     except AssertionError as error:

@@ -1,0 +1,45 @@
+"""The story of a world in text: one happening a line, in few words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from repl.model.record import PartitionRecord
+
+
+def told(story: Iterable[tuple[Any, ...]]) -> str:
+    """Each happening as (when, who, what, ...); a core's step as (when, process, partition, event, effects)."""
+    return "\n".join(_line(*happening) for happening in story)
+
+
+def _line(at_ms: int, actor: str, *what: Any) -> str:
+    if what and isinstance(what[0], int):
+        partition, event, effects = what
+        actor = f"{actor}.{partition}"
+        text = short(event) + ("  ->  " + short(effects) if effects else "")
+    else:
+        text = " ".join(short(part) for part in what if part != "")
+    return f"{at_ms:>7} {actor:<8} {text}"
+
+
+def short(thing: object) -> str:
+    """A happening in few words: entries by their places, records by what matters."""
+    if isinstance(thing, str):
+        return thing
+    if isinstance(thing, PartitionRecord):
+        who = thing.leader or thing.candidate
+        isr = ",".join(f"{m.node}:{m.gen}" for m in sorted(thing.isr))
+        elr = ",".join(f"{m.node}:{m.gen}" for m in sorted(thing.elr))
+        named = f" {who.node}/{who.inc}" if who else ""
+        return f"v{thing.version} e{thing.epoch} {thing.status}{named} isr[{isr}] elr[{elr}] min{thing.min_isr}"
+    names = getattr(thing, "_fields", ()) or getattr(type(thing), "__slots__", ())
+    if not names:
+        return "; ".join(short(item) for item in thing) if isinstance(thing, list | tuple) else str(thing)
+    parts = []
+    for name in names:
+        value = getattr(thing, name)
+        if name == "entries":
+            value = f"{value[0].epoch}.{value[0].offset}+{len(value)}" if value else "none"
+        parts.append(f"{name}={short(value) if not isinstance(value, tuple) or hasattr(value, '_fields') else value}")
+    return f"{type(thing).__name__}({', '.join(parts)})"
