@@ -307,8 +307,10 @@ class Node:
             return False, "stopping"
         if not self._serving:
             return False, "starting"
-        if self.session is not SessionState.CONNECTED or not self._registrar.inc:
-            return False, "no session with the metastore: nothing can be elected"
+        # A suspended session is no reason: leaders serve and followers follow without the metastore, and probes that
+        # took every node out for its sake would stop the cluster.
+        if self.session is SessionState.EXPIRED or not self._registrar.inc:
+            return False, "no session with the metastore: this node takes no part until it has one"
         controller = self.controller
         name = self.settings.node.name
         why_not = replicas_not_ready(name, controller.records, self.runtime.partitions, controller.waiting)
