@@ -13,9 +13,8 @@ from tests.transport.wire_world import LOOPS, MB, Stranger, World, ack, entries_
 
 pytestmark = pytest.mark.parametrize("loop", LOOPS)
 
-KERNEL_BYTES = 600_000
-"""More than the kernel takes for a reader with a small buffer, besides what it holds unsent: those cannot be
-overtaken."""
+KERNEL_BYTES = 250_000
+"""More than leaves for a kernel whose reader has a small buffer, twice what was measured: it cannot be overtaken."""
 
 
 async def stuck(here: World, lane_live: bool) -> tuple[object, Stranger, float]:
@@ -54,7 +53,7 @@ def test_a_live_message_overtakes_what_waits_to_catch_up(loop: str) -> None:
             places = [decode_item(item).message.seq for frame in frames for item in unpacked(frame.body)]
             assert [place for place in places if place != 1000] == list(range(30)), "each lane keeps its order"
             behind = sum(len(frame.body) for frame in frames[[f.lane for f in frames].index(Lane.LIVE) + 1 :])
-            assert behind >= waiting - BATCH_BYTES
+            assert behind >= waiting
 
     run(story(), loop)
 
