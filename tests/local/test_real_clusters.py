@@ -65,8 +65,8 @@ def put(url: str, key: str) -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_three_nodes_and_three_zookeepers_outlive_the_loss_of_one_of_each(tmp_path: Path, directory: Path) -> None:
-    """With a ZooKeeper and a leader of partitions killed, writes are acknowledged again within seconds; both return, every
-    replica is in sync again, also after a graceful restart, and any node has every acknowledged write."""
+    """With a ZooKeeper and a leader of partitions killed, writes are acknowledged again within seconds; both return,
+    every replica is in sync again, also after a graceful restart, and any node has every acknowledged write."""
     clusters = LocalClusters(parse_topology(THREE, tmp_path / "t.toml"), directory)
     nodes = {node["name"]: node for node in clusters.up(120)["clusters"]["a"]["nodes"]}
     written = [f"key-{number}" for number in range(40) if put(nodes["a-1"]["http"], f"key-{number}")]
