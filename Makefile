@@ -42,6 +42,7 @@ sim: venv
 bench: venv
 	@$(BIN)/python bench/put.py $(ARGS)
 	@$(BIN)/python bench/replicate.py $(ARGS)
+	@$(BIN)/python -m bench.isr $(ARGS)
 
 clean:
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info

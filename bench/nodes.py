@@ -28,6 +28,19 @@ from node.topology import parse_topology
 UP_TIMEOUT_S: Final = 90.0
 HOUSE: Final = Path(__file__).resolve().parents[1]
 
+THREE_NODES: Final = """\
+[clusters.bench.replication]
+factor = 3
+partitions = 1
+[[clusters.bench.nodes]]
+name = "n1"
+[[clusters.bench.nodes]]
+name = "n2"
+[[clusters.bench.nodes]]
+name = "n3"
+"""
+"""One partition: one node leads, two follow."""
+
 ONE_CLUSTER: Final = """\
 [clusters.bench]
 [[clusters.bench.nodes]]
@@ -68,16 +81,43 @@ class Nodes:
         self.admin: dict[str, AdminClient] = {}
         self.pids: dict[str, int] = {}
 
+    @property
+    def directory(self) -> Path:
+        """Where their files are."""
+        return self._directory
+
     def __enter__(self) -> Self:
-        self._clusters.up(UP_TIMEOUT_S)
+        try:
+            self._clusters.up(UP_TIMEOUT_S)
+            self.look()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def look(self) -> None:
+        """Learn where they are and which processes they have."""
         for cluster in self._clusters.status()["clusters"].values():
-            (node,) = cluster["nodes"]
-            self.http[node["name"]] = node["http"]
-            self.admin[node["name"]] = AdminClient(node["admin"])
-            self.pids[node["name"]] = node["pid"]
+            for node in cluster["nodes"]:
+                self.http[node["name"]] = node["http"]
+                self.admin[node["name"]] = AdminClient(node["admin"])
+                self.pids[node["name"]] = node["pid"]
             for zookeeper in cluster["zookeepers"]:
                 self.pids[zookeeper["name"]] = zookeeper["pid"]
-        return self
+
+    def leader(self, timeout_s: float = UP_TIMEOUT_S) -> str:
+        """Who leads partition 0 with all its replicas in sync. Raises BenchFailed when that does not come about."""
+        deadline_s = time.perf_counter() + timeout_s
+        while time.perf_counter() < deadline_s:
+            for admin in self.admin.values():
+                try:
+                    row = admin.document("/admin/partitions")["partitions"][0]
+                except (Trouble, IndexError):
+                    continue
+                if row["leader"] is not None and len(row["isr"]) == len(row["replicas"]):
+                    return str(row["leader"])
+            time.sleep(0.1)
+        raise BenchFailed(f"partition 0 is not led with all replicas in sync within {timeout_s:.0f} s")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._clusters.down()

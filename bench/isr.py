@@ -1,0 +1,272 @@
+"""What a commit costs with three replicas: one leader and two followers, each a process, all on this machine.
+
+    python -m bench.isr [--json] [--profile] [--keys 100000] [--kills 5]
+
+One partition, so one node leads it and two follow; min-ISR 2; every write is on the disk of all members in sync (fsync)
+before its answer. CPU seconds are those of the three nodes. The bare path is driven inside the leader's process,
+without HTTP (`bench.bare`); everything else comes over HTTP from another process. How long nobody can write after the
+leader was killed is mostly the time-out of its session (metastore.session_timeout).
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import click
+
+from bench.bare import Work
+from bench.figures import Figure, Target, machine, report
+from bench.loadgen import VALUE_BYTES, Phase, Result
+from bench.nodes import HOUSE, THREE_NODES, BenchFailed, LoadProcess, Nodes
+from bench.profiling import Profiler
+from node import places
+from node.demo.costs import CpuTime
+from repl.model.errors import IsthmusError
+
+COMMIT: Final = Target(8, "CPU s per 100,000 objects, three nodes", at_least=False)
+"""25,000 objects a second on two cores."""
+
+IDLE_CPU: Final = Target(1, "% of a core, each node", at_least=False)
+
+NODES: Final = ("n1", "n2", "n3")
+BATCH_OBJECTS: Final = 100
+BATCH_CONNECTIONS: Final = 8
+READ_CONNECTIONS: Final = 32
+DEPTH_ONE_REQUESTS: Final = 3_000
+IDLE_SECONDS: Final = 10.0
+SETTLE_SECONDS: Final = 3.0
+"""Quiet time before a measurement, so that what the one before it left over is done."""
+
+TRY_TIMEOUT_S: Final = 1.0
+"""Of one write while nobody leads; then the next is tried."""
+
+START_TIMEOUT_S: Final = 60.0
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--profile", is_flag=True, help="Record where the leader's time goes in each measurement.")
+@click.option("--keys", default=100_000, show_default=True, help="Fresh keys of each unpaced measurement.")
+@click.option("--kills", default=5, show_default=True, help="How many leaders are killed.")
+@click.option("--limit", "limit_s", default=120.0, show_default=True, help="Seconds after which a load ends.")
+@click.option(
+    "--dir", "directory", type=click.Path(path_type=Path), help="Where data lies; decides what an fsync costs."
+)
+def main(as_json: bool, profile: bool, keys: int, kills: int, limit_s: float, directory: Path | None) -> None:
+    """Commits, committed reads, fail-over and idle cost of a cluster of three."""
+    try:
+        where = machine()
+        with Nodes(THREE_NODES, directory) as nodes:
+            runs = _Runs(nodes, profile, limit_s)
+            runs.idle()
+            runs.over_http(keys)
+            runs.bare(keys)
+            runs.failover(kills)
+        report("isr", where, runs.figures, as_json, runs.profile)
+    except (BenchFailed, IsthmusError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
+
+
+class _Runs:
+    def __init__(self, nodes: Nodes, profile: bool, limit_s: float) -> None:
+        self._nodes = nodes
+        self._profile = profile
+        self._limit_s = limit_s
+        self._first = 0
+        self.figures: list[Figure] = []
+        self.profile: list[str] = []
+
+    def idle(self) -> None:
+        """CPU of three nodes that have nothing to do."""
+        self._nodes.leader()
+        time.sleep(SETTLE_SECONDS)
+        cpu = self._nodes.measured(lambda: time.sleep(IDLE_SECONDS))
+        share = {name: 100 * cpu[name].total / IDLE_SECONDS for name in NODES}
+        values = {f"{name}_percent": round(percent, 2) for name, percent in share.items()}
+        values |= {f"{name}_resident_MB": round(self._nodes.resident_mb(name), 1) for name in NODES}
+        figure = Figure("idle cluster of three", "0 keys", cpu=cpu, values=values)
+        figure.target, figure.measured = IDLE_CPU, max(share.values())
+        self.figures.append(figure)
+
+    def over_http(self, keys: int) -> None:
+        """Batches, single writes and reads at the leader, from another process."""
+        leader = self._nodes.leader()
+        with LoadProcess(self._nodes.http[leader]) as load:
+            batches = Phase("batch", self._fresh(keys), keys, 0, BATCH_CONNECTIONS, BATCH_OBJECTS)
+            self._loaded("commit, batches over HTTP", f"{keys:,} fresh keys", load, batches, COMMIT)
+            single = Phase("put", self._fresh(keys), min(keys, 3 * DEPTH_ONE_REQUESTS), 0, READ_CONNECTIONS, 1)
+            self._loaded("commit, one object a request", f"{single.count:,} fresh keys", load, single)
+            alone = Phase("put", self._fresh(DEPTH_ONE_REQUESTS), DEPTH_ONE_REQUESTS, 0, 1, 1)
+            self._loaded("commit at depth 1", f"{alone.count:,} fresh keys", load, alone)
+            space = f"any of {keys:,} keys"
+            self._loaded("committed GET at depth 1", space, load, Phase("get", 0, DEPTH_ONE_REQUESTS, keys, 1, 1))
+            self._loaded("committed GET", space, load, Phase("get", 0, min(keys, 50_000), keys, READ_CONNECTIONS, 1))
+
+    def bare(self, keys: int) -> None:
+        """The same commits without HTTP: the three nodes run again on their data, the leader driven from inside."""
+        for name in NODES:
+            places.stop_node(self._nodes.directory, name)
+        with ExitStack() as stack:
+            drivers = {name: stack.enter_context(_Driver(self._nodes.directory / name / "node.toml")) for name in NODES}
+            for driver in drivers.values():
+                driver.wait_up()
+            self._nodes.pids.update({name: driver.pid for name, driver in drivers.items()})
+            leader = self._nodes.leader()
+            for batch, outstanding in ((BATCH_OBJECTS, BATCH_CONNECTIONS), (256, 4), (1, 1)):
+                count = keys if batch > 1 else DEPTH_ONE_REQUESTS
+                work = Work(self._fresh(count), count, batch, outstanding)
+                answers: list[dict[str, Any]] = []
+                name = f"commit without HTTP, {outstanding} × {batch} under way"
+                cpu = self._profiled(name, leader, lambda: answers.append(drivers[leader].run(work)))  # noqa: B023
+                (answer,) = answers
+                figure = Figure(
+                    f"{name}, {VALUE_BYTES:,} bytes",
+                    f"{count:,} fresh keys",
+                    answer["objects"],
+                    answer["seconds"],
+                    cpu,
+                    {"call_p50_ms": answer["p50_ms"], "call_p99_ms": answer["p99_ms"]},
+                    failed=answer["failed"],
+                )
+                self._add(figure, leader, COMMIT if batch > 1 else None)
+        for name in NODES:
+            places.start_node(self._nodes.directory, name, None)
+        self._nodes.look()
+
+    def failover(self, kills: int) -> None:
+        """From the death of the leader to the next acknowledged write, at a node that lives."""
+        seconds: list[float] = []
+        for _ in range(kills):
+            leader = self._nodes.leader()
+            time.sleep(SETTLE_SECONDS)
+            other = next(name for name in NODES if name != leader)
+            places.stop_node(self._nodes.directory, leader, kill=True)
+            seconds.append(self._until_written(other))
+            places.start_node(self._nodes.directory, leader, None)
+        if seconds:
+            seconds.sort()
+            self.figures.append(
+                Figure(
+                    "leader killed to next acknowledged write, one client that tries again",
+                    f"{kills} kills",
+                    values={"median_s": seconds[len(seconds) // 2], "min_s": seconds[0], "max_s": seconds[-1]},
+                )
+            )
+
+    def _until_written(self, name: str) -> float:
+        began_s = time.perf_counter()
+        address = urlsplit(self._nodes.http[name])
+        while time.perf_counter() - began_s < START_TIMEOUT_S:
+            connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=TRY_TIMEOUT_S)
+            path = f"/buckets/failover/keys/{self._fresh(1)}"
+            try:
+                connection.request("PUT", path, b"x", {"Content-Type": "text/plain"})
+                if connection.getresponse().status == 204:
+                    return time.perf_counter() - began_s
+            except (OSError, http.client.HTTPException):
+                pass
+            finally:
+                connection.close()
+            time.sleep(0.01)
+        raise BenchFailed(f"nothing was written within {START_TIMEOUT_S:.0f} s after the leader was killed")
+
+    def _fresh(self, count: int) -> int:
+        first, self._first = self._first, self._first + count
+        return first
+
+    def _loaded(self, work: str, key_space: str, load: LoadProcess, phase: Phase, target: Target | None = None) -> None:
+        bounded = Phase(**{**asdict(phase), "limit_s": self._limit_s})
+        results: list[Result] = []
+        leader = self._nodes.leader()
+        self._nodes.pids["source of load"] = load.pid
+        cpu = self._profiled(work, leader, lambda: results.append(load.run(bounded)))
+        del self._nodes.pids["source of load"]
+        (result,) = results
+        values = {"request_p50_ms": result.p50_ms, "request_p99_ms": result.p99_ms, "request_max_ms": result.max_ms}
+        under_way = f"{phase.connections} × {phase.batch}" if phase.kind == "batch" else str(phase.connections)
+        title = f"{work}, {VALUE_BYTES:,} bytes, {under_way} under way"
+        figure = Figure(title, key_space, result.objects, result.seconds, cpu, values, failed=result.failed)
+        self._add(figure, leader, target)
+
+    def _add(self, figure: Figure, leader: str, target: Target | None) -> None:
+        """Name processes by what they do, and compare."""
+        followers = (name for name in NODES if name != leader)
+        roles = {leader: "leader", **dict(zip(followers, ("follower 1", "follower 2"), strict=True))}
+        figure.cpu = {roles.get(name, name): spent for name, spent in figure.cpu.items()}
+        if target is not None:
+            figure.target = target
+            figure.measured = sum(figure.per_100k(role).total for role in roles.values())
+        self.figures.append(figure)
+
+    def _profiled(self, work: str, leader: str, run: Callable[[], None]) -> dict[str, CpuTime]:
+        time.sleep(SETTLE_SECONDS)
+        profiler = Profiler(f"{work}, the leader", self._nodes.pids[leader]) if self._profile else None
+        cpu = self._nodes.measured(run)
+        if profiler is not None:
+            self.profile += profiler.stop()
+        return cpu
+
+
+class _Driver:
+    """A `bench.bare` of our own."""
+
+    def __init__(self, file: Path) -> None:
+        self._log = file.with_name("bare.log").open("ab")
+        command = [sys.executable, "-m", "bench.bare", str(file)]
+        self._child = subprocess.Popen(
+            command, cwd=HOUSE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log
+        )
+
+    def __enter__(self) -> _Driver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.close()
+        try:
+            self._child.wait(START_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        self._child.stdout.close()
+        self._log.close()
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._child.pid
+
+    def wait_up(self) -> None:
+        """Return once the node serves. Raises BenchFailed."""
+        self._line()
+
+    def run(self, work: Work) -> dict[str, Any]:
+        """Have it write. Raises BenchFailed when it dies."""
+        assert self._child.stdin is not None
+        self._child.stdin.write(json.dumps(asdict(work)).encode() + b"\n")
+        self._child.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._line())
+        return answer
+
+    def _line(self) -> bytes:
+        assert self._child.stdout is not None
+        line = self._child.stdout.readline()
+        if not line:
+            raise BenchFailed(f"a node that is driven from inside ended; its words are in {self._log.name}")
+        return line
+
+
+if __name__ == "__main__":
+    main()
