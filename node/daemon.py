@@ -60,6 +60,7 @@ from repl.coordinator import Coordinator
 from repl.identity import Identity
 from repl.isr.epochs import last_epoch
 from repl.metastore.port import Ambiguous, Conflict, Metastore, SessionState, Unavailable
+from repl.model.errors import WrongIdentity
 from repl.model.record import PartitionRecord, Registration
 from repl.positions import Position
 from repl.registering import Registrar
@@ -353,7 +354,7 @@ class Node:
         while not self._stop.is_set():
             try:
                 await self._register()
-            except (Unavailable, Ambiguous, Conflict) as error:
+            except (Unavailable, Ambiguous, Conflict, WrongIdentity) as error:
                 log.warning("metastore.register_failed", error=str(error))
                 await asyncio.sleep(REGISTER_RETRY_MS / 1000)
             else:

@@ -20,7 +20,7 @@ from repl.isr import events as ev
 from repl.isr.options import Options
 from repl.isr.replica import Replica
 from repl.metastore.port import Ambiguous, Conflict, Unavailable
-from repl.model.errors import LocalFault
+from repl.model.errors import LocalFault, WrongIdentity
 from repl.model.record import PartitionRecord
 from repl.model.vclock import actor_of
 from repl.partition import Partition
@@ -113,13 +113,13 @@ class Attaching:
                     await loop.run_in_executor(None, self._identity.note_gens, gens)
                     log.info("attaching.new_copies", partitions=unknown, gen=self._identity.spare)
                 await self._registrar.register()
-            except LocalFault as error:
-                self._fail(error)
-                return
-            except (Unavailable, Ambiguous, Conflict) as error:
+            except (Unavailable, Ambiguous, Conflict, WrongIdentity) as error:
                 log.warning("attaching.waits", partitions=sorted(fresh), error=str(error))
                 await asyncio.sleep(RETRY_MS / 1000)
                 continue
+            except LocalFault as error:
+                self._fail(error)
+                return
             made = [self.replica(record) for _, record in sorted(fresh.items())]
             for partition in fresh:
                 del self._arriving[partition]

@@ -37,7 +37,8 @@ class Registrar:
         """This process's session; 0 before the first."""
 
     async def register(self) -> int:
-        """Register, or renew what is registered; returns the inc. Raises Unavailable, Ambiguous, WrongIdentity."""
+        """Register, or renew what is registered; returns the inc. Raises Unavailable, Ambiguous, Conflict, and
+        WrongIdentity when another node goes by this one's number."""
         async with self._one_at_a_time:
             portrait = replace(self._portrait, gens=self._identity.gens(), spare_gen=self._identity.spare)
             inc = await self._metastore.register(portrait)

@@ -16,7 +16,7 @@ import structlog
 from repl.identity import Identity
 from repl.isr import events as ev
 from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
-from repl.model.errors import LocalFault
+from repl.model.errors import LocalFault, WrongIdentity
 from repl.model.record import Member, PartitionRecord
 from repl.partition import Partition
 from repl.registering import Registrar
@@ -87,12 +87,12 @@ class RoundTrips:
                     loop = asyncio.get_running_loop()
                     await loop.run_in_executor(None, self._identity.note_gens, {partition.id: gen})
                 await self._registrar.register()
+            except (Unavailable, Ambiguous, Conflict, WrongIdentity) as error:
+                log.warning("identity.gen_waits", partition=partition.id, error=str(error))
+                await asyncio.sleep(RETRY_MS / 1000)
             except LocalFault as error:
                 self._fail(error)
                 return
-            except (Unavailable, Ambiguous, Conflict) as error:
-                log.warning("identity.gen_waits", partition=partition.id, error=str(error))
-                await asyncio.sleep(RETRY_MS / 1000)
             else:
                 break
         del self._renewals[partition.id]

@@ -1,0 +1,224 @@
+"""What a node does when its own disk, store or program is at fault, and others are there to go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from node.ready import replicas_not_ready
+from repl.isr import effects as fx
+from repl.isr import events as ev
+from repl.isr.messages import Forward, Message
+from repl.isr.options import Options
+from repl.model.errors import IsthmusError
+from repl.model.objects import Content
+from repl.model.requests import WriteRequest
+from tests.runtime.conftest import House, Town, until
+from tests.runtime.test_several_nodes import fill, held, key, put
+
+Towns = Callable[..., AbstractAsyncContextManager[Town]]
+
+
+def test_a_followers_slow_store_costs_no_memory(tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a follower's store does not come back, what it holds in memory stays within its window; the leader goes on,
+    and afterwards the follower applies all of it, read back from its log."""
+
+    async def story() -> None:
+        async with town(tmp_path, window_bytes=400_000) as t:
+            leader = await t.led()
+            slow = t.followers()[0]
+            store = slow.runtime.store
+            commit, held_up = store.commit, asyncio.Event()
+            loop = asyncio.get_running_loop()
+
+            def waits(prepared: object) -> None:
+                asyncio.run_coroutine_threadsafe(held_up.wait(), loop).result()
+                commit(prepared)
+
+            monkeypatch.setattr(store, "commit", waits)
+            for n in range(60):
+                await put(leader, b"%d" % n, b"x" * 50_000)
+            await until(lambda: slow.partition().replica.hw > 55)
+            assert slow.partition().replica.applied < 10
+            assert slow.runtime._storage.held_bytes < 600_000
+            held_up.set()
+            await t.level()
+            assert all(held(slow, b"%d" % n) == [b"x" * 50_000] for n in range(60))
+            assert slow.runtime._storage.held_bytes == 0
+
+    asyncio.run(story())
+
+
+def test_a_follower_without_room_stops_acknowledging_and_comes_back(tmp_path: Path, town: Towns) -> None:
+    """H38: a follower whose disk is full takes nothing, lives on and says why; the leader goes on without it; when
+    there is room again it catches up."""
+
+    async def story() -> None:
+        async with town(tmp_path, options=Options(max_time_lag_ms=400)) as t:
+            leader = await t.led()
+            full = t.followers()[0]
+            fill(full)
+            for n in range(5):
+                await put(leader, b"%d" % n, b"v")
+            record = leader.partition().replica.record
+            assert full.node not in {m.node for m in record.isr}
+            assert not full.partition().serves
+            assert full.partition().reason.startswith("out-of-storage")
+            assert not full.failures
+            full.disk.free = None
+            full.runtime.replog.has_room(0)
+            await until(lambda: full.runtime.replog.has_room(0))
+            await t.level(timeout_s=25)
+            assert full.partition().serves
+            assert held(full, b"4") == [b"v"]
+
+    asyncio.run(story())
+
+
+def test_a_leader_without_room_refuses_and_hands_over(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H38: a leader whose disk is full refuses writes, answers reads, and after a while lets a member in sync lead."""
+
+    async def story() -> None:
+        monkeypatch.setattr("repl.full_disk.HAND_OVER_AFTER_MS", 0)
+        async with town(tmp_path) as t:
+            leader = await t.led()
+            await put(leader, b"k", b"v")
+            fill(leader)
+            error = leader.runtime.append(leader.partition(), _an_entry(leader))
+            assert error is not None
+            assert error.reason == "out-of-storage"
+            assert await leader.coordinator.get(key(b"k")) is not None
+            new = await t.led_by_another(leader)
+            await put(new, b"k2", b"v")
+            assert not leader.failures
+
+    asyncio.run(story())
+
+
+def _an_entry(house: House) -> list:
+    entries = house.runtime.replog.read(0, 0, 2, 1 << 20)
+    return entries[-1:]
+
+
+def test_a_copy_that_is_not_believed_takes_another_gen(tmp_path: Path, town: Towns) -> None:
+    """RenewGen: the new gen is durable and registered before the core hears of it; the copy joins again under it."""
+
+    async def story() -> None:
+        async with town(tmp_path) as t:
+            leader = await t.led()
+            await put(leader, b"k", b"v")
+            await t.level()
+            doubted = t.followers()[0]
+            before = doubted.partition().replica.member
+            doubted.runtime._perform(doubted.partition(), [fx.RenewGen("a test doubts it")])
+            await until(lambda: doubted.partition().replica.member != before)
+            after = doubted.partition().replica.member
+            assert doubted.identity.gens()[0] == after.gen
+            assert (await doubted.metastore.registrations())[doubted.node].gens[0] == after.gen
+            await put(leader, b"k2", b"v")
+
+            def joined() -> bool:
+                record = leader.partition().replica.record
+                return record is not None and after in record.isr and before not in record.isr
+
+            await until(joined, 25)
+
+    asyncio.run(story())
+
+
+def test_forwards_are_cut_to_messages_of_bounded_size(tmp_path: Path, town: Towns) -> None:
+    """A batch of several megabytes goes in messages of about one each, of one entry at least, in one go."""
+
+    async def story() -> None:
+        async with town(tmp_path) as t:
+            leader = await t.led()
+            sizes: list[int] = []
+
+            def watch(sender: str, _to: str, message: Message) -> bool:
+                if sender == leader.node and isinstance(message, Forward) and message.entries:
+                    sizes.append(sum(len(entry.wire) for entry in message.entries))
+                return False
+
+            t.wires.lost = watch
+            requests = [WriteRequest(key(b"%d" % n), Content(b"x" * 300_000)) for n in range(8)]
+            requests.append(WriteRequest(key(b"one"), Content(b"x" * 990_000)))
+            results = await leader.coordinator.write_batch(requests)
+            assert not any(isinstance(result, IsthmusError) for result in results)
+            assert max(sizes) <= 1_000_000
+            assert len(sizes) == 8, sizes
+            await t.level()
+
+    asyncio.run(story())
+
+
+def test_a_fault_of_the_program_stops_one_copy_only(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a core contradicts itself its copy is left as it is and says so; the node's other copies and the other nodes
+    go on."""
+
+    async def story() -> None:
+        async with town(tmp_path, partitions=2, options=Options(max_time_lag_ms=400)) as t:
+            hurt = next(house for house in t.houses.values() if not house.partition(0).replica.ready)
+            replica = hurt.partition(0).replica
+            step = replica.step
+
+            def bad(event: ev.Event, now_ms: int) -> list[fx.Effect]:
+                assert not isinstance(event, ev.Received), "made up by a test"
+                return step(event, now_ms)
+
+            monkeypatch.setattr(replica, "step", bad)
+            await until(lambda: t.leader(0) is not None and t.leader(1) is not None)
+            leader = t.leader(0)
+            assert leader is not None
+            leader.runtime.soft_cursor(0, b"q", b"1")
+            await until(lambda: replica.role is fx.Role.FAILED)
+            monkeypatch.undo()
+            assert "made up by a test" in hurt.partition(0).reason
+            assert not hurt.failures
+            assert hurt.partition(1).serves
+            records = hurt.controller.records
+            why_not = replicas_not_ready(hurt.node, records, hurt.runtime.partitions, "")
+            assert why_not.startswith("1 partitions are not served, partition 0: disk-failed: bug: made up")
+            await asyncio.gather(*(put(leader, b"%d" % n, b"v") for n in range(20)))
+            hurt.runtime.partitions[0].replica._state.reason = "known to the test"
+
+    asyncio.run(story())
+
+
+def test_a_metastore_that_went_back_is_told_once(
+    tmp_path: Path, town: Towns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """H32: records that are older than what is durable here are not believed, whoever led leads no more, and the alarm
+    is raised once a copy, with a metric beside it."""
+
+    async def story() -> None:
+        async with town(tmp_path, 1, factor=1, min_isr=1) as t:
+            house = t.houses["n1"]
+            record = house.partition().replica.record
+            await house.controller.stop()
+            assert record is not None
+            old = replace(record, epoch=0, version=record.version + 1)
+            for version in range(3):
+                house.runtime.records_seen({0: replace(old, version=record.version + 1 + version)})
+            assert not house.partition().replica.ready
+            assert house.partition().reason.startswith("metastore-rollback")
+            samples = {name: value for name, labels, value in house.runtime.metrics() if not labels}
+            assert samples["isthmus_partitions_rolled_back"] == 1
+
+    asyncio.run(story())
+    assert capsys.readouterr().out.count("METASTORE_ROLLBACK") == 1
+
+
+def test_what_a_node_waits_for_is_said_in_words() -> None:
+    """Without records it is why there are none; with records that name this node, which copies are still to be made."""
+    assert replicas_not_ready("n1", {}, {}, "waits for 1 more node") == (
+        "no partitions are known yet: waits for 1 more node"
+    )
