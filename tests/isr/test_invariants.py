@@ -134,19 +134,19 @@ def test_i_commit_agree() -> None:
 def test_i_commit_rule() -> None:
     """I-COMMIT-RULE: each condition by itself."""
     two = {"replicas": (NODE, "n2")}
-    invariants.commit_rule(online(), None, ME, {MEMBER: 21}, 20, 21)
-    for record, proposed, who, acked, end in (
-        (online(), None, Incarnation(NODE, 101), {MEMBER: 21}, 21),
-        (a_record(epoch=5), None, ME, {MEMBER: 21}, 21),
-        (online(min_isr=2, **two), None, ME, {MEMBER: 21}, 21),
-        (online(elr=frozenset({OTHER}), **two), None, ME, {MEMBER: 21}, 21),
-        (online(), None, ME, {MEMBER: 20}, 21),
-        (online(isr=frozenset({MEMBER, OTHER}), **two), None, ME, {MEMBER: 21}, 21),
-        (online(**two), online(isr=frozenset({MEMBER, OTHER}), **two), ME, {MEMBER: 21}, 21),
-        (online(), None, ME, {MEMBER: 21}, 20),
+    invariants.commit_rule(online(), (), ME, {MEMBER: 21}, 20, 21)
+    for record, proposed, who, held, end in (
+        (online(), (), Incarnation(NODE, 101), {MEMBER: 21}, 21),
+        (a_record(epoch=5), (), ME, {MEMBER: 21}, 21),
+        (online(min_isr=2, **two), (), ME, {MEMBER: 21}, 21),
+        (online(elr=frozenset({OTHER}), **two), (), ME, {MEMBER: 21}, 21),
+        (online(), (), ME, {MEMBER: 20}, 21),
+        (online(isr=frozenset({MEMBER, OTHER}), **two), (), ME, {MEMBER: 21}, 21),
+        (online(**two), (online(**two), online(isr=frozenset({MEMBER, OTHER}), **two)), ME, {MEMBER: 21}, 21),
+        (online(), (), ME, {MEMBER: 21}, 20),
     ):
         with broken("I-COMMIT-RULE"):
-            invariants.commit_rule(record, proposed, who, acked, 20, end)
+            invariants.commit_rule(record, proposed, who, held, 20, end)
 
 
 def test_i_guard_complete() -> None:
@@ -206,17 +206,55 @@ def test_i_no_false_nack() -> None:
 
 
 def test_i_read_lin() -> None:
-    """I-READ-LIN: a read that misses what was acknowledged before it."""
+    """I-READ-LIN: a read that misses what was acknowledged or shown before it."""
     history = a_history()
     invariants.read_lin(history, 3, 3)
+    assert history.read_end == 3
+    invariants.read_lin(history, 0, 2)
+    assert history.read_end == 3
     with broken("I-READ-LIN"):
         invariants.read_lin(history, 4, 3)
 
 
 def test_i_write_one() -> None:
-    """I-WRITE-ONE: two different undecided writes on one base; repeating the same one is right."""
+    """I-WRITE-ONE: two different undecided writes on one base; repeating the same is right, and after a refusal that
+    left the version where it was, the record as it is."""
+    known = a_record()
     first = a_record(reason="x")
-    invariants.write_one([first], first)
-    invariants.write_one([first], replace(first, version=11, reason="y"))
-    with broken("I-WRITE-ONE"):
-        invariants.write_one([first], replace(first, reason="y"))
+    invariants.write_one([first], first, None)
+    invariants.write_one([first], replace(first, version=11, reason="y"), None)
+    invariants.write_one([first], known, known)
+    for record, refused_on in ((replace(first, reason="y"), None), (replace(first, reason="y"), known), (known, None)):
+        with broken("I-WRITE-ONE"):
+            invariants.write_one([first], record, refused_on)
+
+
+def test_i_min_guard() -> None:
+    """I-MIN-GUARD: members leave the guard though too few stay; a higher min-ISR alone moves nobody, and a member may
+    come back under another gen."""
+    two = {"replicas": (NODE, "n2"), "min_isr": 2}
+    both = online(isr=frozenset({MEMBER, OTHER}), **two)
+    invariants.min_guard(both, online(elr=frozenset({OTHER}), **two))
+    invariants.min_guard(online(), online(**two))
+    invariants.min_guard(both, online(isr=frozenset({MEMBER, Member("n2", 10)}), **two))
+    with broken("I-MIN-GUARD"):
+        invariants.min_guard(both, online(**two))
+
+
+def test_i_log_match() -> None:
+    """I-LOG-MATCH: the same entry on another prefix; what lies below a trimmed start is not known."""
+    history = a_history()
+    invariants.log_match(history, 0, ENTRIES)
+    invariants.log_match(history, None, ENTRIES[3:])
+    invariants.log_match(history, 2, ENTRIES[3:])
+    for below, entries in ((4, ENTRIES[3:]), (0, (*some_entries(3, 0, 3), *ENTRIES[3:]))):
+        with broken("I-LOG-MATCH"):
+            invariants.log_match(history, below, entries)
+
+
+def test_i_trunc_safe() -> None:
+    """I-TRUNC-SAFE: a cut below hw, below what is applied, below the log's start."""
+    invariants.trunc_safe(5, 5, 4, 3)
+    for hw, applied, start in ((6, 4, 3), (4, 6, 3), (4, 4, 6)):
+        with broken("I-TRUNC-SAFE"):
+            invariants.trunc_safe(5, hw, applied, start)

@@ -45,8 +45,8 @@ class Checkers:
         self._lost_ends: dict[tuple[str, int, int], int] = {}
         """(node, partition, gen) -> how far that log went when it was lost."""
         self._steps = 0
-        self.disks_replaced = False
-        """Disks were replaced beyond the promise, on purpose."""
+        self.beyond_promise = False
+        """Data is lost beyond the promise, on purpose: who may be elected may lack something."""
 
     def history(self, partition: int) -> History:
         """All that happened to a partition."""
@@ -63,7 +63,7 @@ class Checkers:
         invariants.leader_in_isr(after)
         invariants.min_guard(before, after)
         partition = after.partition
-        if not self.disks_replaced:
+        if not self.beyond_promise:
             gens = {name: self.world.nodes[name].disk.gens[partition] for name in after.replicas}
             invariants.some_guard(after, gens)
         if before.isr != after.isr or before.elr != after.elr:
@@ -110,13 +110,15 @@ class Checkers:
         """A machine lost data, or what was thought to be there."""
         for partition in node.partitions:
             record = self.world.metastore.records[partition]
-            if not self.disks_replaced:
+            if not self.beyond_promise:
                 gens = {name: self.world.nodes[name].disk.gens[partition] for name in record.replicas}
                 invariants.some_guard(record, gens)
             self.guard_complete(partition)
 
     def guard_complete(self, partition: int) -> None:
         """Everybody who may be elected has on disk all that is committed."""
+        if self.beyond_promise:
+            return
         history = self.history(partition)
         decided = len(history.committed)
         for member in guard(self.world.metastore.records[partition]):
@@ -325,7 +327,7 @@ class Checkers:
         invariants.no_false_nack(history, log.entries)
         invariants.log_match(history, None, log.entries)
         member = Member(process.node.name, process.node.disk.gens[partition])
-        if member in guard(self.world.metastore.records[partition]):
+        if member in guard(self.world.metastore.records[partition]) and not self.beyond_promise:
             kept = log.read(log.start, self.kept(log)) if self.kept(log) > log.start else ()
             invariants.guard_complete(history, log.start, kept)
         if not process.log.truncates(partition):

@@ -206,7 +206,7 @@ def test_a_replaced_disk_of_the_only_copy_is_never_elected() -> None:
     assert acked > 0
     node = world.nodes["n1"]
     lost_gen = node.disk.gens[0]
-    world.checkers.disks_replaced = True
+    world.checkers.beyond_promise = True
     node.replace_disk()
     world.run_until(15_000)
     record = world.metastore.records[0]

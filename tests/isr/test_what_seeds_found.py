@@ -1,0 +1,159 @@
+"""Scripted versions of what seeds of the simulator (`tests/sim`) found in the core, one test each."""
+
+from __future__ import annotations
+
+from repl.isr import effects as fx
+from repl.isr import events as ev
+from repl.isr import messages as ms
+from repl.isr.replica import Replica, Role
+from repl.model.record import Incarnation, Member, PartitionRecord
+from tests.isr.scripted import INC, MEMBER, NODE, a_leader, a_record, a_replica, kinds, online, some_entries
+
+LEADER = Incarnation("n2", 50)
+THREE = (NODE, "n2", "n3")
+TWO, OTHER = Member("n2", 8), Member("n3", 9)
+TABLE = ((2, 0), (4, 8))
+
+
+def a_follower() -> tuple[Replica, ms.Hello]:
+    """A replica with 20 entries that asks n2, the leader of epoch 5, and what it says."""
+    replica = a_replica()
+    replica.step(ev.SessionStarted(INC), 0)
+    replica.step(ev.RecordSeen(online(leader=LEADER, isr=frozenset({TWO, MEMBER}), replicas=THREE)), 0)
+    (_, sent) = replica.step(ev.EpochPersisted(5), 0)
+    assert isinstance(sent, fx.Send)
+    assert isinstance(sent.message, ms.Hello)
+    return replica, sent.message
+
+
+def a_leader_of_three() -> Replica:
+    """Leader of epoch 5, alone in sync of three with min-ISR 2; n2 and n3 may be elected."""
+    return a_leader(online(isr=frozenset({MEMBER}), elr=frozenset({TWO, OTHER}), min_isr=2, replicas=THREE))
+
+
+def greeted(replica: Replica, member: Member, now_ms: int) -> list[fx.Effect]:
+    """What the leader does when a follower with the log of a_replica says Hello."""
+    hello = ms.Hello(5, member.gen, now_ms + 1, 20, 20, TABLE)
+    return replica.step(ev.Received(member.node, hello), now_ms)
+
+
+def caught_up(replica: Replica, member: Member, now_ms: int) -> list[fx.Effect]:
+    """What the leader does when a follower has everything, the barrier at 20 included."""
+    greeted(replica, member, now_ms)
+    ack = ms.Ack(5, member.gen, 1, 21, 21, 15)
+    return replica.step(ev.Received(member.node, ack), now_ms)
+
+
+def written(effects: list[fx.Effect]) -> PartitionRecord | None:
+    """The record that is to be written, if one is."""
+    return next((effect.record for effect in effects if isinstance(effect, fx.WriteRecord)), None)
+
+
+def test_a_copy_of_the_answer_that_was_taken_counts_no_more_once_the_link_broke() -> None:
+    """R-NONCE, H5: it would cut what was acknowledged since; as a refusal it would cost the gen."""
+    replica, hello = a_follower()
+    answer = ms.HelloOk(5, hello.nonce, 20, 15, 20)
+    replica.step(ev.Received("n2", answer), 0)
+    entries = some_entries(5, 20, 3)
+    replica.step(ev.Received("n2", ms.Forward(5, 1, 20, 4, 20, 23, 12, (), entries)), 1)
+    replica.step(ev.Persisted(23), 2)
+    replica.step(ev.LinkDown("n2"), 3)
+    refusal = ms.HelloRefused(5, hello.nonce, ms.Refusal.REGRESSED, 0)
+    assert replica.step(ev.Received("n2", answer), 4) == []
+    assert replica.step(ev.Received("n2", refusal), 4) == []
+    assert (replica.leo, replica.durable, replica.following) == (23, 23, False)
+
+
+def test_a_synced_read_that_comes_late_is_no_rollback() -> None:
+    """H32: it was asked for before a newer epoch was heard of, so that it is older proves nothing."""
+    replica = a_replica(epoch_seen=4)
+    replica.step(ev.SessionStarted(INC), 0)
+    (sync,) = replica.step(ev.RecordSeen(a_record(epoch=3, version=9)), 0)
+    assert isinstance(sync, fx.SyncRecord)
+    replica.step(ev.RecordSeen(a_record(epoch=7, version=20)), 1)
+    replica.step(ev.EpochPersisted(7), 2)
+    replica.step(ev.RecordSynced(sync.nonce, a_record(epoch=5, version=12)), 3)
+    replica.step(ev.RecordSeen(a_record(epoch=8, version=22)), 4)
+    assert replica.record == a_record(epoch=8)
+    assert replica.reason.startswith("election:")
+
+
+def test_who_is_not_registered_does_not_keep_another_from_joining() -> None:
+    """Below min-ISR, n2 is heard and caught up and not registered: while it waits its pause out, n3 is proposed."""
+    replica = a_leader_of_three()
+    proposed = written(caught_up(replica, TWO, 0))
+    assert proposed is not None
+    assert TWO in proposed.isr
+    assert replica.record is not None
+    replica.step(ev.WriteRefused(12, replica.record), 10)
+    caught_up(replica, OTHER, 20)
+    same = written(replica.step(ev.Tick(), 300))
+    assert same == replica.record  # nothing changes, so that the refused one is decided
+    moved = online(isr=frozenset({MEMBER}), elr=frozenset({TWO, OTHER}), min_isr=2, replicas=THREE, version=13)
+    proposed = written(replica.step(ev.WriteConfirmed(moved), 310))
+    assert proposed is not None
+    assert proposed.isr == {MEMBER, OTHER}
+
+
+def test_an_unregistered_follower_is_proposed_again_after_its_pause() -> None:
+    """Nothing else happens: the pause itself is a deadline, and it doubles."""
+    replica = a_leader_of_three()
+    caught_up(replica, TWO, 0)
+    times = []
+    now_ms, version = 0, 12
+    for _ in range(3):
+        assert replica.record is not None
+        replica.step(ev.WriteRefused(version, replica.record), now_ms)
+        replica.step(ev.Tick(), now_ms + 200)
+        version += 1
+        moved = online(isr=frozenset({MEMBER}), elr=frozenset({TWO, OTHER}), min_isr=2, replicas=THREE, version=version)
+        replica.step(ev.WriteConfirmed(moved), now_ms + 210)
+        begun_ms, proposed = now_ms, None
+        while proposed is None:
+            due_ms = replica.deadline_ms()
+            assert due_ms is not None
+            now_ms = max(due_ms, now_ms + 1)
+            proposed = written(replica.step(ev.Tick(), now_ms))
+        assert TWO in proposed.isr
+        times.append(now_ms - begun_ms)
+    assert times == [1_000, 2_000, 4_000]
+
+
+def test_a_follower_whose_first_acknowledgement_is_lost_is_asked_again() -> None:
+    """It has everything, and nothing is appended: the leader sends the news, so that it answers."""
+    replica = a_leader_of_three()
+    caught_up(replica, TWO, 0)
+    answers = replica.step(ev.Received("n2", ms.Hello(5, TWO.gen, 77, 21, 21, (*TABLE, (5, 20)))), 10)
+    assert kinds(answers) == ["Send"]
+    replica.step(ev.WriteUndecided(12), 11)
+    sent = [effect for at_ms in range(100, 2_200, 100) for effect in replica.step(ev.Tick(), at_ms)]
+    forwards = [effect.message for effect in sent if isinstance(effect, fx.Send) and effect.to == "n2"]
+    assert any(isinstance(message, ms.Forward) and message.start == 21 for message in forwards)
+
+
+def test_a_log_trimmed_under_an_unheard_acknowledgement_goes_on() -> None:
+    """The leader last heard of 20 and begins at 21 now: it sends the news, not entries; the answer moves it on."""
+    replica = a_leader_of_three()
+    greeted(replica, TWO, 0)
+    replica.step(ev.Trimmed(21), 5)
+    sent = [effect for at_ms in range(100, 4_200, 100) for effect in replica.step(ev.Tick(), at_ms)]
+    assert not [effect for effect in sent if isinstance(effect, fx.Replicate)]
+    news = [effect.message for effect in sent if isinstance(effect, fx.Send) and isinstance(effect.message, ms.Forward)]
+    assert news
+    assert news[-1].start == 20
+    replica.step(ev.Received("n2", ms.Ack(5, TWO.gen, news[-1].seq, 21, 21, 15)), 4_300)
+    (view,) = replica.followers()
+    assert (view.leo, view.durable) == (21, 21)
+
+
+def test_a_follower_to_which_a_leader_has_more_but_sends_nothing_says_hello_again() -> None:
+    """Its leader's log does not reach it any more; only the answer to a Hello says so, and the reason shows it."""
+    replica, hello = a_follower()
+    replica.step(ev.Received("n2", ms.HelloOk(5, hello.nonce, 20, 15, 25)), 0)
+    effects = replica.step(ev.Received("n2", ms.Forward(5, 1, 20, 4, 15, 25, 12, ())), 1)
+    hellos = [e.message for e in effects if isinstance(e, fx.Send) and isinstance(e.message, ms.Hello)]
+    assert len(hellos) == 1
+    assert replica.reason == "asking: n2 has more and cannot send on from 20"
+    replica.step(ev.Received("n2", ms.HelloRefused(5, hellos[0].nonce, ms.Refusal.BEYOND_LOG, 22)), 2)
+    assert replica.reason.startswith("beyond-log: the log of n2 begins at 22, this one ends at 20")
+    assert replica.role is Role.FOLLOWER
