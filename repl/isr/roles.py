@@ -1,0 +1,139 @@
+"""Changing roles: what a replica becomes, what it gives up with the role before, and why it may refuse to.
+
+The middle of `Replica`: `view.py` is what may be read, `replica.py` says which event leads here, and lists all
+transitions. What a role does while it lasts stands in `follower.py`, `candidate.py` and `leader.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Final
+
+from repl.isr import effects as fx
+from repl.isr.candidate import Candidate, objection
+from repl.isr.epochs import last_epoch, with_epoch
+from repl.isr.follower import Follower
+from repl.isr.leader import Leader, Leadership, Resigning, closest
+from repl.isr.stalls import Stalls
+from repl.isr.standing import Standing
+from repl.isr.states import Failed, Idle, State
+from repl.isr.view import View
+from repl.model.errors import NotLeader, NotReady
+from repl.model.record import PartitionRecord, PartitionStatus
+
+LEAVING: Final = "resigned: this process is leaving"
+"""Why a process that was told to resign leads and stands no more."""
+
+
+class Roles(View):
+    """The transitions of `Replica`. `_epoch_floor` is the highest epoch that this log or an earlier process of it has
+    been in."""
+
+    def __init__(self, standing: Standing) -> None:
+        super().__init__(standing)
+        self._epoch_floor = max(standing.epoch_seen, last_epoch(standing.table))
+        self._told_to_resign = False
+
+    def _leave_idle(self, record: PartitionRecord, now_ms: int) -> None:
+        """Stand, or follow, if the record asks for it."""
+        standing = self._standing
+        member, leader = standing.member, record.leader
+        if record.status is PartitionStatus.CANDIDATE_FOUND:
+            if record.candidate is not None and record.candidate == standing.me:
+                self._stand(record.epoch)
+        elif leader is not None and leader.node != member.node and member.node in record.replicas:
+            progress = standing.progress
+            if progress.applied > progress.leo:
+                self._object(
+                    f"log-lost: the log ends at {progress.leo}, below what is applied ({progress.applied}); "
+                    f"{leader.node} cannot send it on from there"
+                )
+                return
+            follower = Follower(record.epoch, leader.node)
+            self._become(follower, f"led: by {leader.node} in epoch {record.epoch}")
+            follower.ask(standing, now_ms)
+
+    def _stand(self, epoch: int) -> None:
+        """Idle -> Candidate, unless there is an objection; then nothing is sent."""
+        standing = self._standing
+        if self._told_to_resign:
+            objected: str | None = LEAVING
+        else:
+            objected = objection(standing.known, standing.member, self._epoch_floor, standing.progress)
+        if objected is not None:
+            self._object(objected)
+            return
+        barrier = standing.progress.leo
+        self._epoch_floor = epoch
+        standing.table = with_epoch(standing.table, epoch, barrier)
+        standing.progress.leo += 1
+        self._become(Candidate(epoch, barrier), f"nominated: by the record of epoch {epoch}")
+        standing.effects.append(fx.AppendBarrier(epoch, barrier))
+
+    def _lead(self, now_ms: int) -> None:
+        """Candidate -> Leader."""
+        candidate, standing = self._state, self._standing
+        assert isinstance(candidate, Candidate)
+        durable = standing.progress.durable
+        assert durable > candidate.barrier, "elected before the barrier was durable"
+        leader = Leader(candidate.epoch, candidate.barrier, Stalls.since(now_ms), {standing.member: durable})
+        self._become(leader, f"elected: in epoch {candidate.epoch}")
+        leader.judge(standing, now_ms)
+        self._advance(leader, now_ms)
+
+    def _leave(self, reason: str) -> None:
+        """Any role -> Idle."""
+        state, standing = self._state, self._standing
+        if isinstance(state, Idle | Failed):
+            return
+        self._become(Idle(), reason)
+        if isinstance(state, Leadership):
+            standing.effects.insert(-1, fx.SteppedDown(state.epoch, standing.progress.hw, reason))
+            state.reads.refuse(standing, NotLeader.reason)
+
+    def _fail(self, reason: str) -> None:
+        """Anything -> Failed, by way of Idle."""
+        self._leave(reason)
+        self._become(Failed(reason), reason)
+
+    def _resign(self, target: str | None, deadline_ms: int | None, reason: str, now_ms: int) -> None:
+        """Leader -> Resigning; of a process that leaves (no deadline) also Candidate -> Idle, for good."""
+        state, standing = self._state, self._standing
+        if isinstance(state, Candidate) and deadline_ms is None:
+            self._leave(reason)
+        elif isinstance(state, Resigning) and deadline_ms is None:
+            state.deadline_at_ms = None
+        elif isinstance(state, Leader):
+            if deadline_ms is not None:
+                target = target or closest(state, standing.known, standing.member.node)
+                if target is None or all(m.node != target for m in standing.known.isr - {standing.member}):
+                    return
+            kept = {field.name: getattr(state, field.name) for field in fields(Leader)}
+            resigning = Resigning(**kept, target=target, deadline_at_ms=deadline_ms, why=reason)
+            self._become(resigning, reason)
+            resigning.reads.refuse(standing, NotReady.reason)
+            self._want(resigning, now_ms)
+
+    def _lead_on(self, state: Resigning) -> None:
+        """Resigning -> Leader: the hand-over did not happen."""
+        kept = {field.name: getattr(state, field.name) for field in fields(Leader)}
+        self._become(Leader(**kept), "hand-over not done in time: leads on")
+
+    def _become(self, state: State, reason: str) -> None:
+        self._state = state
+        self._standing.effects.append(fx.RoleChanged(state.role, self.epoch, reason))
+
+    def _advance(self, leadership: Leadership, now_ms: int) -> None:
+        leadership.advance(self._standing, now_ms)
+        self._want(leadership, now_ms)
+
+    def _want(self, leadership: Leadership, now_ms: int) -> None:
+        """Let a leadership ask for a conditional write, where one may be wanted: not on the way of a write."""
+        record = self._standing.known
+        quiet = len(record.isr) == len(record.replicas) and not leadership.stalled and not record.elr
+        if not quiet or isinstance(leadership, Resigning):
+            leadership.want(self._standing, now_ms)
+
+    def _object(self, reason: str) -> None:
+        if isinstance(self._state, Idle):
+            self._state.objection = reason
