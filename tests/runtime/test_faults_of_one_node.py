@@ -13,7 +13,7 @@ import pytest
 from node.ready import replicas_not_ready
 from repl.isr import effects as fx
 from repl.isr import events as ev
-from repl.isr.messages import Forward, Message
+from repl.isr.messages import Ack, Forward, Message
 from repl.isr.options import Options
 from repl.model.errors import IsthmusError
 from repl.model.objects import Content
@@ -24,14 +24,24 @@ from tests.runtime.test_several_nodes import fill, held, key, put
 Towns = Callable[..., AbstractAsyncContextManager[Town]]
 
 
-def test_a_followers_slow_store_costs_no_memory(tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a follower's store does not come back, what it holds in memory stays within its window; the leader goes on,
-    and afterwards the follower applies all of it, read back from its log."""
+@pytest.mark.parametrize("away", [False, True])
+def test_a_followers_slow_store_costs_no_memory(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch, away: bool
+) -> None:
+    """While a follower's store does not come back, what it holds in memory stays within its window, also when it was
+    away and has to catch up; the leader goes on, and afterwards the follower applies all, read back from its log."""
 
     async def story() -> None:
         async with town(tmp_path, window_bytes=400_000) as t:
             leader = await t.led()
             slow = t.followers()[0]
+            if away:
+                await t.kill(slow.node)
+                for n in range(60):
+                    await put(leader, b"%d" % n, b"x" * 50_000)
+                for node in t.houses:
+                    t.wires.cut(slow.node, node)
+                slow = await t.open(slow.node)
             store = slow.runtime.store
             commit, held_up = store.commit, asyncio.Event()
             loop = asyncio.get_running_loop()
@@ -41,8 +51,11 @@ def test_a_followers_slow_store_costs_no_memory(tmp_path: Path, town: Towns, mon
                 commit(prepared)
 
             monkeypatch.setattr(store, "commit", waits)
-            for n in range(60):
-                await put(leader, b"%d" % n, b"x" * 50_000)
+            if away:
+                t.wires.heal()
+            else:
+                for n in range(60):
+                    await put(leader, b"%d" % n, b"x" * 50_000)
             await until(lambda: slow.partition().replica.hw > 55)
             assert slow.partition().replica.applied < 10
             assert slow.runtime._storage.held_bytes < 600_000
@@ -50,6 +63,37 @@ def test_a_followers_slow_store_costs_no_memory(tmp_path: Path, town: Towns, mon
             await t.level()
             assert all(held(slow, b"%d" % n) == [b"x" * 50_000] for n in range(60))
             assert slow.runtime._storage.held_bytes == 0
+
+    asyncio.run(story())
+
+
+def test_what_a_follower_holds_uncommitted_is_bounded_by_its_own_window(tmp_path: Path, town: Towns) -> None:
+    """Where commits wait for somebody else, a follower with a smaller window leaves what is durable to its log."""
+
+    async def story() -> None:
+        async with town(tmp_path) as t:
+            leader = await t.led()
+            small, other = (house.node for house in t.followers())
+            await t.kill(small)
+            tiny = await t.open(small, window_bytes=100_000)
+            await t.level()
+            t.wires.lost = lambda sender, _to, message: sender == other and isinstance(message, Ack)
+            writes = [asyncio.create_task(put(leader, b"%d" % n, b"x" * 50_000)) for n in range(12)]
+            await until(lambda: tiny.partition().replica.durable >= leader.partition().replica.leo > 12)
+            await put_one_more(leader, writes)
+            await until(lambda: tiny.partition().replica.durable >= leader.partition().replica.leo > 13)
+            assert tiny.partition().replica.applied < 5
+            assert tiny.runtime._storage.held_bytes < 200_000
+            t.wires.lost = lambda _sender, _to, _message: False
+            await asyncio.gather(*writes)
+            await t.level()
+            assert held(tiny, b"11") == [b"x" * 50_000]
+            assert tiny.runtime._storage.held_bytes == 0
+
+    async def put_one_more(leader: House, writes: list[asyncio.Task[None]]) -> None:
+        before = leader.partition().replica.leo
+        writes.append(asyncio.create_task(put(leader, b"one more", b"x")))
+        await until(lambda: leader.partition().replica.leo > before)
 
     asyncio.run(story())
 

@@ -125,6 +125,7 @@ def test_a_follower_that_was_away_catches_up_from_the_log(tmp_path: Path, town: 
             for n in range(30):
                 await asyncio.gather(*(put(leader, b"%d-%d" % (n, i), b"x" * 20_000) for i in range(10)))
             read_back = leader.runtime._outbox.entries_read_back
+            leader.links._catch_up_limit_bytes = 500_000  # less than one message
             assert t.leader() is leader
             await t.open(away)
             await t.level()
