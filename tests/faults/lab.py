@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
@@ -37,6 +38,9 @@ PARTITIONS: Final = 4
 RESTART_PAUSE_S: Final = 0.3
 LOOK_S: Final = 0.05
 STOP_TIMEOUT_S: Final = 30.0
+TOLD_AFTER_S: Final = 3.0
+"""From then on the story says what a cluster still lacks."""
+
 UP_TIMEOUT_S: Final = 60.0
 
 KILLED: Final = -signal.SIGKILL
@@ -228,6 +232,7 @@ class Lab:
 
     def up(self) -> None:
         """Start everything and wait until all of it serves."""
+        self.story.note(f"begun at {datetime.now(UTC):%H:%M:%S.%f} UTC")
         self.zookeeper.start()
         deadline = time.monotonic() + UP_TIMEOUT_S
         while not serves(self.zookeeper.address, self._zookeeper_port):
@@ -256,11 +261,16 @@ class Lab:
         """Seconds until every node serves and every partition has a leader and all replicas in sync. Raises
         AssertionError with what is missing."""
         began_s = time.monotonic()
+        told = ""
         while True:
             why = self.unwell()
+            waited_s = time.monotonic() - began_s
             if not why:
-                return time.monotonic() - began_s
-            assert time.monotonic() - began_s < timeout_s, f"not well after {timeout_s:.0f} s: {why}"
+                return waited_s
+            assert waited_s < timeout_s, f"not well after {timeout_s:.0f} s: {why}"
+            if waited_s > TOLD_AFTER_S and why != told:
+                self.story.note(f"not well yet: {why}")
+                told = why
             time.sleep(0.1)
 
     def unwell(self) -> str:
