@@ -24,12 +24,14 @@ def node_rows(records: Records, registrations: Registrations) -> list[dict[str, 
     """Every node that is registered or holds a replica, by name."""
     leads = Counter(r.leader.node for r in records.values() if r.leader is not None)
     holds = Counter(node for r in records.values() for node in r.replicas)
+    in_sync = Counter(member.node for r in records.values() for member in r.isr)
     return [
-        _node_row(name, registrations.get(name), leads[name], holds[name]) for name in sorted({*registrations, *holds})
+        _node_row(name, registrations.get(name), leads[name], holds[name], in_sync[name])
+        for name in sorted({*registrations, *holds})
     ]
 
 
-def _node_row(name: str, found: Registration | None, leaders: int, replicas: int) -> dict[str, Any]:
+def _node_row(name: str, found: Registration | None, leaders: int, replicas: int, in_sync: int) -> dict[str, Any]:
     if found is None:
         state, reason = "gone", "it has no session with the metastore: not started, stopped, or cut off"
     elif not found.active:
@@ -44,6 +46,7 @@ def _node_row(name: str, found: Registration | None, leaders: int, replicas: int
         "reason": reason,
         "leaders": leaders,
         "replicas": replicas,
+        "in_sync": in_sync,
         "http": None if found is None else found.http_url,
         "admin": None if found is None else found.admin_url,
         "cluster": None if found is None else found.cluster_address,

@@ -98,8 +98,8 @@ def status_of(directory: Path, *, ask_nodes: bool = True) -> dict[str, Any]:
     """What runs in `directory`: {"supervisor": PID or None, "clusters": {NAME: {"zookeepers": [...], "nodes": [...]}}}.
 
     Each process has name, state, pid, restarts, failures, reason, last_words (of one that does not run or does not stay
-    up) and log; a node also its addresses, ready and online (what `node.readiness` says of it, None where nodes are not
-    asked or do not run), a ZooKeeper its address. Raises LocalFault when nothing is set up there."""
+    up) and log; a node also its addresses and online (what `node.readiness` says of it, None where nodes are not asked
+    or do not run), a ZooKeeper its address. Raises LocalFault when nothing is set up there."""
     directory = directory.absolute()
     clusters = clusters_of(directory)
     state = supervisor.running_state(directory)
@@ -114,8 +114,7 @@ def status_of(directory: Path, *, ask_nodes: bool = True) -> dict[str, Any]:
             child = _child(node["name"], children)
             words = _last_words(child, partial(supervisor.last_line, node_log(directory, node["name"])))
             look = looks.get(node["name"])
-            says = {"ready": None, "online": None} if look is None else {"ready": look.ready, "online": look.text}
-            nodes.append({**child, **node, "last_words": words, **says})
+            nodes.append({**child, **node, "last_words": words, "online": None if look is None else look.text})
         zookeepers = []
         for server in cluster["zookeepers"]:
             child = _child(server["name"], children)
@@ -177,8 +176,8 @@ def stop_node(directory: Path, name: str, *, kill: bool = False) -> None:
 
 
 def start_node(directory: Path, name: str, timeout_s: float | None = READY_TIMEOUT_S) -> None:
-    """Start a node unless it runs; returns once it serves, with `timeout_s` None at once. Raises BadInput for an
-    unknown name, LocalFault."""
+    """Start a node unless it runs; returns once `wait_ready` does, with `timeout_s` None at once. Raises BadInput for
+    an unknown name, LocalFault."""
     place = _tell(directory, name, {"do": "start"})
     if timeout_s is not None:
         wait_ready(directory, [place], timeout_s)
@@ -221,8 +220,9 @@ def wait_online(
 
 
 def wait_ready(directory: Path, places: Sequence[Place], timeout_s: float) -> None:
-    """Return once every node of `places` is ready, whatever others lack. Raises as `wait_online`."""
-    _wait(directory, places, timeout_s, None, lambda online: online.ready)
+    """Return once every node of `places` is ready with all its replicas in sync, whatever others lack: the next one may
+    be restarted then. Raises as `wait_online`."""
+    _wait(directory, places, timeout_s, None, lambda online: online.caught_up)
 
 
 def _wait(
@@ -237,7 +237,7 @@ def _wait(
     line = ""
     with ExitStack() as stack:
         probes = {place.name: stack.enter_context(NodeProbe(place.http, place.admin)) for place in places}
-        told = {place.name: Online(ready=False, complete=False, text="starting") for place in places}
+        told = {place.name: Online(caught_up=False, complete=False, text="starting") for place in places}
         waiting = list(places)
         while waiting:
             for place in waiting:

@@ -1,7 +1,7 @@
-"""Whether a node serves all its partitions, asked over HTTP as a load balancer and an operator would.
+"""Whether a node serves, asked over HTTP as a load balancer and an operator would.
 
-`GET {http}/readyz` must answer 200 and `GET {admin}/admin/cluster` must show every partition online. Starts and
-decides nothing; `node.places` waits by it.
+`GET {http}/readyz` must answer 200, and `GET {admin}/admin/cluster` says how many partitions are online and how many of
+the node's own replicas are in sync. Starts and decides nothing; `node.places` waits by it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ REASON_CHARACTERS_MAX: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Online:
-    """What a node says: that it is ready, that it is and sees every partition online, and both in words ("12 of 12
-    online", "starting", "4 of 12 online, not ready: ...")."""
+    """What a node says: that it is ready and all its own replicas are in sync, that it is ready and every partition of
+    the cluster is online, and what it lacks ("12 of 12 online", "starting", "4 of 12 online, not ready: ...")."""
 
-    ready: bool
+    caught_up: bool
     complete: bool
     text: str
 
@@ -54,16 +54,20 @@ class NodeProbe:
             cluster = self._session.get(f"{self._admin_url}/admin/cluster", timeout=PROBE_TIMEOUT_S)
             ready = self._session.get(f"{self._http_url}/readyz", timeout=PROBE_TIMEOUT_S)
         except OSError:  # everything that requests raises is one
-            return Online(ready=False, complete=False, text="starting")
+            return Online(caught_up=False, complete=False, text="starting")
         why_not = "" if ready.status_code == 200 else f"not ready: {_first_line(ready.text)}"
         try:
-            partitions = cluster.json()["partitions"]
-            online, total = int(partitions["online"]), int(partitions["total"])
-        except (ValueError, KeyError, TypeError):
-            return Online(not why_not, complete=False, text=f"answers {cluster.status_code} without its partitions")
+            about = cluster.json()
+            online, total = int(about["partitions"]["online"]), int(about["partitions"]["total"])
+            own = next(node for node in about["nodes"] if node["name"] == about["node"])
+            lacking = int(own["replicas"]) - int(own["in_sync"])
+        except (ValueError, KeyError, TypeError, StopIteration):
+            why_not = why_not or f"answers {cluster.status_code} without its partitions"
+            return Online(caught_up=False, complete=False, text=why_not)
         counted = f"{online} of {total} online" if total else ""
-        text = ", ".join(part for part in (counted, why_not) if part) or "no partitions yet"
-        return Online(not why_not, not why_not and 0 < total == online, text)
+        behind = f"{lacking} replicas not in sync" if lacking else ""
+        text = ", ".join(part for part in (counted, behind, why_not) if part) or "no partitions yet"
+        return Online(not (why_not or lacking), not why_not and 0 < total == online, text)
 
 
 def _first_line(text: str) -> str:

@@ -14,7 +14,7 @@ from node.cli.exits import Exit
 from node.cli.output import cell, echo_facts, echo_json, echo_table, moment, output_option
 from node.cli.remote import AdminClient, admin_option
 
-NODE_KEYS: Final = ("name", "id", "rack", "state", "leaders", "replicas", "http", "admin", "cluster")
+NODE_KEYS: Final = ("name", "id", "rack", "state", "leaders", "replicas", "in_sync", "http", "admin", "cluster")
 STATUSES: Final = ("online", "election", "candidate_found", "offline")
 
 
@@ -57,7 +57,8 @@ def _echo(answer: dict[str, Any], problems: list[str]) -> None:
         ]
     )
     click.echo()
-    echo_table(("node", *NODE_KEYS[1:]), ([node.get(key) for key in NODE_KEYS] for node in listed(answer, "nodes")))
+    columns = ("node", *(key.replace("_", " ") for key in NODE_KEYS[1:]))
+    echo_table(columns, ([node.get(key) for key in NODE_KEYS] for node in listed(answer, "nodes")))
     click.echo()
     echo_table(
         ("actor", "state", "reason"),

@@ -113,7 +113,10 @@ def status(directory: Path, output: str) -> int:
 def restart(
     topology: Path, node: str, directory: Path, kill: bool, no_wait: bool, timeout_s: float, output: str
 ) -> None:
-    """Give NODE a new process, gracefully or with --kill9; returns when it serves. A dead node is started."""
+    """Give NODE a new process, gracefully or with --kill9; a dead one is started.
+
+    Returns when it serves and its replicas are in sync, so that the next node may follow.
+    """
     _check_node(topology, node, directory)
     places.restart_node(directory, node, None if no_wait else timeout_s, kill=kill)
     _show_nodes(directory, output)
@@ -140,7 +143,7 @@ def stop_one(topology: Path, node: str, directory: Path, kill: bool, output: str
 @timeout_option
 @output_option
 def start_one(topology: Path, node: str, directory: Path, no_wait: bool, timeout_s: float, output: str) -> None:
-    """Start NODE unless it runs; returns when it serves."""
+    """Start NODE unless it runs; returns when it serves and its replicas are in sync."""
     _check_node(topology, node, directory)
     places.start_node(directory, node, None if no_wait else timeout_s)
     _show_nodes(directory, output)

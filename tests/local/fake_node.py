@@ -1,6 +1,7 @@
 """A stand-in for a node: reads its file, answers the two questions that `local` asks, and does as its data says.
 
-`data/broken` makes it end with a complaint; `data/slow` keeps it from being ready.
+`data/broken` makes it end with a complaint; `data/slow` keeps it from being ready, `data/behind` its replicas from
+being in sync.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ class Face(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         online = 0 if (DATA / "slow").exists() else 12
         if self.path == "/admin/cluster":
-            status, body = 200, json.dumps({"partitions": {"total": 12, "online": online}}).encode()
+            behind = {
+                "node": "me",
+                "nodes": [{"name": "me", "replicas": 12, "in_sync": 9 if (DATA / "behind").exists() else 12}],
+            }
+            status, body = 200, json.dumps({"partitions": {"total": 12, "online": online}, **behind}).encode()
         else:
             status, body = (200, b"ready\n") if online else (503, b"12 partitions are not served\n")
         self.send_response(status)
