@@ -26,16 +26,11 @@ def played(directory: Path, acts: Sequence[str], seed: int) -> Campaign:
     return campaign
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(200)
 def test_killed_and_paused_nodes_lose_nothing(tmp_path: Path) -> None:
-    """kill -9 of a node, and a node that stands still beyond its session: linearizable, nothing lost, copies equal."""
-    played(tmp_path, ["kill", "pause"], seed=1)
-
-
-@pytest.mark.timeout(150)
-def test_a_cluster_of_which_all_or_all_but_one_are_killed_comes_back_by_itself(tmp_path: Path) -> None:
-    """Every node killed at once, then all but one: nothing acknowledged is lost, and no operator is needed."""
-    played(tmp_path, ["kill-all", "kill-most"], seed=2)
+    """kill -9 of a node; a node that stands still beyond its session; kill -9 of all at once: linearizable, nothing
+    acknowledged is lost, no operator is needed, and the copies end equal."""
+    played(tmp_path, ["kill", "pause", "kill-all"], seed=1)
 
 
 @pytest.mark.root
