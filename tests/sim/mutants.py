@@ -19,6 +19,7 @@ from repl.isr import events as ev
 from repl.isr import messages as ms
 from repl.isr.candidate import Candidate
 from repl.isr.election import Decision, Keep, Write, elect
+from repl.isr.epochs import epoch_at
 from repl.isr.follower import Follower
 from repl.isr.leader import Leader, Leadership
 from repl.isr.reads import Reads
@@ -49,13 +50,21 @@ def truncates_to_its_hw(patch: Patch) -> None:
 
 
 def truncates_nothing(patch: Patch) -> None:
-    """A follower keeps what contradicts its leader (against R-TRUNC, H4)."""
-    sound = Follower.accepted
+    """A follower keeps what contradicts its leader, and appends over it (against R-TRUNC, H4)."""
+    accepts, takes = Follower.accepted, Follower.take
 
     def accepted(self: Follower, message: ms.HelloOk, standing: Any) -> None:
-        sound(self, message._replace(common=standing.progress.leo), standing)
+        accepts(self, message._replace(common=standing.progress.leo), standing)
+
+    def take(self: Follower, message: ms.Forward, standing: Any, now_ms: int) -> None:
+        leo = standing.progress.leo
+        if message.start <= leo:
+            fresh = tuple(entry for entry in message.entries if entry.offset >= leo)
+            message = message._replace(start=leo, before=epoch_at(standing.table, leo - 1), entries=fresh)
+        takes(self, message, standing, now_ms)
 
     patch.setattr(Follower, "accepted", accepted)
+    patch.setattr(Follower, "take", take)
 
 
 def takes_any_epoch(patch: Patch) -> None:

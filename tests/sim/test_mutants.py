@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from tests.sim import world
 from tests.sim.mutants import DEFECTS, Defect, cuts, losses, settings, storms
 from tests.sim.world import run_seed
 
 SEEDS = range(60)
+
+DEFECT_HEAL_LIMIT_MS = 40_000
+"""Virtual time in which a world with a defect must become well: most sound ones need a tenth of it."""
 
 
 def caught(defect: Defect) -> str:
@@ -23,6 +27,7 @@ def caught(defect: Defect) -> str:
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: (defect.put_in or defect.decide).__name__)
 def test_a_defect_is_caught(defect: Defect, monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulator notices the defect, and for the right reason."""
+    monkeypatch.setattr(world, "HEAL_LIMIT_MS", DEFECT_HEAL_LIMIT_MS)
     if defect.put_in is not None:
         defect.put_in(monkeypatch)
     assert caught(defect).startswith(defect.names)

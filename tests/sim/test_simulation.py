@@ -193,7 +193,8 @@ def test_a_world_without_faults_is_well_and_quiet_at_once(nodes: int, factor: in
     record = world.metastore.records[0]
     assert (record.epoch, record.status) == (1, PartitionStatus.ONLINE)
     assert (world.counts["unknown"], world.counts["shrinks"], world.counts["truncations"]) == (0, 0, 0)
-    assert (world.counts["status_online"], record.version) == (1, 2)
+    assert world.counts["status_online"] == 1
+    assert record.version <= 4  # the first look may find nobody registered yet: Offline, Election
     assert world.counts["acked"] > 150
 
 
