@@ -252,7 +252,7 @@ class Node:
         self.gathering = Gathering(
             node=name,
             request=self.links.request,
-            replicas=lambda: [p.replica for p in self.runtime.partitions.values()],
+            replicas=lambda: [(p.replica, p.reason) for p in self.runtime.partitions.values()],
         )
         for part in (self.coordinator, self.controller, self.gathering):
             switchboard.add(part.request_handlers())

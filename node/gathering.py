@@ -45,8 +45,8 @@ Facts = Mapping[int, ReplicaFacts]
 """Partition -> what one node says of its replica."""
 
 
-def facts_of(replica: Replica) -> ReplicaFacts:
-    """What this node knows of one of its replicas."""
+def facts_of(replica: Replica, reason: str) -> ReplicaFacts:
+    """What this node knows of one of its replicas; `reason` may know more than the core, such as of a full disk."""
     return ReplicaFacts(
         role=replica.role.value,
         epoch=replica.epoch,
@@ -56,19 +56,20 @@ def facts_of(replica: Replica) -> ReplicaFacts:
         hw=replica.hw,
         applied=replica.applied,
         ready=replica.ready,
-        reason=replica.reason[:REASON_MAX],
+        reason=reason[:REASON_MAX],
     )
 
 
 class Gathering:
-    """Asks and answers. `request` is `Links.request`; `replicas` are this node's own, by partition."""
+    """Asks and answers. `request` is `Links.request`; `replicas` are this node's own, each with its
+    reason."""
 
     def __init__(
         self,
         *,
         node: str,
         request: Callable[[str, str, bytes, int], Awaitable[bytes]],
-        replicas: Callable[[], Iterable[Replica]],
+        replicas: Callable[[], Iterable[tuple[Replica, str]]],
     ) -> None:
         self._node = node
         self._request = request
@@ -80,7 +81,7 @@ class Gathering:
 
     def own(self) -> Facts:
         """What this node knows of its replicas."""
-        return {replica.partition: facts_of(replica) for replica in self._replicas()}
+        return {replica.partition: facts_of(replica, reason) for replica, reason in self._replicas()}
 
     async def answer(self, _node: str, _body: bytes) -> bytes:
         """This node's replicas, for another one that gathers."""

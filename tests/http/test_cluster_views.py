@@ -185,7 +185,9 @@ def gathering(answers: dict[str, bytes | IsthmusError]) -> Gathering:
             raise found
         return found
 
-    return Gathering(node="b", request=request, replicas=lambda: [a_replica(0), a_replica(3)])
+    return Gathering(
+        node="b", request=request, replicas=lambda: [(a_replica(0), "disk-full: no room"), (a_replica(3), "follows: a")]
+    )
 
 
 def test_facts_are_gathered_from_all_who_answer() -> None:
@@ -196,8 +198,9 @@ def test_facts_are_gathered_from_all_who_answer() -> None:
         found = await gathering({"a": other, "c": NotReady("x"), "d": OutcomeUnknown("x")}).gather(
             ["a", "b", "c", "d", "a"]
         )
-        own = ReplicaFacts("follower", 6, 2, 9, 8, 7, 6, ready=False, reason="r")
-        assert found == {"a": {0: own, 3: own}, "b": {0: own, 3: own}, "c": None, "d": None}
+        full = ReplicaFacts("follower", 6, 2, 9, 8, 7, 6, ready=False, reason="disk-full: no room")
+        well = full._replace(reason="follows: a")
+        assert found == {"a": {0: full, 3: well}, "b": {0: full, 3: well}, "c": None, "d": None}
 
     asyncio.run(story())
 
