@@ -157,6 +157,7 @@ class Node:
             metastore,
             identity,
             self.replog.recovered(),
+            self.store,
             node=settings.node.name,
             cluster_uuid=self.cluster_uuid,
             boot_id=boot,

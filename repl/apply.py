@@ -219,19 +219,22 @@ class Applier:
 
 
 class Checkpointer:
-    """Checkpoints the store and then trims the log, every `interval_ms`, in its own thread."""
+    """Checkpoints the store and then trims the log, every `interval_ms`, in its own thread. `pins`: partition -> offset
+    from which somebody needs the log; asked from the thread."""
 
     def __init__(
         self,
         store: Store,
         log: Replog,
         partitions: Callable[[], Sequence[int]],
+        pins: Callable[[], Mapping[int, int]],
         interval_ms: int,
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._store = store
         self._log = log
         self._partitions = partitions
+        self._pins = pins
         self._interval_s = interval_ms / 1000
         self._on_failure = on_failure
         self._stop = threading.Event()
@@ -251,7 +254,7 @@ class Checkpointer:
         while not self._stop.wait(self._interval_s):
             try:
                 self._store.checkpoint()
-                self._log.trim({p: self._store.durable_floor(p) for p in self._partitions()})
+                self._log.trim({p: self._store.durable_floor(p) for p in self._partitions()}, self._pins())
             except Exception as error:  # noqa: BLE001 - a failed sync must end the process (docs/protocol.md H34)
                 self._on_failure(error)
                 return

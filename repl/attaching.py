@@ -27,6 +27,7 @@ from repl.partition import Partition
 from repl.registering import Registrar
 from repl.replay import Replay
 from repl.replog.port import Replog
+from repl.store.port import Store
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +50,7 @@ class Attaching:
         identity: Identity,
         registrar: Registrar,
         replog: Replog,
+        store: Store,
         replay: Replay,
         take: Callable[[list[Partition]], None],
         fail: Callable[[Exception], None],
@@ -59,6 +61,7 @@ class Attaching:
         self._identity = identity
         self._registrar = registrar
         self._replog = replog
+        self._store = store
         self._replay = replay
         self._take = take
         self._fail = fail
@@ -74,6 +77,7 @@ class Attaching:
         leo = self._replog.leo(partition)
         log_start = self._replog.start_of(partition)
         applied = self._replay.first_offset(partition)
+        far = self._far(partition, applied, log_start)
         replica = Replica(
             partition=partition,
             node=self._node,
@@ -86,13 +90,19 @@ class Attaching:
             durable=leo,
             log_start=log_start,
             nonce_base=self._nonce_base,
+            far=far,
         )
-        made = Partition(record, replica, actor_of(self._cluster_uuid, partition), log_start)
-        if applied < log_start:
-            lost = f"the store ends at {applied} and the log begins at {log_start}: what lies between is lost here"
-            replica.step(ev.PersistFailed(f"{lost}; move node.data_dir away and start this node empty"), 0)
-            log.error("attaching.store_lost", partition=partition, applied=applied, log_start=log_start)
-        return made
+        return Partition(record, replica, actor_of(self._cluster_uuid, partition), log_start)
+
+    def _far(self, partition: int, applied: int, log_start: int) -> ev.FarStored | None:
+        """What a copy has whose rows come from elsewhere. One whose store ends below its log begins anew, and has
+        another gen already (`repl.settling`). Blocks, at a start, while rows are deleted."""
+        mark = self._store.far.marks().get(partition)
+        if mark is None and applied < log_start:
+            log.warning("attaching.store_lost", partition=partition, applied=applied, log_start=log_start)
+            mark = self._store.far.begin(partition, empty=True)
+            self._replay.forget(partition)
+        return None if mark is None else ev.FarStored(mark.position, mark.epoch, mark.whole)
 
     def wanted(self, records: Mapping[int, PartitionRecord], present: Collection[int]) -> None:
         """Begin to make the copies that `records` want of this node and that are not among `present`."""

@@ -21,6 +21,7 @@ def replica_samples(partitions: Collection[Partition]) -> list[Sample]:
     samples += [
         ("isthmus_partitions_ready", {}, sum(r.ready for r in replicas)),
         ("isthmus_partitions_following", {}, sum(r.following for r in replicas)),
+        ("isthmus_partitions_far", {}, sum(r.far_position is not None for r in replicas)),
         ("isthmus_partitions_rolled_back", {}, sum(r.reason.startswith(ROLLED_BACK) for r in replicas)),
         ("isthmus_replog_unapplied_entries", {}, sum(max(0, r.leo - r.applied) for r in replicas)),
     ]

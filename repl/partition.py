@@ -57,6 +57,7 @@ class Partition:
         "actor",
         "appended",
         "bucket_type",
+        "far",
         "groups",
         "handed_over_full",
         "id",
@@ -92,6 +93,8 @@ class Partition:
         self.soft = SoftCursors()
         self.trouble = ""
         """What keeps this replica from its work that the core does not know of: "code: sentence"."""
+        self.far = ""
+        """What came of the rows that this copy takes, while it is far."""
         self.handed_over_full = False
         """Leadership was offered to others since the disk is full; once each time that it fills up."""
 
@@ -108,4 +111,5 @@ class Partition:
     @property
     def reason(self) -> str:
         """Why the replica is in its state: "code: sentence"."""
-        return self.trouble or self.replica.reason
+        reason = self.trouble or self.replica.reason
+        return f"{reason}; {self.far}" if self.far and self.replica.far_position is not None else reason

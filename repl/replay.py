@@ -32,6 +32,10 @@ class Replay:
             self._targets[partition] = found
         return min(floor, found)
 
+    def forget(self, partition: int) -> None:
+        """Nothing of this partition is replayed: its rows come from elsewhere."""
+        self._targets.pop(partition, None)
+
     def start(self) -> None:
         """All partitions that the store holds are known. Where nothing has to be replayed, the store may know."""
         if self._store.needs_replay() and not self._targets:

@@ -20,6 +20,7 @@ import structlog
 
 from repl.apply import SOFT_CURSOR_INTERVAL_MS
 from repl.attaching import Attaching
+from repl.far_horizon import FarHorizon
 from repl.full_disk import HAND_OVER_MS, FullDisk
 from repl.identity import Identity
 from repl.inbox import Inbox
@@ -105,12 +106,14 @@ class Runtime:
             identity=identity,
             registrar=registrar,
             replog=replog,
+            store=store,
             replay=self._storage.replay,
             take=self._take,
             fail=self._fail,
         )
         self._round_trips = RoundTrips(identity, metastore, registrar, self.dispatch, self._fail)
         self._outbox = Outbox(links, replog, time, self._fail)
+        self._far = FarHorizon(links, store, self._storage, time, self._feed, self._fail)
         self._promises = Promises()
         self._full_disk = FullDisk(replog)
         self._inbox = Inbox(self.partitions, replog, self._full_disk, self._feed, self.soft_cursor)
@@ -162,6 +165,7 @@ class Runtime:
         self._ticking.stop()
         if self._second is not None:
             self._second.cancel()
+        await self._loop.run_in_executor(None, self._far.stop)
         clean = await self._loop.run_in_executor(None, self._storage.close, timeout_s)
         return clean and self._fatal is None
 
@@ -191,8 +195,7 @@ class Runtime:
 
     def _take(self, made: list[Partition]) -> None:
         """New replicas are ready: tell them what the others know already."""
-        for partition in made:
-            self.partitions[partition.id] = partition
+        self.partitions |= {partition.id: partition for partition in made}
         for partition in made:
             if self._inc is not None:
                 self.dispatch(partition, ev.SessionStarted(self._inc))
@@ -306,6 +309,8 @@ class Runtime:
                     self.on_record_hint()
                 case fx.RenewGen():
                     self._round_trips.renew_gen(partition, effect.reason)
+                case fx.GoFar() | fx.InstallRows() | fx.InstallState() | fx.EndFar() | fx.SendFar():
+                    self._far.perform(partition, effect)
                 case fx.Promoted():
                     self.on_promoted(partition.id, effect)
                 case fx.RoleChanged():
@@ -341,9 +346,10 @@ class Runtime:
     def _durable(self, ends: Mapping[int, int], truncations: Mapping[int, int]) -> None:
         for partition_id, end in ends.items():
             partition = self.partitions[partition_id]
-            if partition_id in truncations:
+            if partition_id in truncations and not self._far.log_restarted(partition_id):
                 self._feed(partition, ev.Truncated(truncations[partition_id]))
-            self._feed(partition, ev.Persisted(end))
+            if partition.replica.far_position is None:
+                self._feed(partition, ev.Persisted(end))
         self._storage.flush()
 
     def _applied(self, steps: list[PartitionStep]) -> None:
@@ -380,6 +386,7 @@ class Runtime:
 
     def _each_second(self) -> None:
         self._storage.flush_soft_cursors()
+        self._far.look(self.partitions)
         for partition in filter(lambda p: p.leads, self.partitions.values()):
             self._outbox.share_cursors(partition)
         for partition in self._full_disk.look(self.partitions.values(), self.time.now_ms()):
@@ -388,12 +395,6 @@ class Runtime:
 
     def metrics(self) -> list[Sample]:
         """The node's log, apply, replicas and messages, as samples of `repl.telemetry.HELP`."""
-        return [
-            *replica_samples(self.partitions.values()),
-            *storage_samples(self.replog, self.store),
-            *self._storage.metrics(),
-            *self._promises.metrics(),
-            *self._outbox.metrics(),
-            *self._full_disk.metrics(),
-            *self._inbox.metrics(),
-        ]
+        parts = (self._storage, self._promises, self._outbox, self._full_disk, self._inbox, self._far)
+        samples = replica_samples(self.partitions.values()) + storage_samples(self.replog, self.store)
+        return samples + [sample for part in parts for sample in part.metrics()]

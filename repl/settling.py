@@ -16,6 +16,7 @@ from repl.identity import Identity
 from repl.metastore.port import Metastore
 from repl.model.record import PartitionRecord
 from repl.replog.port import RecoveredPartition
+from repl.store.port import Store
 
 log = structlog.get_logger(__name__)
 
@@ -24,6 +25,7 @@ async def settle(
     metastore: Metastore,
     identity: Identity,
     recovered: Mapping[int, RecoveredPartition],
+    store: Store,
     *,
     node: str,
     cluster_uuid: bytes,
@@ -36,7 +38,7 @@ async def settle(
     The spare gen stays for the life of the directory: a copy that was not noted here never held anything, so nothing
     that casts doubt on those that were says anything of it."""
     records = await metastore.records()
-    doubted = _doubted(identity, recovered, _wholly_doubted(identity, boot_id, durability))
+    doubted = _doubted(identity, recovered, store, _wholly_doubted(identity, boot_id, durability))
     spare = 0 if identity.spare else await metastore.allocate_gen()
     gens: dict[int, int] = {}
     if doubted:
@@ -61,12 +63,20 @@ def _wholly_doubted(identity: Identity, boot_id: str, durability: str) -> str:
     return ""
 
 
-def _doubted(identity: Identity, recovered: Mapping[int, RecoveredPartition], wholly: str) -> dict[int, str]:
-    """Partition -> why its copy here must not count as the one that the record means."""
+def _doubted(
+    identity: Identity, recovered: Mapping[int, RecoveredPartition], store: Store, wholly: str
+) -> dict[int, str]:
+    """Partition -> why its copy here must not count as the one that the record means. One that is far is out of the
+    guard already."""
     doubted: dict[int, str] = {}
     for partition in identity.partitions():
         if wholly:
             doubted[partition] = wholly
         elif partition in recovered and recovered[partition].damage:
             doubted[partition] = recovered[partition].damage
+        elif partition in recovered and partition not in store.far.marks():
+            start, applied = recovered[partition].start, store.applied(partition).offset
+            believed = min(applied, store.durable_floor(partition)) if store.needs_replay() else applied
+            if believed < start:
+                doubted[partition] = f"the store ends at {believed} and the log begins at {start}"
     return doubted

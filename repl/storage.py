@@ -19,10 +19,10 @@ from repl.model.entry import Entry, EntryKind, make_entry
 from repl.model.errors import IsthmusError, LocalFault, OutOfStorage, Overloaded, TooLarge
 from repl.partition import Partition
 from repl.replay import Replay
-from repl.replog.port import Replog
+from repl.replog.port import EpochTable, Replog
 from repl.store.port import PartitionStep, Store
 from repl.telemetry import Sample
-from repl.unapplied import wire_bytes
+from repl.unapplied import Unapplied, wire_bytes
 
 log = structlog.get_logger(__name__)
 
@@ -61,9 +61,16 @@ class Storage:
         self._jobs: list[ApplyJob] = []
         self._applier = Applier(store, replog, self._applied_threadsafe, self._failed_threadsafe)
         self._checkpointer = Checkpointer(
-            store, replog, lambda: list(partitions), checkpoint_interval_ms, self._failed_threadsafe
+            store,
+            replog,
+            lambda: list(partitions),
+            lambda: self.pins,
+            checkpoint_interval_ms,
+            self._failed_threadsafe,
         )
         self.replay = Replay(store, self._failed_threadsafe)
+        self.pins: Mapping[int, int] = {}
+        """Partition -> offset from which a follower needs the log; replaced as a whole."""
         self.held_bytes = 0
         """Bytes of entries in memory that are not applied, of all partitions."""
         self.soft_cursor = self._applier.soft_cursor
@@ -137,6 +144,14 @@ class Storage:
         unapplied.truncate(to_offset)
         self.held_bytes += unapplied.held_bytes - before
         log.warning("log.truncated", partition=partition.id, to_offset=to_offset, epoch=epoch)
+
+    def restart(self, partition: Partition, at_offset: int, table: EpochTable) -> None:
+        """Let the log begin and end at `at_offset`."""
+        self._replog.restart(partition.id, at_offset, table)
+        self.held_bytes -= partition.unapplied.held_bytes
+        partition.unapplied = Unapplied(at_offset, at_offset)
+        partition.log_start = at_offset
+        log.info("log.restarted", partition=partition.id, at_offset=at_offset)
 
     def _durable_threadsafe(self, ends: Mapping[int, int], truncations: Mapping[int, int]) -> None:
         self._call(self._on_durable, ends, truncations)

@@ -11,8 +11,7 @@ from typing import ClassVar, Final
 
 from repl.isr.effects import Role
 from repl.isr.membership import guard
-from repl.isr.progress import Progress
-from repl.model.record import Member, PartitionRecord
+from repl.isr.standing import Standing
 
 PROMOTED_REPEAT_MS: Final = 500
 """Pause between two announcements: four within the shortest wait-for-response timer (2 s), so that three may
@@ -30,11 +29,12 @@ class Candidate:
     announce_at_ms: int | None = None
 
 
-def objection(record: PartitionRecord, me: Member, epoch_floor: int, progress: Progress) -> str | None:
-    """Why the replica `me` must not stand for the nomination in `record`, or None.
+def objection(standing: Standing, epoch_floor: int) -> str | None:
+    """Why the replica must not stand for the nomination in its record, or None.
 
     `epoch_floor` is the highest epoch that this log or an earlier process of it has been in.
     """
+    record, me, progress = standing.known, standing.member, standing.progress
     if record.epoch <= epoch_floor:
         return (
             f"metastore-rollback: nominated in epoch {record.epoch}, but this replica has been in epoch "
@@ -42,6 +42,8 @@ def objection(record: PartitionRecord, me: Member, epoch_floor: int, progress: P
         )
     if me not in guard(record):
         return f"other-log: the nomination means another log of {me.node}; this one has gen {me.gen} (R-GEN)"
+    if standing.far is not None:
+        return f"far: rows are here up to {standing.far.position} only; a leader must send the others"
     if progress.applied > progress.leo:
         return f"log-lost: the log ends at {progress.leo}, below what is applied ({progress.applied})"
     return None

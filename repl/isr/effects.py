@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from repl.isr.messages import Forward, Message
+from repl.isr.epochs import EpochTable
+from repl.isr.messages import FarAsk, Forward, Message
 from repl.model.entry import Entry
 from repl.model.record import Member, PartitionRecord
 
@@ -140,6 +141,58 @@ class RenewGen:
 
 
 @dataclass(frozen=True, slots=True)
+class GoFar:
+    """Mark this copy as far, durably, once all that Apply asked for is written; where the store may lack rows, empty it
+    durably, too (`empty`: in any case). Answered by FarStored."""
+
+    empty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InstallRows:
+    """Write these rows and the new position in one batch; answered by FarStored. `end` is the round's, for people."""
+
+    rows: bytes
+    upto: int
+    upto_epoch: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstallState:
+    """Write what is not rows, up to the name `last`; with the first of it (`after` is empty) what was here goes.
+    Answered by FarStored."""
+
+    rows: bytes
+    after: bytes
+    last: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EndFar:
+    """The round is whole: install the last of the state as InstallState does (none: keep what is here), make the store
+    durable, then let the log begin and end at `end` with `table`, durably, then say so in the store and take the mark
+    away. Answered by FarEnded."""
+
+    end: int
+    epoch: int
+    table: EpochTable
+    rows: bytes
+    after: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SendFar:
+    """Send the chunk that was asked for to the follower on `to`, from a snapshot of the store, in the catch-up lane;
+    dropped when this replica leads no longer in that epoch. With `table`, the follower needs no rows: send FarState
+    with that alone."""
+
+    to: str
+    asked: FarAsk
+    table: EpochTable | None
+
+
+@dataclass(frozen=True, slots=True)
 class RoleChanged:
     """The role is now `role`, in `epoch`, because of `reason` ("code: sentence")."""
 
@@ -188,6 +241,11 @@ Effect = (
     | SyncRecord
     | ReadRecord
     | RenewGen
+    | GoFar
+    | InstallRows
+    | InstallState
+    | EndFar
+    | SendFar
     | Promoted
     | RoleChanged
     | LeadershipReady

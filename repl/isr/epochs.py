@@ -1,8 +1,9 @@
 """The epoch table: where each leadership's entries begin in a log.
 
 Every leader's first entry is its BARRIER, so every epoch that led owns at least one entry and the table
-can always be derived from the log (docs/protocol.md H2). It keeps its rows over trimming: a table reaches back to
-offset 0. Its last row ranks a replica in an election, and two tables tell how far two logs agree.
+can always be derived from the log (docs/protocol.md H2). A recovered log's table may begin with the epoch of the entry
+just below the log's start, at its true first offset (R-TRIM). Its last row ranks a replica in an election, and two
+tables tell how far two logs agree.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def epoch_at(table: EpochTable, offset: int) -> int:
 
 def common_prefix(mine: EpochTable, my_leo: int, theirs: EpochTable, their_leo: int) -> int:
     """The offset below which two logs hold the same entries, by their tables alone: (epoch, offset) denotes one
-    entry for ever, so they agree as long as the same epochs begin at the same offsets (R-TRUNC)."""
+    entry for ever, so they agree as long as the same epochs begin at the same offsets (R-TRUNC). Where one table was
+    clipped, all below its first row agrees if the other has that row (I-LOG-MATCH)."""
+    mine, theirs = _aligned(mine, theirs), _aligned(theirs, mine)
     agree = 0
     for index, row in enumerate(mine):
         if index >= len(theirs) or theirs[index] != row:
@@ -64,6 +67,11 @@ def common_prefix(mine: EpochTable, my_leo: int, theirs: EpochTable, their_leo: 
         if my_end != their_end:
             break
     return agree
+
+
+def _aligned(table: EpochTable, other: EpochTable) -> EpochTable:
+    """`table` from the first row of `other` on, if it has that one."""
+    return table[table.index(other[0]) :] if other and other[0] in table else table
 
 
 def table_of(entries: Iterable[Entry]) -> EpochTable:

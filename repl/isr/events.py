@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from repl.isr.epochs import EpochTable
 from repl.isr.messages import Message
 from repl.model.entry import Entry
 from repl.model.record import PartitionRecord
@@ -164,6 +165,25 @@ class GenRenewed:
 
 
 @dataclass(frozen=True, slots=True)
+class FarStored:
+    """This copy is marked as far: it has the rows below `position`; the entry just below is of `epoch` (0: not known).
+    `whole`: these rows are the effect of exactly all below. `after`: the last name of the state that is here."""
+
+    position: int
+    epoch: int
+    whole: bool
+    after: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class FarEnded:
+    """This copy is not far any more: it is applied to `end`, where its log begins and ends, with `table`."""
+
+    end: int
+    table: EpochTable
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The deadline has come; harmless at any other time."""
 
@@ -190,5 +210,7 @@ Event = (
     | Read
     | RecordSynced
     | GenRenewed
+    | FarStored
+    | FarEnded
     | Tick
 )

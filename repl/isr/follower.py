@@ -2,6 +2,7 @@
 
     asks       Hello goes out, again and again, until the leader of this epoch answers with this Hello's nonce
     follows    the log is a prefix of the leader's: Forwards are appended, and acknowledged once durable
+    is far     rows of the leader's store come instead of entries (`far.py`); then it asks again
 
 A broken connection, a Forward that contradicts the log, or a refusal leads back to asking. State and decisions;
 `replica.py` makes it and takes it away, with the record. Rules that are cited by name stand in docs/protocol.md.
@@ -12,18 +13,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from repl.isr.effects import Persist, RenewGen, Role, Send, Truncate
+from repl.isr import far
+from repl.isr.effects import GoFar, Persist, RenewGen, Role, Send, Truncate
 from repl.isr.epochs import cut, epoch_at, last_epoch, with_entries
 from repl.isr.messages import Ack, Forward, Hello, HelloOk, HelloRefused, Nack, Refusal
-from repl.isr.standing import Standing
+from repl.isr.standing import FarCopy, Standing
 from repl.model.entry import Entry
 
 HELLO_REPEAT_MS: Final = 500
 """Pause between two Hellos without an answer. A connection that comes back is told at once (LinkUp), so this only
 matters where a message was lost or the leader was not yet leading."""
 
-BEYOND_REPEAT_MS: Final = 10_000
-"""Pause after a leader whose log no longer reaches back: only an operator, or another leader, changes that."""
+REFUSED_REPEAT_MS: Final = 10_000
+"""Pause after a leader that refused this log's gen: another one has to be registered first."""
+
+FAR_REPEAT_MS: Final = 5_000
+"""A chunk of rows that did not come for this long is asked for again: it may be lost, or the leader is not as far as
+this copy yet. Long against a chunk (1 MB) in a lane that is shared; a broken connection is told at once."""
 
 
 @dataclass(slots=True)
@@ -45,13 +51,34 @@ class Follower:
     """Why this copy must not be touched any more: it holds something committed that its leader does not."""
 
     def ask(self, standing: Standing, now_ms: int) -> None:
-        """Send a Hello with a new nonce: answers to older ones count no more (R-NONCE)."""
+        """Send a Hello with a new nonce: answers to older ones count no more (R-NONCE). A copy that is far, or whose
+        log ends below what is applied, asks for rows."""
         progress = standing.progress
         self.following = False
         self.nonce = standing.next_nonce()
         self.hello_at_ms = now_ms + HELLO_REPEAT_MS
-        hello = Hello(self.epoch, standing.member.gen, self.nonce, progress.leo, progress.durable, standing.table)
-        standing.effects.append(Send(self.leader, hello))
+        if standing.far is None and progress.applied > progress.leo:
+            self._go_far(standing)
+        elif standing.far is None:
+            hello = Hello(
+                self.epoch,
+                standing.member.gen,
+                self.nonce,
+                progress.leo,
+                progress.durable,
+                standing.table,
+                standing.far_rounds,
+            )
+            standing.effects.append(Send(self.leader, hello))
+        elif not standing.far.busy:
+            self.hello_at_ms = now_ms + FAR_REPEAT_MS
+            standing.effects.append(Send(self.leader, far.ask(standing, self.epoch, self.nonce)))
+
+    def _go_far(self, standing: Standing) -> None:
+        """Have this copy marked as far, unless something of its log is still on its way."""
+        if not standing.truncating:
+            standing.far = FarCopy(standing.progress.applied, 0, whole=False, busy=True)
+            standing.effects.append(GoFar(empty=False))
 
     def deadline_ms(self) -> int | None:
         """When `tick` is due."""
@@ -75,7 +102,7 @@ class Follower:
     def accepted(self, message: HelloOk, standing: Standing) -> None:
         """The leader takes this replica: drop what contradicts it, and follow. What is committed is never dropped: a
         leader that does not have it is not to be believed (R-TRUNC, I-TRUNC-SAFE)."""
-        if self.following or message.nonce != self.nonce:
+        if self.following or standing.far is not None or message.nonce != self.nonce:
             return
         progress, common = standing.progress, message.common
         if common > progress.leo:
@@ -93,6 +120,7 @@ class Follower:
             standing.truncating += 1
             standing.effects.append(Truncate(common, self.epoch))
         self.following = True
+        standing.far_rounds = 0
         self.waits = ""
         self.seq = 0
         self.leader_hw = max(self.leader_hw, message.hw)
@@ -106,14 +134,20 @@ class Follower:
         match message.refusal:
             case Refusal.REGRESSED:
                 self.waits = f"regressed: {self.leader} was told of more than this log holds; it takes another gen"
-                self.hello_at_ms = now_ms + BEYOND_REPEAT_MS
+                self.hello_at_ms = now_ms + REFUSED_REPEAT_MS
                 standing.effects.append(RenewGen(f"{self.leader} was acknowledged more than this log holds"))
-            case Refusal.BEYOND_LOG:
-                self.waits = (
-                    f"beyond-log: the log of {self.leader} begins at {message.log_start}, this one ends at "
-                    f"{standing.progress.leo}: waits for a leader whose log reaches back"
+            case Refusal.BEYOND_LOG if standing.far is None:
+                self._go_far(standing)
+            case Refusal.AHEAD if standing.far is not None and not standing.far.busy:
+                standing.far.busy = True
+                standing.effects.append(GoFar(empty=True))
+            case Refusal.DIVERGED if standing.far is not None:
+                self.diverged = (
+                    f"committed-divergence: {self.leader} contradicts what is applied here, below "
+                    f"{standing.far.position}; nothing is changed, an operator must compare the copies"
                 )
-                self.hello_at_ms = now_ms + BEYOND_REPEAT_MS
+            case _:
+                pass
 
     def take(self, message: Forward, standing: Standing, now_ms: int) -> None:
         """Append what is new of it; anything that does not fit the log's end is answered, not stored (R-FENCE)."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
+from repl.isr import far
 from repl.isr.effects import Role, Send, WriteRecord
 from repl.isr.epochs import common_prefix
 from repl.isr.events import Append
 from repl.isr.membership import drop_members, maximal_isr, too_few_in_sync, with_member
-from repl.isr.messages import Ack, Hello, HelloOk, HelloRefused, Nack, Refusal
+from repl.isr.messages import Ack, FarAsk, Hello, HelloOk, HelloRefused, Nack, Refusal
 from repl.isr.peers import RESEND_MS, Peer
 from repl.isr.pending import WRITE_ANSWER_MS, WRITE_REPEAT_MS, PendingWrite
 from repl.isr.reads import Reads
@@ -106,10 +107,10 @@ class Leadership:
             standing.effects.append(Send(node, refused))
             return
         common = common_prefix(standing.table, progress.leo, hello.table, hello.leo)
-        if common < standing.log_start:
+        refusal = far.horizon(member in self.electable(standing.known), common, hello.rounds, standing)
+        if refusal is not None:
             self.peers.pop(node, None)
-            refused = HelloRefused(self.epoch, hello.nonce, Refusal.BEYOND_LOG, standing.log_start)
-            standing.effects.append(Send(node, refused))
+            standing.effects.append(Send(node, HelloRefused(self.epoch, hello.nonce, refusal, standing.log_start)))
             return
         before = self.peers.get(node)
         seq = before.seq if before is not None else 0
@@ -119,6 +120,14 @@ class Leadership:
         ok = HelloOk(self.epoch, hello.nonce, common, progress.hw, progress.leo)
         standing.effects.append(Send(node, ok))
         peer.pump(standing, self.epoch, member in standing.known.isr, now_ms)
+
+    def far_asked(self, node: str, asked: FarAsk, standing: Standing) -> None:
+        """A follower that is far asks for the next chunk; or did, before it said Hello: what is sent to it goes on."""
+        if node not in standing.known.replicas:
+            return
+        refusal = far.serve(node, asked, Member(node, asked.gen) in self.electable(standing.known), standing)
+        if refusal is not None:
+            standing.effects.append(Send(node, HelloRefused(self.epoch, asked.nonce, refusal, standing.log_start)))
 
     def acknowledged(self, node: str, ack: Ack, standing: Standing, now_ms: int) -> None:
         """A follower says what it has; only of the gen that said Hello, and only what this leader has, too."""

@@ -5,8 +5,8 @@ Each message carries the epoch in which it was said; the receiver takes it only 
 its nonce (R-NONCE). Messages may be lost, repeated, reordered and late; the core sorts that out. Partition,
 sender and cluster are the transport's to add (`repl.transport`).
 
-    follower -> leader   Hello, Ack, Nack, ProbeOk
-    leader -> follower   HelloOk, HelloRefused, Forward, Probe
+    follower -> leader   Hello, Ack, Nack, ProbeOk, FarAsk
+    leader -> follower   HelloOk, HelloRefused, Forward, Probe, FarRows, FarState
     either way           Fenced
 """
 
@@ -20,7 +20,8 @@ from repl.model.entry import Entry
 
 
 class Hello(NamedTuple):
-    """A follower asks to follow: where its log ends, what of it is durable, its whole epoch table (H2)."""
+    """A follower asks to follow: where its log ends, what of it is durable, its whole epoch table (H2); how many
+    transfer rounds it has finished since it last followed (R-FAR)."""
 
     epoch: int
     gen: int
@@ -28,6 +29,7 @@ class Hello(NamedTuple):
     leo: int
     durable: int
     table: EpochTable
+    rounds: int = 0
 
 
 class HelloOk(NamedTuple):
@@ -48,7 +50,13 @@ class Refusal(StrEnum):
     """Its log ends below what it acknowledged durably in this epoch (H39): it must take another gen."""
 
     BEYOND_LOG = "beyond-log"
-    """The leader's log no longer reaches back to where the logs agree."""
+    """The leader's log no longer reaches back to where the logs agree, or the follower is too far behind for it."""
+
+    AHEAD = "ahead"
+    """The follower has part of a later state than this leader can apply without it: it must begin with no rows."""
+
+    DIVERGED = "diverged"
+    """What the follower has applied contradicts the leader's log."""
 
 
 class HelloRefused(NamedTuple):
@@ -117,4 +125,47 @@ class Fenced(NamedTuple):
     epoch: int
 
 
-Message = Hello | HelloOk | HelloRefused | Forward | Ack | Nack | Probe | ProbeOk | Fenced
+class FarAsk(NamedTuple):
+    """A follower that is far asks for the next chunk (R-FAR): it has all rows whose latest change is below `position`;
+    `position_epoch` is the epoch of the entry just below it (0: not known). `whole` is 1 while its rows are the effect
+    of exactly all below. `end` is 0 while it asks for rows; once it has all of a round's, that round's end, and then
+    `after` is the last name of the state that it has."""
+
+    epoch: int
+    gen: int
+    nonce: int
+    position: int
+    position_epoch: int
+    whole: int
+    end: int
+    after: bytes
+
+
+class FarRows(NamedTuple):
+    """All rows whose latest change lies in [start, upto), of a snapshot at `end`; `upto_epoch` is the epoch of the
+    entry just below `upto` (0: not known). `rows` are bytes of `repl.store.transfer`."""
+
+    epoch: int
+    nonce: int
+    start: int
+    upto: int
+    upto_epoch: int
+    end: int
+    rows: bytes
+
+
+class FarState(NamedTuple):
+    """What is not rows at `end`, in the order of names: behind `after`, up to `last`. With `done` (1) the round is
+    whole, and `table` is the epoch table of a log that ends at `end`. Empty `rows`: what the follower has is right."""
+
+    epoch: int
+    nonce: int
+    end: int
+    after: bytes
+    last: bytes
+    done: int
+    table: EpochTable
+    rows: bytes
+
+
+Message = Hello | HelloOk | HelloRefused | Forward | Ack | Nack | Probe | ProbeOk | Fenced | FarAsk | FarRows | FarState

@@ -13,3 +13,4 @@ class Options:
     max_time_lag_ms: int = 3_000
     max_record_lag: int = 10_000
     max_near_sync_message_lag: int = 20_000
+    far_min_transfer_rounds: int = 2

@@ -18,6 +18,7 @@ The transitions, all of them (what a role does between them stands in its own ro
     Leader, Resigning
               -> Idle        the record no longer names this process in this epoch; the session is over: what
                              is appended and not committed becomes UNKNOWN
+    Follower  -> Follower    far: rows of the leader's store come instead of entries (`far.py`)
     Follower  -> Failed      the leader contradicts what is committed here: this copy alone is left untouched
     any       -> Failed      log, store or identity could not be written: first step down, then believe nothing
                              (docs/protocol.md H20, H34). There is no way back but a new process.
@@ -34,6 +35,7 @@ from typing import Final, assert_never
 
 from repl.isr import effects as fx
 from repl.isr import events as ev
+from repl.isr import far
 from repl.isr import messages as ms
 from repl.isr.candidate import PROMOTED_REPEAT_MS, Candidate
 from repl.isr.effects import Role
@@ -45,9 +47,9 @@ from repl.isr.pending import WRITE_REPEAT_MS
 from repl.isr.progress import Progress
 from repl.isr.reasons import rolled_back, why_idle
 from repl.isr.roles import LEAVING, Roles
-from repl.isr.standing import Standing
+from repl.isr.standing import FarCopy, Standing
 from repl.isr.states import Failed, Idle
-from repl.model.errors import NotLeader, NotReady, OutOfStorage
+from repl.model.errors import NotLeader, NotReady
 from repl.model.record import Member, PartitionRecord
 
 __all__ = ["Replica", "Role"]
@@ -78,6 +80,7 @@ class Replica(Roles):
         durable: int,
         log_start: int = 0,
         nonce_base: int = 0,
+        far: ev.FarStored | None = None,
     ) -> None:
         assert 0 <= durable <= leo
         assert options.window_entries > 0
@@ -91,6 +94,7 @@ class Replica(Roles):
             epoch_seen=epoch_seen,
             epoch_wanted=epoch_seen,
             nonce=nonce_base,
+            far=None if far is None else FarCopy(far.position, far.epoch, far.whole),
         )
         super().__init__(standing)
         self._rolled_back_lineage: int | None = None
@@ -152,6 +156,10 @@ class Replica(Roles):
                 standing.member = Member(standing.member.node, gen)
                 if isinstance(self._state, Follower):
                     self._state.ask(standing, now_ms)
+            case ev.FarStored() | ev.FarEnded():
+                far.told(standing, event)
+                if isinstance(self._state, Follower):
+                    self._state.ask(standing, now_ms)
             case ev.PersistFailed(reason):
                 self._fail(f"disk-failed: {reason}")
             case ev.Resign():
@@ -164,19 +172,6 @@ class Replica(Roles):
             case _:
                 assert_never(event)
         return effects
-
-    def _step_failed(self, event: ev.Event) -> None:
-        """What was committed before may still reach the store, and its clients; nothing else counts any more."""
-        standing = self._standing
-        match event:
-            case ev.AppliedTo(end):
-                standing.progress.applied_to(end)
-            case ev.Append(entries=entries):
-                standing.effects.append(fx.Refused(OutOfStorage.reason, len(entries)))
-            case ev.Read(token):
-                standing.effects.append(fx.ReadRefused((token,), NotReady.reason))
-            case _:
-                pass
 
     # -- the metastore --------------------------------------------------------------------------
 
@@ -285,10 +280,14 @@ class Replica(Roles):
                 state.take(message, standing, now_ms)
             case ms.HelloOk() if isinstance(state, Follower) and state.leader == node:
                 state.accepted(message, standing)
-                if state.diverged:
-                    self._fail(state.diverged)
+                self._fail_if(state.diverged)
             case ms.HelloRefused() if isinstance(state, Follower) and state.leader == node:
                 state.refused(message, standing, now_ms)
+                self._fail_if(state.diverged)
+            case ms.FarRows() | ms.FarState() if isinstance(state, Follower) and state.leader == node:
+                far.came(message, standing)
+            case ms.FarAsk() if isinstance(state, Leadership):
+                state.far_asked(node, message, standing)
             case ms.Ack() if isinstance(state, Leadership):
                 state.acknowledged(node, message, standing, now_ms)
                 self._want(state, now_ms)

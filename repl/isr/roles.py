@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import Final
 
 from repl.isr import effects as fx
+from repl.isr import events as ev
 from repl.isr.candidate import Candidate, objection
 from repl.isr.epochs import last_epoch, with_epoch
 from repl.isr.follower import Follower
@@ -19,7 +20,7 @@ from repl.isr.stalls import CHECKS, Stalls
 from repl.isr.standing import Standing
 from repl.isr.states import Failed, Idle, State
 from repl.isr.view import View
-from repl.model.errors import NotLeader, NotReady
+from repl.model.errors import NotLeader, NotReady, OutOfStorage
 from repl.model.record import PartitionRecord, PartitionStatus
 
 LEAVING: Final = "resigned: this process is leaving"
@@ -50,13 +51,6 @@ class Roles(View):
             if record.candidate is not None and record.candidate == standing.me:
                 self._stand(record.epoch)
         elif leader is not None and leader.node != member.node and member.node in record.replicas:
-            progress = standing.progress
-            if progress.applied > progress.leo:
-                self._object(
-                    f"log-lost: the log ends at {progress.leo}, below what is applied ({progress.applied}); "
-                    f"{leader.node} cannot send it on from there"
-                )
-                return
             follower = Follower(record.epoch, leader.node)
             self._become(follower, f"led: by {leader.node} in epoch {record.epoch}")
             follower.ask(standing, now_ms)
@@ -67,7 +61,7 @@ class Roles(View):
         if self._told_to_resign:
             objected: str | None = LEAVING
         else:
-            objected = objection(standing.known, standing.member, self._epoch_floor, standing.progress)
+            objected = objection(standing, self._epoch_floor)
         if objected is not None:
             self._object(objected)
             return
@@ -103,6 +97,23 @@ class Roles(View):
         """Anything -> Failed, by way of Idle."""
         self._leave(reason)
         self._become(Failed(reason), reason)
+
+    def _step_failed(self, event: ev.Event) -> None:
+        """What was committed before may still reach the store, and its clients; nothing else counts any more."""
+        standing = self._standing
+        match event:
+            case ev.AppliedTo(end):
+                standing.progress.applied_to(end)
+            case ev.Append(entries=entries):
+                standing.effects.append(fx.Refused(OutOfStorage.reason, len(entries)))
+            case ev.Read(token):
+                standing.effects.append(fx.ReadRefused((token,), NotReady.reason))
+            case _:
+                pass
+
+    def _fail_if(self, reason: str) -> None:
+        if reason:
+            self._fail(reason)
 
     def _resign(self, target: str | None, deadline_ms: int | None, reason: str, now_ms: int) -> None:
         """Leader -> Resigning; of a process that leaves (no deadline) also Candidate -> Idle, for good."""

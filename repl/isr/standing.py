@@ -19,6 +19,22 @@ HINT_PAUSE_MS = 200
 
 
 @dataclass(slots=True)
+class FarCopy:
+    """A copy that is far (docs/protocol.md R-FAR): it has the rows below `position`; `busy` while its shell is at work.
+    `end` and `after`: see FarAsk. `since`: the nonce of the first question for what is awaited now.
+    `round_end`: where the round ends, 0 before anything came."""
+
+    position: int
+    epoch: int
+    whole: bool
+    busy: bool = False
+    end: int = 0
+    after: bytes = b""
+    since: int = 0
+    round_end: int = 0
+
+
+@dataclass(slots=True)
 class Standing:
     """`epoch_wanted` is the highest epoch heard of, `epoch_seen` the highest that is durable here. `truncating`
     counts Truncate effects that are not answered: reports of durability are about the log as it was until then."""
@@ -35,6 +51,9 @@ class Standing:
     record: PartitionRecord | None = None
     inc: int | None = None
     truncating: int = 0
+    far: FarCopy | None = None
+    far_rounds: int = 0
+    """Transfer rounds that were finished since this copy last followed."""
     effects: list[Effect] = field(default_factory=list)
     _hinted_at_ms: int = -HINT_PAUSE_MS
 

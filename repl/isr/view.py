@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from repl.isr import far
 from repl.isr.candidate import Candidate
 from repl.isr.effects import Role
 from repl.isr.epochs import EpochTable
@@ -97,7 +98,15 @@ class View:
     def reason(self) -> str:
         """Why the state is what it is: "code: sentence"."""
         standing = self._standing
+        if standing.far is not None and isinstance(self._state, Follower) and not self._state.diverged:
+            return far.why(standing.far, self._state.leader, standing.far_rounds)
         return why(self._state, standing.record, standing.me, standing.member.node)
+
+    @property
+    def far_position(self) -> int | None:
+        """Below which offset rows are here, of a copy that is far; None of any other."""
+        copy = self._standing.far
+        return None if copy is None else copy.position
 
     def followers(self) -> list[FollowerView]:
         """The followers as this leader sees them; empty when it does not lead."""

@@ -86,6 +86,8 @@ class RunKind(IntEnum):
     """Everything from base on is dropped; `previous_epoch` as above, `epoch` is the leader's."""
     STATE = 4
     """Where the partition's log stands: base is its start; the payload its LEO and epoch table."""
+    START = 5
+    """All that stood here is dropped: the log begins and ends at base; the payload as of STATE."""
 
 
 _KINDS: Final = {kind.value: kind for kind in RunKind}
@@ -185,10 +187,10 @@ def encode_truncate(partition: int, epoch: int, previous_epoch: int, to_offset: 
     return _RUN_HEADER.pack(partition, RunKind.TRUNCATE, 0, 0, epoch, previous_epoch, to_offset, 0, 0)
 
 
-def encode_state(partition: int, start: int, leo: int, table: EpochTable) -> bytes:
-    """A run that says where the partition's log stands."""
+def encode_state(partition: int, start: int, leo: int, table: EpochTable, kind: RunKind = RunKind.STATE) -> bytes:
+    """A run that says where the partition's log stands; of kind START, that it begins and ends there anew."""
     rows = b"".join(_STATE_ROW.pack(*row) for row in table)
-    head = _RUN_HEADER.pack(partition, RunKind.STATE, 0, 0, 0, 0, start, len(table), _U64.size + len(rows))
+    head = _RUN_HEADER.pack(partition, kind, 0, 0, 0, 0, start, len(table), _U64.size + len(rows))
     return head + _U64.pack(leo) + rows
 
 
@@ -213,7 +215,7 @@ def decode_runs(body: bytes, run_count: int) -> list[Run]:
                 fine = count > 0 and length >= count * _LENGTH_BYTES and epoch >= previous_epoch
             case RunKind.TRUNCATE:
                 fine = count == 0 and length == 0
-            case RunKind.STATE:
+            case RunKind.STATE | RunKind.START:
                 fine = length == _U64.size + count * _STATE_ROW.size
         if not fine:
             raise Corruption(f"a run of kind {kind.name} contradicts itself")
@@ -239,11 +241,11 @@ def decode_wires(body: bytes, run: Run, from_offset: int, to_offset: int) -> lis
 
 
 def decode_state(body: bytes, run: Run) -> tuple[int, EpochTable]:
-    """(LEO, epoch table) of a STATE run. Raises Corruption when they contradict each other."""
+    """(LEO, epoch table) of a STATE or START run. Raises Corruption when they contradict each other."""
     (leo,) = _U64.unpack_from(body, run.payload_from)
     rows = _STATE_ROW.iter_unpack(body[run.payload_from + _U64.size : run.payload_to])
     table: EpochTable = tuple((epoch, first) for epoch, first in rows)
     ascending = all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(table))
-    if leo < run.base or not ascending:
-        raise Corruption("a STATE run contradicts itself")
+    if leo < run.base or not ascending or (run.kind is RunKind.START and leo != run.base):
+        raise Corruption(f"a {run.kind.name} run contradicts itself")
     return leo, table

@@ -161,6 +161,13 @@ class PartitionIndex:
         self.leo = max(leo, self.start)
         self.table = clipped(table, self.start)
 
+    def restart(self, at_offset: int, table: EpochTable) -> None:
+        """Nothing that was here counts any more: the log begins and ends at `at_offset`."""
+        self.truncations += 1
+        self.start = self.leo = at_offset
+        self.table = clipped(table, at_offset)
+        self.extents = []
+
     def interrupt(self) -> None:
         """What is added from now on begins new extents: a reader cannot get past the place where the file is now."""
         for extent in self.extents:

@@ -19,10 +19,10 @@ from repl.model.entry import Entry
 from repl.model.errors import Corruption, IsthmusError, LocalFault, OutOfStorage, TooLarge
 from repl.replog.epochs import clipped, extended, last_epoch, truncated
 from repl.replog.files import FileIO, SystemFiles
-from repl.replog.frames import MAX_BODY_BYTES, RunKind, encode_entries, encode_truncate
+from repl.replog.frames import MAX_BODY_BYTES, RunKind, encode_entries, encode_state, encode_truncate
 from repl.replog.index import LogIndex
 from repl.replog.names import is_unfinished
-from repl.replog.port import EpochTable, LogStats, OnDurable, RecoveredPartition
+from repl.replog.port import NO_PINS, EpochTable, LogStats, OnDurable, RecoveredPartition, pinned
 from repl.replog.reader import LogFileReader, decoded
 from repl.replog.recovery import Recovery, recover
 from repl.replog.tail import LogTail
@@ -262,6 +262,13 @@ class FileLog:
         run = encode_truncate(partition, epoch, last_epoch(end.table), to_offset)
         self._put(Queued(partition, RunKind.TRUNCATE, epoch, to_offset, 0, len(run), [run]))
 
+    def restart(self, partition: int, at_offset: int, table: EpochTable) -> None:
+        self._check_usable()
+        end = self._end(partition)
+        end.leo, end.table = at_offset, clipped(table, at_offset)
+        run = encode_state(partition, at_offset, at_offset, end.table, RunKind.START)
+        self._put(Queued(partition, RunKind.START, 0, at_offset, 0, len(run), [run], end.table))
+
     def _put(self, item: Queued) -> None:
         self._bytes_queued += item.size_bytes
         self._writer.queue.put(item)
@@ -321,9 +328,10 @@ class FileLog:
                 offset = end
         return entries
 
-    def trim(self, floors: Mapping[int, int]) -> None:
-        if self._failure is None and len(self._index.files) > 1 and self._index.size_bytes() > self._size_limit_bytes:
-            self._writer.queue.put(Trim(dict(floors)))
+    def trim(self, floors: Mapping[int, int], pins: Mapping[int, int] = NO_PINS) -> None:
+        size_bytes = self._index.size_bytes()
+        if self._failure is None and len(self._index.files) > 1 and size_bytes > self._size_limit_bytes:
+            self._writer.queue.put(Trim(pinned(floors, pins, size_bytes, self._size_limit_bytes)))
 
     def stats(self) -> LogStats:
         with self._index.lock:

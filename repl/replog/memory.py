@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from repl.model.entry import Entry
 from repl.model.errors import LocalFault, OutOfStorage
 from repl.replog.epochs import clipped, extended, last_epoch, truncated
-from repl.replog.port import EpochTable, LogStats, OnDurable, RecoveredPartition
+from repl.replog.port import NO_PINS, EpochTable, LogStats, OnDurable, RecoveredPartition, pinned
 
 
 class _Partition:
@@ -121,6 +121,18 @@ class MemoryLog:
         self._truncated[partition] = to_offset
         self._queued(partition)
 
+    def restart(self, partition: int, at_offset: int, table: EpochTable) -> None:
+        self._check_usable()
+        held = self._partitions.setdefault(partition, _Partition())
+        if partition in self._touched:
+            self.commit()  # what was appended before is reported before
+        self._size_bytes -= sum(len(entry.wire) for entry in held.entries)
+        held.entries = []
+        held.start = held.durable = at_offset
+        held.table = clipped(table, at_offset)
+        self._truncated[partition] = at_offset
+        self._queued(partition)
+
     def _queued(self, partition: int) -> None:
         self._touched[partition] = None
         if not self._hold:
@@ -152,7 +164,8 @@ class MemoryLog:
             entries.append(entry)
         return entries
 
-    def trim(self, floors: Mapping[int, int]) -> None:
+    def trim(self, floors: Mapping[int, int], pins: Mapping[int, int] = NO_PINS) -> None:
+        floors = pinned(floors, pins, self._size_bytes, self._size_limit_bytes)
         for partition, held in self._partitions.items():
             if self._size_bytes <= self._size_limit_bytes:
                 return

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from types import MappingProxyType
+from typing import Final, Protocol
 
 from repl.model.entry import Entry
 
 EpochTable = tuple[tuple[int, int], ...]
 """((epoch, first offset), ...), ascending in both."""
+
+
+NO_PINS: Final[Mapping[int, int]] = MappingProxyType({})
+
+PINNED_SHARE: Final = 1
+"""How many times its size limit a log may grow beyond it for the sake of pins. Without a bound a follower that takes
+for ever would fill its leader's disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,11 @@ class Replog(Protocol):
         """Drop the partition's entries from `to_offset` on, by a record in the log;
         durable with the next group commit."""
 
+    def restart(self, partition: int, at_offset: int, table: EpochTable) -> None:
+        """Drop all of the partition's entries and let its log begin and end at `at_offset`, with the epoch table of a
+        log that ends there (docs/protocol.md R-FAR); durable with the next group commit, which names the partition
+        among the truncated ones."""
+
     def leo(self, partition: int) -> int:
         """First free offset of the partition, durable or not."""
 
@@ -92,12 +105,22 @@ class Replog(Protocol):
         LookupError below the log's start, Corruption when the bytes on disk fail their checksum.
         May be called from any thread."""
 
-    def trim(self, floors: Mapping[int, int]) -> None:
+    def trim(self, floors: Mapping[int, int], pins: Mapping[int, int] = NO_PINS) -> None:
         """Free what lies below the store's durable floors while the log is over its size limit; whole files
-        only, oldest first; entries still needed are copied forward."""
+        only, oldest first; entries still needed are copied forward. What stands at `pins` or above it is needed, too,
+        as long as the log is not larger than twice its limit (docs/protocol.md R-FAR)."""
 
     def stats(self) -> LogStats:
         """Numbers for telemetry; from any thread."""
 
     def close(self) -> None:
         """Write and sync what is queued, then close; idempotent. Blocks."""
+
+
+def pinned(
+    floors: Mapping[int, int], pins: Mapping[int, int], size_bytes: int, size_limit_bytes: int
+) -> Mapping[int, int]:
+    """The floors below which a log of that size may be freed."""
+    if size_bytes > size_limit_bytes * (1 + PINNED_SHARE):
+        return floors
+    return {partition: min(floor, pins.get(partition, floor)) for partition, floor in floors.items()}

@@ -169,6 +169,11 @@ class _Scan:
                     self._holes[run.partition] = self._trouble or f"the log begins behind them, with {file.path.name}"
                 index.assume(run.base, leo, table)
                 self._in_doubt.discard(run.partition)
+            case RunKind.START:
+                _, table = decode_state(frame.body, run)
+                index.restart(run.base, table)
+                self._in_doubt.discard(run.partition)
+                self._holes.pop(run.partition, None)
 
     def _attach(self, run: Run, index: PartitionIndex) -> None:
         """Let the partition end at the run's base, in the epoch that the run says stands below it. Two logs that

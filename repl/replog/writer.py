@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from repl.replog.files import FileIO
 from repl.replog.frames import RunKind
 from repl.replog.index import LogIndex
-from repl.replog.port import OnDurable
+from repl.replog.port import EpochTable, OnDurable
 from repl.replog.tail import LogTail
 from repl.replog.trimming import trim
 
@@ -38,8 +38,12 @@ SPACE_CHECK_BYTES: Final = 16 * 1024 * 1024
 """Written bytes after which the free space is looked at again, however soon; a quarter of the reserve."""
 
 
+CUTS: Final = frozenset((RunKind.TRUNCATE, RunKind.START))
+"""Runs that drop entries."""
+
+
 class Queued(NamedTuple):
-    """A run of one partition on its way to the disk; `buffers` are its bytes, `size_bytes` long."""
+    """A run of one partition on its way to the disk; `buffers` are its bytes, `size_bytes` long; `table` is START's."""
 
     partition: int
     kind: RunKind
@@ -48,6 +52,7 @@ class Queued(NamedTuple):
     entry_count: int
     size_bytes: int
     buffers: list[bytes]
+    table: EpochTable = ()
 
 
 class Trim(NamedTuple):
@@ -153,7 +158,7 @@ class LogWriter:
                     isinstance(item, Queued)
                     and size + item.size_bytes <= self._batch_bytes
                     # An offset stands at most once in a frame: a truncation comes first for its partition.
-                    and not (item.kind is RunKind.TRUNCATE and any(b.partition == item.partition for b in batch))
+                    and not (item.kind in CUTS and any(b.partition == item.partition for b in batch))
                 )
                 if not fits:
                     self._held = item
@@ -188,6 +193,9 @@ class LogWriter:
                 if item.kind is RunKind.ENTRIES:
                     partition.add(at.sequence, at.position, item.epoch, item.base, item.entry_count)
                     entries += item.entry_count
+                elif item.kind is RunKind.START:
+                    partition.restart(item.base, item.table)
+                    truncated[item.partition] = item.base
                 else:
                     partition.truncate(item.base)
                     truncated[item.partition] = item.base

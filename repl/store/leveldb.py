@@ -28,7 +28,8 @@ from repl.slots import Slots
 from repl.store import rows
 from repl.store.batch import fill
 from repl.store.checkpoint import FLOORS_NAME, Disk, Floors, encode_floors, read_floors, sync_rows
-from repl.store.opening import check_identity, damaged, found_progress, found_requests
+from repl.store.far import LevelFar
+from repl.store.opening import ROWS_NAME, check_identity, damaged, found_progress, found_requests, is_empty, make_new
 from repl.store.port import Applied, PartitionStep
 from repl.store.progress import End, Progress
 from repl.store.reads import Reads, Source
@@ -49,8 +50,6 @@ for a writer alone, a few more for a thread that prepares ahead of it."""
 
 SPARE_BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 """A batch that held more is let go, so that one large step does not keep its memory for ever."""
-
-ROWS_NAME: Final = "rows"
 
 
 class View:
@@ -108,11 +107,19 @@ class View:
         except plyvel.Error as error:
             raise fault(error, self.directory) from error
 
+    def close(self) -> None:
+        """Let go of a snapshot."""
+        self._driver.close()
+
+    def open_snapshot(self) -> View:
+        """The rows as they are now, until it is closed."""
+        return View(self._driver.snapshot(), self.directory)
+
     @contextmanager
     def snapshot(self) -> Iterator[Source]:
         """The rows as they are now."""
-        with self._driver.snapshot() as snapshot:
-            yield View(snapshot, self.directory)
+        with closing(self.open_snapshot()) as view:
+            yield view
 
 
 class Prepared(NamedTuple):
@@ -144,7 +151,8 @@ class LevelStore(Reads):
         disk: Disk,
     ) -> None:
         """For `open` only."""
-        super().__init__(View(db, directory), progress)
+        view = View(db, directory)
+        super().__init__(view, progress)
         self._requests = requests
         self._directory = directory
         self._db = db
@@ -158,6 +166,16 @@ class LevelStore(Reads):
         self._checkpointing = Lock()
         self._failure = ""
         self._closed = False
+        self.far = LevelFar(
+            view,
+            progress,
+            requests,
+            new_batch=db.write_batch,
+            write=self._write_batch,
+            sync=self._sync_rows,
+            checkpoint=self.checkpoint,
+            open_snapshot=view.open_snapshot,
+        )
 
     @classmethod
     def open(
@@ -199,13 +217,14 @@ class LevelStore(Reads):
             raise fault(error, directory) from error
         try:
             view = View(db, directory)
-            if not check_identity(view, directory, cluster_uuid, floors, is_empty=_is_empty(db)):
+            if not check_identity(view, directory, cluster_uuid, floors, is_empty=is_empty(db)):
                 floors = Floors(boot_id, clean=False)
-                _make_new(db, directory, cluster_uuid, slots, floors, disk)
+                make_new(db, directory, cluster_uuid, slots, floors, disk)
             assert floors is not None
             progress = found_progress(view, directory, floors, trusted=whole)
             requests = found_requests(view, directory, progress, request_window_offsets)
             store = cls(directory, db, progress, requests, slots, floors, boot_id, disk)
+            store.far.reopened(trusted=whole)
             if not store._needs_replay:
                 store._note_floors(boot_id)
         except plyvel.Error as error:
@@ -260,11 +279,7 @@ class LevelStore(Reads):
 
     def commit(self, prepared: Prepared) -> None:
         """Write a prepared batch; readers see all of it or nothing. Raises LocalFault."""
-        self._refuse_after_failure()
-        try:
-            prepared.batch.write()
-        except plyvel.Error as error:
-            raise self._failed(error) from error
+        self._write_batch(prepared.batch)
         self._progress.wrote(prepared.ends)
         if prepared.batch.approximate_size() <= SPARE_BATCH_BYTES_MAX and len(self._spare_batches) < SPARE_BATCHES:
             prepared.batch.clear()
@@ -315,8 +330,8 @@ class LevelStore(Reads):
         noted = Floors(boot_id, clean, self._progress.written())
         if noted == self._floors:
             return
+        self._sync_rows()
         try:
-            sync_rows(self._disk, self._directory / ROWS_NAME)
             self._disk.write_slot(self._slots, encode_floors(noted))
         except (OSError, LocalFault) as error:
             raise self._failed(error) from error
@@ -335,11 +350,22 @@ class LevelStore(Reads):
             batch = self._db.write_batch()
             for second in excess_marks(seconds, newest_s):
                 batch.delete(prefix + rows.U64.pack(second))
-            try:
-                batch.write()
-            except plyvel.Error as error:
-                raise self._failed(error) from error
+            self._write_batch(batch)
             return
+
+    def _write_batch(self, batch: Any) -> None:
+        self._refuse_after_failure()
+        try:
+            batch.write()
+        except plyvel.Error as error:
+            raise self._failed(error) from error
+
+    def _sync_rows(self) -> None:
+        self._refuse_after_failure()
+        try:
+            sync_rows(self._disk, self._directory / ROWS_NAME)
+        except OSError as error:
+            raise self._failed(error) from error
 
     def _refuse_after_failure(self) -> None:
         if self._failure:
@@ -360,21 +386,6 @@ def _open_driver(directory: Path, **options: Any) -> Any:
         compression=COMPRESSION,
         **options,
     )
-
-
-def _is_empty(db: Any) -> bool:
-    with db.iterator(include_value=False) as names:
-        return next(names, None) is None
-
-
-def _make_new(db: Any, directory: Path, cluster_uuid: bytes, slots: Slots, floors: Floors, disk: Disk) -> None:
-    """First floors, then the row that makes the database a store; both durable. Raises OSError, LocalFault."""
-    disk.write_slot(slots, encode_floors(floors))
-    with db.write_batch(sync=True) as batch:
-        batch.put(rows.FORMAT_KEY, rows.encode_format(cluster_uuid))
-        batch.put(rows.END_KEY, b"")
-    disk.sync_directory(directory / ROWS_NAME)
-    disk.sync_directory(directory)
 
 
 def fault(error: Exception, directory: Path) -> LocalFault:

@@ -15,6 +15,7 @@ from threading import RLock
 
 from repl.model.entry import NO_OFFSET, EntryKind
 from repl.model.keys import key_hash, segment_of
+from repl.store.memory_far import MemoryFar
 from repl.store.port import Applied, Change, Cursor, ListedKey, PartitionStep, Prepared
 from repl.store.progress import Progress
 from repl.store.requests import WINDOW_OFFSETS, RequestWindows, request_name
@@ -25,7 +26,9 @@ Name = tuple[bytes, bytes]
 
 
 @dataclass(slots=True)
-class _Partition:
+class Kept:
+    """One partition's rows."""
+
     objects: dict[Name, bytes] = field(default_factory=dict)
     key_rows: dict[Name, bytes] = field(default_factory=dict)
     names: list[Name] = field(default_factory=list)
@@ -45,8 +48,9 @@ class MemoryStore:
     def __init__(self, *, request_window_offsets: int = WINDOW_OFFSETS) -> None:
         self._requests = RequestWindows(request_window_offsets)
         self._progress = Progress({}, {}, trusted=True)
-        self._partitions: dict[int, _Partition] = {}
+        self._partitions: dict[int, Kept] = {}
         self._lock = RLock()
+        self.far = MemoryFar(self._partitions, self._progress, self._requests, Kept)
 
     def applied_offsets(self) -> Mapping[int, int]:
         """The applied offset of every partition that has rows here."""
@@ -83,7 +87,7 @@ class MemoryStore:
                 self._write(step)
 
     def _write(self, step: PartitionStep) -> None:
-        kept = self._partitions.setdefault(step.partition, _Partition())
+        kept = self._partitions.setdefault(step.partition, Kept())
         kept.soft_cursors.update(step.soft_cursors)
         if not step.entries:
             return
@@ -189,5 +193,5 @@ class MemoryStore:
         """A last checkpoint."""
         self.checkpoint()
 
-    def _of(self, partition: int) -> _Partition:
-        return self._partitions.get(partition) or _Partition()
+    def _of(self, partition: int) -> Kept:
+        return self._partitions.get(partition) or Kept()

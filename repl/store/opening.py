@@ -7,13 +7,18 @@ and says what to do; `damaged` is that sentence for stored bytes that are not wh
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Final
 
 from repl.model.errors import Corruption, LocalFault, WrongIdentity
+from repl.slots import Slots
 from repl.store import rows
-from repl.store.checkpoint import FLOORS_NAME, Floors
+from repl.store.checkpoint import FLOORS_NAME, Disk, Floors, encode_floors
 from repl.store.progress import Progress
 from repl.store.reads import Source
 from repl.store.requests import RequestWindows
+
+ROWS_NAME: Final = "rows"
+"""The database's directory within the store's."""
 
 
 def damaged(what: str, directory: Path) -> Corruption:
@@ -57,9 +62,17 @@ def found_progress(source: Source, directory: Path, floors: Floors, *, trusted: 
     found = list(source.scan(rows.APPLIED_TAG, rows.after_prefix(rows.APPLIED_TAG)))
     try:
         positions = {rows.decode_u32(name[at:]): rows.decode_position(value) for name, value in found}
-        return Progress(positions, floors.positions, trusted=trusted)
+        far = found_marks(source)
+        return Progress(positions, {p: f for p, f in floors.positions.items() if p not in far}, trusted=trusted)
     except Corruption as error:
         raise damaged(str(error), directory) from error
+
+
+def found_marks(source: Source) -> dict[int, tuple[rows.FarKind, int, int]]:
+    """The far marks, by partition. Raises Corruption, LocalFault."""
+    at = len(rows.FAR_TAG)
+    found = source.scan(rows.FAR_TAG, rows.after_prefix(rows.FAR_TAG))
+    return {rows.decode_u32(name[at:]): rows.decode_far(value) for name, value in found}
 
 
 def found_requests(source: Source, directory: Path, progress: Progress, offset_count: int) -> RequestWindows:
@@ -68,11 +81,31 @@ def found_requests(source: Source, directory: Path, progress: Progress, offset_c
     windows = RequestWindows(offset_count)
     try:
         for partition in progress.applied_offsets():
-            prefix = rows.prefixes(partition).request
-            stop = prefix + rows.U64.pack(progress.next(partition).offset)
-            window = windows.of(partition)
-            for name, value in source.scan(prefix, stop):
-                window.add(rows.decode_u64(name[len(prefix) :]), value)
+            read_requests(source, windows, partition, progress.next(partition).offset)
     except Corruption as error:
         raise damaged(str(error), directory) from error
     return windows
+
+
+def read_requests(source: Source, windows: RequestWindows, partition: int, end: int) -> None:
+    """Remember the requests of a partition's entries below `end`. Raises Corruption, LocalFault."""
+    prefix = rows.prefixes(partition).request
+    window = windows.of(partition)
+    for name, value in source.scan(prefix, prefix + rows.U64.pack(end)):
+        window.add(rows.decode_u64(name[len(prefix) :]), value)
+
+
+def is_empty(db: Any) -> bool:
+    """True for a database without a row."""
+    with db.iterator(include_value=False) as names:
+        return next(names, None) is None
+
+
+def make_new(db: Any, directory: Path, cluster_uuid: bytes, slots: Slots, floors: Floors, disk: Disk) -> None:
+    """First floors, then the row that makes the database a store; both durable. Raises OSError, LocalFault."""
+    disk.write_slot(slots, encode_floors(floors))
+    with db.write_batch(sync=True) as batch:
+        batch.put(rows.FORMAT_KEY, rows.encode_format(cluster_uuid))
+        batch.put(rows.END_KEY, b"")
+    disk.sync_directory(directory / ROWS_NAME)
+    disk.sync_directory(directory)

@@ -67,8 +67,82 @@ Prepared = Any
 """A batch that `Store.prepare` made and `Store.commit` writes; nobody else looks inside."""
 
 
+class FarMark(NamedTuple):
+    """A partition that is far (docs/protocol.md R-FAR) has the rows whose latest change is below `position`; the entry
+    just below it is of `epoch`, 0 when that is not known. `whole`: they are the effect of exactly all below."""
+
+    position: int
+    epoch: int
+    whole: bool
+
+
+class Chunk(NamedTuple):
+    """Change rows [from, upto) of a snapshot, with their keys and objects, as bytes of `repl.store.transfer`."""
+
+    rows: bytes
+    upto: int
+    row_count: int
+
+
+class StateChunk(NamedTuple):
+    """What is not rows, in the order of names, up to `last`; `done` when there is no more."""
+
+    rows: bytes
+    last: bytes
+    done: bool
+
+
+class Snapshot(Protocol):
+    """One partition's rows as they were at one moment; used by one thread at a time, and closed before the store."""
+
+    end: Applied
+    """How far it is applied."""
+
+    def rows(self, from_offset: int, limit_bytes: int) -> Chunk:
+        """The rows whose latest change is at `from_offset` or later, in that order: at least one, if any, then until
+        `limit_bytes` are passed; `upto` is `end.offset` when there are no more."""
+
+    def state(self, after: bytes, limit_bytes: int) -> StateChunk:
+        """Cursors, soft cursors, request ids and time marks, behind the name `after`, in the same way."""
+
+    def close(self) -> None:
+        """Let go of the moment; idempotent."""
+
+
+class FarStore(Protocol):
+    """Taking rows of another node's store for a partition, and giving one's own. Per partition from one thread at a
+    time, with nothing of it under way in `Store.write`. All raise LocalFault when the disk refuses."""
+
+    def marks(self) -> Mapping[int, FarMark]:
+        """The partitions that are far."""
+
+    def begin(self, partition: int, *, empty: bool) -> FarMark:
+        """Mark it, durably; where rows may be missing (a replay is not finished), or with `empty`, all its rows go,
+        durably. It is applied to nothing until `finish`."""
+
+    def install_rows(self, partition: int, chunk: bytes, upto: int, epoch: int) -> FarMark:
+        """Write the rows of a Chunk over what is here, and the new mark, in one batch. Raises Corruption for bytes that
+        `transfer` did not make; then nothing is written."""
+
+    def install_state(self, partition: int, chunk: bytes, *, first: bool) -> FarMark:
+        """Write the rows of a StateChunk; with `first` all that were here go. Raises Corruption."""
+
+    def sync(self) -> None:
+        """All that was installed is on disk."""
+
+    def finish(self, partition: int, end: Applied) -> None:
+        """It is applied to `end`, and not far any more, durably."""
+
+    def snapshot(self, partition: int) -> Snapshot:
+        """The partition's rows as they are now. Close it."""
+
+
 class Store(Protocol):
     """The node's store. A reader sees whole steps only."""
+
+    @property
+    def far(self) -> FarStore:
+        """Catching up from another node's rows."""
 
     def applied_offsets(self) -> Mapping[int, int]:
         """The applied offset of every partition that has rows here."""

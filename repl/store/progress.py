@@ -101,6 +101,19 @@ class Progress:
         """A checkpoint that had noted these positions has finished."""
         self._floors = dict(noted)
 
+    def is_replaying(self, partition: int) -> bool:
+        """True while rows of this partition may be missing."""
+        return partition in self._replaying
+
+    def forget(self, partition: int) -> None:
+        """Its rows are not the effect of a stretch of entries any more."""
+        for positions in (self._next, self._written, self._applied, self._replaying, self._floors):
+            positions.pop(partition, None)
+
+    def install(self, partition: int, position: Position) -> None:
+        """Its rows are the effect of all below `position`, and nothing else is under way."""
+        self._next[partition] = self._written[partition] = self._applied[partition] = position
+
     def applied(self, partition: int) -> Applied:
         """What the applied row says."""
         epoch, offset, _ = self._applied.get(partition, START)

@@ -50,6 +50,10 @@ class RequestWindow:
                 del self._offsets[name]
         return gone
 
+    def all(self) -> list[tuple[int, bytes]]:
+        """(offset, name) of all that are remembered, oldest first."""
+        return list(self._names)
+
     def offset_of(self, name: bytes) -> int | None:
         """The offset of the newest entry that carried `name`; None when it is not remembered."""
         return self._offsets.get(name)
@@ -69,6 +73,10 @@ class RequestWindows:
         if window is None:
             window = self._windows[partition] = RequestWindow()
         return window
+
+    def forget(self, partition: int) -> None:
+        """Remember nothing of a partition."""
+        self._windows.pop(partition, None)
 
     def offset_of(self, partition: int, key_hash: int, request_id: bytes) -> int | None:
         """See `repl.store.port.Store.request_offset`."""

@@ -14,12 +14,14 @@ any change of it needs a new FORMAT_VERSION.
     q | partition | queue               -> offset, payload of a CURSOR entry
     r | partition | offset              -> key hash, request id                    requests of the last offsets
     s | partition | queue               -> soft cursor
+    x | partition                       -> kind, epoch, position                   the far mark
     FF                                  -> nothing                                 the end
 """
 
 from __future__ import annotations
 
 import struct
+from enum import IntEnum
 from typing import Final, NamedTuple
 
 from repl.model.errors import Corruption
@@ -41,6 +43,7 @@ MARK_TAG: Final = b"t"
 CURSOR_TAG: Final = b"q"
 SOFT_TAG: Final = b"s"
 REQUEST_TAG: Final = b"r"
+FAR_TAG: Final = b"x"
 
 ORIGIN_BYTES: Final = 16
 """An origin is a cluster's uuid."""
@@ -63,6 +66,7 @@ CHANGE_HEAD: Final = struct.Struct(">BQQ")
 _CHANGE_KEY_AT: Final = CHANGE_HEAD.size + ORIGIN_BYTES
 _FORMAT: Final = struct.Struct(">H16s")
 _APPLIED: Final = struct.Struct(">IQq")
+_FAR: Final = struct.Struct(">BIQ")
 
 NO_MARK: Final = -1
 """`newest_mark_s` of a partition that has no time mark yet."""
@@ -159,6 +163,30 @@ def decode_position(value: bytes) -> Position:
     if len(value) != _APPLIED.size:
         raise Corruption(f"an applied row of the store has {len(value)} bytes, {_APPLIED.size} expected")
     return Position(*_APPLIED.unpack(value))
+
+
+class FarKind(IntEnum):
+    """What a far mark says of a partition's rows."""
+
+    EMPTYING = 0
+    """They go."""
+    WHOLE = 1
+    """They are the effect of exactly all below the position."""
+    PARTIAL = 2
+    """They are those whose latest change is below the position, in some later state."""
+
+
+def encode_far(kind: FarKind, epoch: int, position: int) -> bytes:
+    """The far mark's value."""
+    return _FAR.pack(kind, epoch, position)
+
+
+def decode_far(value: bytes) -> tuple[FarKind, int, int]:
+    """(kind, epoch, position) of a far mark. Raises Corruption."""
+    if len(value) != _FAR.size or value[0] > max(FarKind):
+        raise Corruption(f"a far mark of the store has {len(value)} bytes, {_FAR.size} expected, or no known kind")
+    kind, epoch, position = _FAR.unpack(value)
+    return FarKind(kind), epoch, position
 
 
 def decode_change(offset: int, value: bytes) -> Change:

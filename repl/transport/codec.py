@@ -18,6 +18,9 @@ import msgpack
 from repl.isr.epochs import EpochTable
 from repl.isr.messages import (
     Ack,
+    FarAsk,
+    FarRows,
+    FarState,
     Fenced,
     Forward,
     Hello,
@@ -42,16 +45,17 @@ PARTITION_MAX: Final = (1 << 32) - 1
 _NUMBER_MAX: Final = (1 << 64) - 1
 """Of gens, nonces, sequence numbers and record versions: what msgpack holds."""
 
-FROM_FOLLOWER: Final = frozenset((Hello, Ack, Nack, ProbeOk))
+FROM_FOLLOWER: Final = frozenset((Hello, Ack, Nack, ProbeOk, FarAsk))
 """Go to a leader, over the connection that the follower dialled."""
 
-FROM_LEADER: Final = frozenset((HelloOk, HelloRefused, Forward, Probe))
+FROM_LEADER: Final = frozenset((HelloOk, HelloRefused, Forward, Probe, FarRows, FarState))
 """Come back over it. Fenced may go either way."""
 
 _pack: Final = msgpack.Packer().pack  # one for all: see repl.model.vclock
 
 _KIND_OF: Final[Mapping[type, int]] = {
     Hello: 1, HelloOk: 2, HelloRefused: 3, Forward: 4, Ack: 5, Nack: 6, Probe: 7, ProbeOk: 8, Fenced: 9,
+    FarAsk: 10, FarRows: 11, FarState: 12,
 }  # fmt: skip
 
 _NUMBERS: Final[Mapping[int, tuple[type[Any], tuple[int, ...]]]] = {
@@ -65,9 +69,13 @@ _NUMBERS: Final[Mapping[int, tuple[type[Any], tuple[int, ...]]]] = {
 """Kinds that are made of numbers alone -> the class, and the greatest value of each field."""
 
 _HELLO_NUMBERS: Final = (MAX_EPOCH, _NUMBER_MAX, _NUMBER_MAX, MAX_OFFSET, MAX_OFFSET)
+_FAR_ASK_NUMBERS: Final = (MAX_EPOCH, _NUMBER_MAX, _NUMBER_MAX, MAX_OFFSET, MAX_EPOCH, 1, MAX_OFFSET)
+_FAR_ROWS_NUMBERS: Final = (MAX_EPOCH, _NUMBER_MAX, MAX_OFFSET, MAX_OFFSET, MAX_EPOCH, MAX_OFFSET)
+_FAR_STATE_NUMBERS: Final = (MAX_EPOCH, _NUMBER_MAX, MAX_OFFSET)
 _REFUSED_NUMBERS: Final = (MAX_EPOCH, _NUMBER_MAX)
 _FORWARD_NUMBERS: Final = (MAX_EPOCH, _NUMBER_MAX, MAX_OFFSET, MAX_EPOCH, MAX_OFFSET, MAX_OFFSET, _NUMBER_MAX)
 _HELLO, _REFUSED, _FORWARD = _KIND_OF[Hello], _KIND_OF[HelloRefused], _KIND_OF[Forward]
+_FAR: Final = frozenset((_KIND_OF[FarAsk], _KIND_OF[FarRows], _KIND_OF[FarState]))
 _FORWARD_FIELDS: Final = 13
 _FORWARD_HEAD: Final = list_head(_FORWARD_FIELDS)
 _REFUSALS: Final = {refusal.value: refusal for refusal in Refusal}
@@ -98,8 +106,15 @@ class Encoder:
                     return (head + _NO_ENTRIES + tail,)
                 return (head, *self._entries(message.entries), tail)
             case Hello():
-                flat = [number for row in message.table for number in row]
-                return (_pack((partition, kind, *message[:5], struct_pack(f"<{len(flat)}Q", *flat))),)
+                return (_pack((partition, kind, *message[:5], _table_bytes(message.table), message.rounds)),)
+            case FarAsk():
+                return (_pack((partition, kind, *message)),)
+            case FarRows(rows=rows):
+                head = list_head(9) + _pack((partition, kind, *message[:6]))[1:]
+                return (head + bin_head(len(rows)), rows)
+            case FarState(epoch, nonce, end, after, last, done, table, rows):
+                fields = (partition, kind, epoch, nonce, end, after, last, done, _table_bytes(table))
+                return (list_head(10) + _pack(fields)[1:] + bin_head(len(rows)), rows)
             case HelloRefused(epoch, nonce, refusal, log_start):
                 return (_pack((partition, kind, epoch, nonce, refusal.value, log_start)),)
             case _:
@@ -140,6 +155,8 @@ def decode_item(raw: Any) -> Delivery:
         return Delivery(partition, _hello(raw))
     if kind == _REFUSED:
         return Delivery(partition, _hello_refused(raw))
+    if kind in _FAR:
+        return _far(partition, kind, raw)
     raise CodecError(f"a message of unknown kind {kind}")
 
 
@@ -152,10 +169,30 @@ def _check_numbers(what: str, fields: tuple[Any, ...], limits: tuple[int, ...]) 
 
 
 def _hello(raw: tuple[Any, ...]) -> Hello:
-    if len(raw) != 8:
+    if len(raw) != 9:
         raise CodecError("Hello with a wrong number of fields")
-    _check_numbers("Hello", raw[2:7], _HELLO_NUMBERS)
-    return Hello(*raw[2:7], table=_table(raw[7]))
+    _check_numbers("Hello", (*raw[2:7], raw[8]), (*_HELLO_NUMBERS, _NUMBER_MAX))
+    return Hello._make((*raw[2:7], _table(raw[7]), raw[8]))
+
+
+def _table_bytes(table: EpochTable) -> bytes:
+    flat = [number for row in table for number in row]
+    return struct_pack(f"<{len(flat)}Q", *flat)
+
+
+def _far(partition: int, kind: int, raw: tuple[Any, ...]) -> Delivery:
+    """A message of a transfer round; whether its chunk is whole the store says."""
+    match kind, raw[2:]:
+        case 10, (*numbers, bytes(after)):
+            _check_numbers("FarAsk", tuple(numbers), _FAR_ASK_NUMBERS)
+            return Delivery(partition, FarAsk._make((*numbers, after)))
+        case 11, (*numbers, bytes(rows)):
+            _check_numbers("FarRows", tuple(numbers), _FAR_ROWS_NUMBERS)
+            return Delivery(partition, FarRows._make((*numbers, rows)))
+        case 12, (epoch, nonce, end, bytes(after), bytes(last), int(done), table, bytes(rows)) if done in (0, 1):
+            _check_numbers("FarState", (epoch, nonce, end), _FAR_STATE_NUMBERS)
+            return Delivery(partition, FarState(epoch, nonce, end, after, last, int(done), _table(table), rows))
+    raise CodecError("a message of a transfer round with wrong fields")
 
 
 def _table(raw: Any) -> EpochTable:

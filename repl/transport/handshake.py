@@ -16,7 +16,7 @@ from repl.model.errors import CodecError, PeerFault
 from repl.transport.codec import NAME_LENGTH_MAX
 from repl.transport.frames import unpacked
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 """Of everything between the nodes of a cluster. Another one is refused by name."""
 
 SENTENCE_LENGTH_MAX: Final = 400

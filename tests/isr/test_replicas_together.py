@@ -284,7 +284,7 @@ def test_a_restarted_follower_catches_up_from_its_log() -> None:
 
 
 def test_a_log_that_no_longer_reaches_back_is_said_to_be_so() -> None:
-    """The follower waits, names where the leader's log begins, and asks again later."""
+    """The follower has its copy marked, and says so."""
     world = Together()
     world.elect("n1")
     world.mute = {"n3"}
@@ -295,7 +295,7 @@ def test_a_log_that_no_longer_reaches_back_is_said_to_be_so() -> None:
     world.tell("n3", ev.RecordSeen(world.record))
     world.tell("n3", ev.LinkUp("n1"))
     follower = world.replicas["n3"]
-    assert follower.reason.startswith("beyond-log: the log of n1 begins at 4, this one ends at 1")
+    assert follower.reason == "far: prepares its copy; round 1 from n1"
     assert not follower.following
 
 

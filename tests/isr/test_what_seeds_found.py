@@ -154,6 +154,7 @@ def test_a_follower_to_which_a_leader_has_more_but_sends_nothing_says_hello_agai
     hellos = [e.message for e in effects if isinstance(e, fx.Send) and isinstance(e.message, ms.Hello)]
     assert len(hellos) == 1
     assert replica.reason == "asking: n2 has more and cannot send on from 20"
-    replica.step(ev.Received("n2", ms.HelloRefused(5, hellos[0].nonce, ms.Refusal.BEYOND_LOG, 22)), 2)
-    assert replica.reason.startswith("beyond-log: the log of n2 begins at 22, this one ends at 20")
+    effects = replica.step(ev.Received("n2", ms.HelloRefused(5, hellos[0].nonce, ms.Refusal.BEYOND_LOG, 22)), 2)
+    assert effects == [fx.GoFar(empty=False)]
+    assert replica.reason == "far: prepares its copy; round 1 from n2"
     assert replica.role is Role.FOLLOWER

@@ -123,6 +123,7 @@ async def opened(
         metastore,
         identity,
         replog.recovered(),
+        store,
         node=node,
         cluster_uuid=UUID,
         boot_id=boot_id,
@@ -232,6 +233,7 @@ async def _left(house: House) -> None:
     for part in (runtime._round_trips, runtime._attaching):
         part.cancel()
     runtime._outbox.stop()
+    await runtime._loop.run_in_executor(None, runtime._far.stop)
     runtime._ticking.stop()
     if runtime._second is not None:
         runtime._second.cancel()

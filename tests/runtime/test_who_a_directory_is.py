@@ -15,6 +15,7 @@ from repl.model.record import Member, PartitionRecord
 from repl.replog.port import RecoveredPartition
 from repl.settling import settle
 from repl.slots import Slots
+from repl.store.memory import MemoryStore
 
 UUID = b"east-cluster-016"
 SOUND = {0: RecoveredPartition(0, 5, ((1, 0),)), 1: RecoveredPartition(0, 5, ((1, 0),))}
@@ -43,6 +44,7 @@ def settled(
                 metastore,
                 identity,
                 SOUND if recovered is None else recovered,
+                MemoryStore(),
                 node="n1",
                 cluster_uuid=UUID,
                 boot_id=boot_id,

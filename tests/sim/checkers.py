@@ -18,6 +18,7 @@ from repl.isr.membership import guard
 from repl.isr.replica import Replica, Role
 from repl.model.entry import Entry
 from repl.model.record import Member, PartitionRecord, PartitionStatus
+from tests.sim.disk import effect_of
 
 if TYPE_CHECKING:
     from tests.sim.disk import SimLog
@@ -143,6 +144,26 @@ class Checkers:
             end -= 1
         return end
 
+    # -- copies that are far ---------------------------------------------------------------------
+
+    def goes_far(self, process: Process, partition: int) -> None:
+        """A copy is about to be marked: nobody counts on it (I-FAR-GUARD)."""
+        member = Member(process.node.name, process.node.disk.gens[partition])
+        if member in guard(self.world.metastore.records[partition]) and not self.beyond_promise:
+            raise Violation("I-FAR-GUARD", f"{member} may be elected, and its rows are about to be replaced")
+
+    def left_far(self, process: Process, partition: int, end: int, latest: dict[int, Entry]) -> Sequence[Entry]:
+        """A round is whole: the copy is exactly the effect of what is committed below its end. Returns that."""
+        decided = self.history(partition).committed
+        wanted = effect_of(decided[:end])
+        if end > len(decided) or {k: e.wire for k, e in latest.items()} != {k: e.wire for k, e in wanted.items()}:
+            raise Violation(
+                "I-FAR-COMMITTED",
+                f"{process.name} is done at {end} of {len(decided)} with {sorted(e.offset for e in latest.values())}, "
+                f"the latest changes are {sorted(e.offset for e in wanted.values())}",
+            )
+        return decided[:end]
+
     # -- what goes into logs ---------------------------------------------------------------------
 
     def appended(self, process: Process, partition: int, entries: Sequence[Entry], made_here: bool) -> None:
@@ -187,8 +208,11 @@ class Checkers:
         record = replica.record
         if record is not view:
             self._check_view(process, partition, view, record)
-        if replica.hw != self._hws[key]:
+        if type(event) is ev.FarEnded:
+            self._hws[key] = replica.hw
+        elif replica.hw != self._hws[key]:
             self._check_hw(process, partition, replica)
+        far = replica.far_position is not None
         if type(event) is ev.WriteRefused and event.current.version == event.base_version:
             self._refused_versions[key] = event.base_version
         for effect in effects:
@@ -199,6 +223,8 @@ class Checkers:
                 self._check_truncate(process, partition, effect)
             elif kind is fx.RoleChanged:
                 self._check_role(process, partition, event, effect)
+            elif kind is fx.Send and far and type(effect.message) is ms.Ack:
+                raise Violation("I-FAR-NO-ACK", f"{process.name} acknowledges, and its copy is far")
             elif kind is fx.Send and type(effect.message) in (ms.HelloOk, ms.HelloRefused, ms.Nack, ms.Fenced):
                 self._count_message(effect.message)
         if process.holds_directory():
@@ -309,9 +335,10 @@ class Checkers:
         """Cheap looks at the directory that the process holds."""
         history = self.history(partition)
         disk = process.node.disk
-        invariants.apply_order(
-            history, disk.logs[partition].start, replica.applied, replica.hw, replica.durable, replica.leo
-        )
+        if replica.far_position is None:
+            invariants.apply_order(
+                history, disk.logs[partition].start, replica.applied, replica.hw, replica.durable, replica.leo
+            )
         seen = disk.epochs_seen[partition]
         key = (process.node.name, partition, disk.gens[partition])
         if self._epochs_seen.get(key, 0) != seen:
@@ -378,19 +405,12 @@ class Checkers:
         if leader is None or record.leader != leader.me() or leader.stopping:
             return f"led by {record.leader}, which is not the process there"
         leads = leader.replicas[partition]
-        start = leader.node.disk.logs[partition].start
         if leads.role is not Role.LEADER or not leads.ready:
             return f"{leader.name} is {leads.role}, {leads.reason}"
         if record.elr:
             return f"eligible though not in sync: {sorted(record.elr)}"
-        left_out = set()
         for name in record.replicas:
             node = self.world.nodes[name]
-            if name != record.leader.node and self.agreed(node, partition) < start:
-                left_out.add(name)  # its leader's log does not reach it any more, and it says so
-                if node.current is None or not node.current.replicas[partition].reason.startswith("beyond-log"):
-                    return f"{name} should wait for a leader whose log reaches back"
-                continue
             process = node.current
             if process is None:
                 return f"{name} does not run"
@@ -399,10 +419,9 @@ class Checkers:
             ends = (replica.leo, replica.durable, replica.hw, replica.applied, log.end, self.kept(log), store.applied)
             if not writing and any(end != leads.leo for end in ends):
                 return f"{name} is at {ends} of {leads.leo}: {replica.role}, {replica.reason}"
-        in_sync = {Member(n, self.world.nodes[n].disk.gens[partition]) for n in record.replicas if n not in left_out}
+        in_sync = {Member(n, self.world.nodes[n].disk.gens[partition]) for n in record.replicas}
         if record.isr != in_sync:
             return f"in sync are {sorted(record.isr)}, not {sorted(in_sync)}; {leads.reason}"
-        self.world.counts["left_out"] += len(left_out)
         return ""
 
     def final(self) -> None:
@@ -411,7 +430,7 @@ class Checkers:
             history = self.history(partition)
             for name in record.replicas:
                 node = self.world.nodes[name]
-                rows = node.disk.stores[partition].rows
+                rows = node.disk.stores[partition].history
                 assert node.current is not None
                 if Member(name, node.disk.gens[partition]) in record.isr:
                     invariants.acks_kept(history, rows)

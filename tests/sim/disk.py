@@ -13,7 +13,26 @@ from collections.abc import Iterable, Sequence
 from random import Random
 
 from repl.isr.epochs import EpochTable, table_of
-from repl.model.entry import Entry
+from repl.isr.events import FarStored
+from repl.model.entry import Entry, EntryKind
+
+KEY_COUNT = 7
+"""Keys of a partition: few, so that most rows are written many times."""
+
+
+def key_of(entry: Entry) -> int | None:
+    """The key that an entry changes, None when it changes none."""
+    return int(entry.request_id[1:]) % KEY_COUNT if entry.kind == EntryKind.DATA else None
+
+
+def effect_of(entries: Iterable[Entry]) -> dict[int, Entry]:
+    """The rows that entries from the first one on leave: each key's latest change."""
+    rows: dict[int, Entry] = {}
+    for entry in entries:
+        key = key_of(entry)
+        if key is not None:
+            rows[key] = entry
+    return rows
 
 
 class SimLog:
@@ -27,8 +46,9 @@ class SimLog:
         """Entries below are there after any crash; those above may be gone, or be the older ones that a truncation
         which was not synced had dropped."""
         self.below: EpochTable = ()
-        self._undo: list[int | list[Entry]] = []
-        """What was written since the last sync, oldest first: how many entries were appended, or which were cut."""
+        self._undo: list[int | list[Entry] | tuple[int, int, list[Entry], EpochTable]] = []
+        """What was written since the last sync, oldest first: how many entries were appended, or which were cut, or
+        what a new beginning dropped (start, synced, entries, epochs below)."""
 
     @property
     def end(self) -> int:
@@ -62,6 +82,12 @@ class SimLog:
         del self.entries[kept:]
         self.synced = min(self.synced, to_offset)
 
+    def restart(self, at_offset: int, table: EpochTable) -> None:
+        """Begin and end at `at_offset`; not yet durable."""
+        self._undo.append((self.start, self.synced, self.entries, self.below))
+        self.start = self.synced = at_offset
+        self.entries, self.below = [], table[-1:]
+
     def sync(self) -> None:
         """All that was written is durable."""
         self._undo.clear()
@@ -91,6 +117,9 @@ class SimLog:
                 if take < step:
                     self._undo[-1] = step - take
                     break
+            elif isinstance(step, tuple):
+                self.start, self.synced, self.entries, self.below = step
+                undone -= 1
             else:
                 self.entries.extend(step)
                 undone -= 1
@@ -98,41 +127,74 @@ class SimLog:
         return lost
 
     def trim(self, to: int) -> None:
-        """Free what lies below `to`; the table keeps its rows."""
+        """Free what lies below `to`; the table keeps the epoch of the entry just below it."""
         cut = self.entries[: to - self.start]
         if cut:
             fresh = tuple(row for row in table_of(cut) if not self.below or row[0] > self.below[-1][0])
-            self.below += fresh
+            self.below = (self.below + fresh)[-1:]
             self.entries = self.entries[len(cut) :]
             self.start = to
 
 
 class SimStore:
-    """One partition's rows: `rows[i]` is the effect of offset i. `floor` is the last checkpoint; `target` the
-    applied offset that replay must pass before rows can be believed, 0 when they can."""
+    """One partition's rows: `latest` by key; `history[i]` is what was applied at offset i. `floor` is the last
+    checkpoint; `target` the applied offset that replay must pass before rows can be believed, 0 when they can. `far` is
+    the far mark: then only `latest` counts."""
 
     def __init__(self) -> None:
-        self.rows: list[Entry] = []
+        self.history: list[Entry] = []
+        self.latest: dict[int, Entry] = {}
         self.floor = 0
         self.target = 0
+        self.far: FarStored | None = None
 
     @property
     def applied(self) -> int:
         """First offset that is not applied."""
-        return len(self.rows)
+        return len(self.history)
 
     def write(self, entries: Sequence[Entry]) -> None:
         """Apply entries that follow on what is there."""
         assert entries[0].offset == self.applied
-        self.rows.extend(entries)
+        assert self.far is None
+        self.history.extend(entries)
+        self.latest |= effect_of(entries)
         if self.applied >= self.target:
             self.target = 0
 
     def power_loss(self, rng: Random) -> None:
-        """Rows above the floor may be missing, whatever the applied offset says."""
+        """Rows above the floor may be missing, whatever the applied offset says; of a copy that is far all go."""
+        if self.far is not None:
+            self.begin_far(empty=True)
+            return
         found = rng.randint(self.floor, self.applied)
         self.target = max(self.target, found)
-        del self.rows[self.floor :]
+        del self.history[self.floor :]
+        self.latest = effect_of(self.history)
+
+    def begin_far(self, *, empty: bool) -> None:
+        """Mark it, durably; where rows may be missing, all go."""
+        if empty or self.target:
+            self.latest = {}
+            self.history = []
+        position = len(self.history)
+        self.far = FarStored(position, self.history[-1].epoch if position else 0, True)
+        self.history = []
+        self.floor = self.target = 0
+
+    def install(self, entries: Sequence[Entry], upto: int, epoch: int) -> None:
+        """Rows of another store: each key's latest change of [position, upto)."""
+        assert self.far is not None
+        whole = self.far.whole and not entries and upto == self.far.position
+        assert all(self.far.position <= entry.offset < upto for entry in entries)
+        self.latest |= effect_of(entries)
+        self.far = FarStored(upto, epoch, whole)
+
+    def finish_far(self, committed: Sequence[Entry]) -> None:
+        """It is the effect of all these."""
+        self.history = list(committed)
+        self.floor = len(committed)
+        self.far = None
 
 
 class Disk:

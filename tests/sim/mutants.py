@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from repl.isr import effects as fx
-from repl.isr import election, leader
+from repl.isr import election, far, leader
 from repl.isr import events as ev
 from repl.isr import messages as ms
 from repl.isr.candidate import Candidate
@@ -27,6 +27,7 @@ from repl.isr.replica import Replica
 from repl.isr.stalls import Stalls
 from repl.isr.states import Idle
 from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from tests.sim.far import Far
 from tests.sim.metastore import SimMetastore
 from tests.sim.nodes import Node
 from tests.sim.plan import Plan
@@ -435,6 +436,57 @@ def writes_unconditionally(patch: Patch) -> None:
     patch.setattr(SimMetastore, "_store", store)
 
 
+# -- rows instead of entries ------------------------------------------------------------------------------------------
+
+
+def sends_rows_of_now(patch: Patch) -> None:
+    """A leader reads a round's chunks from the store as it is, not as it was when the round began (against R-FAR)."""
+    sound = Far._chunk
+
+    def chunk(self: Far, partition: int, to: str, asked: ms.FarAsk) -> ms.Message:
+        of = self.snapshots.get((partition, to))
+        if of is not None:
+            of.rows = self.snapshot(partition).rows
+        return sound(self, partition, to, asked)
+
+    patch.setattr(Far, "_chunk", chunk)
+
+
+def forgets_that_it_is_far(patch: Patch) -> None:
+    """A process does not look at the far mark of its store when it starts (against R-FAR)."""
+
+    def found(_self: Far, _store: Any) -> None:
+        return None
+
+    patch.setattr(Far, "found", found)
+
+
+def skips_to_the_end(patch: Patch) -> None:
+    """A follower takes a round for whole when its first rows are here (against R-FAR)."""
+    sound = far._take_rows
+
+    def take_rows(copy: Any, message: ms.FarRows, standing: Any) -> None:
+        sound(copy, message._replace(upto=message.end), standing)
+
+    patch.setattr(far, "_take_rows", take_rows)
+
+
+def sends_rows_to_whom_it_counts_on(patch: Patch) -> None:
+    """A leader lets a member of the guard take rows, which drops its log (against R-FAR)."""
+    sound = far.horizon
+
+    def horizon(electable: bool, common: int, rounds: int, standing: Any) -> Any:
+        found = sound(False, common, rounds, standing)
+        return ms.Refusal.BEYOND_LOG if electable and standing.progress.leo - common > 3 else found
+
+    def serve(node: str, asked: ms.FarAsk, _electable: bool, standing: Any) -> Any:
+        return serves(node, asked, False, standing)
+
+    serves = far.serve
+    patch.setattr(far, "horizon", horizon)
+    patch.setattr(far, "serve", serve)
+
+
 class Defect(NamedTuple):
     """`put_in` patches it; or `decide` is it. `names`: how the violation may begin. `plan`: the mix, the drawn one
     without."""
@@ -486,6 +538,8 @@ def unattended() -> Plan:
 COMMIT = ("I-COMMIT-RULE", "I-GUARD-COMPLETE", "I-COMMIT-AGREE")
 LOGS = ("I-LOG", "I-DOT", "I-EPOCH-ASC", "I-TABLE", "I-APPLY", "I-TRUNC-SAFE", "I-CONVERGE")
 
+FAR = ("I-FAR-COMMITTED", "I-FAR-GUARD")
+
 DEFECTS = (
     Defect(truncates_to_its_hw, (*COMMIT, *LOGS), storms()),
     Defect(truncates_nothing, (*COMMIT, *LOGS), storms()),
@@ -519,6 +573,10 @@ DEFECTS = (
     Defect(None, ("I-MIN-GUARD", "I-SOME-GUARD", *COMMIT), storms(), elects_anybody),
     Defect(says_durable_before_the_sync, COMMIT, None),
     Defect(never_says_that_it_trimmed, ("I-CONVERGE",), losses(harsh_trims=True, trims=0.9)),
+    Defect(sends_rows_of_now, (*FAR, "I-CONVERGE"), losses(harsh_trims=True, trims=0.9)),
+    Defect(forgets_that_it_is_far, (*FAR, *LOGS, *COMMIT), losses(harsh_trims=True, trims=0.9)),
+    Defect(skips_to_the_end, FAR, losses(harsh_trims=True, trims=0.9)),
+    Defect(sends_rows_to_whom_it_counts_on, (*FAR, *COMMIT), storms()),
     Defect(answers_when_appended, ("I-ACK",), None),
     Defect(writes_unconditionally, ("I-EPOCH-MONO", "I-EPOCH-ONE", "I-COMMIT-RULE"), None),
 )

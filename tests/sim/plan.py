@@ -77,7 +77,7 @@ class Plan:
     """How often nobody says that a connection came or went."""
     trims: float = 0.4
     harsh_trims: bool = False
-    """Logs are trimmed even where a copy out of sync still needs them; it then waits for far catch-up."""
+    """Logs are trimmed even where a copy out of sync still needs them; it then takes rows instead."""
     sync_on_open: bool = True
     write_gap_ms: int = 120
     reads: float = 0.3
@@ -124,7 +124,7 @@ class Plan:
             store_held=0 if calm_store else rng.choice((0, 0.02, 0.1, 0.2)),
             link_silence=rng.choice((0, 0, 0.3)),
             trims=rng.choice((0, 0.4, 0.9)),
-            harsh_trims=rng.random() < 0.1,
+            harsh_trims=rng.random() < 0.3,
             sync_on_open=rng.random() < 0.6,
             write_gap_ms=rng.choice((60, 120, 250)),
             reads=rng.choice((0.1, 0.3, 0.6)),
@@ -134,7 +134,8 @@ class Plan:
                 window_entries=WINDOW_ENTRIES,
                 max_time_lag_ms=rng.choice((400, 800, 1_500)),
                 max_record_lag=record_lag,
-                max_near_sync_message_lag=100_000,
+                max_near_sync_message_lag=rng.choice((100_000, 100_000, 2 * WINDOW_ENTRIES)),
+                far_min_transfer_rounds=rng.choice((1, 2, 3)),
             ),
         )
 

@@ -18,6 +18,7 @@ from repl.isr import messages as ms
 from repl.isr.replica import Replica, Role
 from repl.model.entry import Entry, EntryKind, make_entry
 from repl.model.record import Incarnation, PartitionRecord
+from tests.sim.far import Far
 from tests.sim.session import Session
 from tests.sim.writers import LogWriter, StoreWriter
 
@@ -47,6 +48,7 @@ class Process:
         self.session = Session(self)
         self.log = LogWriter(self)
         self.store = StoreWriter(self)
+        self.far = Far(self)
         self.links: set[str] = set()
         """Nodes to which a connection stands, as far as this process could know."""
         self.replicas: dict[int, Replica] = {}
@@ -93,6 +95,7 @@ class Process:
                 durable=log.end if world.plan.asynchronous else log.synced,
                 log_start=log.start,
                 nonce_base=self.nonce_base(),
+                far=self.far.found(store),
             )
             self.undecided[partition] = []
             self.tails[partition] = {}
@@ -245,6 +248,8 @@ class Process:
             case fx.RoleChanged(role, _, _):
                 if role is Role.FAILED:
                     world.after(30, self.die, "its disk failed")
+            case fx.GoFar() | fx.InstallRows() | fx.InstallState() | fx.EndFar() | fx.SendFar():
+                self.far.perform(partition, effect)
             case fx.LeadershipReady() | fx.Refused():
                 pass
             case _:
@@ -397,11 +402,13 @@ class Process:
         for partition, store in self.node.disk.stores.items():
             if plan.asynchronous:
                 self.node.disk.logs[partition].sync()  # floors stand on a synced log
-            if not store.target:
+            if not store.target and store.far is None:
                 store.floor = store.applied
             log = self.node.disk.logs[partition]
             if rng.random() < plan.trims:
                 limit = self.world.trim_limit(partition)
+                pin = self.far.pin(partition)
+                limit = limit if pin is None else min(limit, pin)
                 to = min(store.floor, log.synced, limit, rng.randint(log.start, log.end))
                 if to > log.start:
                     self.trim(partition, to)

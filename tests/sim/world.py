@@ -206,9 +206,7 @@ class World:
         record = self.metastore.records[partition]
         there = [name for name in record.replicas if name in names]
         electable = self.electable(record, there)
-        start = min((self.nodes[name].disk.logs[partition].start for name in electable), default=0)
-        reach = [name for name in there if self.checkers.agreed(self.nodes[name], partition) >= start]
-        return bool(electable) and len(reach) >= record.effective_min_isr
+        return bool(electable) and len(there) >= record.effective_min_isr
 
     def electable(self, record: PartitionRecord, names: list[str]) -> list[str]:
         """Those of `names` that may be elected with the log that they have."""
@@ -264,7 +262,7 @@ class World:
 
     def trim_limit(self, partition: int) -> int:
         """How far logs may be trimmed so that all copies can still be brought up to date from them; with `harsh_trims`
-        only as many as writes need."""
+        only as many as writes need: the others take rows."""
         agreed = sorted(
             (
                 min(self.checkers.agreed(node, partition), node.disk.logs[partition].synced)
@@ -272,7 +270,7 @@ class World:
             ),
             reverse=True,
         )
-        if self.plan.harsh_trims and not self.faults.over:
+        if self.plan.harsh_trims:
             return agreed[min(len(agreed), max(2, self.plan.min_isr)) - 1]
         return agreed[-1]
 

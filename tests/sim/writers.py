@@ -7,17 +7,26 @@ that is killed leaves what it was amid done, half done, or not.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from repl.isr import events as ev
+from repl.isr.epochs import EpochTable
 from repl.model.entry import Entry
 
 if TYPE_CHECKING:
     from tests.sim.disk import Disk
     from tests.sim.process import Process
 
-Job = tuple[Entry, ...] | int
-"""Entries to append, or the offset to truncate to."""
+
+class Start(NamedTuple):
+    """Let the log begin and end at `at_offset`."""
+
+    at_offset: int
+    table: EpochTable
+
+
+Job = tuple[Entry, ...] | int | Start
+"""Entries to append, or the offset to truncate to, or a new beginning."""
 
 
 class Writer:
@@ -70,8 +79,8 @@ class LogWriter(Writer):
         self.world.after(self.disk_ms(2, 20), self._epoch_written, partition, epoch)
 
     def truncates(self, partition: int) -> bool:
-        """True while a truncation of the partition's log waits to be written."""
-        return any(who == partition and isinstance(job, int) for who, job in self.unwritten)
+        """True while a truncation of the partition's log, or a new beginning, waits to be written."""
+        return any(who == partition and isinstance(job, int | Start) for who, job in self.unwritten)
 
     def leave_behind(self) -> None:
         """The process ends amid its work."""
@@ -83,7 +92,7 @@ class LogWriter(Writer):
                 self._write_job(partition, job)
             if done < len(jobs):
                 partition, job = jobs[done]
-                if not isinstance(job, int) and len(job) > 1:
+                if not isinstance(job, int | Start) and len(job) > 1:
                     self._write_job(partition, job[: rng.randint(1, len(job) - 1)])
         for partition, epoch in self._epochs_in_flight.items():
             if rng.random() < 0.5:
@@ -111,6 +120,8 @@ class LogWriter(Writer):
         log = self.disk.logs[partition]
         if isinstance(job, int):
             log.truncate(job)
+        elif isinstance(job, Start):
+            log.restart(*job)
         else:
             log.append(job)
 
@@ -134,7 +145,9 @@ class LogWriter(Writer):
         facts: dict[int, list[ev.Event]] = {partition: [ev.Persisted(end)] for partition, end in ends.items()}
         for partition, job in batch:
             told = facts.setdefault(partition, [])
-            if isinstance(job, int):
+            if isinstance(job, Start):
+                self.world.after(0, self.process.far.log_restarted, partition)
+            elif isinstance(job, int):
                 told.append(ev.Truncated(job))
             else:
                 if told and isinstance(told[-1], ev.Persisted):

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 
 from repl.isr.messages import (
     Ack,
+    FarAsk,
+    FarRows,
+    FarState,
     Fenced,
     Forward,
     Hello,
@@ -70,7 +73,14 @@ def forwards(draw: st.DrawFn) -> Forward:
 
 
 messages = st.one_of(
-    st.builds(Hello, epochs, numbers, numbers, offsets, offsets, tables()),
+    st.builds(Hello, epochs, numbers, numbers, offsets, offsets, tables(), numbers),
+    st.builds(FarAsk, epochs, numbers, numbers, offsets, epochs, st.integers(0, 1), offsets, st.binary(max_size=9)),
+    st.builds(FarRows, epochs, numbers, offsets, offsets, epochs, offsets, st.binary(max_size=300)),
+    st.builds(
+        FarState,
+        *(epochs, numbers, offsets, st.binary(max_size=9), st.binary(max_size=9), st.integers(0, 1)),
+        *(tables(), st.binary(max_size=300)),
+    ),
     st.builds(HelloOk, epochs, numbers, offsets, offsets, offsets),
     st.builds(HelloRefused, epochs, numbers, st.sampled_from(list(Refusal)), offsets),
     forwards(),

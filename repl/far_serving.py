@@ -1,0 +1,194 @@
+"""Giving rows to followers that are far (docs/protocol.md R-FAR): one snapshot a round, a chunk for each question.
+
+The core says whom to answer (`repl.isr.far`); here chunks are read in a thread and go in the catch-up lane, one at a
+time, since the follower asks for the next one when it has written the last. While it takes them, and then until it is
+in sync, the log is pinned at the round's end, so that the rest is there when the rows are; the pin dies when nothing
+is heard for PIN_MS, and `repl.replog` bounds what it may cost. Nothing here decides who is in sync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import structlog
+
+from repl.isr import effects as fx
+from repl.isr.epochs import cut, epoch_at
+from repl.isr.messages import FarAsk, FarRows, FarState
+from repl.model.errors import LocalFault
+from repl.model.ports import TimeSource
+from repl.partition import Partition
+from repl.store.port import Chunk, Snapshot, StateChunk, Store
+from repl.telemetry import Sample
+from repl.transport.port import Links
+
+log = structlog.get_logger(__name__)
+
+CHUNK_BYTES: Final = 1_000_000
+"""Most bytes of one chunk, one row at least: what a follower takes of memory here, and there."""
+
+PIN_MS: Final = 60_000
+"""A round, its snapshot and its pin end when the follower asks for nothing and acknowledges nothing for this long:
+several times a session's time-out, and longer than any single chunk."""
+
+ROOM_POLL_S: Final = 0.02
+"""Pause before a full catch-up lane is looked at again."""
+
+ROOM_WAIT_S: Final = 5.0
+"""How long a chunk waits for a full lane; then it is dropped, and the follower asks again."""
+
+READ_THREADS: Final = 1
+"""One follower's chunks at a time are read: rows come from all over the disk, and live work goes before."""
+
+
+class _Round:
+    """One follower's. `snapshot` belongs to the thread while `task` runs."""
+
+    def __init__(self) -> None:
+        self.snapshot: Snapshot | None = None
+        self.asked: FarAsk | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.sent_all = False
+        self.heard_ms = 0
+        self.leo = 0
+        self.end = 0
+
+
+class FarServing:
+    """Of one node. `fail` takes a store that cannot be read."""
+
+    def __init__(self, links: Links, store: Store, time: TimeSource, fail: Callable[[Exception], None]) -> None:
+        self._links = links
+        self._store = store
+        self._time = time
+        self._fail = fail
+        self._loop = asyncio.get_running_loop()
+        self._pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="far")
+        self._rounds: dict[tuple[int, str], _Round] = {}
+        self.rounds_begun = 0
+        self.rows_sent = 0
+        self.bytes_sent = 0
+
+    def answer(self, partition: Partition, effect: fx.SendFar) -> None:
+        """Send the chunk that was asked for, soon; a newer question takes the place of one that waits."""
+        asked = effect.asked
+        if effect.table is not None:
+            message = FarState(asked.epoch, asked.nonce, asked.position, b"", b"", 1, effect.table, b"")
+            self._links.send(effect.to, partition.id, message, live=False)
+            return
+        key = (partition.id, effect.to)
+        found = self._rounds.get(key)
+        if found is None:
+            found = self._rounds[key] = _Round()
+        found.asked, found.heard_ms = asked, self._time.now_ms()
+        if found.task is None:
+            found.task = self._loop.create_task(self._run(partition, effect.to, found))
+
+    async def _run(self, partition: Partition, to: str, of: _Round) -> None:
+        try:
+            while (asked := of.asked) is not None:
+                of.asked = None
+                if _stale(partition, asked):
+                    continue
+                chunk = await self._loop.run_in_executor(self._pool, self._read, partition.id, of, asked)
+                if not _stale(partition, asked) and await self._room(to):
+                    self._send(partition, to, of, asked, chunk)
+        except (LocalFault, OSError) as error:
+            self._fail(error)
+        finally:
+            of.task = None
+
+    def _read(self, partition: int, of: _Round, asked: FarAsk) -> Chunk | StateChunk:
+        """In the thread: the chunk that was asked for, of this round's snapshot or, where it was of another, of a new
+        round's, which goes on from the follower's position."""
+        snapshot = of.snapshot
+        other = snapshot is not None and asked.end not in (0, snapshot.end.offset)
+        if snapshot is None or other or asked.position > snapshot.end.offset or (of.sent_all and not asked.end):
+            if snapshot is not None:
+                snapshot.close()
+            snapshot = of.snapshot = self._store.far.snapshot(partition)
+            of.sent_all = False
+            of.end = snapshot.end.offset
+            self.rounds_begun += 1
+            log.info("far.round_begins", partition=partition, position=asked.position, end=of.end)
+        if asked.end == snapshot.end.offset == asked.position and not other:
+            return snapshot.state(asked.after, CHUNK_BYTES)
+        return snapshot.rows(asked.position, CHUNK_BYTES)
+
+    def _send(self, partition: Partition, to: str, of: _Round, asked: FarAsk, chunk: Chunk | StateChunk) -> None:
+        assert of.snapshot is not None
+        end = of.snapshot.end
+        table = partition.replica.epoch_table
+        message: FarRows | FarState
+        if isinstance(chunk, Chunk):
+            epoch = end.epoch if chunk.upto == end.offset else epoch_at(table, chunk.upto - 1)
+            message = FarRows(asked.epoch, asked.nonce, asked.position, chunk.upto, epoch, end.offset, chunk.rows)
+            self.rows_sent += chunk.row_count
+        else:
+            of.sent_all = chunk.done
+            done = int(chunk.done)
+            at_end = cut(table, end.offset)
+            message = FarState(asked.epoch, asked.nonce, end.offset, asked.after, chunk.last, done, at_end, chunk.rows)
+        self.bytes_sent += len(chunk.rows)
+        self._links.send(to, partition.id, message, live=False)
+
+    async def _room(self, to: str) -> bool:
+        deadline = self._loop.time() + ROOM_WAIT_S
+        while not self._links.catch_up_room(to):
+            if self._loop.time() >= deadline:
+                return False
+            await asyncio.sleep(ROOM_POLL_S)
+        return True
+
+    def look(self, partitions: Mapping[int, Partition]) -> Mapping[int, int]:
+        """End the rounds of followers that are in sync, or silent, or led by others; returns from where on the log of
+        each partition is needed."""
+        now_ms = self._time.now_ms()
+        pins: dict[int, int] = {}
+        for key, found in list(self._rounds.items()):
+            partition = partitions[key[0]]
+            view = next((f for f in partition.replica.followers() if f.node == key[1]), None)
+            if view is not None and view.leo > found.leo:
+                found.leo, found.heard_ms = view.leo, now_ms
+            silent = now_ms - found.heard_ms > PIN_MS
+            if found.task is None and (silent or not partition.leads or (view is not None and view.in_sync)):
+                if silent:
+                    log.warning(
+                        "far.pin_dropped",
+                        partition=key[0],
+                        node=key[1],
+                        advice="where followers are merely slow, raise replication.catch_up_rate_limit",
+                    )
+                self._close(key)
+            elif found.snapshot is not None:
+                pins[key[0]] = min(pins.get(key[0], found.end), max(found.end, found.leo))
+        return pins
+
+    def _close(self, key: tuple[int, str]) -> None:
+        snapshot = self._rounds.pop(key).snapshot
+        if snapshot is not None:
+            snapshot.close()
+
+    def stop(self) -> None:
+        """Send nothing more, and let go of the store. Blocks until the chunk that is being read is there."""
+        for found in self._rounds.values():
+            if found.task is not None:
+                found.task.cancel()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for key in list(self._rounds):
+            self._close(key)
+
+    def metrics(self) -> list[Sample]:
+        """What was given."""
+        return [
+            ("isthmus_far_rounds_begun_total", {}, self.rounds_begun),
+            ("isthmus_far_rows_sent_total", {}, self.rows_sent),
+            ("isthmus_far_bytes_sent_total", {}, self.bytes_sent),
+        ]
+
+
+def _stale(partition: Partition, asked: FarAsk) -> bool:
+    return not partition.leads or partition.replica.epoch != asked.epoch

@@ -1,0 +1,226 @@
+"""Catching up from another node's rows, on LevelDB (`repl.store.port.FarStore`).
+
+A partition that is far has a mark instead of an applied row, from before the first foreign row is written until the
+last one is on disk; each batch of rows moves the mark. After a power loss nobody knows which of the rows since are
+there, so then they all go: `reopened` does that at open, before the boot id is noted. Names and values of rows are
+`rows`'s, the bytes of a chunk `transfer`'s; when a round begins and ends the core decides (`repl.isr.far`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from typing import Any, Final, Protocol
+
+from repl.model.entry import decode_key_row
+from repl.model.errors import Corruption
+from repl.model.keys import segment_of
+from repl.store import rows, transfer
+from repl.store.opening import found_marks, read_requests
+from repl.store.port import Applied, Chunk, FarMark, StateChunk
+from repl.store.progress import Progress
+from repl.store.reads import Source
+from repl.store.requests import RequestWindows
+from repl.store.rows import FarKind, Position
+from repl.store.transfer import ROW_BYTES, STATE_TAGS, Row
+
+WIPE_ROWS: Final = 4_096
+"""Rows that one batch deletes when a partition is emptied: about 300 KB of names."""
+
+WIPED_TAGS: Final = (rows.OBJECT_TAG, rows.KEY_TAG, rows.CHANGE_TAG, *STATE_TAGS)
+
+
+class Closable(Source, Protocol):
+    """A source that is to be closed."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class LevelSnapshot:
+    """`repl.store.port.Snapshot`."""
+
+    def __init__(self, source: Closable, partition: int) -> None:
+        self._source = source
+        self._number = rows.U32.pack(partition)
+        self._prefixes = rows.prefixes(partition)
+        value = source.get(self._prefixes.applied)
+        epoch, offset, _ = rows.START if value is None else rows.decode_position(value)
+        self.end = Applied(epoch, offset)
+
+    def rows(self, from_offset: int, limit_bytes: int) -> Chunk:
+        """See the port. Raises Corruption for a change without its key or object."""
+        prefix = self._prefixes.change
+        found: list[Row] = []
+        size = 0
+        stop = prefix + rows.U64.pack(self.end.offset)
+        with closing(self._source.scan(prefix + rows.U64.pack(from_offset), stop)) as scan:
+            for name, value in scan:
+                change = rows.decode_change(rows.decode_u64(name[len(prefix) :]), value)
+                tail = rows.bucket_head(change.bucket) + change.key
+                key_row = self._source.get(self._prefixes.key + rows.segment_name(segment_of(change.key_hash)) + tail)
+                data = self._source.get(self._prefixes.object + tail)
+                if key_row is None or data is None:
+                    raise Corruption(f"the change at offset {change.offset} has no key row or no object")
+                row = Row(change.offset, value, key_row, data)
+                size += len(value) + len(key_row) + len(data) + ROW_BYTES
+                if found and size > limit_bytes:
+                    return Chunk(transfer.encode(found), row.offset, len(found))
+                found.append(row)
+        return Chunk(transfer.encode(found), self.end.offset, len(found))
+
+    def state(self, after: bytes, limit_bytes: int) -> StateChunk:
+        """See the port."""
+        found: list[tuple[bytes, bytes]] = []
+        size = 0
+        for tag in STATE_TAGS:
+            prefix = tag + self._number
+            start = prefix + after[1:] + b"\0" if after[:1] == tag else prefix
+            if tag < after[:1]:
+                continue
+            with closing(self._source.scan(start, rows.after_prefix(prefix))) as scan:
+                for name, value in scan:
+                    size += len(name) + len(value)
+                    if found and size > limit_bytes:
+                        return StateChunk(transfer.encode(found), found[-1][0], False)
+                    found.append((tag + name[len(prefix) :], value))
+        return StateChunk(transfer.encode(found), found[-1][0] if found else after, True)
+
+    def close(self) -> None:
+        """See the port."""
+        self._source.close()
+
+
+class LevelFar:
+    """`repl.store.port.FarStore` of one `LevelStore`, whose parts it is given: `new_batch` makes a batch, `write`
+    writes one or raises LocalFault, `sync` puts on disk what was written, `checkpoint` is the store's."""
+
+    def __init__(
+        self,
+        source: Source,
+        progress: Progress,
+        requests: RequestWindows,
+        *,
+        new_batch: Callable[[], Any],
+        write: Callable[[Any], None],
+        sync: Callable[[], None],
+        checkpoint: Callable[[], None],
+        open_snapshot: Callable[[], Closable],
+    ) -> None:
+        self._source = source
+        self._progress = progress
+        self._requests = requests
+        self._new_batch = new_batch
+        self._write = write
+        self.sync = sync
+        self._checkpoint = checkpoint
+        self._open_snapshot = open_snapshot
+        self._marks = {p: FarMark(position, epoch, kind is FarKind.WHOLE) for p, (kind, epoch, position) in
+                       found_marks(source).items()}  # fmt: skip
+
+    def reopened(self, *, trusted: bool) -> None:
+        """Empty what was being emptied, and, unless the rows found are `trusted`, all that were being filled."""
+        for partition, (kind, _, _) in found_marks(self._source).items():
+            if kind is FarKind.EMPTYING or not trusted:
+                self._empty(partition)
+
+    def marks(self) -> Mapping[int, FarMark]:
+        """See the port."""
+        return dict(self._marks)
+
+    def begin(self, partition: int, *, empty: bool) -> FarMark:
+        """See the port."""
+        applied = self._progress.applied(partition)
+        lossy = empty or self._progress.is_replaying(partition)
+        self._progress.forget(partition)
+        self._requests.forget(partition)
+        if lossy:
+            return self._empty(partition)
+        mark = self._mark(self._new_batch(), partition, FarKind.WHOLE, applied.epoch, applied.offset)
+        self.sync()
+        return mark
+
+    def _mark(self, batch: Any, partition: int, kind: FarKind, epoch: int, position: int) -> FarMark:
+        batch.put(rows.FAR_TAG + rows.U32.pack(partition), rows.encode_far(kind, epoch, position))
+        batch.delete(rows.prefixes(partition).applied)
+        self._write(batch)
+        mark = self._marks[partition] = FarMark(position, epoch, kind is FarKind.WHOLE)
+        return mark
+
+    def _empty(self, partition: int) -> FarMark:
+        """The mark says so before the first row goes, and all are gone before it says that they are."""
+        self._mark(self._new_batch(), partition, FarKind.EMPTYING, 0, 0)
+        self.sync()
+        for tag in WIPED_TAGS:
+            self._delete_all(tag + rows.U32.pack(partition))
+        self.sync()
+        mark = self._mark(self._new_batch(), partition, FarKind.WHOLE, 0, 0)
+        self.sync()
+        return mark
+
+    def _delete_all(self, prefix: bytes) -> None:
+        batch, count = self._new_batch(), 0
+        with closing(self._source.names(prefix, rows.after_prefix(prefix))) as names:
+            for name in names:
+                batch.delete(name)
+                count += 1
+                if count % WIPE_ROWS == 0:
+                    self._write(batch)
+                    batch = self._new_batch()
+        self._write(batch)
+
+    def install_rows(self, partition: int, chunk: bytes, upto: int, epoch: int) -> FarMark:
+        """See the port: the row that the key had in the index goes with the write of its new one."""
+        found = transfer.decode_rows(chunk)
+        before = self._marks[partition]
+        prefixes = rows.prefixes(partition)
+        batch = self._new_batch()
+        for row in found:
+            if not before.position <= row.offset < upto:
+                raise Corruption(f"a row of offset {row.offset} came among those of {before.position} to {upto - 1}")
+            change = rows.decode_change(row.offset, row.change)
+            tail = rows.bucket_head(change.bucket) + change.key
+            name = prefixes.key + rows.segment_name(segment_of(change.key_hash)) + tail
+            mine = self._source.get(name)
+            if mine is not None:
+                batch.delete(prefixes.change + rows.U64.pack(decode_key_row(mine).offset))
+            batch.put(prefixes.object + tail, row.object)
+            batch.put(name, row.key_row)
+            batch.put(prefixes.change + rows.U64.pack(row.offset), row.change)
+        kind = FarKind.WHOLE if before.whole and not found and upto == before.position else FarKind.PARTIAL
+        return self._mark(batch, partition, kind, epoch, upto)
+
+    def install_state(self, partition: int, chunk: bytes, *, first: bool) -> FarMark:
+        """See the port."""
+        found = transfer.decode_state(chunk)
+        number = rows.U32.pack(partition)
+        before = self._marks[partition]
+        batch = self._new_batch()
+        if first:
+            self._mark(batch, partition, FarKind.PARTIAL, before.epoch, before.position)
+            for tag in STATE_TAGS:
+                self._delete_all(tag + number)
+            batch = self._new_batch()
+        for name, value in found:
+            batch.put(name[:1] + number + name[1:], value)
+        return self._mark(batch, partition, FarKind.PARTIAL, before.epoch, before.position)
+
+    def finish(self, partition: int, end: Applied) -> None:
+        """See the port."""
+        prefixes = rows.prefixes(partition)
+        name, _ = self._source.last_before(rows.after_prefix(prefixes.mark))
+        found = name.startswith(prefixes.mark)
+        mark_s = rows.decode_u64(name[len(prefixes.mark) :]) if found else rows.NO_MARK
+        position = Position(end.epoch, end.offset, mark_s)
+        batch = self._new_batch()
+        batch.delete(rows.FAR_TAG + rows.U32.pack(partition))
+        batch.put(prefixes.applied, rows.encode_position(position))
+        self._write(batch)
+        read_requests(self._source, self._requests, partition, end.offset)
+        del self._marks[partition]
+        self._progress.install(partition, position)
+        self._checkpoint()
+
+    def snapshot(self, partition: int) -> LevelSnapshot:
+        """See the port."""
+        return LevelSnapshot(self._open_snapshot(), partition)

@@ -1,0 +1,159 @@
+"""The memory twin of `repl.store.far`: the same bytes on the wire, dictionaries at both ends."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from repl.model.entry import decode_key_row
+from repl.model.errors import Corruption
+from repl.store import rows, transfer
+from repl.store.port import Applied, Change, Chunk, FarMark, StateChunk
+from repl.store.progress import Progress
+from repl.store.requests import RequestWindows
+from repl.store.rows import Position
+from repl.store.transfer import ROW_BYTES, Row
+
+if TYPE_CHECKING:
+    from repl.store.memory import Kept
+
+
+class MemorySnapshot:
+    """`repl.store.port.Snapshot`: everything is copied at once."""
+
+    def __init__(self, kept: Kept, end: Applied, requests: list[tuple[int, bytes]]) -> None:
+        self.end = end
+        self._rows = [
+            Row(
+                c.offset,
+                rows.CHANGE_HEAD.pack(c.kind, c.key_hash, c.time_ms) + c.origin + rows.bucket_head(c.bucket) + c.key,
+                kept.key_rows[c.bucket, c.key],
+                kept.objects[c.bucket, c.key],
+            )
+            for c in (kept.changes[offset] for offset in kept.change_offsets)
+        ]
+        state = [
+            (rows.CURSOR_TAG + q, rows.U64.pack(offset) + payload) for q, (offset, payload) in kept.cursors.items()
+        ]
+        state += [(rows.SOFT_TAG + q, payload) for q, payload in kept.soft_cursors.items()]
+        state += [(rows.MARK_TAG + rows.U64.pack(second), rows.U64.pack(offset)) for second, offset in kept.marks]
+        state += [(rows.REQUEST_TAG + rows.U64.pack(offset), name) for offset, name in requests]
+        self._state = sorted(state)
+
+    def rows(self, from_offset: int, limit_bytes: int) -> Chunk:
+        """See the port."""
+        found: list[Row] = []
+        size = 0
+        for row in self._rows:
+            if row.offset >= from_offset:
+                size += len(row.change) + len(row.key_row) + len(row.object) + ROW_BYTES
+                if found and size > limit_bytes:
+                    return Chunk(transfer.encode(found), row.offset, len(found))
+                found.append(row)
+        return Chunk(transfer.encode(found), self.end.offset, len(found))
+
+    def state(self, after: bytes, limit_bytes: int) -> StateChunk:
+        """See the port."""
+        found: list[tuple[bytes, bytes]] = []
+        size = 0
+        for item in self._state:
+            if item[0] > after:
+                size += len(item[0]) + len(item[1])
+                if found and size > limit_bytes:
+                    return StateChunk(transfer.encode(found), found[-1][0], False)
+                found.append(item)
+        return StateChunk(transfer.encode(found), found[-1][0] if found else after, True)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class MemoryFar:
+    """`repl.store.port.FarStore` of one `MemoryStore`."""
+
+    def __init__(
+        self, partitions: dict[int, Kept], progress: Progress, requests: RequestWindows, new: Callable[[], Kept]
+    ) -> None:
+        self._partitions = partitions
+        self._progress = progress
+        self._requests = requests
+        self._new = new
+        self._marks: dict[int, FarMark] = {}
+
+    def marks(self) -> Mapping[int, FarMark]:
+        """See the port."""
+        return dict(self._marks)
+
+    def begin(self, partition: int, *, empty: bool) -> FarMark:
+        """See the port."""
+        applied = self._progress.applied(partition)
+        self._progress.forget(partition)
+        if empty:
+            self._partitions[partition] = self._new()
+            self._requests.forget(partition)
+            applied = Applied(0, 0)
+        return self._mark(partition, FarMark(applied.offset, applied.epoch, True))
+
+    def _mark(self, partition: int, mark: FarMark) -> FarMark:
+        self._marks[partition] = mark
+        return mark
+
+    def install_rows(self, partition: int, chunk: bytes, upto: int, epoch: int) -> FarMark:
+        """See the port."""
+        found = transfer.decode_rows(chunk)
+        before = self._marks[partition]
+        if any(not before.position <= row.offset < upto for row in found):
+            raise Corruption(f"a row came that is not among those of {before.position} to {upto - 1}")
+        kept = self._partitions.setdefault(partition, self._new())
+        for row in found:
+            change: Change = rows.decode_change(row.offset, row.change)
+            name = (change.bucket, change.key)
+            if name in kept.key_rows:
+                old = decode_key_row(kept.key_rows[name]).offset
+                del kept.changes[old]
+                kept.change_offsets.remove(old)
+            else:
+                insort(kept.names, name)
+            kept.objects[name], kept.key_rows[name] = row.object, row.key_row
+            kept.changes[row.offset] = change
+            kept.change_offsets.append(row.offset)
+        whole = before.whole and not found and upto == before.position
+        return self._mark(partition, FarMark(upto, epoch, whole))
+
+    def install_state(self, partition: int, chunk: bytes, *, first: bool) -> FarMark:
+        """See the port."""
+        found = transfer.decode_state(chunk)
+        kept = self._partitions.setdefault(partition, self._new())
+        if first:
+            kept.cursors.clear()
+            kept.soft_cursors.clear()
+            kept.marks.clear()
+            self._requests.forget(partition)
+        for name, value in found:
+            tag, rest = name[:1], name[1:]
+            if tag == rows.CURSOR_TAG:
+                kept.cursors[rest] = rows.decode_cursor(value)
+            elif tag == rows.SOFT_TAG:
+                kept.soft_cursors[rest] = value
+            elif tag == rows.MARK_TAG:
+                kept.marks.append((rows.decode_u64(rest), rows.decode_u64(value)))
+            else:
+                self._requests.of(partition).add(rows.decode_u64(rest), value)
+        before = self._marks[partition]
+        return self._mark(partition, FarMark(before.position, before.epoch, False))
+
+    def sync(self) -> None:
+        """Nothing to sync."""
+
+    def finish(self, partition: int, end: Applied) -> None:
+        """See the port."""
+        marks = self._partitions.setdefault(partition, self._new()).marks
+        del self._marks[partition]
+        self._progress.install(partition, Position(end.epoch, end.offset, marks[-1][0] if marks else rows.NO_MARK))
+        self._progress.checkpointed(self._progress.written())
+
+    def snapshot(self, partition: int) -> MemorySnapshot:
+        """See the port."""
+        kept = self._partitions.get(partition) or self._new()
+        return MemorySnapshot(kept, self._progress.applied(partition), self._requests.of(partition).all())

@@ -1,0 +1,237 @@
+"""Followers that the log does not reach any more take rows of the store, and come back in sync (R-FAR)."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from repl import far_serving
+from repl.isr.messages import FarRows, FarState, Message
+from repl.model.errors import IsthmusError
+from repl.model.keys import Key
+from repl.model.objects import Content
+from repl.model.requests import WriteRequest
+from repl.store.port import Store
+from tests.runtime.conftest import House, Town, until
+
+Towns = Callable[..., AbstractAsyncContextManager[Town]]
+
+SMALL = {"log_size_bytes": 60_000, "log_file_bytes": 20_000, "checkpoint_interval_ms": 30}
+"""A log that is trimmed after a hundred writes or so."""
+
+
+async def put(house: House, name: bytes, value: bytes) -> None:
+    await house.coordinator.write(WriteRequest(Key(b"default", b"b", name), Content(value)))
+
+
+def rows_of(store: Store, partition: int = 0) -> tuple[object, ...]:
+    """All that a copy's rows say: change index, keys, objects, cursors' and requests' rows."""
+    snapshot = store.far.snapshot(partition)
+    try:
+        chunk = snapshot.rows(0, 1 << 30)
+        state = snapshot.state(b"", 1 << 30)
+        listed = [(k.bucket, k.key, k.row) for k in store.list_keys(partition, None, None)]
+        return snapshot.end, chunk.rows, state.rows, listed
+    finally:
+        snapshot.close()
+
+
+async def same_everywhere(town: Town) -> None:
+    """All copies are in sync, level, and hold the same rows."""
+    await town.level(timeout_s=30)
+    found = [rows_of(house.runtime.store) for house in town.houses.values()]
+    assert found[0] == found[1] == found[2]
+    assert not any(house.failures for house in town.houses.values())
+
+
+async def trimmed_beyond(leader: House, offset: int) -> None:
+    """Write until the leader's log begins above `offset`."""
+    for n in range(2_000):
+        if leader.runtime.replog.start_of(0) > offset:
+            return
+        await put(leader, b"fill-%d" % (n % 40), b"x" * 400)
+    raise AssertionError("the log is not trimmed")
+
+
+@asynccontextmanager
+async def load(town: Town):  # type: ignore[no-untyped-def]
+    """Clients write all the while."""
+    stop = asyncio.Event()
+    acked: list[bytes] = []
+
+    async def client(prefix: bytes) -> None:
+        n = 0
+        while not stop.is_set():
+            n += 1
+            leader = town.leader()
+            try:
+                if leader is not None:
+                    name = b"%s-%d" % (prefix, n % 30)
+                    await asyncio.wait_for(put(leader, name, b"%d" % n), 5)
+                    acked.append(name)
+            except (IsthmusError, TimeoutError):
+                pass
+            await asyncio.sleep(0.005)
+
+    tasks = [asyncio.create_task(client(b"c%d" % i)) for i in range(2)]
+    try:
+        yield acked
+    finally:
+        stop.set()
+        await asyncio.gather(*tasks)
+
+
+async def follower_of(town: Town) -> House:
+    leader = await town.led()
+    return next(house for house in town.houses.values() if house is not leader)
+
+
+def test_a_follower_away_until_the_log_is_gone_comes_back_in_sync(tmp_path: Path, town: Towns) -> None:
+    """What it missed comes as rows, deleted change rows included, and its log begins where the round ended."""
+
+    async def story() -> None:
+        async with town(tmp_path, **SMALL) as t:
+            leader = await t.led()
+            for n in range(30):
+                await put(leader, b"k%d" % n, b"old")
+            await t.level()
+            away = await follower_of(t)
+            end = away.partition().replica.leo
+            await t.kill(away.node)
+            leader = await t.led()
+            for n in range(0, 30, 2):
+                await put(leader, b"k%d" % n, b"new")
+            await trimmed_beyond(leader, end)
+            back = await t.open(away.node)
+            await same_everywhere(t)
+            assert back.runtime.replog.start_of(0) > end
+            assert back.partition().replica.far_position is None
+            assert back.runtime._far._taking.rounds >= 1
+
+    asyncio.run(story())
+
+
+def test_a_replaced_data_directory_comes_back_in_sync_under_load(tmp_path: Path, town: Towns) -> None:
+    """A node that lost everything takes all rows while clients write, restarts, and is elected like any other."""
+
+    async def story() -> None:
+        async with town(tmp_path, **SMALL) as t:
+            lost = await follower_of(t)
+            await t.kill(lost.node)
+            leader = await t.led()
+            await trimmed_beyond(leader, lost.partition().replica.leo)
+            shutil.rmtree(tmp_path / lost.node)
+            async with load(t) as acked:
+                await t.open(lost.node)
+                await until(lambda: len((t.leader() or leader).partition().replica.record.isr) == 3, 30)  # type: ignore[union-attr]
+                before = len(acked)
+                await until(lambda: len(acked) > before + 20, 15)
+            await same_everywhere(t)
+            await t.kill(lost.node)
+            await t.open(lost.node)
+            await same_everywhere(t)
+
+    asyncio.run(story())
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_transfer_that_is_cut_anywhere_goes_on(
+    tmp_path: Path, town: Towns, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The taker is killed, the giver loses its leadership, chunks are lost: the copies end up equal all the same."""
+    monkeypatch.setattr(far_serving, "CHUNK_BYTES", 1_500)
+    random = Random(seed)
+
+    async def story() -> None:
+        async with town(tmp_path, **SMALL) as t:
+            taker = await follower_of(t)
+            await t.kill(taker.node)
+            leader = await t.led()
+            for n in range(100):
+                await put(leader, b"k%d" % n, b"v" * random.randint(1, 400))
+            await trimmed_beyond(leader, taker.partition().replica.leo)
+            chunks = 0
+
+            def lost(_sender: str, to: str, message: Message) -> bool:
+                nonlocal chunks
+                if to == taker.node and isinstance(message, FarRows | FarState):
+                    chunks += 1
+                    return random.random() < 0.02
+                return False
+
+            t.wires.lost = lost
+            house = await t.open(taker.node)
+            for cut in range(6):
+                seen = chunks
+                goal = seen + random.randint(1, 12)
+
+                def went_on(goal: int = goal) -> bool:
+                    return chunks >= goal or len(t.followers()) == 2
+
+                await until(went_on, 20)
+                if len(t.followers()) == 2:
+                    break
+                if cut % 3 == 2:
+                    giver = await t.led()
+                    t.wires.isolate(giver.node)
+                    t.wires.heal()
+                else:
+                    await t.kill(taker.node)
+                    house = await t.open(taker.node)
+            await same_everywhere(t)
+            assert house.partition().replica.far_position is None
+
+    asyncio.run(story())
+
+
+def test_a_log_that_is_gone_costs_no_rows_where_the_others_reach_back(tmp_path: Path, town: Towns) -> None:
+    """The store of that copy is whole: its log begins anew at what is applied, under another gen."""
+
+    async def story() -> None:
+        async with town(tmp_path, checkpoint_interval_ms=30) as t:
+            hurt = await follower_of(t)
+            leader = await t.led()
+            for n in range(50):
+                await put(leader, b"k%d" % n, b"v")
+            await t.level()
+            gen = hurt.partition().replica.member.gen
+            applied = hurt.partition().replica.applied
+            await t.kill(hurt.node)
+            for path in (tmp_path / hurt.node / "log").iterdir():
+                path.unlink()
+            back = await t.open(hurt.node)
+            await same_everywhere(t)
+            assert back.partition().replica.member.gen != gen
+            assert back.runtime.replog.start_of(0) == applied
+            assert (await t.led()).runtime._far._serving.rows_sent == 0
+
+    asyncio.run(story())
+
+
+def test_a_store_that_is_gone_is_filled_anew(tmp_path: Path, town: Towns) -> None:
+    """Its log begins above the first entry, so nothing here can rebuild the rows: the copy takes another gen and all
+    rows of its leader."""
+
+    async def story() -> None:
+        async with town(tmp_path, **SMALL) as t:
+            hurt = await follower_of(t)
+            leader = await t.led()
+            await trimmed_beyond(leader, 50)
+            await t.level()
+            await until(lambda: hurt.runtime.replog.start_of(0) > 0)
+            gen = hurt.partition().replica.member.gen
+            await t.kill(hurt.node)
+            shutil.rmtree(tmp_path / hurt.node / "store")
+            back = await t.open(hurt.node)
+            await same_everywhere(t)
+            assert back.partition().replica.member.gen != gen
+            assert back.runtime.store.object(0, b"b", b"fill-1") is not None
+
+    asyncio.run(story())

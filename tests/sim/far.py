@@ -1,0 +1,180 @@
+"""What a process does for copies that are far: gives rows of its store, and takes those of others.
+
+As in the product: a leader reads one snapshot a round; who takes rows marks its copy before the first, and lets its log
+begin at the round's end before its store says that it is applied so far. Each piece of work takes a while, in which the
+process may die, or lose its directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgpack
+
+from repl.isr import effects as fx
+from repl.isr import events as ev
+from repl.isr import messages as ms
+from repl.isr.epochs import cut, epoch_at
+from repl.isr.replica import Role
+from repl.model.entry import Entry, decode_entry
+from tests.sim.disk import SimStore
+from tests.sim.writers import Start
+
+if TYPE_CHECKING:
+    from tests.sim.process import Process
+
+CHUNK_ROWS = 3
+"""Rows of a chunk: a round takes several."""
+
+PIN_MS = 60_000
+"""How long a round pins the log without being heard of."""
+
+STATE_CHUNKS = 2
+"""What is not rows comes in so many."""
+
+
+class Snapshot:
+    """A store as it was; `end` is how far it was applied."""
+
+    def __init__(self, store: SimStore) -> None:
+        self.end = store.applied
+        self.epoch = store.history[-1].epoch if store.history else 0
+        self.rows = sorted(store.latest.values(), key=lambda entry: entry.offset)
+        self.sent_all = False
+        self.heard_ms = 0
+
+
+class Far:
+    """Of one process."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.world = process.world
+        self.snapshots: dict[tuple[int, str], Snapshot] = {}
+        self._ending: dict[int, fx.EndFar] = {}
+
+    def found(self, store: SimStore) -> ev.FarStored | None:
+        """What the far mark says at a start."""
+        return store.far
+
+    def perform(self, partition: int, effect: fx.Effect) -> None:
+        """Do what the core asked for, in a while."""
+        if isinstance(effect, fx.SendFar):
+            self.world.after(self.world.rng.randint(1, 8), self._send, partition, effect)
+            return
+        work: dict[type, Callable[..., None]] = {
+            fx.GoFar: self._go, fx.InstallRows: self._rows, fx.InstallState: self._state, fx.EndFar: self._end,
+        }  # fmt: skip
+        self.world.after(self.process.store.disk_ms(1, 8), work[type(effect)], partition, effect)
+
+    # -- giving ---------------------------------------------------------------------------------
+
+    def snapshot(self, partition: int) -> Snapshot:
+        """The store as it is now."""
+        return Snapshot(self.process.node.disk.stores[partition])
+
+    def _send(self, partition: int, effect: fx.SendFar) -> None:
+        process, asked = self.process, effect.asked
+        replica = process.replicas[partition]
+        leads = replica.role in (Role.LEADER, Role.RESIGNING) and replica.epoch == asked.epoch
+        if not process.alive or process.paused or not leads or not process.holds_directory():
+            return
+        message: ms.Message
+        if effect.table is not None:
+            self.world.counts["far_without_rows"] += 1
+            message = ms.FarState(asked.epoch, asked.nonce, asked.position, b"", b"", 1, effect.table, b"")
+        else:
+            message = self._chunk(partition, effect.to, asked)
+        self.world.network.send(process, effect.to, partition, message)
+
+    def _chunk(self, partition: int, to: str, asked: ms.FarAsk) -> ms.Message:
+        key = (partition, to)
+        of = self.snapshots.get(key)
+        other = of is not None and asked.end not in (0, of.end)
+        if of is None or other or asked.position > of.end or (of.sent_all and not asked.end):
+            of = self.snapshots[key] = self.snapshot(partition)
+            self.world.counts["far_rounds_begun"] += 1
+        of.heard_ms = self.world.now_ms
+        table = self.process.replicas[partition].epoch_table
+        if asked.end == of.end == asked.position and not other:
+            number = int(asked.after or b"0") + 1
+            of.sent_all = number == STATE_CHUNKS
+            done = int(of.sent_all)
+            last = b"%d" % number
+            return ms.FarState(asked.epoch, asked.nonce, of.end, asked.after, last, done, cut(table, of.end), b"state")
+        rows = [entry for entry in of.rows if entry.offset >= asked.position]
+        upto = rows[CHUNK_ROWS].offset if len(rows) > CHUNK_ROWS else of.end
+        epoch = of.epoch if upto == of.end else epoch_at(table, upto - 1)
+        wires = msgpack.packb([entry.wire for entry in rows if entry.offset < upto])
+        return ms.FarRows(asked.epoch, asked.nonce, asked.position, upto, epoch, of.end, wires)
+
+    def pin(self, partition: int) -> int | None:
+        """From where on followers that take rows here, or are not in sync yet, need the log."""
+        ends = {f.node: f.leo for f in self.process.replicas[partition].followers() if not f.in_sync}
+        pins = [
+            max(of.end, ends.get(node, 0))
+            for (who, node), of in self.snapshots.items()
+            if who == partition and self.world.now_ms - of.heard_ms < PIN_MS
+        ]
+        return min(pins, default=None)
+
+    # -- taking ---------------------------------------------------------------------------------
+
+    def _store(self, partition: int) -> SimStore | None:
+        process = self.process
+        if not process.alive or not process.store.obeyed():
+            return None
+        return process.node.disk.stores[partition]
+
+    def _go(self, partition: int, effect: fx.GoFar) -> None:
+        store = self._store(partition)
+        if store is None:
+            return
+        replica = self.process.replicas[partition]
+        if replica.applied < replica.hw:
+            self.world.after(3, self._go, partition, effect)
+            return
+        self.world.checkers.goes_far(self.process, partition)
+        store.begin_far(empty=effect.empty)
+        self.world.counts["far_emptied" if not store.latest else "far_marked"] += 1
+        self._told(partition, store)
+
+    def _told(self, partition: int, store: SimStore, after: bytes = b"") -> None:
+        assert store.far is not None
+        mark = store.far
+        self.process.post(partition, ev.FarStored(mark.position, mark.epoch, mark.whole, after))
+
+    def _rows(self, partition: int, effect: fx.InstallRows) -> None:
+        store = self._store(partition)
+        if store is not None:
+            entries: list[Entry] = [decode_entry(wire) for wire in msgpack.unpackb(effect.rows)]
+            self.world.counts["far_rows"] += len(entries)
+            store.install(entries, effect.upto, effect.upto_epoch)
+            self._told(partition, store)
+
+    def _state(self, partition: int, effect: fx.InstallState) -> None:
+        store = self._store(partition)
+        if store is not None:
+            assert store.far is not None
+            store.far = ev.FarStored(store.far.position, store.far.epoch, False)
+            self._told(partition, store, effect.last)
+
+    def _end(self, partition: int, effect: fx.EndFar) -> None:
+        if self._store(partition) is not None:
+            self._ending[partition] = effect
+            self.process.tails[partition].clear()
+            self.process.log.ask(partition, Start(effect.end, effect.table))
+
+    def log_restarted(self, partition: int) -> None:
+        """The START of a round's end is durable."""
+        self.world.after(self.process.store.disk_ms(1, 8), self._finish, partition)
+
+    def _finish(self, partition: int) -> None:
+        store = self._store(partition)
+        effect = self._ending.pop(partition)
+        if store is not None:
+            committed = self.world.checkers.left_far(self.process, partition, effect.end, store.latest)
+            store.finish_far(committed)
+            self.world.counts["far_rounds"] += 1
+            self.process.post(partition, ev.FarEnded(effect.end, effect.table))

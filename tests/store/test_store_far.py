@@ -1,0 +1,190 @@
+"""Rows of one store in another: what a partition that is far holds, at any moment and after any stop (R-FAR)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from repl.model.entry import EntryKind, decode_key_row, encode_key_row, make_entry
+from repl.model.errors import Corruption
+from repl.model.keys import key_hash
+from repl.model.objects import Summary
+from repl.store import transfer
+from repl.store.leveldb import LevelStore
+from repl.store.memory import MemoryStore
+from repl.store.port import Applied, PartitionStep, Store
+
+UUID = b"east-cluster-016"
+PARTITION = 3
+
+
+def opened(directory: Path, boot_id: str = "boot-1") -> LevelStore:
+    return LevelStore.open(
+        directory, cluster_uuid=UUID, write_buffer_bytes=100_000, block_cache_bytes=100_000, boot_id=boot_id
+    )
+
+
+@pytest.fixture(params=["level", "memory"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """Two stores of one kind: a giver and a taker."""
+    made: list[Store] = (
+        [opened(tmp_path / "a"), opened(tmp_path / "b")] if request.param == "level" else [MemoryStore(), MemoryStore()]
+    )
+    yield made
+    for store in made:
+        store.close()
+
+
+class Writer:
+    """Makes entries as a leader does: each names the offset of its key's change before."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.random = Random(seed)
+        self.offset = 0
+        self.last: dict[bytes, int] = {}
+
+    def step(self, count: int) -> PartitionStep:
+        entries = []
+        for _ in range(count):
+            key = b"k%d" % self.random.randint(0, 20)
+            hash64 = key_hash(b"b", key)
+            row = encode_key_row(Summary(b"c", 7, 0, 1, 1, tombstone=False), self.offset)
+            kind = self.random.choice((EntryKind.DATA, EntryKind.DATA, EntryKind.DATA, EntryKind.CURSOR))
+            data = kind is EntryKind.DATA
+            entries.append(
+                make_entry(
+                    kind,
+                    1,
+                    self.offset,
+                    request_id=b"r%d" % self.offset if data and self.random.random() < 0.5 else b"",
+                    origin=UUID,
+                    time_ms=1_000 * self.offset,
+                    key_hash=hash64 if data else 0,
+                    previous_offset=self.last.get(key, -1) if data else -1,
+                    bucket=b"b" if data else b"",
+                    key=key,
+                    row=row if data else b"",
+                    payload=b"v%d" % self.offset,
+                )
+            )
+            if data:
+                self.last[key] = self.offset
+            self.offset += 1
+        return PartitionStep(PARTITION, entries)
+
+
+def seen(store: Store) -> tuple[Any, ...]:
+    """All rows of the partition, by way of a snapshot."""
+    snapshot = store.far.snapshot(PARTITION)
+    try:
+        rows = transfer.decode_rows(snapshot.rows(0, 1 << 30).rows)
+        return snapshot.end, rows, transfer.decode_state(snapshot.state(b"", 1 << 30).rows)
+    finally:
+        snapshot.close()
+
+
+def transfer_all(giver: Store, taker: Store, limit_bytes: int = 300) -> Applied:
+    """One whole round, in small chunks."""
+    snapshot = giver.far.snapshot(PARTITION)
+    position = taker.far.marks()[PARTITION].position
+    while position < snapshot.end.offset:
+        chunk = snapshot.rows(position, limit_bytes)
+        assert chunk.upto > position
+        position = taker.far.install_rows(PARTITION, chunk.rows, chunk.upto, 1).position
+    after, done = b"", False
+    while not done:
+        state = snapshot.state(after, limit_bytes)
+        taker.far.install_state(PARTITION, state.rows, first=not after)
+        after, done = state.last, state.done
+    taker.far.finish(PARTITION, snapshot.end)
+    snapshot.close()
+    return snapshot.end
+
+
+def test_a_round_makes_the_taker_the_givers_equal(pair: list[Store]) -> None:
+    """After several rounds from other positions all rows are the same, change rows of older changes are gone, and both
+    go on with the same entries."""
+    giver, taker = pair
+    writer = Writer()
+    first = writer.step(30)
+    giver.write([first])
+    taker.write([first])
+    for empty in (False, True, False):
+        giver.write([writer.step(60)])
+        mark = taker.far.begin(PARTITION, empty=empty)
+        assert mark.whole
+        assert mark.position == (0 if empty else mark.position)
+        assert taker.applied(PARTITION) == Applied(0, 0)
+        transfer_all(giver, taker)
+        assert seen(taker) == seen(giver)
+        assert taker.applied(PARTITION) == giver.applied(PARTITION)
+        assert taker.durable_floor(PARTITION) == giver.applied(PARTITION).offset
+        for offset, name in ((e.offset, e.request_id) for e in first.entries if e.request_id):
+            hash64 = next(e.key_hash for e in first.entries if e.offset == offset)
+            found = taker.request_offset(PARTITION, hash64, name)
+            assert found == giver.request_offset(PARTITION, hash64, name)
+    more = writer.step(20)
+    giver.write([more])
+    taker.write([more])
+    assert seen(taker) == seen(giver)
+    assert not taker.far.marks()
+
+
+def test_a_snapshot_shows_what_was_when_it_was_taken(pair: list[Store]) -> None:
+    """Writes after it are not in it, however late it is read."""
+    giver, _ = pair
+    writer = Writer()
+    giver.write([writer.step(20)])
+    snapshot = giver.far.snapshot(PARTITION)
+    before = snapshot.rows(0, 1 << 30)
+    giver.write([writer.step(50)])
+    assert snapshot.rows(0, 1 << 30) == before
+    assert snapshot.end.offset == 20
+    snapshot.close()
+
+
+def test_a_damaged_chunk_changes_nothing(pair: list[Store]) -> None:
+    """A flipped byte, or rows of another place, are refused, and the mark stays where it was."""
+    giver, taker = pair
+    giver.write([Writer().step(30)])
+    taker.far.begin(PARTITION, empty=True)
+    snapshot = giver.far.snapshot(PARTITION)
+    chunk = snapshot.rows(0, 400)
+    hurt = bytearray(chunk.rows)
+    hurt[len(hurt) // 2] ^= 1
+    with pytest.raises(Corruption):
+        taker.far.install_rows(PARTITION, bytes(hurt), chunk.upto, 1)
+    with pytest.raises(Corruption, match="among those"):
+        taker.far.install_rows(PARTITION, chunk.rows, 1, 1)
+    assert taker.far.marks()[PARTITION].position == 0
+    snapshot.close()
+
+
+def test_a_copy_that_is_far_is_still_so_after_a_kill_and_empty_after_a_power_loss(tmp_path: Path) -> None:
+    """A kill leaves every row up to the position; after another boot nobody knows what is there, so all goes, even when
+    that boot's first process is killed, too."""
+    giver, taker = opened(tmp_path / "a"), opened(tmp_path / "b")
+    giver.write([Writer().step(60)])
+    taker.far.begin(PARTITION, empty=False)
+    snapshot = giver.far.snapshot(PARTITION)
+    chunk = snapshot.rows(0, 400)
+    taker.far.install_rows(PARTITION, chunk.rows, chunk.upto, 1)
+    snapshot.close()
+    taker._db.close()
+    taker = opened(tmp_path / "b")
+    mark = taker.far.marks()[PARTITION]
+    assert (mark.position, mark.epoch, mark.whole) == (chunk.upto, 1, False)
+    assert PARTITION not in taker.applied_offsets()
+    taker._db.close()
+    taker = opened(tmp_path / "b", "boot-2")
+    assert (taker.far.marks()[PARTITION].position, taker.far.marks()[PARTITION].whole) == (0, True)
+    assert list(taker.list_keys(PARTITION, None, None)) == []
+    transfer_all(giver, taker)
+    assert seen(taker) == seen(giver)
+    for row in transfer.decode_rows(giver.far.snapshot(PARTITION).rows(0, 1 << 30).rows):
+        assert decode_key_row(row.key_row).offset == row.offset
+    taker.close()
+    giver.close()
