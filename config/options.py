@@ -19,6 +19,7 @@ MIN_ISR: Final = "replication.min.isr"
 MAX_TIME_LAG: Final = "replication.max.time.lag.millis"
 MAX_RECORD_LAG: Final = "replication.max.record.lag"
 MAX_NEAR_SYNC_LAG: Final = "replication.max.near.sync.message.lag"
+FAR_ROUNDS: Final = "replication.far.horizon.min.transfer.rounds"
 CATCH_UP_RATE: Final = "replication.catch.up.rate"
 READ_ISOLATION: Final = "read.isolation.default"
 ELECTION_ASK: Final = "election.ask.millis"
@@ -141,6 +142,16 @@ _TABLE: Final = (
         most=10_000_000,
         per_type=True,
         setting="max_near_sync_message_lag_count",
+    ),
+    Option(
+        FAR_ROUNDS,
+        2,
+        "rounds",
+        "How many rounds of rows a follower that is beyond the log takes at least before the log is tried again. There "
+        "are as many more as it takes to come within the log's reach.",
+        least=1,
+        most=100,
+        per_type=True,
     ),
     Option(
         CATCH_UP_RATE,

@@ -17,6 +17,7 @@ from config.options import (
     ELECTION_BACK_OFF_MIN,
     ELECTION_RESPONSE_MAX,
     ELECTION_RESPONSE_MIN,
+    FAR_ROUNDS,
     MAX_NEAR_SYNC_LAG,
     MAX_RECORD_LAG,
     MAX_TIME_LAG,
@@ -90,6 +91,7 @@ class LiveOptions:
             max_time_lag_ms=number(MAX_TIME_LAG),
             max_record_lag=number(MAX_RECORD_LAG),
             max_near_sync_message_lag=number(MAX_NEAR_SYNC_LAG),
+            far_min_transfer_rounds=number(FAR_ROUNDS),
         )
 
     def attach(self, controller: Controller, runtime: Runtime, coordinator: Coordinator, links: ClusterLinks) -> None:

@@ -75,6 +75,7 @@ def test_what_is_set_reaches_replicas_reads_and_connections_of_every_node(tmp_pa
             there = {node: live(house) for node, house in t.houses.items()}
             metastore = t.houses["n2"].metastore
             for name, value in (
+                ("replication.far.horizon.min.transfer.rounds", 5),
                 ("replication.max.time.lag.millis", 1_234),
                 ("replication.catch.up.rate", 64_000),
                 ("read.isolation.default", "uncommitted"),
@@ -87,6 +88,9 @@ def test_what_is_set_reaches_replicas_reads_and_connections_of_every_node(tmp_pa
                 return len(replicas) == 6 and {r.options.max_time_lag_ms for r in replicas} == {lag_ms}
 
             await until(lambda: everywhere(1_234))
+            assert {p.replica.options.far_min_transfer_rounds for p in t.houses["n3"].runtime.partitions.values()} == {
+                5
+            }
             await until(lambda: {cap._rate for _, cap in there.values()} == {64_000})
             await until(
                 lambda: all(
