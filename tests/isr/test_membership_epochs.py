@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from repl.isr.epochs import last_epoch, table_of, with_epoch
+from repl.isr.epochs import common_prefix, last_epoch, table_of, with_epoch
 from repl.isr.membership import drop_members, guard, maximal_isr, too_few_in_sync
 from repl.model.record import Member
 from tests.isr.scripted import a_record, some_entries
@@ -56,3 +56,12 @@ def test_an_epoch_begins_once_and_above_the_last() -> None:
     for epoch, offset in ((2, 7), (1, 7), (3, 0)):
         with pytest.raises(AssertionError):
             with_epoch(((2, 0),), epoch, offset)
+
+
+def test_clipped_tables_agree_where_they_meet() -> None:
+    """A log that was trimmed and recovered knows fewer epochs; whoever has its first row agrees on all below."""
+    whole = ((1, 0), (3, 5), (4, 9))
+    assert common_prefix(whole, 12, whole[1:], 12) == 12
+    assert common_prefix(whole[2:], 12, whole, 10) == 10
+    assert common_prefix(whole, 12, ((3, 5), (6, 8)), 10) == 8
+    assert common_prefix(((4, 9),), 12, ((1, 0), (3, 5)), 7) == 0

@@ -167,6 +167,57 @@ def test_truncations_are_told_in_order_with_what_was_appended(subject: Subject) 
             assert end >= cut
 
 
+def test_a_log_begins_anew_where_it_is_told_to(subject: Subject) -> None:
+    """R-FAR: whatever stood there, is gone, also when it is higher; it goes on from there, others as they are."""
+    log = subject.log
+    listener = Listener(log)
+    other = entries(1, 0, 5)
+    log.append(1, other)
+    log.append(0, entries(1, 0, 30))
+    for at, table in ((20, ((1, 0), (4, 12))), (90, ((4, 12), (7, 40))), (50, ((5, 50 - 9),))):
+        log.restart(0, at, table)
+        wait_until(lambda at=at: log.start_of(0) == at, "the log")
+        assert (log.leo(0), log.epoch_table(0)[-1]) == (at, table[-1])
+        assert log.read(0, at, at + 9, 1 << 20) == []
+        more = entries(8, at, 4)
+        log.append(0, more)
+        wait_until(lambda at=at: len(log.read(0, at, at + 4, 1 << 20)) == 4, "the log")
+        assert log.read(0, at, at + 4, 1 << 20) == more
+        with pytest.raises(LookupError):
+            log.read(0, at - 1, at + 4, 1 << 20)
+    assert log.read(1, 0, 5, 1 << 20) == other
+    assert [cut[0] for cut in listener.truncated if 0 in cut] == [20, 90, 50]
+
+
+@pytest.mark.parametrize("at", [20, 90])
+def test_a_new_beginning_survives_the_next_opening(at: int) -> None:
+    """What was dropped stays dropped, nothing counts as lost, and the epochs are those that were given."""
+    disk = MemoryDisk()
+    log = open_log(disk, size_limit_bytes=10_000)
+    Listener(log)
+    log.append(0, entries(1, 0, 30))
+    log.restart(0, at, ((1, 0), (4, 12)))
+    more = entries(8, at, 4)
+    log.append(0, more)
+    log.close()
+    found = open_log(disk, size_limit_bytes=10_000).recovered()[0]
+    assert (found.start, found.leo, found.epoch_table, found.damage) == (at, at + 4, ((4, 12), (8, at)), "")
+
+
+def test_pins_hold_the_log_within_twice_its_size(subject: Subject) -> None:
+    """What a follower needs stays while the log is not larger than twice its limit, and goes above that."""
+    log = subject.log
+    Listener(log)
+    log.append(0, entries(1, 0, 90, size=60))
+    wait_until(lambda: log.read(0, 89, 90, 1 << 20) != [], "the log")
+    log.trim({0: 85}, {0: 10})
+    log.append(0, entries(1, 90, 300, size=60))
+    wait_until(lambda: log.read(0, 389, 390, 1 << 20) != [], "the log")
+    assert log.start_of(0) <= 10
+    log.trim({0: 380}, {0: 10})
+    wait_until(lambda: log.start_of(0) > 10, "the log")
+
+
 def test_an_empty_partition_can_be_truncated(subject: Subject) -> None:
     """A partition that the log holds nothing of is truncated to 0 like any other, as a new follower does."""
     log = subject.log

@@ -11,6 +11,7 @@ from repl.isr import events as ev
 from repl.isr.options import Options
 from repl.isr.replica import Role
 from repl.model.record import PartitionStatus
+from tests.sim.disk import effect_of
 from tests.sim.metastore import METASTORE
 from tests.sim.stage import Stage
 
@@ -302,8 +303,9 @@ def test_a_restored_copy_takes_another_gen() -> None:
     stage.world.checkers.beyond_promise = True
     stage.process(other).die("its directory is restored from an old copy")
     log, store = node.disk.logs[0], node.disk.stores[0]
-    del log.entries[2:], store.rows[2:]
+    del log.entries[2:], store.history[2:]
     log.sync()
+    store.latest = effect_of(store.history)
     store.floor = 2
     stage.wait(lambda: stage.world.counts["gen_renewed"])
     stage.wait(stage.well)
