@@ -182,8 +182,8 @@ class LogWriter:
         for item in batch:
             buffers += item.buffers
         at = self._tail.write(buffers, len(batch))
-        if self._synchronous:
-            self._tail.sync()
+        if self._synchronous or any(item.kind is RunKind.START for item in batch):
+            self._tail.sync()  # after a START the store forgets what stood in the entries that it drops
         durable: dict[int, int] = {}
         truncated: dict[int, int] = {}
         entries = 0

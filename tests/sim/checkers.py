@@ -229,7 +229,7 @@ class Checkers:
                 self._count_message(effect.message)
         if process.holds_directory():
             self._check_log(process, partition, replica)
-            if self._steps % DEEP_EVERY == 0:
+            if self._steps % DEEP_EVERY == 0 and not any(type(effect) is fx.Truncate for effect in effects):
                 self._deep(process, partition)
 
     def _count_message(self, message: ms.Message) -> None:
@@ -357,7 +357,7 @@ class Checkers:
         if member in guard(self.world.metastore.records[partition]) and not self.beyond_promise:
             kept = log.read(log.start, self.kept(log)) if self.kept(log) > log.start else ()
             invariants.guard_complete(history, log.start, kept)
-        if not process.log.truncates(partition):
+        if not process.log.truncates(partition) and replica.far_position is None:
             table = tuple(row for row in replica.epoch_table if row[1] < log.end)
             invariants.table_derived(table, log.start, log.entries)
 

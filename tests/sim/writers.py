@@ -110,6 +110,9 @@ class LogWriter(Writer):
         for partition, job in batch:
             self._write_job(partition, job)
         if self.world.plan.asynchronous:
+            for partition, job in batch:
+                if isinstance(job, Start):
+                    self.disk.logs[partition].sync()
             self._busy = False
             self.tell_durable(batch, {})
             self._go_on()
