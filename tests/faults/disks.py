@@ -36,12 +36,12 @@ class SmallDisk:
         _run("umount", "--lazy", str(self.path))
         self._image.unlink()
 
-    def fill(self) -> None:
-        """Leave not one free block."""
+    def fill(self, leave_bytes: int = 0) -> None:
+        """Leave so much free, or not one block."""
         with self._ballast.open("wb", buffering=0) as file:
             for size in (1_000_000, 4096, 512):
                 try:
-                    while True:
+                    while _free_bytes(self.path) > leave_bytes or not leave_bytes:
                         file.write(bytes(size))
                 except OSError as error:
                     assert error.errno == errno.ENOSPC  # noqa: PT017 - how a full disk is noticed
@@ -50,6 +50,11 @@ class SmallDisk:
     def free(self) -> None:
         """Give the space back."""
         self._ballast.unlink(missing_ok=True)
+
+
+def _free_bytes(directory: Path) -> int:
+    numbers = os.statvfs(directory)
+    return numbers.f_bavail * numbers.f_frsize
 
 
 def _run(*words: str) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from repl.replog.log import RESERVE_BYTES
 from tests.faults.disks import SmallDisk
 from tests.faults.lab import KILLED, SESSION_MS, Lab, LabNode, Story
 from tests.faults.network import Network
@@ -110,6 +111,20 @@ def kill_twice(stage: Stage) -> None:
     for _ in range(2):
         _kill(stage, [stage.victim()])
         stage.wait(0.0, 2.0)
+
+
+def last_standing(stage: Stage) -> None:
+    """Nodes die one by one, each after the ISR has shrunk to those that are left; the last but one is back first."""
+    nodes = list(stage.lab.nodes.values())
+    stage.chance.shuffle(nodes)
+    for node in nodes:
+        node.kill()
+        stage.story.note(f"killed {node.name}")
+        stage.wait(SESSION_S, SESSION_S * 1.5)
+    for node in (nodes[-2], nodes[-1], *nodes[:-2]):
+        stage.lab.start(node)
+        stage.story.note(f"started {node.name}")
+        stage.wait(1.0, SESSION_S)
 
 
 def _kill(stage: Stage, nodes: list[LabNode]) -> None:
@@ -287,10 +302,12 @@ def _cut(stage: Stage, pairs: list[tuple[str, str]], both: bool) -> None:
 
 
 def disk_full(stage: Stage) -> None:
-    """One node's disk has not a block left for a while."""
+    """One node's disk has less free than the log keeps in reserve for a while, or has not a block left: then the node
+    ends, and cannot start."""
     node = stage.lab.nodes[stage.chance.choice(list(stage.disks))]
-    stage.disks[node.name].fill()
-    stage.story.note(f"{node.name}'s disk is full")
+    leave_bytes = stage.chance.choice([0, RESERVE_BYTES // 2])
+    stage.disks[node.name].fill(leave_bytes)
+    stage.story.note(f"{node.name}'s disk is full, {leave_bytes:,} bytes left")
     stage.wait(3.0, SESSION_S * 2)
     stage.disks[node.name].free()
     stage.story.note(f"{node.name}'s disk has space")
@@ -438,6 +455,7 @@ NEMESES: Final[Mapping[str, Nemesis]] = {
     "kill-twice": Nemesis(kill_twice),
     "kill-most": Nemesis(kill_most, nodes=3),
     "kill-all": Nemesis(kill_all),
+    "last-standing": Nemesis(last_standing, nodes=3),
     "kill-at-call": Nemesis(kill_at_call, strace=True, exits=(KILLED,)),
     "stop": Nemesis(stop),
     "pause": Nemesis(pause),
