@@ -1,8 +1,9 @@
 """The epoch table: where each leadership's entries begin in a log.
 
 Every leader's first entry is its BARRIER, so every epoch that led owns at least one entry and the table
-can always be derived from the log (docs/protocol.md H2). It keeps its rows over trimming: a table reaches back to
-offset 0. Its last row ranks a replica in an election, and two tables tell how far two logs agree.
+can always be derived from the log (docs/protocol.md H2). Where a log was trimmed its table may begin later, at
+the row of the entry just below the log's start (R-TRIM). Its last row ranks a replica in an election, and two tables
+tell how far two logs agree.
 """
 
 from __future__ import annotations
@@ -52,18 +53,18 @@ def epoch_at(table: EpochTable, offset: int) -> int:
 
 
 def common_prefix(mine: EpochTable, my_leo: int, theirs: EpochTable, their_leo: int) -> int:
-    """The offset below which two logs hold the same entries, by their tables alone: (epoch, offset) denotes one
-    entry for ever, so they agree as long as the same epochs begin at the same offsets (R-TRUNC)."""
-    agree = 0
-    for index, row in enumerate(mine):
-        if index >= len(theirs) or theirs[index] != row:
-            break
-        my_end = mine[index + 1][1] if index + 1 < len(mine) else my_leo
-        their_end = theirs[index + 1][1] if index + 1 < len(theirs) else their_leo
-        agree = min(my_end, their_end)
-        if my_end != their_end:
-            break
-    return agree
+    """The offset below which two logs hold the same entries, by their tables alone; 0 when these share no row.
+
+    (epoch, offset) denotes one entry for ever, and logs that share an entry agree on all below it (I-LOG-MATCH), so the
+    newest row that both have tells, wherever each table begins (R-TRUNC)."""
+    places = {row: index for index, row in enumerate(theirs)}
+    for index in range(len(mine) - 1, -1, -1):
+        other = places.get(mine[index])
+        if other is not None:
+            my_end = mine[index + 1][1] if index + 1 < len(mine) else my_leo
+            their_end = theirs[other + 1][1] if other + 1 < len(theirs) else their_leo
+            return min(my_end, their_end)
+    return 0
 
 
 def table_of(entries: Iterable[Entry]) -> EpochTable:
