@@ -6,7 +6,7 @@ number of acts at random: `python -m tests.faults --kills 200`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,9 +15,9 @@ from tests.faults.campaign import Campaign, staged
 from tests.faults.nemeses import NEMESES
 
 
-def played(directory: Path, acts: Sequence[str], seed: int) -> Campaign:
+def played(directory: Path, acts: Sequence[str], seed: int, settings: Mapping[str, str] | None = None) -> Campaign:
     """These acts in this order, and everything that must hold after each and in the end."""
-    with staged(directory, acts, seed=seed) as stage:
+    with staged(directory, acts, seed=seed, settings=settings) as stage:
         campaign = Campaign(stage)
         for name in acts:
             campaign.act(name)
@@ -55,6 +55,16 @@ def test_a_full_disk_harms_nobody_else(tmp_path: Path) -> None:
 def test_a_sync_that_fails_and_syncs_that_are_slow(tmp_path: Path) -> None:
     """A node with a failed sync ends and comes back; one with slow syncs does not stop the others for good."""
     played(tmp_path, ["sync-error", "slow-disk"], seed=5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_restarted_nodes_whose_logs_were_trimmed_find_where_they_agree(tmp_path: Path) -> None:
+    """Logs of a few seconds, each trimmed at another place: killed nodes follow again from what is left."""
+    small = 'log_size = "1MB"\nlog_file_size = "128KB"\nlog_batch_size = "128KB"\ncheckpoint_interval = "2s"'
+    played(tmp_path, ["kill-twice", "pause", "kill-all", "kill", "kill-all"], 6, {"replication": small})
+    for name in ("n1", "n2", "n3"):
+        assert not (tmp_path / name / "data" / "log" / f"{1:016}.log").exists()
 
 
 @pytest.mark.slow
