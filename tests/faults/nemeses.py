@@ -7,6 +7,7 @@ NEMESES with what they need and what a node may do because of them.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import resource
 import shutil
@@ -59,16 +60,6 @@ class Stage:
     def wait(self, low_s: float, high_s: float) -> None:
         """Let it hurt for a while."""
         time.sleep(self.chance.uniform(low_s, high_s))
-
-    def heal(self) -> None:
-        """Take back what a nemesis that failed half-way left behind, and start what is down."""
-        if self.network is not None:
-            self.network.heal()
-        for disk in self.disks.values():
-            disk.free()
-        for process in self.lab.processes:
-            process.send(signal.SIGCONT)
-            self.lab.start(process)
 
 
 @dataclass(frozen=True)
@@ -491,6 +482,8 @@ def lacking(name: str, node_count: int) -> str:
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
         return f"needs {', '.join(missing)}"
+    if tools and os.geteuid() != 0:
+        return "needs root"
     if node_count < nemesis.nodes:
         return f"needs {nemesis.nodes} nodes"
     return ""
