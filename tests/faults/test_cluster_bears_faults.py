@@ -72,11 +72,11 @@ def test_restarted_nodes_whose_logs_were_trimmed_find_where_they_agree(tmp_path:
 @pytest.mark.network
 @pytest.mark.disks
 @pytest.mark.strace
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", NEMESES)
-def test_each_nemesis_three_times(tmp_path: Path, name: str) -> None:
-    """Three acts of one kind, one after the other."""
-    played(tmp_path, [name] * 3, seed=len(name))
+def test_each_nemesis(tmp_path: Path, name: str) -> None:
+    """One act of each kind, on a cluster of its own."""
+    played(tmp_path, [name], seed=len(name))
 
 
 @pytest.mark.slow
@@ -84,12 +84,11 @@ def test_each_nemesis_three_times(tmp_path: Path, name: str) -> None:
 @pytest.mark.network
 @pytest.mark.disks
 @pytest.mark.strace
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_thirty_acts_at_random(tmp_path: Path, seed: int) -> None:
+@pytest.mark.timeout(1500)
+def test_forty_acts_at_random(tmp_path: Path) -> None:
     """Any act after any other, on one cluster."""
-    with staged(tmp_path, NEMESES, seed=seed) as stage:
+    with staged(tmp_path, NEMESES, seed=1) as stage:
         campaign = Campaign(stage)
-        for _ in range(30):
+        for _ in range(40):
             campaign.act(stage.chance.choice(list(NEMESES)))
         campaign.finish()
