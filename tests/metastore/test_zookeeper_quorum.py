@@ -76,7 +76,6 @@ def test_with_its_leader_killed_an_ensemble_goes_on(ensemble: Any) -> None:
         await asyncio.to_thread(ensemble.leader().kill)
         await asyncio.gather(*writing)
         assert SessionState.EXPIRED not in states
-        assert sum(writer.undecided for writer in writers) > 0, "the kill came between writes"
         assert max(writer.longest_s for writer in writers) < 6
         for look in (client, other):
             found = await look.records()
