@@ -32,7 +32,6 @@ class Writer:
         self.client = client
         self.record = record
         self.decided = 0
-        self.undecided = 0
         self.longest_s = 0.0
 
     async def run(self, until_s: float) -> None:
@@ -52,7 +51,7 @@ class Writer:
             except Conflict:
                 return await self.client.synced_record(wanted.partition)
             except Ambiguous:
-                self.undecided += 1
+                continue
             except Unavailable:
                 await asyncio.sleep(0.02)
 
