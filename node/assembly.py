@@ -7,11 +7,11 @@ their meaning here, once.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 from config.settings import MB, Settings
 from repl.creation import SETTLE_MS, DefaultType
-from repl.isr.options import Options
 from repl.metastore.zookeeper import ZooKeeperMetastore
 from repl.model.errors import BadInput
 from repl.model.record import Registration
@@ -45,15 +45,9 @@ def message_limit_bytes(settings: Settings) -> int:
     return max(entry_limit_bytes(settings), settings.limits.batch_bytes) + HEAD_BYTES
 
 
-def options_of(settings: Settings) -> Options:
-    """The core's numbers."""
-    replication = settings.replication
-    return Options(
-        window_entries=replication.window_entries,
-        max_time_lag_ms=replication.max_time_lag_ms,
-        max_record_lag=replication.max_record_lag_count,
-        max_near_sync_message_lag=replication.max_near_sync_message_lag_count,
-    )
+def boot_id() -> str:
+    """The kernel's id of this boot; another one means that unsynced data may be gone."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def default_type_of(settings: Settings) -> DefaultType:

@@ -23,7 +23,6 @@ import sys
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -34,13 +33,13 @@ from config.settings import Settings
 from node import interpreter, logs, supervisor
 from node.assembly import (
     Switchboard,
+    boot_id,
     default_type_of,
     entry_limit_bytes,
     links_of,
     metastore_of,
     open_log,
     open_store,
-    options_of,
     portrait_of,
     write_limits_of,
 )
@@ -49,6 +48,7 @@ from node.http import app, listeners
 from node.http.admin import Admin
 from node.http.app import HttpFace
 from node.http.listeners import Listeners, bind, published
+from node.live_options import LiveOptions
 from node.metrics import Metrics
 from node.ready import replicas_not_ready
 from node.timesource import SystemTime
@@ -85,11 +85,6 @@ READ_THREADS: Final = 2
 """Threads for listings, backlog reads and counts. They share the machine with the loop."""
 
 
-def boot_id() -> str:
-    """The kernel's id of this boot; another one means that unsynced data may be gone."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 def run(settings: Settings) -> int:
     """Run a node until it is told to stop; returns the process's exit code. Raises IsthmusError when
     the node cannot come up: one line that says what to do."""
@@ -119,6 +114,7 @@ class Node:
         self.time = SystemTime()
         self.started_ms = self.time.wall_ms()
         self.cluster_uuid = b""
+        self.options = LiveOptions(settings)
         self.session = SessionState.SUSPENDED
         self._stop = asyncio.Event()
         self._stop_reason = ""
@@ -222,7 +218,7 @@ class Node:
             registrar=self._registrar,
             links=self.links,
             time=self.time,
-            options=options_of(settings),
+            options_of=self.options.core,
             window_bytes=settings.replication.window_bytes,
             entry_limit_bytes=entry_limit_bytes(settings),
             checkpoint_interval_ms=settings.replication.checkpoint_interval_ms,
@@ -247,6 +243,7 @@ class Node:
             on_records=self._on_records,
             on_registrations=self._on_registrations,
         )
+        self.options.attach(self.controller, self.runtime, self.coordinator, self.links)
         self.runtime.on_promoted = self.controller.promoted
         self.runtime.on_record_hint = self.controller.wake
         self.gathering = Gathering(

@@ -151,7 +151,7 @@ async def opened(
         registrar=registrar,
         links=links,
         time=SystemTime(),
-        options=options or Options(),
+        options_of=lambda _bucket_type: options or Options(),
         window_bytes=window_bytes,
         entry_limit_bytes=3_000_000,
         checkpoint_interval_ms=checkpoint_interval_ms,
