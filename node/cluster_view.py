@@ -98,6 +98,16 @@ def problems(records: Records, registrations: Registrations, waiting: str) -> li
     return found
 
 
+def state_of(balancing: Mapping[str, Any] | None, problems: list[str]) -> tuple[str, str]:
+    """The cluster's state in a word, and why. `balancing` is what the node that controls says of leaderships, None
+    when it says nothing. While they move, partitions are elected one by one: that is the state, not the problem."""
+    if balancing is not None and balancing["state"] == "leadership-balancing":
+        return "leadership-balancing", str(balancing["reason"])
+    if problems:
+        return "degraded", problems[0]
+    return "online", ""
+
+
 def _some(numbers: list[int]) -> str:
     noun = "partition" if len(numbers) == 1 else f"{len(numbers)} partitions:"
     return f"{noun} {', '.join(map(str, numbers[:8]))}" + (", ..." if len(numbers) > 8 else "")

@@ -33,6 +33,7 @@ from config.settings import Settings
 from node import interpreter, logs, supervisor
 from node.assembly import (
     Switchboard,
+    balance_options_of,
     boot_id,
     default_type_of,
     entry_limit_bytes,
@@ -41,6 +42,7 @@ from node.assembly import (
     open_log,
     open_store,
     portrait_of,
+    position_of,
     write_limits_of,
 )
 from node.gathering import Gathering
@@ -58,11 +60,10 @@ from repl import telemetry
 from repl.controller import Controller
 from repl.coordinator import Coordinator
 from repl.identity import Identity
-from repl.isr.epochs import last_epoch
+from repl.leaderships import Leaderships
 from repl.metastore.port import Ambiguous, Conflict, Metastore, SessionState, Unavailable
 from repl.model.errors import WrongIdentity
 from repl.model.record import PartitionRecord, Registration
-from repl.positions import Position
 from repl.registering import Registrar
 from repl.runtime import Runtime
 from repl.settling import settle
@@ -238,7 +239,7 @@ class Node:
             node=name,
             time=self.time,
             request=self.links.request,
-            position_of=self._position_of,
+            position_of=lambda partition: position_of(self.runtime, partition),
             default_type=default_type_of(settings),
             on_records=self._on_records,
             on_registrations=self._on_registrations,
@@ -246,12 +247,13 @@ class Node:
         self.options.attach(self.controller, self.runtime, self.coordinator, self.links)
         self.runtime.on_promoted = self.controller.promoted
         self.runtime.on_record_hint = self.controller.wake
+        self.leaderships = Leaderships(self.controller, self.runtime, balance_options_of(settings))
         self.gathering = Gathering(
             node=name,
             request=self.links.request,
             replicas=lambda: [(p.replica, p.reason) for p in self.runtime.partitions.values()],
         )
-        for part in (self.coordinator, self.controller, self.gathering):
+        for part in (self.coordinator, self.controller, self.leaderships, self.gathering):
             switchboard.add(part.request_handlers())
         self.queues = SourceQueues(
             settings.queues,
@@ -279,6 +281,7 @@ class Node:
         self.metrics = Metrics(
             [
                 self.runtime.metrics,
+                self.leaderships.samples,
                 self.coordinator.metrics,
                 self.links.metrics,
                 self.queues.metrics,
@@ -321,10 +324,6 @@ class Node:
     def _on_registrations(self, registrations: Mapping[str, Registration]) -> None:
         others = [r for r in registrations.values() if r.node != self.settings.node.name and r.cluster_address]
         self.links.set_nodes({r.node: r.cluster_address for r in others})
-
-    def _position_of(self, partition: int) -> Position | None:
-        found = self.runtime.partitions.get(partition)
-        return None if found is None else (last_epoch(found.replica.epoch_table), found.replica.leo)
 
     def request_stop(self, reason: str) -> None:
         """Begin a graceful stop; a second request changes nothing."""
@@ -373,6 +372,7 @@ class Node:
         await self.queues.stop()
         await self.controller.resign()
         await self.runtime.resign(STOP_TIMEOUT_S)
+        await self.links.take_leave()
         await self.controller.stop()
         await self.links.stop()
         clean = await self.runtime.stop(STOP_TIMEOUT_S)

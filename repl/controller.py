@@ -20,6 +20,7 @@ import structlog
 
 from repl.announcements import METHOD as PROMOTED
 from repl.announcements import Announcements
+from repl.balancing import Balancing
 from repl.creation import DEFAULT_TYPE, DefaultType, Founding, Ground, Options, create, usable
 from repl.isr import effects as fx
 from repl.isr.election import Decision, Keep, Wait, Watch, Write, asked, elect, watched
@@ -101,6 +102,8 @@ class Controller:
         """Gets what is set of the dynamic options, whenever it was read anew, before the records read after it."""
         self.options = OptionSettings()
         """What is set, as this node last read it."""
+        self.balancing: Balancing | None = None
+        """Spreads leaderships while this node decides; None: nobody does. Set before `start`."""
         self.decides = False
         """True while this node's session holds the claim, as far as it knows."""
         self.controller: str | None = None
@@ -143,6 +146,8 @@ class Controller:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
         await self.resign()
+        if self.balancing is not None:
+            await self.balancing.stop()
         await self._positions.stop()
         await self._announcements.stop()
 
@@ -196,9 +201,15 @@ class Controller:
         self._announcements.learn(self.controller, self.records.keys())
         pause_ms = await self._found()
         if not self.decides:
+            if self.balancing is not None:
+                self.balancing.rest()
             return pause_ms
         writes, until_ms = self._decide()
         self._positions.send()
+        if self.balancing is not None:
+            now_ms = self._time.now_ms()
+            balance_ms = self.balancing.look(self.records, self.registrations, now_ms, busy=bool(writes))
+            until_ms = min(until_ms, balance_ms)
         if not writes:
             return min(pause_ms, until_ms)
         decided = await asyncio.gather(*(self._write(record) for record in writes))

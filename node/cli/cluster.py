@@ -46,6 +46,7 @@ def _echo(answer: dict[str, Any], problems: list[str]) -> None:
         [
             ("cluster", answer.get("cluster")),
             ("uuid", answer.get("cluster_uuid")),
+            ("state", ": ".join(each for each in (cell(answer.get("state")), answer.get("state_reason")) if each)),
             ("answered by", answer.get("node")),
             ("version", answer.get("version")),
             ("controller", answer.get("controller")),

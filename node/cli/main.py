@@ -41,6 +41,7 @@ NOUNS: Final[Mapping[str, Noun]] = {
     "cluster": Noun("node.cli.cluster", "cluster_group", "Look at a cluster as a whole."),
     "partition": Noun("node.cli.partition", "partition_group", "Look at partitions, and place them."),
     "option": Noun("node.cli.option", "option_group", "Look at dynamic options; set and unset them."),
+    "leader": Noun("node.cli.leader", "leader_group", "Look at leaderships, and spread them evenly."),
     "queue": Noun("node.cli.queue", "queue_group", "Look at source queues; suspend and resume them."),
     "sink": Noun("node.cli.sink", "sink_group", "Look at sinks; suspend and resume them."),
 }

@@ -14,6 +14,7 @@ from node import cluster_view
 from node.gathering import Gathering
 from node.http.asgi import Face, Request, json_reply
 from node.http.health import add_health
+from node.http.leaderships import LeadershipsAdmin, glance
 from node.http.options import OptionsAdmin
 from node.http.statuses import Refused, Reply, refusal
 from node.http.wishes import flag, initiator, text, wish_of
@@ -58,6 +59,7 @@ class Admin(Face):
         router.add("POST", "/admin/sink/suspend", self.sink_suspend)
         router.add("POST", "/admin/sink/resume", self.sink_resume)
         OptionsAdmin(node, router)
+        LeadershipsAdmin(node, router)
 
     def refusal(self, error: IsthmusError) -> Reply:
         """See Face.refusal; here as JSON."""
@@ -68,7 +70,8 @@ class Admin(Face):
     # -- the cluster --------------------------------------------------------------------------------------
 
     async def cluster(self, _request: Request) -> Reply:
-        """Who is there, who leads, what is not as it should be. Of the metastore only, so it never waits for a node."""
+        """Who is there, who leads, what is not as it should be. Of the metastore, so it waits for no node; but a moment
+        for the one that controls, which alone knows what it moves."""
         node, controller = self._node, self._node.controller
         records, registrations = controller.records, controller.registrations
         serves, why_not = node.ready()
@@ -77,9 +80,14 @@ class Admin(Face):
             doubts.append("this node has not read the metastore yet")
         elif node.session is not SessionState.CONNECTED:
             doubts.append(f"this node's session with the metastore is {node.session.value}: what is shown may be old")
+        balancing = await glance(node)
+        problems = [*doubts, *cluster_view.problems(records, registrations, controller.waiting)]
+        state, state_reason = cluster_view.state_of(balancing, problems)
         return json_reply(
             {
                 "cluster": node.settings.node.cluster,
+                "state": state,
+                "state_reason": state_reason,
                 "cluster_uuid": node.cluster_uuid.hex(),
                 "node": node.settings.node.name,
                 "ready": serves,
@@ -94,7 +102,8 @@ class Admin(Face):
                 "under_replicated": cluster_view.under_replicated(records),
                 "below_min_isr": cluster_view.below_min_isr(records),
                 "waiting": controller.waiting,
-                "problems": [*doubts, *cluster_view.problems(records, registrations, controller.waiting)],
+                "balancing": balancing,
+                "problems": problems,
                 "nodes": cluster_view.node_rows(records, registrations),
                 "actors": [node.queues.status(), node.sink.status(), node.fullsync.status()],
             }
