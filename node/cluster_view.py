@@ -77,6 +77,11 @@ def below_min_isr(records: Records) -> list[int]:
     return [p for p, record in sorted(records.items()) if len(record.isr) < record.effective_min_isr]
 
 
+def unclean_elections(records: Records) -> dict[str, int]:
+    """Partition -> how often an operator had a leader elected that may have lacked something; of those that had one."""
+    return {str(p): record.lineage for p, record in sorted(records.items()) if record.lineage}
+
+
 def problems(records: Records, registrations: Registrations, waiting: str) -> list[str]:
     """What is not as it should be, a sentence each; empty when every partition is online on all its replicas."""
     found = [f"bucket type default: {waiting}"] if waiting else []

@@ -133,7 +133,7 @@ class Founding:
             return False
         start_index, version = await _counter(metastore, CHAIN_PATH)
         replica_map = self.placement(nodes, start_index)
-        chain = Planned(CHAIN_PATH, _counted(start_index + len(replica_map)), version)
+        chain = Planned(CHAIN_PATH, counter_bytes(start_index + len(replica_map)), version)
         options = await Options.read(metastore, self._default.min_isr, self._node, wall_ms)
         return await create(metastore, DEFAULT_TYPE, replica_map, ground, nodes, options, [chain])
 
@@ -206,7 +206,7 @@ async def create(
         )
         for index, replicas in enumerate(replica_map)
     ]
-    planned = [Planned(PARTITIONS_PATH, _counted(first + len(made)), ground.version), *options.planned, *also]
+    planned = [Planned(PARTITIONS_PATH, counter_bytes(first + len(made)), ground.version), *options.planned, *also]
     created = await metastore.create_records(made, planned)
     if created:
         log.info("controller.created", bucket_type=bucket_type, partitions=len(made), first=first)
@@ -235,14 +235,23 @@ async def _counter(metastore: Metastore, path: str) -> tuple[int, int | None]:
     if found is None:
         return 0, None
     try:
-        value = json.loads(found.value)
+        return counted(found.value), found.version
+    except ValueError as error:
+        raise Corruption(f"{path} in the metastore is {error}") from error
+
+
+def counted(value: bytes) -> int:
+    """What a counter's bytes say. Raises ValueError."""
+    try:
+        raw = json.loads(value)
     except (ValueError, RecursionError):
-        value = None
-    number = value.get("next") if isinstance(value, dict) and value.get("v") == 1 else None
+        raw = None
+    number = raw.get("next") if isinstance(raw, dict) and raw.get("v") == 1 else None
     if type(number) is not int or not 0 <= number < 1 << 53:
-        raise Corruption(f'{path} in the metastore is {found.value[:80]!r}, not {{"v": 1, "next": NUMBER}}')
-    return number, found.version
+        raise ValueError(f'{value[:80]!r}, not {{"v": 1, "next": NUMBER}}')
+    return number
 
 
-def _counted(number: int) -> bytes:
+def counter_bytes(number: int) -> bytes:
+    """A counter's bytes."""
     return json.dumps({"v": 1, "next": number}, separators=(",", ":")).encode()

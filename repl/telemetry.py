@@ -21,6 +21,7 @@ HELP: Final[Mapping[str, str]] = {
     "isthmus_partitions_following": "Partitions that this node follows, taking what their leaders send.",
     "isthmus_partitions_rolled_back": "Partitions whose record is older than what this node has seen (H32).",
     "isthmus_partitions_under_replicated": "Partitions led here with a replica out of sync.",
+    "isthmus_unclean_elections": "Unclean elections that an operator has ordered of the partitions led here, ever.",
     "isthmus_isr_worst_members": "Members in sync of the partition led here that is closest to its min-ISR.",
     "isthmus_isr_worst_min_isr": "The min-ISR of that partition.",
     "isthmus_leader_moves_total": "Leaderships that balancing moved, from this node as the controller, by outcome.",

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import click
 
 from config.rules import check_name
+from node.cli.acts import force_leader
 from node.cli.cluster import listed
 from node.cli.exits import CommandFailed, Exit
 from node.cli.output import cell, echo_json, echo_table, output_option
@@ -47,7 +48,10 @@ def _bucket_type(_context: click.Context, _parameter: click.Parameter, value: st
 
 @click.group("partition")
 def partition_group() -> None:
-    """Look at partitions, and place them."""
+    """Look at partitions, place them, and force a leader."""
+
+
+partition_group.add_command(force_leader)
 
 
 @partition_group.command("list")

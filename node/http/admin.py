@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from config.rules import check_name
 from node import cluster_view
 from node.gathering import Gathering
+from node.http.acts import ActsAdmin
 from node.http.asgi import Face, Request, json_reply
 from node.http.health import add_health
 from node.http.leaderships import LeadershipsAdmin, glance
@@ -59,6 +60,7 @@ class Admin(Face):
         router.add("POST", "/admin/sink/suspend", self.sink_suspend)
         router.add("POST", "/admin/sink/resume", self.sink_resume)
         OptionsAdmin(node, router)
+        ActsAdmin(node, gathering, router)
         LeadershipsAdmin(node, router)
 
     def refusal(self, error: IsthmusError) -> Reply:
@@ -101,6 +103,7 @@ class Admin(Face):
                 "replicas": cluster_view.replica_counts(records),
                 "under_replicated": cluster_view.under_replicated(records),
                 "below_min_isr": cluster_view.below_min_isr(records),
+                "unclean_elections": cluster_view.unclean_elections(records),
                 "waiting": controller.waiting,
                 "balancing": balancing,
                 "problems": problems,
