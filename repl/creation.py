@@ -131,7 +131,7 @@ class Founding:
         ground = await Ground.read(metastore)
         if ground.sets_of(DEFAULT_TYPE):
             return False
-        start_index, version = await _counter(metastore, CHAIN_PATH)
+        start_index, version = await read_counter(metastore, CHAIN_PATH)
         replica_map = self.placement(nodes, start_index)
         chain = Planned(CHAIN_PATH, counter_bytes(start_index + len(replica_map)), version)
         options = await Options.read(metastore, self._default.min_isr, self._node, wall_ms)
@@ -149,7 +149,7 @@ class Ground(NamedTuple):
     @staticmethod
     async def read(metastore: Metastore) -> Ground:
         """As it is now."""
-        number, version = await _counter(metastore, PARTITIONS_PATH)
+        number, version = await read_counter(metastore, PARTITIONS_PATH)
         records = await metastore.records()
         return Ground(records, max([number, *(partition + 1 for partition in records)]), version)
 
@@ -229,7 +229,7 @@ def _new_record(
     )
 
 
-async def _counter(metastore: Metastore, path: str) -> tuple[int, int | None]:
+async def read_counter(metastore: Metastore, path: str) -> tuple[int, int | None]:
     """A counter's value and version; (0, None) before it was ever written. Raises Corruption."""
     found = await metastore.get(path)
     if found is None:

@@ -14,6 +14,7 @@ from node import cluster_view
 from node.gathering import Gathering
 from node.http.acts import ActsAdmin
 from node.http.asgi import Face, Request, json_reply
+from node.http.bucket_types import BucketTypesAdmin
 from node.http.health import add_health
 from node.http.leaderships import LeadershipsAdmin, glance
 from node.http.options import OptionsAdmin
@@ -59,6 +60,7 @@ class Admin(Face):
         router.add("GET", "/admin/sink/dead-letters", self.sink_dead_letters)
         router.add("POST", "/admin/sink/suspend", self.sink_suspend)
         router.add("POST", "/admin/sink/resume", self.sink_resume)
+        BucketTypesAdmin(node, router)
         OptionsAdmin(node, router)
         ActsAdmin(node, gathering, router)
         LeadershipsAdmin(node, router)

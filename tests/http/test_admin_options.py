@@ -84,6 +84,7 @@ def told(*requests: tuple[str, str, Any], lame: bool = False) -> list[tuple[int,
 
         admin = Admin(node, Gathering(node="n1", request=request, replicas=list))  # type: ignore[arg-type]
         found = [await answer(admin, *each) for each in requests]
+        await asyncio.gather(*controller._tasks)
         await metastore.stop()
         return found
 
