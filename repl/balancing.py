@@ -338,7 +338,8 @@ class Balancing:
         obstacle = "" if self._moving else self._obstacle()
         if running is not None:
             state = "leadership-balancing"
-            reason = f"{running.done} done, {len(self._moving)} under way, {len(moves)} to go"
+            to_go = sum(move.partition not in self._moving for move in moves)
+            reason = f"{running.done} done, {len(self._moving)} under way, {to_go} to go"
             reason += f", {running.failed} failed" if running.failed else ""
         elif moves:
             state, reason = "uneven", obstacle or self.reason or "not looked at yet"

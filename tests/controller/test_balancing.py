@@ -169,7 +169,10 @@ def test_off_means_that_only_operators_move_leaderships() -> None:
             assert {move["to"] for move in status["plan"]} == {"n3"}
             assert status["run"] is None
             balancing.begin("me@here")
-            assert balancing.status(now_ms(cluster))["state"] == "leadership-balancing"
+            status = balancing.status(now_ms(cluster))
+            assert (status["state"], status["reason"]) == ("leadership-balancing", "0 done, 0 under way, 4 to go")
+            await until(lambda: balancing._moving)
+            assert balancing.status(now_ms(cluster))["reason"] == "0 done, 4 under way, 0 to go"
             await until(lambda: even(cluster, "n1", "n2", "n3"))
             await until(lambda: balancing.run is not None and balancing.run.outcome == "balanced")
             run = balancing.status(now_ms(cluster))["run"]
@@ -192,6 +195,21 @@ def test_a_partition_with_a_new_leader_stays_for_a_while() -> None:
             moved = {partition for node in cluster.living for partition, _ in node.handed_over}
             assert len(moved) == 4
             assert not moved & elected
+
+    asyncio.run(story())
+
+
+def test_nothing_moves_by_itself_when_all_have_new_leaders() -> None:
+    """H46: a controller that has just seen every partition elected leaves them uneven until the cool-down is over."""
+
+    async def story() -> None:
+        async with running(TWELVE, 1, 2, 3, balance=QUICK._replace(cool_down_ms=60_000)) as cluster:
+            await come_back(cluster, 3)
+            balancing = balancing_of(cluster)
+            await until(lambda: "got their leaders just now" in balancing.reason)
+            assert sees_uneven(cluster)
+            assert not any(node.handed_over for node in cluster.living)
+            assert balancing.run is None
 
     asyncio.run(story())
 
