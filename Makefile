@@ -47,6 +47,7 @@ bench: venv
 	@$(BIN)/python bench/put.py $(ARGS)
 	@$(BIN)/python bench/replicate.py $(ARGS)
 	@$(BIN)/python -m bench.isr $(ARGS)
+	@$(BIN)/python -m bench.balance $(if $(findstring --json,$(ARGS)),--json)
 
 clean:
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info

@@ -67,6 +67,10 @@ RANGES: Final[Mapping[tuple[type, str], Range]] = {
     (ReplicationSettings, "catch_up_rate_limit_bytes"): Range(64 * KB, 10 * GB),
     (ReplicationSettings, "dedup_window_count"): Range(1, 1_000_000),
     (ReplicationSettings, "handover_timeout_ms"): Range(100, 1 * HOUR),
+    (ReplicationSettings, "balance_delay_ms"): Range(0, 1 * HOUR),
+    # One at a time is the most careful; all of the most partitions that there can be at once is no limit.
+    (ReplicationSettings, "balance_moves"): Range(1, 1024),
+    (ReplicationSettings, "balance_cool_down_ms"): Range(0, 1 * HOUR),
     (TransportSettings, "ping_interval_ms"): Range(50, 1 * MINUTE),
     (TransportSettings, "dead_after_ms"): Range(100, 10 * MINUTE),
     (TransportSettings, "dial_delay_max_ms"): Range(20, 1 * MINUTE),

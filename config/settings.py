@@ -143,6 +143,21 @@ class ReplicationSettings:
     handover_timeout_ms: int = 5_000
     """How long a leader may drain before a hand-over is given up and it leads on."""
 
+    balance: bool = True
+    """Spread leaderships evenly by themselves; without it only `isthmus leader balance` does."""
+
+    balance_delay_ms: int = 3_000
+    """How long leaderships must have been uneven, with nobody coming, going or being elected, before they are moved: a
+    node that has just come back is about to be followed by its sinks and clients. A guess."""
+
+    balance_moves: int = 4
+    """Leaderships that are handed over at the same time; then the plan is made anew. Each is a moment in which its
+    partition's writes wait, so a few at a time."""
+
+    balance_cool_down_ms: int = 10_000
+    """A partition that got a new leader is not moved again for this long, and a hand-over that failed is not tried
+    again: bounds what a node that comes and goes can cost."""
+
     partitions: int = 12
     """Partitions of the `default` bucket type when the cluster is created; 12 divides evenly by 2, 3, 4, 6."""
 

@@ -7,16 +7,20 @@ their meaning here, once.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 from config.settings import MB, Settings
+from repl.balancing import BalanceOptions
 from repl.creation import SETTLE_MS, DefaultType
-from repl.isr.options import Options
+from repl.isr.epochs import last_epoch
 from repl.metastore.zookeeper import ZooKeeperMetastore
 from repl.model.errors import BadInput
 from repl.model.record import Registration
+from repl.positions import Position
 from repl.proposal import WriteLimits
 from repl.replog.log import FileLog
+from repl.runtime import Runtime
 from repl.store.leveldb import LevelStore
 from repl.transport.links import ClusterLinks
 from repl.transport.port import Delivery
@@ -45,15 +49,9 @@ def message_limit_bytes(settings: Settings) -> int:
     return max(entry_limit_bytes(settings), settings.limits.batch_bytes) + HEAD_BYTES
 
 
-def options_of(settings: Settings) -> Options:
-    """The core's numbers."""
-    replication = settings.replication
-    return Options(
-        window_entries=replication.window_entries,
-        max_time_lag_ms=replication.max_time_lag_ms,
-        max_record_lag=replication.max_record_lag_count,
-        max_near_sync_message_lag=replication.max_near_sync_message_lag_count,
-    )
+def boot_id() -> str:
+    """The kernel's id of this boot; another one means that unsynced data may be gone."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def default_type_of(settings: Settings) -> DefaultType:
@@ -69,6 +67,18 @@ def default_type_of(settings: Settings) -> DefaultType:
         from_file=replication.placement == "file",
         ignore_racks=replication.ignore_rack_assignment,
         settle_ms=SETTLE_MS if shared or factor > 1 else 0,
+    )
+
+
+def balance_options_of(settings: Settings) -> BalanceOptions:
+    """When leaderships are spread, and how many at a time."""
+    replication = settings.replication
+    return BalanceOptions(
+        automatic=replication.balance,
+        delay_ms=replication.balance_delay_ms,
+        moves=replication.balance_moves,
+        cool_down_ms=replication.balance_cool_down_ms,
+        timeout_ms=replication.handover_timeout_ms,
     )
 
 
@@ -128,6 +138,12 @@ def portrait_of(settings: Settings, *, http_url: str, admin_url: str, cluster_ad
         id=settings.node.id,
         rack=settings.node.rack,
     )
+
+
+def position_of(runtime: Runtime, partition: int) -> Position | None:
+    """(last epoch, LEO) of this node's copy of a partition; None when it has none."""
+    found = runtime.partitions.get(partition)
+    return None if found is None else (last_epoch(found.replica.epoch_table), found.replica.leo)
 
 
 def links_of(

@@ -77,6 +77,11 @@ def below_min_isr(records: Records) -> list[int]:
     return [p for p, record in sorted(records.items()) if len(record.isr) < record.effective_min_isr]
 
 
+def unclean_elections(records: Records) -> dict[str, int]:
+    """Partition -> how often an operator had a leader elected that may have lacked something; of those that had one."""
+    return {str(p): record.lineage for p, record in sorted(records.items()) if record.lineage}
+
+
 def problems(records: Records, registrations: Registrations, waiting: str) -> list[str]:
     """What is not as it should be, a sentence each; empty when every partition is online on all its replicas."""
     found = [f"bucket type default: {waiting}"] if waiting else []
@@ -96,6 +101,16 @@ def problems(records: Records, registrations: Registrations, waiting: str) -> li
     if len(found) > PROBLEMS_MAX:
         found[PROBLEMS_MAX:] = [f"and {len(found) - PROBLEMS_MAX} more; `isthmus partition list` shows all"]
     return found
+
+
+def state_of(balancing: Mapping[str, Any] | None, problems: list[str]) -> tuple[str, str]:
+    """The cluster's state in a word, and why. `balancing` is what the node that controls says of leaderships, None
+    when it says nothing. While they move, partitions are elected one by one: that is the state, not the problem."""
+    if balancing is not None and balancing["state"] == "leadership-balancing":
+        return "leadership-balancing", str(balancing["reason"])
+    if problems:
+        return "degraded", problems[0]
+    return "online", ""
 
 
 def _some(numbers: list[int]) -> str:

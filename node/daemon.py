@@ -23,7 +23,6 @@ import sys
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -34,14 +33,16 @@ from config.settings import Settings
 from node import interpreter, logs, supervisor
 from node.assembly import (
     Switchboard,
+    balance_options_of,
+    boot_id,
     default_type_of,
     entry_limit_bytes,
     links_of,
     metastore_of,
     open_log,
     open_store,
-    options_of,
     portrait_of,
+    position_of,
     write_limits_of,
 )
 from node.gathering import Gathering
@@ -49,6 +50,7 @@ from node.http import app, listeners
 from node.http.admin import Admin
 from node.http.app import HttpFace
 from node.http.listeners import Listeners, bind, published
+from node.live_options import LiveOptions
 from node.metrics import Metrics
 from node.ready import replicas_not_ready
 from node.timesource import SystemTime
@@ -58,11 +60,10 @@ from repl import telemetry
 from repl.controller import Controller
 from repl.coordinator import Coordinator
 from repl.identity import Identity
-from repl.isr.epochs import last_epoch
+from repl.leaderships import Leaderships
 from repl.metastore.port import Ambiguous, Conflict, Metastore, SessionState, Unavailable
 from repl.model.errors import WrongIdentity
 from repl.model.record import PartitionRecord, Registration
-from repl.positions import Position
 from repl.registering import Registrar
 from repl.runtime import Runtime
 from repl.settling import settle
@@ -83,11 +84,6 @@ REGISTER_RETRY_MS: Final = 500
 
 READ_THREADS: Final = 2
 """Threads for listings, backlog reads and counts. They share the machine with the loop."""
-
-
-def boot_id() -> str:
-    """The kernel's id of this boot; another one means that unsynced data may be gone."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def run(settings: Settings) -> int:
@@ -119,6 +115,7 @@ class Node:
         self.time = SystemTime()
         self.started_ms = self.time.wall_ms()
         self.cluster_uuid = b""
+        self.options = LiveOptions(settings)
         self.session = SessionState.SUSPENDED
         self._stop = asyncio.Event()
         self._stop_reason = ""
@@ -222,7 +219,7 @@ class Node:
             registrar=self._registrar,
             links=self.links,
             time=self.time,
-            options=options_of(settings),
+            options_of=self.options.core,
             window_bytes=settings.replication.window_bytes,
             entry_limit_bytes=entry_limit_bytes(settings),
             checkpoint_interval_ms=settings.replication.checkpoint_interval_ms,
@@ -242,19 +239,21 @@ class Node:
             node=name,
             time=self.time,
             request=self.links.request,
-            position_of=self._position_of,
+            position_of=lambda partition: position_of(self.runtime, partition),
             default_type=default_type_of(settings),
             on_records=self._on_records,
             on_registrations=self._on_registrations,
         )
+        self.options.attach(self.controller, self.runtime, self.coordinator, self.links)
         self.runtime.on_promoted = self.controller.promoted
         self.runtime.on_record_hint = self.controller.wake
+        self.leaderships = Leaderships(self.controller, self.runtime, balance_options_of(settings))
         self.gathering = Gathering(
             node=name,
             request=self.links.request,
             replicas=lambda: [(p.replica, p.reason) for p in self.runtime.partitions.values()],
         )
-        for part in (self.coordinator, self.controller, self.gathering):
+        for part in (self.coordinator, self.controller, self.leaderships, self.gathering):
             switchboard.add(part.request_handlers())
         self.queues = SourceQueues(
             settings.queues,
@@ -282,6 +281,7 @@ class Node:
         self.metrics = Metrics(
             [
                 self.runtime.metrics,
+                self.leaderships.samples,
                 self.coordinator.metrics,
                 self.links.metrics,
                 self.queues.metrics,
@@ -324,10 +324,6 @@ class Node:
     def _on_registrations(self, registrations: Mapping[str, Registration]) -> None:
         others = [r for r in registrations.values() if r.node != self.settings.node.name and r.cluster_address]
         self.links.set_nodes({r.node: r.cluster_address for r in others})
-
-    def _position_of(self, partition: int) -> Position | None:
-        found = self.runtime.partitions.get(partition)
-        return None if found is None else (last_epoch(found.replica.epoch_table), found.replica.leo)
 
     def request_stop(self, reason: str) -> None:
         """Begin a graceful stop; a second request changes nothing."""
@@ -376,6 +372,7 @@ class Node:
         await self.queues.stop()
         await self.controller.resign()
         await self.runtime.resign(STOP_TIMEOUT_S)
+        await self.links.take_leave()
         await self.controller.stop()
         await self.links.stop()
         clean = await self.runtime.stop(STOP_TIMEOUT_S)

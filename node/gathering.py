@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import msgpack
 
+from repl.isr.epochs import last_epoch
 from repl.isr.replica import Replica
 from repl.model.errors import CodecError, IsthmusError
 
@@ -39,6 +40,8 @@ class ReplicaFacts(NamedTuple):
     applied: int
     ready: bool
     reason: str
+    log_epoch: int = 0
+    """The last epoch in its log."""
 
 
 Facts = Mapping[int, ReplicaFacts]
@@ -57,6 +60,7 @@ def facts_of(replica: Replica, reason: str) -> ReplicaFacts:
         applied=replica.applied,
         ready=replica.ready,
         reason=reason[:REASON_MAX],
+        log_epoch=last_epoch(replica.epoch_table),
     )
 
 
@@ -116,11 +120,12 @@ def _unpacked(body: bytes) -> Facts:
 def _facts(row: object) -> ReplicaFacts:
     if not isinstance(row, list) or len(row) != len(ReplicaFacts._fields):
         raise CodecError(f"{METHOD}: {row!r:.80} is no replica")
-    role, *numbers, ready, reason = row
+    role, *numbers, ready, reason, log_epoch = row
     if not isinstance(role, str) or not isinstance(ready, bool) or not isinstance(reason, str):
         raise CodecError(f"{METHOD}: {row!r:.80} is no replica")
     epoch, gen, leo, durable, hw, applied = map(_number, numbers)
-    return ReplicaFacts(role, epoch, gen, leo, durable, hw, applied, ready, reason[:REASON_MAX])
+    log_epoch = _number(log_epoch)
+    return ReplicaFacts(role, epoch, gen, leo, durable, hw, applied, ready, reason[:REASON_MAX], log_epoch)
 
 
 def _number(value: object) -> int:

@@ -45,7 +45,7 @@ class Attaching:
         *,
         node: str,
         cluster_uuid: bytes,
-        options: Options,
+        options_of: Callable[[str], Options],
         identity: Identity,
         registrar: Registrar,
         replog: Replog,
@@ -55,7 +55,7 @@ class Attaching:
     ) -> None:
         self._node = node
         self._cluster_uuid = cluster_uuid
-        self._options = options
+        self._options_of = options_of
         self._identity = identity
         self._registrar = registrar
         self._replog = replog
@@ -82,7 +82,7 @@ class Attaching:
             epoch_table=self._replog.epoch_table(partition),
             applied=applied,
             epoch_seen=known.epoch_seen,
-            options=self._options,
+            options=self._options_of(record.bucket_type),
             durable=leo,
             log_start=log_start,
             nonce_base=self._nonce_base,

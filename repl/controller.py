@@ -4,7 +4,8 @@ Every node runs one and hands on what it reads. Only the one whose session holds
 the session ends, another takes it. That is for economy, not for safety: no decision rests on memory but on how long a
 nomination has been seen and which promotions were heard, and a stale one is refused by the record's version
 (docs/protocol.md H30). Records are always read before registrations (H29). Rules: `repl.isr.election`; how far logs go:
-`repl.positions`; promotions: `repl.announcements`; new bucket types: `repl.creation`.
+`repl.positions`; promotions: `repl.announcements`; new bucket types: `repl.creation`; what operators have set:
+`repl.option_settings`.
 """
 
 from __future__ import annotations
@@ -12,21 +13,24 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 import structlog
 
 from repl.announcements import METHOD as PROMOTED
 from repl.announcements import Announcements
-from repl.creation import DEFAULT_TYPE, DefaultType, Founding, Ground, create, usable
+from repl.balancing import Balancing
+from repl.creation import DEFAULT_TYPE, DefaultType, Founding, Ground, Options, create, usable
 from repl.isr import effects as fx
 from repl.isr.election import Decision, Keep, Wait, Watch, Write, asked, elect, watched
 from repl.isr.placement import ReplicaMap
 from repl.isr.replica_map import check_nodes
 from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
-from repl.model.errors import BadInput, IsthmusError, NotReady, OutcomeUnknown
+from repl.model.errors import BadInput, Corruption, IsthmusError, NotReady, OutcomeUnknown
 from repl.model.ports import TimeSource
 from repl.model.record import PartitionRecord, PartitionStatus, Registration
+from repl.option_settings import OPTIONS_PATH, OptionSettings, read_options
 from repl.positions import METHOD as STATUS
 from repl.positions import Position, Positions, Request
 
@@ -77,7 +81,7 @@ class Controller:
     ) -> None:
         """`request` is `Links.request`; it is never asked to reach `node` itself. `position_of` tells (last epoch, LEO)
         of this node's copy of a partition, None when it has none."""
-        self._metastore = metastore
+        self.metastore = metastore
         self._node = node
         self._time = time
         self._default_type = default_type
@@ -87,12 +91,19 @@ class Controller:
         self._watches: dict[int, Watch] = {}
         self._positions = Positions(node=node, request=request, position_of=position_of, on_answer=self.wake)
         self._announcements = Announcements(node=node, request=request, on_heard=self.wake)
-        self._founding = Founding(default_type)
+        self._founding = Founding(default_type, node)
         self._writing = asyncio.Semaphore(WRITES_AT_ONCE)
         self._task: asyncio.Task[None] | None = None
         self._resigned = False
         self._claiming = asyncio.Lock()
         self._claim_known = False
+        self._options_known = False
+        self.on_options: Callable[[OptionSettings], None] = lambda _options: None
+        """Gets what is set of the dynamic options, whenever it was read anew, before the records read after it."""
+        self.options = OptionSettings()
+        """What is set, as this node last read it."""
+        self.balancing: Balancing | None = None
+        """Spreads leaderships while this node decides; None: nobody does. Set before `start`."""
         self.decides = False
         """True while this node's session holds the claim, as far as it knows."""
         self.controller: str | None = None
@@ -113,7 +124,7 @@ class Controller:
 
     def start(self) -> None:
         """Begin to look; call once this node is registered."""
-        self._metastore.watch(self._hinted)
+        self.metastore.watch(self._hinted)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def resign(self) -> None:
@@ -122,9 +133,9 @@ class Controller:
         self._resigned, self.decides = True, False
         async with self._claiming:
             try:
-                found = await self._metastore.get(CLAIM_PATH)
+                found = await self.metastore.get(CLAIM_PATH)
                 if found is not None and found.value == self._node.encode():
-                    await self._metastore.delete(CLAIM_PATH, found.version)
+                    await self.metastore.delete(CLAIM_PATH, found.version)
             except (Conflict, Ambiguous, Unavailable) as error:
                 log.warning("controller.claim_kept", error=str(error))  # it goes with the session
 
@@ -135,6 +146,8 @@ class Controller:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
         await self.resign()
+        if self.balancing is not None:
+            await self.balancing.stop()
         await self._positions.stop()
         await self._announcements.stop()
 
@@ -149,6 +162,8 @@ class Controller:
     def _hinted(self, path: str) -> None:
         if path == CLAIM_PATH:
             self._claim_known = False
+        elif path == OPTIONS_PATH:
+            self._options_known = False
         self.wake()
 
     # -- looking ------------------------------------------------------------------------------------------
@@ -173,6 +188,7 @@ class Controller:
                     await self._wake.wait()
             except TimeoutError:
                 self._claim_known = self._claim_known and pause_ms < POLL_MS
+                self._options_known = self._options_known and pause_ms < POLL_MS
             else:
                 await asyncio.sleep(GATHER_MS / 1000)
 
@@ -185,28 +201,49 @@ class Controller:
         self._announcements.learn(self.controller, self.records.keys())
         pause_ms = await self._found()
         if not self.decides:
+            if self.balancing is not None:
+                self.balancing.rest()
             return pause_ms
         writes, until_ms = self._decide()
         self._positions.send()
+        if self.balancing is not None:
+            now_ms = self._time.now_ms()
+            balance_ms = self.balancing.look(self.records, self.registrations, now_ms, busy=bool(writes))
+            until_ms = min(until_ms, balance_ms)
         if not writes:
             return min(pause_ms, until_ms)
         decided = await asyncio.gather(*(self._write(record) for record in writes))
         return GATHER_MS if all(decided) else RETRY_MS
 
     async def _read(self) -> None:
-        records = await self._metastore.records()
-        registrations = await self._metastore.registrations()
+        if not self._options_known:
+            await self._read_options()
+        records = await self.metastore.records()
+        registrations = await self.metastore.registrations()
         self.records, self.registrations = records, registrations
         self.read_at_ms = self._time.wall_ms()
         self._on_registrations(registrations)
         self._on_records(records)
 
+    async def _read_options(self) -> None:
+        """Known until a watch fires. A document that cannot be read changes nothing, and stops no election."""
+        self._options_known = True
+        try:
+            self.options = await read_options(self.metastore)
+        except Corruption as error:
+            log.error("controller.options_unreadable", error=str(error))
+        except (Unavailable, Ambiguous, Conflict):
+            self._options_known = False
+            raise
+        else:
+            self.on_options(self.options)
+
     async def _claim(self) -> None:
         """Find out who decides; it is this node when nobody else does. Known until a watch fires."""
         self._claim_known = True
         try:
-            won = not self._resigned and await self._metastore.claim(CLAIM_PATH, self._node.encode())
-            found = await self._metastore.get(CLAIM_PATH)
+            won = not self._resigned and await self.metastore.claim(CLAIM_PATH, self._node.encode())
+            found = await self.metastore.get(CLAIM_PATH)
         except (Unavailable, Ambiguous, Conflict):
             self._claim_known = False
             raise
@@ -231,7 +268,7 @@ class Controller:
         if wait_ms or not self.decides:
             return min(POLL_MS, wait_ms or POLL_MS)
         try:
-            created = await self._founding.found(self._metastore, self.registrations)
+            created = await self._founding.found(self.metastore, self.registrations, self._time.wall_ms())
         except BadInput as error:
             self._founding.reason = f"placement is refused: {error}"
             return POLL_MS
@@ -266,7 +303,7 @@ class Controller:
         partition = record.partition
         watch = self._watches[partition] = watched(self._watches.get(partition), record, now_ms)
         self._positions.want(partition, asked(record, self.registrations))
-        return elect(
+        decision = elect(
             record,
             self.registrations,
             now_ms,
@@ -275,13 +312,21 @@ class Controller:
             attempt=watch.attempt,
             reported=self._positions.of(partition),
             leaderships=leaderships,
+            timers=self.options.timers(),
         )
+        return decision if isinstance(decision, Write) else self._with_min_isr(record, decision)
+
+    def _with_min_isr(self, record: PartitionRecord, decision: Decision) -> Decision:
+        """Where nothing else is to be written: the record gets the min-ISR that is set. It changes that alone, so
+        nobody leaves the ELR by it (docs/protocol.md H22)."""
+        wanted = self.options.min_isr(record.bucket_type, len(record.replicas))
+        return decision if wanted == record.min_isr else Write(replace(record, min_isr=wanted))
 
     async def _write(self, record: PartitionRecord) -> bool:
         """Write one decision; False when its fate is unknown (the next look reads what became of it)."""
         try:
             async with self._writing:
-                written = await self._metastore.write_record(record)
+                written = await self.metastore.write_record(record)
         except Conflict:
             return True
         except (Ambiguous, Unavailable):
@@ -306,8 +351,8 @@ class Controller:
         """
         try:
             for _ in range(ATTEMPTS_MAX):
-                ground = await Ground.read(self._metastore)
-                nodes = usable(await self._metastore.registrations())
+                ground = await Ground.read(self.metastore)
+                nodes = usable(await self.metastore.registrations())
                 check_nodes(replica_map, nodes)
                 placed = tuple(tuple(nodes[number].node for number in replicas) for replicas in replica_map)
                 found = ground.sets_of(bucket_type)
@@ -320,8 +365,9 @@ class Controller:
                     return "exists"
                 if validate_only:
                     return "valid"
-                min_isr = self._default_type.min_isr
-                if await create(self._metastore, bucket_type, replica_map, ground, nodes, min_isr=min_isr):
+                initial = self._default_type.min_isr if bucket_type == DEFAULT_TYPE else 0
+                options = await Options.read(self.metastore, initial, self._node, self._time.wall_ms())
+                if await create(self.metastore, bucket_type, replica_map, ground, nodes, options):
                     return "created"
         except (Unavailable, Conflict) as error:
             raise NotReady(f"the metastore cannot be reached, nothing was created: {error}") from error

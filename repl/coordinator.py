@@ -99,6 +99,10 @@ class Coordinator:
         """Take the map of all partitions, here or not; whenever records change."""
         self._routes.learn(records)
 
+    def set_read_isolation(self, default: Isolation, of_types: Mapping[bytes, Isolation]) -> None:
+        """What a read gets that does not say: by bucket type, `default` for all others."""
+        self._reading.set_defaults(default, of_types)
+
     def applied(self, partition: int, entries: Sequence[Entry], leader: bool) -> None:  # noqa: ARG002
         """See `repl.model.ports.AfterApply`: requests that are applied are the store's to remember."""
         pending = self._pending_requests.get(partition)

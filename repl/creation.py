@@ -1,7 +1,8 @@
 """Creation of bucket types: placed on the nodes that are there, their records made in one write of the metastore.
 
-The records, the index at which the next computed placement starts and the counter of partition ids are written together
-or not at all, so two who create at once cannot both succeed, and a change of controller loses nothing. The rules of
+The records, the index at which the next computed placement starts, the counter of partition ids and what is set of the
+new bucket type's options are written together or not at all, so two who create at once cannot both succeed, and a
+change of controller loses nothing. The rules of
 placement are `repl.isr.placement`'s; when the first bucket type is created is decided here, by whom in
 `repl.controller`.
 """
@@ -9,18 +10,20 @@ placement are `repl.isr.placement`'s; when the first bucket type is created is d
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import structlog
 
+from config.options import MIN_ISR
 from repl.isr.placement import ReplicaMap, placed
 from repl.isr.replica_map import check_nodes
 from repl.metastore.port import Metastore, Planned
 from repl.model.errors import BadInput, Corruption
 from repl.model.keys import DEFAULT_BUCKET_TYPE
 from repl.model.record import Member, PartitionRecord, Registration
+from repl.option_settings import OPTIONS_PATH, OptionSettings, Setting, encode_options, read_options
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +47,8 @@ DEFAULT_TYPE: Final = DEFAULT_BUCKET_TYPE.decode()
 class DefaultType:
     """How the `default` bucket type is created: the numbers of [replication], resolved.
 
-    `min_isr` 0 means one less than the factor, at least 1. `from_file`: an operator's placement is waited for.
+    `min_isr` becomes the cluster's `replication.min.isr` unless an operator has set that; 0 leaves it unset.
+    `from_file`: an operator's placement is waited for.
     `settle_ms` is SETTLE_MS where nodes share a metastore, 0 where a node is alone by design.
     """
 
@@ -56,11 +60,6 @@ class DefaultType:
     settle_ms: int = SETTLE_MS
 
 
-def min_isr_of(min_isr: int, factor: int) -> int:
-    """`min_isr` as it is written down: 0 means one less than the factor; between 1 and the factor."""
-    return max(1, min(min_isr or factor - 1, factor))
-
-
 def usable(registrations: Mapping[str, Registration]) -> dict[int, Registration]:
     """By id, the nodes that can be given replicas: there, not leaving, and with a gen for a new copy."""
     return {r.id: r for r in registrations.values() if r.active and r.spare_gen > 0}
@@ -69,8 +68,10 @@ def usable(registrations: Mapping[str, Registration]) -> dict[int, Registration]
 class Founding:
     """When the `default` bucket type may be placed: what is remembered between looks, and why it waits."""
 
-    def __init__(self, default: DefaultType) -> None:
+    def __init__(self, default: DefaultType, node: str) -> None:
+        """`node` is this one: its file has the first say."""
         self._default = default
+        self._node = node
         self._seen: frozenset[int] = frozenset()
         self._changed_ms = 0
         self._enough_ms: int | None = None
@@ -123,19 +124,18 @@ class Founding:
             start_index=start_index,
         )
 
-    async def found(self, metastore: Metastore, registrations: Mapping[str, Registration]) -> bool:
+    async def found(self, metastore: Metastore, registrations: Mapping[str, Registration], wall_ms: int) -> bool:
         """Create the `default` bucket type on the usable nodes; False when somebody else wrote meanwhile. Raises what
         the metastore raises, BadInput when the placement does not fit into one write."""
         nodes = usable(registrations)
         ground = await Ground.read(metastore)
         if ground.sets_of(DEFAULT_TYPE):
             return False
-        start_index, version = await _counter(metastore, CHAIN_PATH)
+        start_index, version = await read_counter(metastore, CHAIN_PATH)
         replica_map = self.placement(nodes, start_index)
-        chain = Planned(CHAIN_PATH, _counted(start_index + len(replica_map)), version)
-        return await create(
-            metastore, DEFAULT_TYPE, replica_map, ground, nodes, min_isr=self._default.min_isr, chain=chain
-        )
+        chain = Planned(CHAIN_PATH, counter_bytes(start_index + len(replica_map)), version)
+        options = await Options.read(metastore, self._default.min_isr, self._node, wall_ms)
+        return await create(metastore, DEFAULT_TYPE, replica_map, ground, nodes, options, [chain])
 
 
 class Ground(NamedTuple):
@@ -149,7 +149,7 @@ class Ground(NamedTuple):
     @staticmethod
     async def read(metastore: Metastore) -> Ground:
         """As it is now."""
-        number, version = await _counter(metastore, PARTITIONS_PATH)
+        number, version = await read_counter(metastore, PARTITIONS_PATH)
         records = await metastore.records()
         return Ground(records, max([number, *(partition + 1 for partition in records)]), version)
 
@@ -159,15 +159,36 @@ class Ground(NamedTuple):
         return tuple(replicas for _, replicas in found)
 
 
+class Options(NamedTuple):
+    """What is set when a bucket type is created, and what is set with it."""
+
+    settings: OptionSettings
+    planned: tuple[Planned, ...] = ()
+
+    @staticmethod
+    async def read(metastore: Metastore, min_isr: int, node: str, wall_ms: int) -> Options:
+        """As it is now; where the cluster has no min-ISR yet, `min_isr`, which is that of the file of `node`, becomes
+        it, unless it is 0. A file has a say but once: from then on operators have."""
+        settings = await read_options(metastore)
+        if not min_isr or settings.setting(MIN_ISR) is not None:
+            return Options(settings)
+        settings = settings.with_setting(MIN_ISR, None, Setting(min_isr, f"the file of node {node}", wall_ms))
+        return Options(settings, (Planned(OPTIONS_PATH, encode_options(settings), settings.version),))
+
+    def with_min_isr(self, bucket_type: str, setting: Setting) -> Options:
+        """The bucket type's own min-ISR, set together with its creation."""
+        settings = self.settings.with_setting(MIN_ISR, bucket_type, setting)
+        return Options(settings, (Planned(OPTIONS_PATH, encode_options(settings), settings.version),))
+
+
 async def create(
     metastore: Metastore,
     bucket_type: str,
     replica_map: ReplicaMap,
     ground: Ground,
     nodes: Mapping[int, Registration],
-    *,
-    min_isr: int,
-    chain: Planned | None = None,
+    options: Options,
+    also: Sequence[Planned] = (),
 ) -> bool:
     """Make the records of a new bucket type, each replica in sync with the gen that its node's new copy will have, and
     the first of each set to be elected first. False when somebody else wrote meanwhile. `nodes` are the usable ones by
@@ -176,13 +197,16 @@ async def create(
     first = ground.next_partition
     made = [
         _new_record(
-            first + index, bucket_type, index, len(replica_map), [nodes[number] for number in replicas], min_isr
+            first + index,
+            bucket_type,
+            index,
+            len(replica_map),
+            [nodes[number] for number in replicas],
+            options.settings.min_isr(bucket_type, len(replicas)),
         )
         for index, replicas in enumerate(replica_map)
     ]
-    planned = [Planned(PARTITIONS_PATH, _counted(first + len(made)), ground.version)]
-    if chain is not None:
-        planned.append(chain)
+    planned = [Planned(PARTITIONS_PATH, counter_bytes(first + len(made)), ground.version), *options.planned, *also]
     created = await metastore.create_records(made, planned)
     if created:
         log.info("controller.created", bucket_type=bucket_type, partitions=len(made), first=first)
@@ -199,26 +223,35 @@ def _new_record(
         partition_count=partition_count,
         replicas=tuple(node.node for node in nodes),
         isr=frozenset(Member(node.node, node.gen_of(partition)) for node in nodes),
-        min_isr=min_isr_of(min_isr, len(nodes)),
+        min_isr=min_isr,
         preferred=nodes[0].node,
         reason="new",
     )
 
 
-async def _counter(metastore: Metastore, path: str) -> tuple[int, int | None]:
+async def read_counter(metastore: Metastore, path: str) -> tuple[int, int | None]:
     """A counter's value and version; (0, None) before it was ever written. Raises Corruption."""
     found = await metastore.get(path)
     if found is None:
         return 0, None
     try:
-        value = json.loads(found.value)
+        return counted(found.value), found.version
+    except ValueError as error:
+        raise Corruption(f"{path} in the metastore is {error}") from error
+
+
+def counted(value: bytes) -> int:
+    """What a counter's bytes say. Raises ValueError."""
+    try:
+        raw = json.loads(value)
     except (ValueError, RecursionError):
-        value = None
-    number = value.get("next") if isinstance(value, dict) and value.get("v") == 1 else None
+        raw = None
+    number = raw.get("next") if isinstance(raw, dict) and raw.get("v") == 1 else None
     if type(number) is not int or not 0 <= number < 1 << 53:
-        raise Corruption(f'{path} in the metastore is {found.value[:80]!r}, not {{"v": 1, "next": NUMBER}}')
-    return number, found.version
+        raise ValueError(f'{value[:80]!r}, not {{"v": 1, "next": NUMBER}}')
+    return number
 
 
-def _counted(number: int) -> bytes:
+def counter_bytes(number: int) -> bytes:
+    """A counter's bytes."""
     return json.dumps({"v": 1, "next": number}, separators=(",", ":")).encode()

@@ -162,6 +162,13 @@ class Identity:
         with self._writing:
             self._write(self._value | {"doubt": doubt})
 
+    def renew(self, doubt: str) -> None:
+        """Let nothing of this directory count as what it was, at the next start: every copy takes a new gen, and so do
+        those that are still to be made, since a directory of an earlier time may not know of some that were made
+        later (docs/protocol.md H39). Durable on return. Raises LocalFault."""
+        with self._writing:
+            self._write(self._value | {"doubt": doubt, "spare": 0})
+
     def adopt(self, cluster_uuid: bytes, node: str, boot_id: str, gens: Mapping[int, int], spare: int = 0) -> None:
         """Note who runs here now, the (new) gens, and the spare one unless it is 0; durable on return, not clean from
         here on, and no longer in doubt. Raises LocalFault."""

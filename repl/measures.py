@@ -26,6 +26,7 @@ def replica_samples(partitions: Collection[Partition]) -> list[Sample]:
     ]
     led = [r.record for r in replicas if r.role in (Role.LEADER, Role.RESIGNING) and r.record is not None]
     samples.append(("isthmus_partitions_under_replicated", {}, sum(len(r.isr) < len(r.replicas) for r in led)))
+    samples.append(("isthmus_unclean_elections", {}, sum(r.lineage for r in led)))
     if led:
         worst = min(led, key=lambda r: (len(r.isr) - r.effective_min_isr, len(r.isr)))
         samples.append(("isthmus_isr_worst_members", {}, len(worst.isr)))

@@ -8,7 +8,7 @@ has not applied, else the store, without any confirmation; it may be taken back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, cast
 
 from repl.forwarding import Forwarding
@@ -66,12 +66,17 @@ class Reading:
         self._routes = routes
         self._forwarding = forwarding
         self._default = default
+        self._defaults: Mapping[bytes, Isolation] = {}
         self._answer_bytes = answer_bytes
         self.counts = dict.fromkeys(Isolation, 0)
 
+    def set_defaults(self, default: Isolation, of_types: Mapping[bytes, Isolation]) -> None:
+        """What a read gets that does not say: by bucket type, `default` for all others."""
+        self._default, self._defaults = default, of_types
+
     async def get(self, key: Key, isolation: Isolation | None) -> bytes | None:
         """See KeyValue.get."""
-        isolation = isolation or self._default
+        isolation = isolation or self._defaults.get(key.bucket_type, self._default)
         self.counts[isolation] += 1
         hash64 = key_hash(key.bucket, key.key)
         try:
@@ -93,7 +98,9 @@ class Reading:
 
     async def get_batch(self, keys: Sequence[Key], isolation: Isolation | None, room_bytes: int) -> list[object]:
         """See KeyValue.get_batch."""
-        isolation = isolation or self._default
+        if isolation is None:
+            theirs = {self._defaults.get(key.bucket_type, self._default) for key in keys}
+            isolation = theirs.pop() if len(theirs) == 1 else Isolation.COMMITTED
         self.counts[isolation] += len(keys)
         results = await self._settled(keys, isolation, room_bytes)
         full = Overloaded(f"the answer has reached its limit of {room_bytes} bytes: ask again for the rest")

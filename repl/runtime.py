@@ -65,13 +65,13 @@ class Runtime:
         registrar: Registrar,
         links: Links,
         time: TimeSource,
-        options: Options,
+        options_of: Callable[[str], Options],
         window_bytes: int,
         entry_limit_bytes: int,
         checkpoint_interval_ms: int,
         on_fatal: Callable[[Exception], None],
     ) -> None:
-        """`entry_limit_bytes` is the longest entry that another node can be sent."""
+        """`options_of` has the numbers of a bucket type's new replicas; an entry of `entry_limit_bytes` can be sent."""
         self.node = node
         self.cluster_uuid = cluster_uuid
         self.store = store
@@ -101,7 +101,7 @@ class Runtime:
         self._attaching = Attaching(
             node=node,
             cluster_uuid=cluster_uuid,
-            options=options,
+            options_of=options_of,
             identity=identity,
             registrar=registrar,
             replog=replog,

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from node.cli.acts import reseed
 from node.cli.exits import Exit
 from node.cli.output import cell, echo_facts, echo_json, echo_table, moment, output_option
 from node.cli.remote import AdminClient, admin_option
@@ -20,7 +21,10 @@ STATUSES: Final = ("online", "election", "candidate_found", "offline")
 
 @click.group("cluster")
 def cluster_group() -> None:
-    """Look at a cluster as a whole."""
+    """Look at a cluster as a whole, and mend it."""
+
+
+cluster_group.add_command(reseed)
 
 
 @cluster_group.command("status")
@@ -46,6 +50,7 @@ def _echo(answer: dict[str, Any], problems: list[str]) -> None:
         [
             ("cluster", answer.get("cluster")),
             ("uuid", answer.get("cluster_uuid")),
+            ("state", ": ".join(each for each in (cell(answer.get("state")), answer.get("state_reason")) if each)),
             ("answered by", answer.get("node")),
             ("version", answer.get("version")),
             ("controller", answer.get("controller")),
@@ -53,6 +58,7 @@ def _echo(answer: dict[str, Any], problems: list[str]) -> None:
             ("partitions", ", ".join([online, *counted])),
             ("under-replicated", answer.get("under_replicated")),
             ("below min-ISR", answer.get("below_min_isr")),
+            *(("unclean elections", each) for each in _unclean(answer)),
             *(("amiss", each) for each in problems),
         ]
     )
@@ -74,3 +80,12 @@ def listed(answer: dict[str, Any], key: str) -> list[dict[str, Any]]:
 def _list(answer: dict[str, Any], key: str) -> list[Any]:
     found = answer.get(key)
     return found if isinstance(found, list) else []
+
+
+def _unclean(answer: dict[str, Any]) -> list[str]:
+    """One sentence if an operator ever had a leader elected that may have lacked something."""
+    found = answer.get("unclean_elections")
+    if not isinstance(found, dict) or not found:
+        return []
+    names = ", ".join(f"{cell(partition)} ({cell(times)})" for partition, times in list(found.items())[:8])
+    return [f"partition (times): {names}" + (", ..." if len(found) > 8 else "")]

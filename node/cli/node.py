@@ -1,4 +1,8 @@
-"""`isthmus node`: the daemon. All of it is `node.daemon`, imported only when it is to run."""
+"""`isthmus node`: the daemon, and what is done to a node's directory while it does not run.
+
+All of the daemon is `node.daemon`, imported only when it is to run; what a data directory knows of itself is
+`repl.identity`'s.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,55 @@ from pathlib import Path
 import click
 
 from config.loading import load_file
+from node.cli.output import echo_json, output_option, printable
+from node.cli.remote import whoami
+from repl.identity import Identity
+from repl.model.errors import LocalFault
+
+FILE = click.argument("file", type=click.Path(path_type=Path))
 
 
 @click.group("node")
 def node_group() -> None:
-    """Run a node."""
+    """Run a node; give a restored one a new identity."""
 
 
 @node_group.command("run")
-@click.argument("file", type=click.Path(path_type=Path))
+@FILE
 def run(file: Path) -> int:
     """Run the node that FILE describes, until SIGTERM or Ctrl-C; it stops gracefully."""
     settings = load_file(file)
     from node import daemon
 
     return daemon.run(settings)
+
+
+@node_group.command("new-identity")
+@FILE
+@click.option("--dry-run", is_flag=True, help="Only say what it would be.")
+@click.option("--by", default=whoami, show_default="USER@HOST", help="Who does it; kept in the log.")
+@output_option
+def new_identity(file: Path, dry_run: bool, by: str, output: str) -> None:
+    """After a data directory was restored from a backup or a snapshot: let its copies take new gens at the next start.
+
+    The node of FILE must not run. What its copies lack they get from their leaders; none of them is elected before.
+    """
+    settings = load_file(file)
+    node, directory = settings.node.name, settings.node.data_dir
+    if not directory.is_dir():
+        raise LocalFault(f"{directory}, the data directory of node {node}, is not there: nothing is to be renewed")
+    identity = Identity.open(directory)
+    try:
+        identity.check_node(node)
+        if identity.is_new:
+            raise LocalFault(f"{directory} has no identity yet: node {node} gets one at its first start")
+        gens = identity.gens()
+        if not dry_run:
+            identity.renew(f"restored: a new identity was ordered by {by}")
+    finally:
+        identity.close(clean=False)
+    outcome = "would be renewed" if dry_run else "renewed"
+    if output == "json":
+        echo_json({"node": node, "data_dir": str(directory), "outcome": outcome, "partitions": sorted(gens)})
+    else:
+        click.echo(printable(f"node {node}: {len(gens)} copies in {directory} {outcome}: new gens at the next start"))

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import click
 
 from config.rules import check_name
+from node.cli.acts import force_leader
 from node.cli.cluster import listed
 from node.cli.exits import CommandFailed, Exit
 from node.cli.output import cell, echo_json, echo_table, output_option
@@ -47,7 +48,10 @@ def _bucket_type(_context: click.Context, _parameter: click.Parameter, value: st
 
 @click.group("partition")
 def partition_group() -> None:
-    """Look at partitions, and place them."""
+    """Look at partitions, place them, and force a leader."""
+
+
+partition_group.add_command(force_leader)
 
 
 @partition_group.command("list")
@@ -148,7 +152,7 @@ def _echo_plan(found: ReplicaMap, racks: dict[int, str], output: str) -> None:
 @output_option
 def assign(path: Path, validate_only: bool, bucket_type: str, admin: AdminClient, output: str) -> None:
     """Create bucket type T with the placement in a file, as `plan -o json` prints it. What exists is not moved."""
-    replica_map = _read(path)
+    replica_map = read_map(path)
     body = {"bucket_type": bucket_type, "validate_only": validate_only, **replica_map_document(replica_map)}
     try:
         answer = admin.post("/admin/partitions/assign", body)
@@ -167,7 +171,8 @@ def assign(path: Path, validate_only: bool, bucket_type: str, admin: AdminClient
     click.echo(_sentence(answer, path, bucket_type))
 
 
-def _read(path: Path) -> ReplicaMap:
+def read_map(path: Path) -> ReplicaMap:
+    """The replica map in a file; faults name the file. Raises BadReplicaMap, OSError."""
     with path.open("rb") as file:
         text = file.read(MAP_BYTES_MAX + 1)
     try:

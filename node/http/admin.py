@@ -6,16 +6,20 @@ decides: it shows what the parts say and passes on what an operator wants. docs/
 
 from __future__ import annotations
 
-import getpass
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from config.rules import check_name
 from node import cluster_view
 from node.gathering import Gathering
+from node.http.acts import ActsAdmin
 from node.http.asgi import Face, Request, json_reply
+from node.http.bucket_types import BucketTypesAdmin
 from node.http.health import add_health
+from node.http.leaderships import LeadershipsAdmin, glance
+from node.http.options import OptionsAdmin
 from node.http.statuses import Refused, Reply, refusal
+from node.http.wishes import flag, initiator, text, wish_of
 from repl.controller import PlacementDiffers
 from repl.creation import DEFAULT_TYPE
 from repl.isr.replica_map import BadReplicaMap, checked_replica_map
@@ -56,6 +60,10 @@ class Admin(Face):
         router.add("GET", "/admin/sink/dead-letters", self.sink_dead_letters)
         router.add("POST", "/admin/sink/suspend", self.sink_suspend)
         router.add("POST", "/admin/sink/resume", self.sink_resume)
+        BucketTypesAdmin(node, router)
+        OptionsAdmin(node, router)
+        ActsAdmin(node, gathering, router)
+        LeadershipsAdmin(node, router)
 
     def refusal(self, error: IsthmusError) -> Reply:
         """See Face.refusal; here as JSON."""
@@ -66,7 +74,8 @@ class Admin(Face):
     # -- the cluster --------------------------------------------------------------------------------------
 
     async def cluster(self, _request: Request) -> Reply:
-        """Who is there, who leads, what is not as it should be. Of the metastore only, so it never waits for a node."""
+        """Who is there, who leads, what is not as it should be. Of the metastore, so it waits for no node; but a moment
+        for the one that controls, which alone knows what it moves."""
         node, controller = self._node, self._node.controller
         records, registrations = controller.records, controller.registrations
         serves, why_not = node.ready()
@@ -75,9 +84,14 @@ class Admin(Face):
             doubts.append("this node has not read the metastore yet")
         elif node.session is not SessionState.CONNECTED:
             doubts.append(f"this node's session with the metastore is {node.session.value}: what is shown may be old")
+        balancing = await glance(node)
+        problems = [*doubts, *cluster_view.problems(records, registrations, controller.waiting)]
+        state, state_reason = cluster_view.state_of(balancing, problems)
         return json_reply(
             {
                 "cluster": node.settings.node.cluster,
+                "state": state,
+                "state_reason": state_reason,
                 "cluster_uuid": node.cluster_uuid.hex(),
                 "node": node.settings.node.name,
                 "ready": serves,
@@ -91,8 +105,10 @@ class Admin(Face):
                 "replicas": cluster_view.replica_counts(records),
                 "under_replicated": cluster_view.under_replicated(records),
                 "below_min_isr": cluster_view.below_min_isr(records),
+                "unclean_elections": cluster_view.unclean_elections(records),
                 "waiting": controller.waiting,
-                "problems": [*doubts, *cluster_view.problems(records, registrations, controller.waiting)],
+                "balancing": balancing,
+                "problems": problems,
                 "nodes": cluster_view.node_rows(records, registrations),
                 "actors": [node.queues.status(), node.sink.status(), node.fullsync.status()],
             }
@@ -113,17 +129,10 @@ class Admin(Face):
 
     async def partitions_assign(self, request: Request) -> Reply:
         """Create a bucket type with an operator's placement, or only say whether it would be taken."""
-        wish = await self._wish(request)
-        unknown = ", ".join(sorted(f"{key[:64]!r}" for key in wish.keys() - ASSIGN_KEYS))
-        if unknown:
-            raise Refused(
-                400, "bad-json", f"{unknown} in the body is unknown: {', '.join(sorted(ASSIGN_KEYS))} are right"
-            )
-        validate_only = wish.get("validate_only", False)
-        if not isinstance(validate_only, bool):
-            raise Refused(400, "bad-json", "validate_only must be true or false")
+        wish = await wish_of(request, ASSIGN_KEYS)
+        validate_only = flag(wish, "validate_only")
         try:
-            bucket_type = check_name(self._name(wish, "bucket_type") or DEFAULT_TYPE)
+            bucket_type = check_name(text(wish, "bucket_type") or DEFAULT_TYPE)
         except ValueError as error:
             raise Refused(400, "bad-json", f"bucket_type: {error}") from None
         try:
@@ -143,17 +152,17 @@ class Admin(Face):
 
     async def queue_suspend(self, request: Request) -> Reply:
         """Stop giving out references of a queue; its cursor waits."""
-        wish = await self._wish(request)
+        wish = await wish_of(request)
         what = wish.get("what") or "serving"
         if what != "serving":
             raise Refused(400, "bad-input", f'what is {what!r}; this version suspends "serving"')
-        await self._node.queues.suspend(request.text("queue"), what, self._by(wish), str(wish.get("reason") or ""))
+        await self._node.queues.suspend(request.text("queue"), what, initiator(wish), str(wish.get("reason") or ""))
         return await self.queues(request)
 
     async def queue_resume(self, request: Request) -> Reply:
         """Give out references again."""
-        wish = await self._wish(request)
-        await self._node.queues.resume(request.text("queue"), "serving", self._by(wish), str(wish.get("reason") or ""))
+        wish = await wish_of(request)
+        await self._node.queues.resume(request.text("queue"), "serving", initiator(wish), str(wish.get("reason") or ""))
         return await self.queues(request)
 
     async def sink(self, _request: Request) -> Reply:
@@ -166,34 +175,14 @@ class Admin(Face):
 
     async def sink_suspend(self, request: Request) -> Reply:
         """Start no new fetch of a queue, a peer, or all."""
-        wish = await self._wish(request)
+        wish = await wish_of(request)
         await self._node.sink.suspend(
-            self._name(wish, "queue"), self._name(wish, "peer"), self._by(wish), str(wish.get("reason") or "")
+            text(wish, "queue"), text(wish, "peer"), initiator(wish), str(wish.get("reason") or "")
         )
         return await self.sink(request)
 
     async def sink_resume(self, request: Request) -> Reply:
         """Fetch again."""
-        wish = await self._wish(request)
-        await self._node.sink.resume(self._name(wish, "queue"), self._name(wish, "peer"))
+        wish = await wish_of(request)
+        await self._node.sink.resume(text(wish, "queue"), text(wish, "peer"))
         return await self.sink(request)
-
-    @staticmethod
-    async def _wish(request: Request) -> dict[str, Any]:
-        wish = await request.json()
-        if wish is None:
-            return {}
-        if not isinstance(wish, dict):
-            raise Refused(400, "bad-json", 'the body must be a JSON object, for instance {"reason": "maintenance"}')
-        return wish
-
-    @staticmethod
-    def _by(wish: dict[str, Any]) -> str:
-        return str(wish.get("by") or getpass.getuser())
-
-    @staticmethod
-    def _name(wish: dict[str, Any], name: str) -> str | None:
-        value = wish.get(name)
-        if value is not None and not isinstance(value, str):
-            raise Refused(400, "bad-json", f"{name} must be a text or null")
-        return value

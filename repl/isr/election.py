@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final, assert_never
+from typing import Final, NamedTuple, assert_never
 
 from repl.isr.membership import drop_members, guard
 from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
@@ -44,6 +44,19 @@ BACK_OFF_MIN_MS: Final = 1_000
 
 BACK_OFF_MAX_MS: Final = 30_000
 """Its longest; it doubles with each attempt. Each attempt uses up an epoch, and there are 2^20 of them."""
+
+
+class Timers(NamedTuple):
+    """The times above, as an operator may set them (`config.options`)."""
+
+    ask_ms: int = ASK_MS
+    response_min_ms: int = RESPONSE_MIN_MS
+    response_max_ms: int = RESPONSE_MAX_MS
+    back_off_min_ms: int = BACK_OFF_MIN_MS
+    back_off_max_ms: int = BACK_OFF_MAX_MS
+
+
+TIMERS: Final = Timers()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +105,16 @@ def watched(before: Watch | None, record: PartitionRecord, now_ms: int) -> Watch
     return Watch(record.epoch, record.status, now_ms, attempt)
 
 
-def response_timeout_ms(attempt: int) -> int:
+def response_timeout_ms(attempt: int, timers: Timers = TIMERS) -> int:
     """How long the candidate after `attempt` silent ones may take to promote itself."""
-    return min(RESPONSE_MAX_MS, int(RESPONSE_MIN_MS * 1.5 ** min(attempt, 10)))
+    least = timers.response_min_ms
+    return max(least, min(timers.response_max_ms, int(least * 1.5 ** min(attempt, 10))))
 
 
-def back_off_ms(attempt: int) -> int:
+def back_off_ms(attempt: int, timers: Timers = TIMERS) -> int:
     """Pause before the next round after `attempt` silent candidates; none before the first."""
-    return min(BACK_OFF_MAX_MS, BACK_OFF_MIN_MS << min(attempt - 1, 10)) if attempt else 0
+    least = timers.back_off_min_ms
+    return max(least, min(timers.back_off_max_ms, least << min(attempt - 1, 10))) if attempt else 0
 
 
 def elect(
@@ -112,6 +127,7 @@ def elect(
     attempt: int = 0,
     reported: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     leaderships: Mapping[str, int] = MappingProxyType({}),
+    timers: Timers = TIMERS,
 ) -> Decision:
     """What to do about the partition of `record`.
 
@@ -129,9 +145,9 @@ def elect(
         case PartitionStatus.OFFLINE:
             return _offline(look)
         case PartitionStatus.ELECTION:
-            return _election(look, now_ms, since_ms, attempt, reported, leaderships)
+            return _election(look, now_ms, since_ms, attempt, reported, leaderships, timers)
         case PartitionStatus.CANDIDATE_FOUND:
-            return _candidate_found(look, now_ms, since_ms, promoted, attempt, reported, leaderships)
+            return _candidate_found(look, now_ms, since_ms, promoted, attempt, reported, leaderships, timers)
         case _:
             assert_never(record.status)
 
@@ -241,17 +257,18 @@ def _election(
     attempt: int,
     reported: Mapping[str, tuple[int, int]],
     leaderships: Mapping[str, int],
+    timers: Timers,
 ) -> Decision:
     record = look.record
     if not look.eligible:
         return Write(_taken_offline(look))
-    resume_ms = since_ms + back_off_ms(attempt)
+    resume_ms = since_ms + back_off_ms(attempt, timers)
     if now_ms < resume_ms:
         return Wait(resume_ms, f"pauses after {attempt} candidates that did not answer")
     nodes = [m.node for m in look.eligible]
     silent = [node for node in nodes if node not in reported]
-    if len(nodes) > 1 and silent and record.preferred not in nodes and now_ms < since_ms + ASK_MS:
-        return Wait(since_ms + ASK_MS, f"asks {', '.join(silent)} how far they are")
+    if len(nodes) > 1 and silent and record.preferred not in nodes and now_ms < since_ms + timers.ask_ms:
+        return Wait(since_ms + timers.ask_ms, f"asks {', '.join(silent)} how far they are")
     return Write(_nominated(look, look.eligible, frozenset(), reported, leaderships))
 
 
@@ -263,6 +280,7 @@ def _candidate_found(
     attempt: int,
     reported: Mapping[str, tuple[int, int]],
     leaderships: Mapping[str, int],
+    timers: Timers,
 ) -> Decision:
     record, candidate = look.record, look.record.candidate
     registration = look.registered(candidate)
@@ -272,7 +290,7 @@ def _candidate_found(
             member = Member(candidate.node, gen)
             if member in guard(record):
                 return Write(_brought_online(look, candidate, member))
-        until_ms = since_ms + response_timeout_ms(attempt)
+        until_ms = since_ms + response_timeout_ms(attempt, timers)
         if registration.active and now_ms < until_ms:
             return Wait(until_ms, record.reason)
     if not look.eligible:

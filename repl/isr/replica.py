@@ -62,7 +62,7 @@ class Replica(Roles):
     `leo` and `epoch_table` are the recovered log's, `durable` the first offset of it that a power loss may
     still take, `log_start` its first entry; `applied` is the store's offset (or its floor while rows are
     replayed); `epoch_seen` and `gen` come from the data directory's identity. `nonce_base`, random and below 2^62,
-    keeps the nonces of this process apart from those of earlier ones. `options` may be replaced at any time.
+    keeps the nonces of this process apart from those of earlier ones. `options` may be replaced (`reconfigure`).
     """
 
     def __init__(

@@ -14,7 +14,8 @@ from repl.isr.candidate import Candidate, objection
 from repl.isr.epochs import last_epoch, with_epoch
 from repl.isr.follower import Follower
 from repl.isr.leader import Leader, Leadership, Resigning, closest
-from repl.isr.stalls import Stalls
+from repl.isr.options import Options
+from repl.isr.stalls import CHECKS, Stalls
 from repl.isr.standing import Standing
 from repl.isr.states import Failed, Idle, State
 from repl.isr.view import View
@@ -33,6 +34,13 @@ class Roles(View):
         super().__init__(standing)
         self._epoch_floor = max(standing.epoch_seen, last_epoch(standing.table))
         self._told_to_resign = False
+
+    def reconfigure(self, options: Options, now_ms: int) -> None:
+        """Go by other numbers from now on, also where something was timed by the old ones."""
+        state = self._state
+        self._standing.options = options
+        if isinstance(state, Leadership):
+            state.stalls.look_by(now_ms + options.max_time_lag_ms // CHECKS)
 
     def _leave_idle(self, record: PartitionRecord, now_ms: int) -> None:
         """Stand, or follow, if the record asks for it."""

@@ -40,6 +40,11 @@ class Stalls:
         if self.check_at_ms is None:
             self.check_at_ms = now_ms + limit_ms // CHECKS
 
+    def look_by(self, at_ms: int) -> None:
+        """A look that is under way comes no later than this: the limit has changed."""
+        if self.check_at_ms is not None and at_ms < self.check_at_ms:
+            self.check_at_ms = at_ms
+
     def owed_ms(self, acknowledged: int, leo: int, now_ms: int) -> int:
         """How long the entry at `acknowledged` has been owed; 0 when nothing is."""
         if acknowledged >= leo:

@@ -37,10 +37,6 @@ class View:
         """The numbers that it goes by."""
         return self._standing.options
 
-    @options.setter
-    def options(self, options: Options) -> None:
-        self._standing.options = options
-
     @property
     def record(self) -> PartitionRecord | None:
         """The newest record that was believed; None before the first one of a session."""

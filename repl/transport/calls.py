@@ -43,6 +43,13 @@ MESSAGE_LENGTH_MAX: Final = 2_000
 TIMEOUT_MS_MAX: Final = 600_000
 """Longest time-out of a request; it is also how long a handler may hold one of the places."""
 
+LEAVE_ID: Final = 0
+"""An answer with this id answers nothing: the node that sends it is about to stop, and wants to be asked no more."""
+
+LEAVE: Final = "leave"
+"""The method of the last request over a connection: whoever was told to ask nothing more has all its answers. It is
+answered by nothing."""
+
 OVERHEAD_BYTES: Final = 128
 """More than a request or an answer has besides its method and body."""
 
@@ -71,12 +78,15 @@ class Asking:
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._bytes = 0
         self._last_id = 0
+        self._leaving = False
 
     async def ask(self, method: str, body: bytes, timeout_ms: int, queued_bytes: int) -> bytes:
         """The answer; errors as `repl.transport.port` says. `queued_bytes` wait to be written already."""
         assert 0 < len(method) <= METHOD_LENGTH_MAX
         assert timeout_ms > 0
         length = len(body)
+        if self._leaving:
+            raise NotReady(f"node {self._node} is stopping")
         if length + OVERHEAD_BYTES > self._body_limit:
             raise TooLarge(f"a request {method} of {length} bytes: node {self._node} takes {self._body_limit}")
         if len(self._waiting) >= UNDER_WAY_MAX or (
@@ -86,14 +96,13 @@ class Asking:
                 f"{len(self._waiting)} requests of {self._bytes} bytes wait for node {self._node}; "
                 f"at most {UNDER_WAY_MAX}, of {self._bytes_max} bytes in all"
             )
-        self._last_id += 1
-        asked = self._last_id
         timeout_ms = min(timeout_ms, TIMEOUT_MS_MAX)
         future = asyncio.get_running_loop().create_future()
+        asked = self._last_id + 1
         self._waiting[asked] = future
         self._bytes += length
         try:
-            if not self._put((b"\x94" + _pack(asked) + _pack(method) + _pack(timeout_ms) + bin_head(length), body)):
+            if not self._send(method, timeout_ms, body):
                 raise NotReady(f"the connection to node {self._node} has just broken")
             async with asyncio.timeout(timeout_ms / 1000):
                 answer: bytes = await future
@@ -103,6 +112,16 @@ class Asking:
         finally:
             del self._waiting[asked]
             self._bytes -= length
+            self._leave_if_answered()
+
+    def _send(self, method: str, timeout_ms: int, body: bytes) -> bool:
+        self._last_id += 1
+        head = b"\x94" + _pack(self._last_id) + _pack(method) + _pack(timeout_ms) + bin_head(len(body))
+        return self._put((head, body))
+
+    def _leave_if_answered(self) -> None:
+        if self._leaving and not self._waiting:
+            self._send(LEAVE, 1, b"")
 
     def answered(self, raw: Any) -> None:
         """One item of an ANSWERS frame; nothing when nobody waits for it any more. Raises CodecError."""
@@ -115,6 +134,10 @@ class Asking:
             error = None
         else:
             error = _raised(self._node, raw)
+        if raw[0] == LEAVE_ID and not self._leaving:
+            self._leaving = True
+            self._leave_if_answered()
+            return
         future = self._waiting.get(raw[0])
         if future is None or future.done():
             return
@@ -166,6 +189,12 @@ class Serving:
         self._tasks = tasks
         self._under_way = 0
         self._bytes = 0
+        self.left = asyncio.Event()
+        """Set once `node` asks nothing more and has all answers, or its connection is gone."""
+
+    def take_leave(self) -> None:
+        """Want to be asked nothing more; `left` follows."""
+        self._put((b"\x92" + _pack(LEAVE_ID) + bin_head(0),))
 
     def asked(self, raw: Any) -> None:
         """One item of a REQUESTS frame: serve it beside the others. Raises CodecError."""
@@ -174,6 +203,9 @@ class Serving:
         asked, method, timeout_ms, body = raw
         if not 0 < asked <= _ID_MAX or not 0 < len(method) <= METHOD_LENGTH_MAX or not 0 < timeout_ms <= TIMEOUT_MS_MAX:
             raise CodecError("a request with a field out of range")
+        if method == LEAVE:
+            self.left.set()
+            return
         count = self._under_way
         if count >= UNDER_WAY_MAX or (count and self._bytes + len(body) > self._bytes_max):
             self._put(_error_item(asked, Overloaded(f"{count} requests of node {self._node} are under way")))

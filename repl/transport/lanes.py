@@ -37,10 +37,16 @@ class RateCap:
     """A rate over all that share this object: `rate_bytes_s`, 0 for none. Times in seconds of one clock."""
 
     def __init__(self, rate_bytes_s: int) -> None:
+        self._saved = 0.0
+        self._seen_s: float | None = None
+        self.set_rate(rate_bytes_s)
+        self._saved = self._most
+
+    def set_rate(self, rate_bytes_s: int) -> None:
+        """Go by another rate from now on; what was saved above its burst is forfeited."""
         self._rate = rate_bytes_s
         self._most = max(rate_bytes_s * RATE_BURST_S, CATCH_UP_PIECE_BYTES)
-        self._saved = self._most
-        self._seen_s: float | None = None
+        self._saved = min(self._saved, self._most)
 
     def wait_s(self, now_s: float) -> float:
         """How long until something may be sent; 0: now."""

@@ -39,6 +39,10 @@ and says nothing does not keep nodes out."""
 FAULT_LOG_INTERVAL_S: Final = 10.0
 """Faults of one reason are counted each and logged once in this time: whoever makes them must not fill the log."""
 
+LEAVE_S: Final = 2.0
+"""How long a node that stops waits for the others to have its answers: a round trip, where nothing is amiss. After it
+the connections are closed, and who still waits does not know the outcome."""
+
 FRAME_OVERHEAD_BYTES: Final = 8
 """What a frame has besides its one item."""
 
@@ -98,6 +102,7 @@ class ClusterLinks:
         self._emptied = asyncio.Event()
         self._to_flush: dict[Connection, None] = {}
         self._served: set[asyncio.Task[None]] = set()
+        self._serving: dict[Connection, Serving] = {}
         self._faults: dict[str, int] = {}
         self._fault_logged_s: dict[str, float] = {}
         self._server: asyncio.Server | None = None
@@ -112,6 +117,18 @@ class ClusterLinks:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: Connection(self), sock=listen_socket)
         self._ticking = loop.create_task(self._tick())
+
+    async def take_leave(self) -> None:
+        """Before `stop`: want to be asked nothing more, and wait until the others have all answers, LEAVE_S at most."""
+        serving = list(self._serving.values())
+        for each in serving:
+            each.take_leave()
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                for each in serving:
+                    await each.left.wait()
+        except TimeoutError:
+            log.warning("transport.leave.timeout", waiting=sum(not each.left.is_set() for each in serving))
 
     async def stop(self) -> None:
         """Close everything and forget it; nothing is reported any more. Requests under way fail."""
@@ -240,6 +257,9 @@ class ClusterLinks:
         if not self._all:
             self._emptied.set()
         self._strangers.pop(connection, None)
+        serving = self._serving.pop(connection, None)
+        if serving is not None:
+            serving.left.set()
 
     def introduction(self, to: str) -> Introduction:
         """What this node says of itself in a handshake."""
@@ -252,7 +272,7 @@ class ClusterLinks:
 
     def serving(self, connection: Connection) -> Serving:
         """What serves the requests of an accepted connection."""
-        return Serving(
+        serving = self._serving[connection] = Serving(
             connection.node,
             self._on_request,
             body_limit=connection.body_limit,
@@ -260,6 +280,7 @@ class ClusterLinks:
             put=connection.put_call,
             tasks=self._served,
         )
+        return serving
 
     def opened(self, connection: Connection) -> None:
         """A handshake is over."""

@@ -6,10 +6,15 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import msgpack
 
 from node.timesource import SystemTime
+from repl.balancing import BalanceOptions, Balancing
 from repl.controller import Controller
 from repl.creation import DefaultType
+from repl.handing_over import METHOD as HAND_OVER
 from repl.isr import effects as fx
 from repl.metastore.memory import MemoryMetastore
 from repl.metastore.memory_tree import MemoryEnsemble
@@ -32,6 +37,9 @@ class FakeNode:
         """Does not promote itself."""
         self.deaf = False
         """Answers nobody."""
+        self.unwilling = False
+        """Refuses to hand over."""
+        self.handed_over: list[tuple[int, str]] = []
         self.seen: list[str] = []
         self.registrations: Mapping[str, Registration] = {}
         self.announced: set[tuple[int, int]] = set()
@@ -45,6 +53,14 @@ class FakeNode:
             on_records=self.on_records,
             on_registrations=self.on_registrations,
         )
+        if cluster.balance is not None:
+            self.controller.balancing = Balancing(
+                node=self.name,
+                request=self.request,
+                own=self.hand_over,
+                options=cluster.balance,
+                wake=self.controller.wake,
+            )
 
     async def start(self) -> None:
         """Register and begin."""
@@ -72,7 +88,24 @@ class FakeNode:
         other = self.cluster.nodes.get(node)
         if other is None or other.deaf:
             raise NotReady(f"no connection to {node}")
+        if method == HAND_OVER:
+            return await other.hand_over(self.name, body)
         return await other.controller.request_handlers()[method](self.name, body)
+
+    async def hand_over(self, _node: str, body: bytes) -> bytes:
+        """What a drained leader does: it has itself taken out of the record, for the target."""
+        partition, epoch, target, _timeout_ms = msgpack.unpackb(body)
+        if self.unwilling:
+            raise NotReady("it will not")
+        record = (await self.metastore.records())[partition]
+        assert record.epoch == epoch
+        assert record.leader is not None
+        assert record.leader.node == self.name
+        assert not record.elr
+        self.handed_over.append((partition, target))
+        gone = replace(record, status=PartitionStatus.ELECTION, leader=None, preferred=target, reason="hands over")
+        await self.metastore.write_record(gone)
+        return b""
 
     def on_registrations(self, registrations: Mapping[str, Registration]) -> None:
         """A reading."""
@@ -93,8 +126,9 @@ class FakeNode:
 class Cluster:
     """Nodes on one ensemble."""
 
-    def __init__(self, default: DefaultType) -> None:
+    def __init__(self, default: DefaultType, balance: BalanceOptions | None = None) -> None:
         self.default = default
+        self.balance = balance
         self.ensemble = MemoryEnsemble()
         self.nodes: dict[str, FakeNode] = {}
         self.requests: Counter[tuple[str, str, str]] = Counter()
@@ -144,9 +178,9 @@ class Cluster:
 
 
 @asynccontextmanager
-async def running(default: DefaultType, *numbers: int) -> AsyncIterator[Cluster]:
+async def running(default: DefaultType, *numbers: int, balance: BalanceOptions | None = None) -> AsyncIterator[Cluster]:
     """A cluster of the nodes `numbers`, started one after the other."""
-    cluster = Cluster(default)
+    cluster = Cluster(default, balance)
     try:
         await cluster.add(*numbers)
         yield cluster

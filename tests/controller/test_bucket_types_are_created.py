@@ -8,12 +8,13 @@ import json
 import pytest
 
 from repl.controller import PlacementDiffers
-from repl.creation import CHAIN_PATH, PARTITIONS_PATH, SETTLE_TURNS_MAX, DefaultType, Founding, min_isr_of
+from repl.creation import CHAIN_PATH, PARTITIONS_PATH, SETTLE_TURNS_MAX, DefaultType, Founding
 from repl.isr.placement import computed, placed
 from repl.isr.replica_map import BadReplicaMap
 from repl.metastore.memory import MemoryMetastore, WriteFault
 from repl.model.errors import Corruption, NotReady, OutcomeUnknown
 from repl.model.record import Member, PartitionStatus, Registration
+from repl.option_settings import OptionSettings, Setting
 from tests.controller.fake_cluster import Cluster, running, until
 
 FILE = DefaultType(partition_count=4, factor=3, from_file=True)
@@ -80,7 +81,7 @@ def test_nodes_that_start_together_all_get_their_share() -> None:
 
 def test_settling_has_an_end() -> None:
     """A node that comes and goes cannot put the placing off for ever."""
-    founding = Founding(DefaultType(4, 1, settle_ms=100))
+    founding = Founding(DefaultType(4, 1, settle_ms=100), "n1")
     now_ms = 0
     while founding.look(registered(1, *([2] if now_ms % 100 else [])), now_ms):
         now_ms += 50
@@ -90,7 +91,7 @@ def test_settling_has_an_end() -> None:
 
 def test_a_node_that_is_alone_by_design_is_not_kept_waiting() -> None:
     """Factor 1 and no settling: placed at the first look."""
-    founding = Founding(DefaultType(4, 1, settle_ms=0))
+    founding = Founding(DefaultType(4, 1, settle_ms=0), "n1")
     assert founding.look(registered(7), 123) == 0
     assert founding.reason == ""
 
@@ -99,7 +100,7 @@ def test_nodes_that_leave_or_have_no_gen_yet_do_not_count() -> None:
     """A replica there could not be elected."""
     leaving = Registration("n2", 1, False, spare_gen=52, id=2)
     unsettled = Registration("n3", 1, True, id=3)
-    founding = Founding(DefaultType(4, 2, settle_ms=0))
+    founding = Founding(DefaultType(4, 2, settle_ms=0), "n1")
     assert founding.look({**registered(1), "n2": leaving, "n3": unsettled}, 0) is None
     assert founding.reason == "waits for 1 more node: replication.factor is 2"
 
@@ -116,7 +117,7 @@ def test_racks_on_some_nodes_only_stop_the_placing_with_a_reason() -> None:
 
     asyncio.run(story())
     racks = {"n0": Registration("n0", 1, True, spare_gen=1, id=0, rack="a"), **registered(1)}
-    assert Founding(DefaultType(4, 2, ignore_racks=True, settle_ms=0)).look(racks, 0) == 0
+    assert Founding(DefaultType(4, 2, ignore_racks=True, settle_ms=0), "n1").look(racks, 0) == 0
 
 
 def test_racks_are_placed_by() -> None:
@@ -252,9 +253,12 @@ def test_a_counter_that_is_damaged_is_told(value: bytes) -> None:
 
 
 def test_min_isr_is_one_less_than_the_factor_unless_it_is_set() -> None:
-    """0 is the default; what is set is clamped to 1 .. factor."""
-    assert [min_isr_of(0, factor) for factor in (1, 2, 3, 5)] == [1, 1, 2, 4]
-    assert [min_isr_of(3, factor) for factor in (1, 3, 5)] == [1, 3, 3]
+    """What is set is written down as it is, from 1; the record clamps it to its replicas."""
+    unset = OptionSettings()
+    assert [unset.min_isr("default", factor) for factor in (1, 2, 3, 5)] == [1, 1, 2, 4]
+    for value, wanted in ((3, 3), (0, 1), (-4, 1), (99, 99)):
+        chosen = unset.with_setting("replication.min.isr", None, Setting(value, "somebody", 1))
+        assert {chosen.min_isr("default", factor) for factor in (1, 3, 5)} == {wanted}
 
 
 def test_new_partitions_begin_in_election_with_everybody_in_sync() -> None:

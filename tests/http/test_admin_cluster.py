@@ -50,11 +50,35 @@ class ToldController:
         return self.outcome
 
 
-def an_admin(controller: ToldController, session: SessionState = SessionState.CONNECTED) -> Admin:
+class ToldLeaderships:
+    """What the node that controls says of leaderships; None: it does not answer."""
+
+    def __init__(self, status: dict[str, Any] | None) -> None:
+        self.told = status
+        self.asked: list[str] = []
+
+    async def status(self, timeout_ms: int = 0) -> dict[str, Any]:
+        """As `Leaderships.status`."""
+        if self.told is None:
+            raise NotReady(f"no node controls the cluster ({timeout_ms})")
+        return self.told
+
+    async def balance(self, by: str) -> dict[str, Any]:
+        """As `Leaderships.balance`."""
+        self.asked.append(by)
+        return await self.status()
+
+
+def an_admin(
+    controller: ToldController,
+    session: SessionState = SessionState.CONNECTED,
+    leaderships: ToldLeaderships | None = None,
+) -> Admin:
     """The admin face of node n1."""
     actor = SimpleNamespace(status=lambda: {"actor": "x", "state": "idle", "reason": ""})
     node = SimpleNamespace(
         controller=controller,
+        leaderships=leaderships or ToldLeaderships(None),
         ready=lambda: (True, ""),
         metrics=SimpleNamespace(render=lambda: b""),
         settings=SimpleNamespace(node=SimpleNamespace(name="n1", cluster="east")),
@@ -97,6 +121,48 @@ def test_the_cluster_is_shown_with_what_is_amiss() -> None:
     assert (answer["controller"], answer["node"], answer["under_replicated"]) == ("n1", "n1", [0])
     assert [(node["name"], node["state"]) for node in answer["nodes"]] == [("n1", "live"), ("n2", "gone")]
     assert len(answer["problems"]) == 2
+
+
+MOVING = {
+    "state": "leadership-balancing",
+    "reason": "1 done, 2 under way, 3 to go",
+    "automatic": True,
+    "imbalance": 3,
+    "plan": [{"partition": 4, "from": "n1", "to": "n2"}],
+    "run": None,
+}
+
+
+def test_the_state_of_the_cluster_is_a_word_and_why() -> None:
+    """Moves of leaderships are told as such, on any node; else what is amiss, if anything; else it is online."""
+    controller = ToldController()
+    answer = call(an_admin(controller), "GET", "/admin/cluster")[1]
+    assert (answer["state"], answer["balancing"]) == ("degraded", None)
+    assert answer["state_reason"] == answer["problems"][0]
+    answer = call(an_admin(controller, leaderships=ToldLeaderships(MOVING)), "GET", "/admin/cluster")[1]
+    assert (answer["state"], answer["state_reason"]) == ("leadership-balancing", "1 done, 2 under way, 3 to go")
+    assert answer["balancing"]["imbalance"] == 3
+    controller.registrations["n2"] = Registration("n2", 8, True, id=2)
+    controller.records[0] = replace(controller.records[0], isr=frozenset({Member("n1", 1), Member("n2", 2)}))
+    answer = call(an_admin(controller), "GET", "/admin/cluster")[1]
+    assert (answer["state"], answer["state_reason"]) == ("online", "")
+
+
+def test_leaderships_are_shown_and_moved_when_asked() -> None:
+    """A dry run asks for nothing; else who asks is passed on; what cannot be is 503, what is wrong 400."""
+    told = ToldLeaderships(MOVING)
+    admin = an_admin(ToldController(), leaderships=told)
+    assert call(admin, "GET", "/admin/leaders") == (200, MOVING)
+    assert call(admin, "POST", "/admin/leaders/balance", {"dry_run": True}) == (200, MOVING)
+    assert told.asked == []
+    assert call(admin, "POST", "/admin/leaders/balance", {"by": "ann@ops"}) == (200, MOVING)
+    assert told.asked == ["ann@ops"]
+    wrong: list[Any] = [{"dry_run": "yes"}, {"by": 5}, {"what": 1}, []]
+    for body in wrong:
+        assert call(admin, "POST", "/admin/leaders/balance", body)[0] == 400
+    assert told.asked == ["ann@ops"]
+    status, answer = call(an_admin(ToldController()), "GET", "/admin/leaders")
+    assert (status, answer["reason"]) == (503, "not-ready")
 
 
 def test_what_may_be_old_is_said_to_be() -> None:

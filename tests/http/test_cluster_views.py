@@ -162,6 +162,7 @@ def a_replica(partition: int) -> Any:
         member=B,
         role=Role.FOLLOWER,
         epoch=6,
+        epoch_table=((1, 0), (5, 7)),
         leo=9,
         durable=8,
         hw=7,
@@ -198,7 +199,7 @@ def test_facts_are_gathered_from_all_who_answer() -> None:
         found = await gathering({"a": other, "c": NotReady("x"), "d": OutcomeUnknown("x")}).gather(
             ["a", "b", "c", "d", "a"]
         )
-        full = ReplicaFacts("follower", 6, 2, 9, 8, 7, 6, ready=False, reason="disk-full: no room")
+        full = ReplicaFacts("follower", 6, 2, 9, 8, 7, 6, ready=False, reason="disk-full: no room", log_epoch=5)
         well = full._replace(reason="follows: a")
         assert found == {"a": {0: full, 3: well}, "b": {0: full, 3: well}, "c": None, "d": None}
 

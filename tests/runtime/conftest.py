@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from node.timesource import SystemTime
+from repl.balancing import BalanceOptions
 from repl.controller import Controller
 from repl.coordinator import Coordinator
 from repl.creation import DefaultType
 from repl.identity import Identity
 from repl.isr.epochs import last_epoch
 from repl.isr.options import Options
+from repl.leaderships import Leaderships
 from repl.metastore.memory import MemoryEnsemble, MemoryMetastore
 from repl.model.errors import BadInput
 from repl.model.record import PartitionRecord, Registration
@@ -90,6 +92,7 @@ async def opened(
     log_size_bytes: int = 100_000_000,
     log_file_bytes: int = 10_000_000,
     checkpoint_interval_ms: int = 100_000,
+    balance: BalanceOptions | None = None,
 ) -> AsyncIterator[House]:
     """A serving node on `directory`. With `stop` False it is left as a kill would: nothing is handed over."""
     metastore = MemoryMetastore(ensemble)
@@ -151,7 +154,7 @@ async def opened(
         registrar=registrar,
         links=links,
         time=SystemTime(),
-        options=options or Options(),
+        options_of=lambda _bucket_type: options or Options(),
         window_bytes=window_bytes,
         entry_limit_bytes=3_000_000,
         checkpoint_interval_ms=checkpoint_interval_ms,
@@ -189,6 +192,8 @@ async def opened(
         ),
     )
     handlers |= {**coordinator.request_handlers(), **controller.request_handlers()}
+    if balance is not None:
+        handlers |= Leaderships(controller, runtime, balance).request_handlers()
     runtime.on_promoted = controller.promoted
     runtime.on_record_hint = controller.wake
     for record in records.values():

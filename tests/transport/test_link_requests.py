@@ -22,6 +22,7 @@ from repl.model.errors import (
     TooFewInSync,
     TooLarge,
 )
+from repl.transport import links
 from repl.transport.calls import UNDER_WAY_MAX
 from tests.transport.wire_world import LOOPS, MB, Node, run, until, world
 
@@ -214,5 +215,78 @@ def test_an_answer_that_is_too_large_is_said_to_be(loop: str) -> None:
             with pytest.raises(OutcomeUnknown, match="2000000 bytes"):
                 await a.links.request("b", "m", b"", 10_000)
             assert a.links.linked("b")
+
+    run(story(), loop)
+
+
+def test_a_node_that_takes_leave_loses_no_answer(loop: str) -> None:
+    """Requests under way when a node stops are all answered before its connections close; whoever asks later is told
+    at once that nothing was sent."""
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.pair()
+            gate, begun = asyncio.Event(), 0
+
+            async def answer(_node: str, _method: str, body: bytes) -> bytes:
+                nonlocal begun
+                begun += 1
+                await gate.wait()
+                return body
+
+            b.answer = answer
+            asked = [asyncio.create_task(a.links.request("b", "m", b"%d" % i * 10_000, 10_000)) for i in range(30)]
+            await until(lambda: begun == 30)
+            leaving = asyncio.create_task(b.links.take_leave())
+
+            async def refused() -> bool:
+                try:
+                    async with asyncio.timeout(0.05):
+                        await a.links.request("b", "m", b"late", 10_000)
+                except NotReady:
+                    return True
+                except TimeoutError:
+                    return False
+                return False
+
+            while not await refused():
+                pass
+            assert not leaving.done()
+            gate.set()
+            await leaving
+            await b.links.stop()
+            assert await asyncio.gather(*asked) == [b"%d" % i * 10_000 for i in range(30)]
+
+    run(story(), loop)
+
+
+def test_nobody_is_waited_for_who_does_not_answer(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node whose connection goes, or that is silent, holds up no stop for longer than the limit."""
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.pair()
+            c = await here.node("c")
+            await here.connect(b, c)
+            monkeypatch.setattr(links, "LEAVE_S", 0.2)
+            gate = asyncio.Event()
+
+            async def answer(_node: str, _method: str, body: bytes) -> bytes:
+                await gate.wait()
+                return body
+
+            b.answer = answer
+            hanging = asyncio.create_task(a.links.request("b", "m", b"", 10_000))
+            gone = asyncio.create_task(c.links.request("b", "m", b"", 10_000))
+            await asyncio.sleep(0.05)
+            began = asyncio.get_running_loop().time()
+            leaving = asyncio.create_task(b.links.take_leave())
+            await c.links.stop()
+            await leaving
+            assert asyncio.get_running_loop().time() - began < 5
+            await b.links.stop()
+            for task in (hanging, gone):
+                with pytest.raises(OutcomeUnknown):
+                    await task
 
     run(story(), loop)

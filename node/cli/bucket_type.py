@@ -1,0 +1,148 @@
+"""`isthmus bucket-type`: the unit of placement, listed, shown and made.
+
+What is placed where is `repl.isr.placement`'s, what a placement file may say `repl.isr.replica_map`'s; the node checks
+all of it once more.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from config.options import MIN_ISR
+from node.cli.cluster import listed
+from node.cli.exits import CommandFailed, Exit
+from node.cli.output import cell, echo_json, echo_table, output_option, printable
+from node.cli.partition import read_map
+from node.cli.remote import AdminClient, admin_option, whoami
+from repl.isr.replica_map import PARTITIONS_MAX, REPLICAS_MAX, replica_map_document
+
+NAME = click.argument("name")
+BY = click.option("--by", default=whoami, show_default="USER@HOST", help="Who does it; shown to others.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+
+KEYS = ("bucket_type", "partition_count", "replication_factor", "min_isr", "online", "in_sync")
+COLUMNS = ("bucket type", "partitions", "replication factor", "min-isr", "online", "in sync")
+
+
+@click.group("bucket-type")
+def bucket_type_group() -> None:
+    """Make bucket types, and look where they are."""
+
+
+@bucket_type_group.command("list")
+@admin_option
+@output_option
+def list_types(admin: AdminClient, output: str) -> None:
+    """Every bucket type: partitions, replicas, min-ISR, how many partitions are online and wholly in sync."""
+    answer = admin.get("/admin/bucket-types")
+    if output == "json":
+        echo_json(answer)
+    else:
+        echo_table(COLUMNS, ([row.get(key) for key in KEYS] for row in listed(answer, "bucket_types")))
+
+
+@bucket_type_group.command("show")
+@NAME
+@admin_option
+@output_option
+def show(name: str, admin: AdminClient, output: str) -> None:
+    """Where the replicas of bucket type NAME are. `-o json` prints the file that `create --file` takes."""
+    answer = admin.get(_path(name))
+    rows = listed(answer, "partitions")
+    if output != "json":
+        echo_table(COLUMNS, [[answer.get(key) for key in KEYS]])
+        click.echo()
+        keys = ("id", "partition", "leader", "nodes", "replicas", "status")
+        echo_table(("index", "partition", "leader", "nodes", "ids", "status"), ([r.get(k) for k in keys] for r in rows))
+        return
+    gone = sorted(
+        {node for r in rows for node, number in zip(r["nodes"], r["replicas"], strict=True) if number is None}
+    )
+    if gone:
+        sentence = f"{', '.join(gone)} is gone, and its node id is not known: start it, or write the file by hand"
+        raise CommandFailed(Exit.UNAVAILABLE, "not-ready", sentence)
+    echo_json({"partitions": [{"id": row["id"], "replicas": row["replicas"]} for row in rows]})
+
+
+@bucket_type_group.command("create")
+@NAME
+@click.option("--partitions", type=click.IntRange(1, PARTITIONS_MAX), help="How many; never changed later.")
+@click.option("--replication-factor", type=click.IntRange(1, REPLICAS_MAX), help="Replicas of each partition.")
+@click.option("--min-isr", type=int, help="Its own min-ISR. Without it the cluster's counts.")
+@click.option(
+    "--placement",
+    type=click.Choice(("computed", "rack-aware")),
+    help="Without regard to racks, or by them. Default: by racks if the nodes have them.",
+)
+@click.option("--file", "path", type=click.Path(path_type=Path), help="A replica map, as `show -o json` prints it.")
+@BY
+@DRY_RUN
+@admin_option
+@output_option
+def create(
+    name: str,
+    partitions: int | None,
+    replication_factor: int | None,
+    min_isr: int | None,
+    placement: str | None,
+    path: Path | None,
+    by: str,
+    dry_run: bool,
+    admin: AdminClient,
+    output: str,
+) -> None:
+    """Make bucket type NAME on the nodes that live; returns when it can be used."""
+    wish: dict[str, Any] = {"min_isr": min_isr, "by": by, "dry_run": dry_run}
+    if path is not None:
+        if (partitions, replication_factor, placement) != (None, None, None):
+            raise CommandFailed(
+                Exit.USAGE, "bad-input", "--file says all of --partitions, --replication-factor and --placement"
+            )
+        wish |= replica_map_document(read_map(path))
+    elif partitions is None or replication_factor is None:
+        raise CommandFailed(Exit.USAGE, "bad-input", "--partitions and --replication-factor are needed, or --file")
+    else:
+        wish |= {"partition_count": partitions, "replication_factor": replication_factor, "placement": placement}
+    answer = admin.post(_path(name), wish)
+    if output == "json":
+        echo_json(answer)
+        return
+    rows = listed(answer, "partitions")
+    what = f"bucket type {name}, {len(rows)} partitions"
+    match answer.get("outcome"):
+        case "created":
+            click.echo(printable(f"{what}: created, {cell(answer.get('online'))} online"))
+        case "exists":
+            click.echo(printable(f"{what}: exists so, nothing was changed"))
+        case _:
+            click.echo(printable(f"{what}: would be placed so"))
+            echo_table(("index", "node ids"), ([row.get("id"), row.get("replicas")] for row in rows))
+
+
+@bucket_type_group.command("set", context_settings={"ignore_unknown_options": True})
+@NAME
+@click.option("--min-isr", type=int, required=True, help="Replicas that must hold a write; clamped to 1 .. RF.")
+@BY
+@DRY_RUN
+@admin_option
+@output_option
+def set_type(name: str, min_isr: int, by: str, dry_run: bool, admin: AdminClient, output: str) -> None:
+    """Set what bucket type NAME goes by. Other options: `isthmus option set ... --bucket-type NAME`."""
+    wish = {"value": min_isr, "bucket_type": name, "by": by, "dry_run": dry_run}
+    answer = admin.post(f"/admin/options/{MIN_ISR}/set", wish)
+    if output == "json":
+        echo_json(answer)
+        return
+    rows = listed(answer, "options")
+    effective = cell(rows[0].get("effective")) if rows else cell(None)
+    click.echo(printable(f"bucket type {name}: min-ISR {cell(answer.get('outcome'))}, effective {effective}"))
+    for warning in answer.get("warnings") or ():
+        click.echo(printable(f"note: {warning}"))
+
+
+def _path(name: str) -> str:
+    return f"/admin/bucket-types/{quote(name, safe='')}"

@@ -1,0 +1,52 @@
+"""The JSON bodies of operators' acts: an object with known keys, each of its type; anything else is told by name."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Collection
+from typing import Any
+
+from node.http.asgi import Request
+from node.http.statuses import Refused
+
+
+async def wish_of(request: Request, keys: Collection[str] | None = None) -> dict[str, Any]:
+    """The body's object; none is an empty one. With `keys` any other key is refused."""
+    wish = await request.json()
+    if wish is None:
+        return {}
+    if not isinstance(wish, dict):
+        raise Refused(400, "bad-json", 'the body must be a JSON object, for instance {"reason": "maintenance"}')
+    unknown = ", ".join(sorted(f"{key[:64]!r}" for key in wish.keys() - keys)) if keys is not None else ""
+    if unknown:
+        raise Refused(400, "bad-json", f"{unknown} in the body is unknown: {', '.join(sorted(keys or ()))} are right")
+    return wish
+
+
+def initiator(wish: dict[str, Any]) -> str:
+    """Who does it, as they say, or this process's user."""
+    return text(wish, "by") or getpass.getuser()
+
+
+def text(wish: dict[str, Any], name: str) -> str | None:
+    """A text, or None."""
+    value = wish.get(name)
+    if value is not None and not isinstance(value, str):
+        raise Refused(400, "bad-json", f"{name} must be a text or null")
+    return value
+
+
+def flag(wish: dict[str, Any], name: str) -> bool:
+    """True or false; false when it is not there."""
+    value = wish.get(name, False)
+    if not isinstance(value, bool):
+        raise Refused(400, "bad-json", f"{name} must be true or false")
+    return value
+
+
+def count(wish: dict[str, Any], name: str, least: int, most: int) -> int | None:
+    """A whole number in a range, or None."""
+    value = wish.get(name)
+    if value is not None and (type(value) is not int or not least <= value <= most):
+        raise Refused(400, "bad-json", f"{name} must be a whole number from {least} to {most}, or null")
+    return value

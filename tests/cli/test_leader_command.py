@@ -1,0 +1,139 @@
+"""`isthmus leader balance`, against a node that answers as it is told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from node.cli import leader
+from node.cli import main as cli
+from node.cli.exits import Exit
+from node.cli.remote import AdminClient
+
+PLAN = [{"partition": 4, "from": "n1", "to": "n3"}, {"partition": 7, "from": "n2", "to": "n3"}]
+DONE = [{**PLAN[0], "state": "done", "reason": ""}, {**PLAN[1], "state": "done", "reason": ""}]
+FAILED = [DONE[0], {**PLAN[1], "state": "failed", "reason": "it lacks 2000 entries"}]
+
+
+def status(leaders: tuple[int, int, int], plan: list[Any], run: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {
+        "state": "x",
+        "reason": "",
+        "leaders": dict(zip(("n1", "n2", "n3"), leaders, strict=True)),
+        "plan": plan,
+        "run": run,
+    }
+
+
+def a_run(outcome: str, moves: list[Any], number: int = 1) -> dict[str, Any]:
+    failed = sum(each["state"] == "failed" for each in moves)
+    done = sum(each["state"] == "done" for each in moves)
+    return {"number": number, "by": "me", "outcome": outcome, "done": done, "failed": failed, "moves": moves}
+
+
+UNEVEN = status((2, 2, 0), PLAN)
+
+
+class Told:
+    """Answers in order; the last one for ever."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any]) -> None:
+        self.answers = list(answers)
+        self.posted: list[Any] = []
+        monkeypatch.setattr(AdminClient, "get", lambda _client, _path: self._next())
+        monkeypatch.setattr(AdminClient, "post", lambda _client, _path, body: self._posted(body))
+        monkeypatch.setattr(leader, "POLL_S", 0.0)
+
+    def _posted(self, body: Any) -> dict[str, Any]:
+        self.posted.append(body)
+        return self._next()
+
+    def _next(self) -> dict[str, Any]:
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+def test_a_dry_run_shows_the_plan_and_moves_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Leaders as they are and as they would be, and each move; as JSON the node's own answer."""
+    told = Told(monkeypatch, UNEVEN)
+    assert cli.main(["leader", "balance", "--dry-run"]) == Exit.OK
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["n3", "0", "2"] in rows
+    assert ["7", "n2", "n3"] in rows
+    assert cli.main(["leader", "balance", "--dry-run", "-o", "json"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out) == UNEVEN
+    assert told.posted == []
+
+
+def test_nothing_to_move_is_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """An even cluster is left alone, and nobody is asked."""
+    told = Told(monkeypatch, status((2, 1, 1), []))
+    assert cli.main(["leader", "balance"]) == Exit.OK
+    assert "as even as they can be" in capsys.readouterr().out
+    assert told.posted == []
+
+
+def test_moves_are_told_as_they_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan, then each move once, then the leaders as they are now."""
+    told = Told(
+        monkeypatch,
+        UNEVEN,
+        status((2, 2, 0), PLAN, a_run("", [{**PLAN[0], "state": "under-way", "reason": ""}])),
+        status((1, 2, 1), PLAN[1:], a_run("", DONE[:1])),
+        status((1, 1, 2), [], a_run("balanced", DONE)),
+    )
+    assert cli.main(["leader", "balance", "--yes"]) == Exit.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("partition ")] == [
+        "partition 4 to n3: done",
+        "partition 7 to n3: done",
+    ]
+    assert "balanced: 2 moved, 0 failed" in lines
+    assert len(told.posted) == 1
+    assert told.posted[0].keys() == {"by"}
+
+
+def test_a_move_that_failed_is_told_and_makes_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Why it failed, and what came of it all; the same in JSON."""
+    after = status((1, 2, 1), PLAN[1:], a_run("as even as it can be now: refused", FAILED))
+    Told(monkeypatch, UNEVEN, after)
+    assert cli.main(["leader", "balance", "--yes"]) == Exit.DIFFERS
+    out = capsys.readouterr().out
+    assert "partition 7 to n3: failed: it lacks 2000 entries" in out
+    assert "as even as it can be now: refused: 1 moved, 1 failed" in out
+    Told(monkeypatch, UNEVEN, after)
+    assert cli.main(["leader", "balance", "--yes", "-o", "json"]) == Exit.DIFFERS
+    assert json.loads(capsys.readouterr().out) == after
+
+
+def test_nothing_moves_unasked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a terminal to ask at, and for programs, --yes or --dry-run must be said."""
+    told = Told(monkeypatch, UNEVEN)
+    for arguments in (["leader", "balance"], ["leader", "balance", "-o", "json"]):
+        assert cli.main(arguments) == Exit.USAGE
+        assert "--yes" in capsys.readouterr().err
+    assert told.posted == []
+
+
+def test_another_controller_ends_the_looking(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The moves that were begun are another node's now, so this command does not pretend to know how they end."""
+    Told(monkeypatch, UNEVEN, status((2, 2, 0), PLAN, a_run("", [], 5)), status((2, 2, 0), PLAN))
+    assert cli.main(["leader", "balance", "--yes"]) == Exit.UNAVAILABLE
+    assert "another node controls" in capsys.readouterr().err
+
+
+def test_moves_that_never_end_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a silence the command gives up looking, with a code of its own."""
+    monkeypatch.setattr(leader, "SILENT_S", 0.0)
+    Told(monkeypatch, UNEVEN, status((2, 2, 0), PLAN, a_run("", [])))
+    assert cli.main(["leader", "balance", "--yes"]) == Exit.UNAVAILABLE
+    assert "no move has ended" in capsys.readouterr().err

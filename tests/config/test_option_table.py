@@ -1,0 +1,75 @@
+"""The closed table of dynamic options: its documentation, its ranges, and how values are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from config.options import MIN_ISR, OPTIONS
+from config.rules import RANGES
+from config.settings import ReplicationSettings
+
+DOCS = Path(__file__).parents[2] / "docs" / "options.md"
+
+
+def test_the_docs_print_the_table() -> None:
+    """docs/options.md has a row for every option, in order: default, range, unit, scope and meaning of the code."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in DOCS.read_text().splitlines()
+        if line.startswith("| `")
+    ]
+    assert rows == [
+        [f"`{o.name}`", o.default_text, o.allowed, o.unit or "-", o.scope, o.meaning] for o in OPTIONS.values()
+    ]
+
+
+def test_an_option_that_a_file_may_set_has_the_files_default_and_range() -> None:
+    """One number must not have two truths."""
+    defaults = {field.name: field.default for field in dataclasses.fields(ReplicationSettings)}
+    for option in OPTIONS.values():
+        if option.setting:
+            assert option.default == defaults[option.setting], option.name
+            if not option.choices:
+                assert (option.least, option.most) == RANGES[ReplicationSettings, option.setting][:2], option.name
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "value"),
+    [
+        ("replication.max.time.lag.millis", "3s", 3_000),
+        ("replication.max.time.lag.millis", " 250 ", 250),
+        ("replication.max.time.lag.millis", 100, 100),
+        ("replication.catch.up.rate", "50MB", 50_000_000),
+        ("replication.catch.up.rate", "50MB/s", 50_000_000),
+        ("read.isolation.default", "uncommitted", "uncommitted"),
+        (MIN_ISR, "-3", -3),
+        (MIN_ISR, "99", 99),
+    ],
+)
+def test_values_are_read_as_people_type_them(name: str, raw: object, value: object) -> None:
+    """Numbers plain or with their unit; min-ISR also beyond its range, which clamps it."""
+    assert OPTIONS[name].parse(raw) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "says"),
+    [
+        ("replication.max.time.lag.millis", 99, "100 to 3600000 ms, not 99"),
+        ("replication.max.time.lag.millis", "soon", "not a duration"),
+        ("replication.max.record.lag", "10s", "whole number of entries"),
+        ("replication.max.record.lag", True, "true is none"),
+        ("replication.max.record.lag", None, "is none"),
+        ("replication.catch.up.rate", "1KB", "64000 to"),
+        ("read.isolation.default", "dirty", 'one of committed, uncommitted, not "dirty"'),
+        (MIN_ISR, 10**10, "beyond all use"),
+        (MIN_ISR, "two", "1 to the replication factor"),
+    ],
+)
+def test_what_is_no_value_is_refused_in_one_sentence(name: str, raw: object, says: str) -> None:
+    """Out of range, of another kind, or nonsense: the sentence says what would be right."""
+    with pytest.raises(ValueError, match=re.escape(says)):
+        OPTIONS[name].parse(raw)

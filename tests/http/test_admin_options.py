@@ -1,0 +1,215 @@
+"""The admin listener's dynamic options: listed, set, unset, refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from config.options import OPTIONS
+from config.settings import NodeSettings, Settings
+from node.gathering import Gathering
+from node.http import options as options_room
+from node.http.admin import Admin
+from node.live_options import LiveOptions
+from repl.metastore.memory import MemoryMetastore
+from repl.metastore.memory_tree import MemoryEnsemble
+from repl.model.errors import NotReady
+from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
+from repl.option_settings import OptionSettings, read_options
+
+MIN_ISR = "replication.min.isr"
+LAG = "replication.max.time.lag.millis"
+
+
+class ObedientController:
+    """A controller on a metastore in memory; woken, it brings options into its records, unless it is lame."""
+
+    def __init__(self, metastore: MemoryMetastore) -> None:
+        self.metastore = metastore
+        self.options = OptionSettings()
+        self.lame = False
+        self.records = {
+            0: a_record(0, "default", ("n1", "n2", "n3")),
+            1: a_record(1, "notes", ("n1", "n2")),
+        }
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def wake(self) -> None:
+        """Read, and write down what is set."""
+        self._tasks.add(asyncio.get_running_loop().create_task(self._look()))
+
+    async def _look(self) -> None:
+        self.options = await read_options(self.metastore)
+        if not self.lame:
+            self.records = {
+                p: replace(r, min_isr=self.options.min_isr(r.bucket_type, len(r.replicas)))
+                for p, r in self.records.items()
+            }
+
+
+def a_record(partition: int, bucket_type: str, replicas: tuple[str, ...]) -> PartitionRecord:
+    """Led by n1, with two in sync."""
+    isr = frozenset(Member(node, 1) for node in replicas[:2])
+    online, leader = PartitionStatus.ONLINE, Incarnation("n1", 7)
+    return PartitionRecord(
+        partition, bucket_type, 0, 1, replicas, 3, online, leader, isr=isr, min_isr=len(replicas) - 1
+    )
+
+
+def told(*requests: tuple[str, str, Any], lame: bool = False) -> list[tuple[int, dict[str, Any]]]:
+    """The answers of one node's admin face to some requests, one after the other."""
+
+    async def story() -> list[tuple[int, dict[str, Any]]]:
+        metastore = MemoryMetastore(MemoryEnsemble())
+        await metastore.start(lambda _state: None)
+        controller = ObedientController(metastore)
+        controller.lame = lame
+        settings = Settings(NodeSettings("n1", "east", Path("data")))
+        node = SimpleNamespace(
+            controller=controller,
+            options=LiveOptions(settings),
+            time=SimpleNamespace(wall_ms=lambda: 1_700_000_000_000),
+            ready=lambda: (True, ""),
+            metrics=SimpleNamespace(render=lambda: b""),
+        )
+
+        async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+            raise NotReady(node)
+
+        admin = Admin(node, Gathering(node="n1", request=request, replicas=list))  # type: ignore[arg-type]
+        found = [await answer(admin, *each) for each in requests]
+        await asyncio.gather(*controller._tasks)
+        await metastore.stop()
+        return found
+
+    return asyncio.run(story())
+
+
+async def answer(admin: Admin, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+    """One request; its status and JSON."""
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"" if body is None else json.dumps(body).encode(), "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    path, _, query = path.partition("?")
+    await admin(
+        {"method": method, "raw_path": path.encode(), "headers": [], "query_string": query.encode()}, receive, send
+    )
+    return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent[1:]))
+
+
+def facts(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What a row says of its value."""
+    return tuple(row[key] for key in ("bucket_type", "set", "effective", "origin", "by"))
+
+
+def test_every_option_is_listed_with_what_is_in_force() -> None:
+    """A row each for the cluster; of min-ISR one for each bucket type, too; nothing is set at first."""
+    ((status, answered),) = told(("GET", "/admin/options", None))
+    rows = answered["options"]
+    assert status == 200
+    assert [row["option"] for row in rows if row["bucket_type"] is None] == list(OPTIONS)
+    assert [facts(row) for row in rows if row["option"] == MIN_ISR] == [
+        (None, None, "1 to 2", "default", None),
+        ("default", None, 2, "default", None),
+        ("notes", None, 1, "default", None),
+    ]
+    assert all(row["set"] is None and row["meaning"] and row["range"] for row in rows)
+
+
+def test_an_option_is_set_and_unset_with_who_and_when() -> None:
+    """The answer shows the row as it is in force then, and what it was before."""
+    path = f"/admin/options/{LAG}"
+    (_, done), (_, again), (_, undone), (_, once_more) = told(
+        ("POST", f"{path}/set", {"value": "2s", "by": "ann@desk"}),
+        ("POST", f"{path}/set", {"value": 4_000, "by": "bob", "bucket_type": "notes"}),
+        ("POST", f"{path}/unset", {"by": "ann@desk"}),
+        ("POST", f"{path}/unset", {"by": "ann@desk"}),
+    )
+    assert (done["outcome"], done["before"], done["warnings"]) == ("set", None, [])
+    assert [facts(row) for row in done["options"]] == [(None, 2_000, 2_000, "cluster", "ann@desk")]
+    assert done["options"][0]["at_ms"] == 1_700_000_000_000
+    assert [facts(row) for row in again["options"]] == [("notes", 4_000, 4_000, "bucket type", "bob")]
+    assert (undone["outcome"], undone["before"]) == ("unset", 2_000)
+    assert [facts(row) for row in undone["options"]] == [
+        (None, None, 3_000, "default", None),
+        ("notes", 4_000, 4_000, "bucket type", "bob"),
+    ]
+    assert once_more["outcome"] == "was not set"
+
+
+def test_min_isr_is_clamped_and_what_that_means_is_said() -> None:
+    """Set and effective value are both there, with notes on clamping and on partitions that refuse writes then."""
+    path = f"/admin/options/{MIN_ISR}"
+    (_, high), (_, low), (_, seen) = told(
+        ("POST", f"{path}/set", {"value": 9}),
+        ("POST", f"{path}/set", {"value": "-1", "bucket_type": "notes"}),
+        ("GET", path, None),
+    )
+    assert [facts(row)[:4] for row in high["options"]] == [
+        (None, 9, "2 to 3", "cluster"),
+        ("default", None, 3, "cluster"),
+        ("notes", None, 2, "cluster"),
+    ]
+    assert high["warnings"] == [
+        "9 is clamped to 2 where there are 2 replicas",
+        "9 is clamped to 3 where there are 3 replicas",
+        "too few replicas are in sync for it: writes are refused in partitions 0",
+    ]
+    assert low["warnings"] == [
+        "-1 is clamped to 1 where there are 2 replicas",
+        "1 means that an acknowledged write may be on one disk alone",
+    ]
+    assert [facts(row)[:4] for row in seen["options"]] == [
+        (None, 9, 3, "cluster"),
+        ("default", None, 3, "cluster"),
+        ("notes", -1, 1, "bucket type"),
+    ]
+
+
+def test_a_dry_run_changes_nothing() -> None:
+    """It shows what would be in force."""
+    (_, said), (_, listed) = told(
+        ("POST", f"/admin/options/{MIN_ISR}/set", {"value": 3, "dry_run": True}),
+        ("GET", f"/admin/options/{MIN_ISR}?bucket_type=default", None),
+    )
+    assert said["outcome"] == "would be set"
+    assert facts(said["options"][0])[:4] == (None, 3, "2 to 3", "cluster")
+    assert said["options"][1]["waiting"] == [0]
+    assert [facts(row)[:4] for row in listed["options"]] == [("default", None, 2, "default")]
+
+
+def test_what_is_not_in_force_in_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer comes although no controller acts, and names the partitions that wait."""
+    monkeypatch.setattr(options_room, "IN_FORCE_S", 0.1)
+    ((_, done),) = told(("POST", f"/admin/options/{MIN_ISR}/set", {"value": 3}), lame=True)
+    assert done["options"][0]["waiting"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "reason", "says"),
+    [
+        ("replication.min.irs/set", {"value": 1}, 404, "unknown-option", 'did you mean "replication.min.isr"?'),
+        (f"{LAG}/set", {"value": 99}, 400, "bad-option", "100 to 3600000 ms"),
+        (f"{LAG}/set", {}, 400, "bad-option", "whole number"),
+        (f"{LAG}/set", {"value": 200, "typ": "x"}, 400, "bad-json", "'typ'"),
+        (f"{LAG}/set", {"value": 200, "bucket_type": "note"}, 404, "unknown-bucket-type", 'did you mean "notes"?'),
+        (f"{LAG}/set", {"value": 200, "dry_run": "yes"}, 400, "bad-json", "true or false"),
+        ("election.ask.millis/set", {"value": 9, "bucket_type": "notes"}, 400, "bad-option", "the cluster's"),
+    ],
+)
+def test_what_cannot_be_set_is_refused(path: str, body: Any, status: int, reason: str, says: str) -> None:
+    """With what would be right."""
+    ((got, answered),) = told(("POST", f"/admin/options/{path}", body))
+    assert (got, answered["reason"]) == (status, reason)
+    assert says in answered["error"]

@@ -1,0 +1,146 @@
+"""Plans for balanced leadership: as even as can be, with fewest moves, and nobody who may not lead."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+from random import Random
+from time import process_time
+
+import pytest
+
+from repl.isr.balance import Move, Seat, imbalance, loads, plan, seats
+from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+
+Seats = dict[int, Seat]
+
+
+def led_after(found: Seats, moves: list[Move]) -> dict[int, str]:
+    """Who leads what once the moves are made."""
+    leaders = {partition: seat.leader for partition, seat in found.items()}
+    for partition, source, target in moves:
+        assert leaders[partition] == source != target
+        assert target in found[partition].eligible
+        leaders[partition] = target
+    return leaders
+
+
+def judged(found: Seats, leaders: dict[int, str], reluctant: set[int]) -> tuple[int, int, int]:
+    """What a plan is to make small, the most important first."""
+    moved = [partition for partition, seat in found.items() if leaders[partition] != seat.leader]
+    squares = sum(count * count for count in Counter(leaders.values()).values())
+    return squares, len(moved), sum(partition in reluctant for partition in moved)
+
+
+def drawn(seed: int) -> tuple[Seats, set[int]]:
+    """A small cluster, its leaders spread by chance or crowded on one side."""
+    random = Random(seed)
+    nodes = [f"n{number}" for number in range(random.randint(2, 4))]
+    found = {}
+    for partition in range(random.randint(1, 7)):
+        eligible = random.sample(nodes, random.randint(1, len(nodes)))
+        found[partition] = Seat(random.choice((min(eligible), eligible[-1])), frozenset(eligible))
+    return found, {partition for partition in found if random.random() < 0.4}
+
+
+def test_a_plan_is_what_brute_force_finds() -> None:
+    """I-BAL-OPT: over 500 small clusters no assignment at all is more even, or as even with fewer moves, or the same
+    with fewer of the partitions that had better stay."""
+    for seed in range(500):
+        found, reluctant = drawn(seed)
+        planned = led_after(found, plan(found, reluctant))
+        every = product(*(sorted(seat.eligible) for seat in found.values()))
+        best = min(judged(found, dict(zip(found, leaders, strict=True)), reluctant) for leaders in every)
+        assert judged(found, planned, reluctant) == best, seed
+
+
+def test_a_plan_for_a_large_cluster_is_quick_and_level() -> None:
+    """1,000 partitions on 50 nodes, ten of which lead nothing: planned within 2 s, and then all lead 20."""
+    random = Random(5)
+    names = [f"n{number}" for number in range(50)]
+    found = {}
+    for partition in range(1000):
+        eligible = random.sample(names, 3)
+        awake = [name for name in eligible if int(name[1:]) >= 10] or eligible
+        found[partition] = Seat(awake[0], frozenset(eligible))
+    began = process_time()
+    moves = plan(found)
+    assert process_time() - began < 2
+    after = Counter(led_after(found, moves).values())
+    assert set(after.values()) == {20}
+    assert len(moves) == sum(max(0, 20 - count) for count in loads(found).values())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_is_left_to_do_after_a_plan(seed: int) -> None:
+    """I-BAL-QUIET: the plan for what a plan has made is empty, so moves end by themselves."""
+    found, _ = drawn(1000 + seed)
+    leaders = led_after(found, plan(found))
+    assert plan({partition: Seat(leaders[partition], seat.eligible) for partition, seat in found.items()}) == []
+
+
+def test_one_move_may_need_another() -> None:
+    """Where the busiest cannot give to the idlest, it goes by way of a third: two moves, none in vain."""
+    found = {
+        0: Seat("a", frozenset("ab")),
+        1: Seat("a", frozenset("ab")),
+        2: Seat("a", frozenset("a")),
+        3: Seat("b", frozenset("bc")),
+        4: Seat("b", frozenset("b")),
+    }
+    moves = plan(found)
+    assert Counter(led_after(found, moves).values()) == {"a": 2, "b": 2, "c": 1}
+    assert len(moves) == 2
+
+
+RECORD = PartitionRecord(
+    partition=0,
+    bucket_type="default",
+    index=0,
+    partition_count=1,
+    replicas=("a", "b", "c"),
+    epoch=3,
+    status=PartitionStatus.ONLINE,
+    leader=Incarnation("a", 1),
+    isr=frozenset({Member("a", 1), Member("b", 1), Member("c", 1)}),
+    min_isr=2,
+)
+
+
+def registered(node: str, *, gen: int = 1, active: bool = True) -> Registration:
+    return Registration(node, 1, active, gens={0: gen})
+
+
+def seat_of(record: PartitionRecord, *there: Registration, refused: set[tuple[int, str]] | None = None) -> Seat | None:
+    return seats({0: record}, {each.node: each for each in there}, refused or set()).get(0)
+
+
+def test_only_members_in_sync_that_live_may_lead() -> None:
+    """The confirmed ISR, without who is gone, leaving, has another log, or has refused."""
+    a, b, c = registered("a"), registered("b"), registered("c")
+    assert seat_of(RECORD, a, b, c) == Seat("a", frozenset("abc"))
+    assert seat_of(RECORD, a, b) == Seat("a", frozenset("ab"))
+    assert seat_of(RECORD, a, b, registered("c", active=False)) == Seat("a", frozenset("ab"))
+    assert seat_of(RECORD, a, b, registered("c", gen=2)) == Seat("a", frozenset("ab"))
+    assert seat_of(RECORD, a, b, c, refused={(0, "b")}) == Seat("a", frozenset("ac"))
+    out = replace(RECORD, isr=frozenset({Member("a", 1), Member("b", 1)}))
+    assert seat_of(out, a, b, c) == Seat("a", frozenset("ab"))
+
+
+def test_no_leadership_moves_while_others_than_the_isr_may_be_elected() -> None:
+    """I-BAL-SAFE: with a confirmed ELR, or too few in sync, the leader keeps its place; none is made up."""
+    there = (registered("a"), registered("b"), registered("c"))
+    lone = frozenset({Member("a", 1), Member("b", 1)})
+    assert seat_of(replace(RECORD, isr=lone, elr=frozenset({Member("c", 1)})), *there) == Seat("a", frozenset("a"))
+    assert seat_of(replace(RECORD, isr=lone, min_isr=3), *there) == Seat("a", frozenset("a"))
+    assert seat_of(replace(RECORD, status=PartitionStatus.ELECTION, leader=None), *there) is None
+
+
+def test_loads_count_those_who_lead_nothing() -> None:
+    """A node that may lead and leads nothing has 0; one that may lead nothing is not asked."""
+    found = {0: Seat("a", frozenset("ab")), 1: Seat("a", frozenset("a"))}
+    assert loads(found) == {"a": 2, "b": 0}
+    assert imbalance(loads(found)) == 2
+    assert imbalance(loads({})) == 0
+    assert plan({}) == []

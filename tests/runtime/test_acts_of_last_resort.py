@@ -1,0 +1,185 @@
+"""Operators' acts of last resort on nodes that run: a forced leader, a metastore made anew above its replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from structlog.testing import capture_logs
+
+from node.gathering import Gathering
+from node.http.acts import ActsAdmin
+from node.http.asgi import Face
+from repl.isr.options import Options
+from repl.model.errors import NotReady
+from repl.model.keys import Key
+from repl.model.objects import Content
+from repl.model.record import PartitionStatus
+from repl.model.requests import WriteRequest
+from repl.option_settings import Setting, change_option
+from repl.rollback_alarm import ROLLED_BACK
+from tests.runtime.conftest import House, Town, until
+
+Towns = Callable[..., AbstractAsyncContextManager[Town]]
+
+
+async def put(house: House, name: bytes) -> None:
+    """One write."""
+    await house.coordinator.write(WriteRequest(Key(b"default", b"b", name), Content(b"v")))
+
+
+async def ask(town: Town, house: House, path: str, wish: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """What the admin face of a node answers."""
+
+    def gathering(of: House) -> Gathering:
+        def replicas() -> list[Any]:
+            return [(p.replica, p.reason) for p in of.runtime.partitions.values()]
+
+        async def request(node: str, _method: str, body: bytes, _timeout_ms: int) -> bytes:
+            if node not in town.houses:
+                raise NotReady(node)
+            return await gathering(town.houses[node]).answer(of.node, body)
+
+        return Gathering(node=of.node, request=request, replicas=replicas)
+
+    face = Face()
+    ActsAdmin(SimpleNamespace(controller=house.controller), gathering(house), face.router)  # type: ignore[arg-type]
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps(wish).encode(), "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await face({"method": "POST", "raw_path": path.encode(), "headers": [], "query_string": b""}, receive, send)
+    body = b"".join(message.get("body", b"") for message in sent[1:])
+    return sent[0]["status"], json.loads(body) if sent[0]["status"] < 400 else {"text": body.decode()}
+
+
+def test_a_copy_that_lacks_something_leads_only_when_an_operator_forces_it(tmp_path: Path, town: Towns) -> None:
+    """Both members in sync are gone: offline, until the third is forced; shown first, loud, counted, a new epoch."""
+
+    async def story() -> None:
+        async with town(tmp_path, options=Options(max_time_lag_ms=300)) as t:
+            leader = await t.led()
+            await put(leader, b"one")
+            last = t.followers()[0]
+            t.wires.isolate(last.node)
+            await put(leader, b"two")
+            status, refused = await ask(t, leader, "/admin/partitions/0/force-leader", {"node": last.node})
+            assert (status, "nothing to force" in refused["text"]) == (409, True)
+            for node in [node for node in t.houses if node != last.node]:
+                await t.kill(node)
+            await until(lambda: last.controller.records[0].status is PartitionStatus.OFFLINE)
+            before = last.controller.records[0]
+            path = "/admin/partitions/0/force-leader"
+            status, plan = await ask(t, last, path, {"node": last.node, "dry_run": True})
+            assert (status, plan["outcome"], plan["version"]) == (200, "would be ordered", before.version)
+            assert [row["node"] for row in plan["replicas"] if row["leo"] is None] == sorted(
+                {"n1", "n2", "n3"} - {last.node}
+            )
+            assert any("did not answer" in note for note in plan["notes"])
+            assert last.controller.records[0] == before
+            status, _ = await ask(t, last, path, {"node": last.node, "version": plan["version"] - 1})
+            assert status == 409
+            with capture_logs() as logs:
+                status, done = await ask(t, last, path, {"node": last.node, "version": plan["version"], "by": "ann"})
+            assert (status, done["lineage"], done["epoch"]) == (200, 1, before.epoch + 1)
+            assert [each["by"] for each in logs if each["event"] == "UNCLEAN_ELECTION"] == ["ann"]
+            await until(lambda: last.partition().leads)
+            samples = {name: value for name, _, value in last.runtime.metrics() if name == "isthmus_unclean_elections"}
+            assert samples == {"isthmus_unclean_elections": 1}
+            assert not last.partition().replica.ready, "min-ISR is 2"
+            await change_option(last.metastore, "replication.min.isr", None, Setting(1, "ann", 1))
+            await until(lambda: last.partition().replica.ready)
+            await put(last, b"three")
+            assert last.runtime.store.object(0, b"b", b"one") is not None
+            assert last.runtime.store.object(0, b"b", b"two") is None
+
+    asyncio.run(story())
+
+
+def test_a_metastore_that_went_back_is_refused_until_it_is_reseeded(tmp_path: Path, town: Towns) -> None:
+    """Nobody leads by an old record; re-seeded, all that was acknowledged is served, and no gen is given twice."""
+
+    async def story() -> None:
+        async with town(tmp_path, partitions=2) as t:
+            first = await t.led()
+            old = dict(await first.metastore.records())
+            await put(first, b"one")
+            await t.kill(first.node)
+            house = next(iter(t.houses.values()))
+            for partition in (0, 1):
+                await t.led(partition)
+            await until(
+                lambda: all(
+                    r.epoch > old[p].epoch
+                    for p, r in house.controller.records.items()
+                    if old[p].leader and old[p].leader.node == first.node
+                )
+            )
+            await put(house, b"two")
+            await t.open(first.node)
+            await t.settled()
+            for partition in (0, 1):
+                await t.level(partition)
+            moved = [p for p, r in (await house.metastore.records()).items() if r.epoch > old[p].epoch]
+            assert moved
+            for partition, now in (await house.metastore.records()).items():
+                await house.metastore.write_record(replace(old[partition], version=now.version))
+
+            def refusing() -> bool:
+                return all(h.partition(p).reason.startswith(ROLLED_BACK) for h in t.houses.values() for p in moved)
+
+            await until(refusing)
+            status, plan = await ask(t, house, "/admin/cluster/reseed", {"dry_run": True})
+            assert status == 200
+            assert [each["partition"] for each in plan["partitions"]] == moved
+            gens = [h.partition(0).replica.member.gen for h in t.houses.values()]
+            counter = await house.metastore.get("/gen")
+            assert counter is not None
+            await house.metastore.put("/gen", b"1", counter.version)
+            status, done = await ask(t, house, "/admin/cluster/reseed", {"by": "ann"})
+            assert status == 200
+            assert [each["outcome"] for each in done["partitions"]] == ["ordered"] * len(moved)
+            for partition in (0, 1):
+                await t.led(partition)
+                await t.level(partition)
+            assert await house.metastore.allocate_gen() > max(gens)
+            for name in (b"one", b"two"):
+                assert await house.coordinator.get(Key(b"default", b"b", name)) is not None
+            assert all(house.controller.records[p].lineage == 1 for p in moved)
+            await put(house, b"three")
+            status, again = await ask(t, house, "/admin/cluster/reseed", {"by": "ann"})
+            assert again["partitions"] == []
+
+    asyncio.run(story())
+
+
+def test_a_partition_whose_copies_do_not_all_answer_is_left_as_it_is(tmp_path: Path, town: Towns) -> None:
+    """A re-seed waits for silent replicas, which may hold more, unless it is told to go on without them."""
+
+    async def story() -> None:
+        async with town(tmp_path) as t:
+            first = await t.led()
+            old = (await first.metastore.records())[0]
+            await t.kill(first.node)
+            house = await t.led()
+            now = (await house.metastore.records())[0]
+            await house.metastore.write_record(replace(old, version=now.version))
+            await until(lambda: all(h.partition().reason.startswith(ROLLED_BACK) for h in t.houses.values()))
+            _, left = await ask(t, house, "/admin/cluster/reseed", {})
+            assert [each["outcome"] for each in left["partitions"]] == ["left"]
+            assert f"{first.node} did not answer" in left["partitions"][0]["reason"]
+            _, done = await ask(t, house, "/admin/cluster/reseed", {"incomplete": True})
+            assert [each["outcome"] for each in done["partitions"]] == ["ordered"], done["partitions"][0]["reason"]
+            await t.led()
+
+    asyncio.run(story())
