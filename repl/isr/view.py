@@ -96,8 +96,7 @@ class View:
     @property
     def reason(self) -> str:
         """Why the state is what it is: "code: sentence"."""
-        standing = self._standing
-        return why(self._state, standing.record, standing.me, standing.member.node)
+        return why(self._state, self._standing)
 
     def followers(self) -> list[FollowerView]:
         """The followers as this leader sees them; empty when it does not lead."""
