@@ -6,7 +6,7 @@ ARGS ?=
 # Which tests `make test` runs, as pytest's -m; .ci/run widens it.
 ISTHMUS_TEST_MARKS ?= not slow and not root and not strace
 
-.PHONY: help venv demo test test-all lint bench sim clean
+.PHONY: help venv demo test test-all lint bench sim faults clean
 
 help:
 	@echo "make demo      two clusters on this machine, replicated and compared; ARGS=\"--keep\" and others: isthmus demo --help"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-all  the same with every test (slow, root, strace)"
 	@echo "make lint      ruff, mypy, import contracts"
 	@echo "make sim       seeded simulations of the protocol; SEEDS=0:1000"
+	@echo "make faults    acts of harm to a cluster of real processes, histories checked; KILLS=200 of them"
 	@echo "make bench     the benchmarks; ARGS=\"--json\" for one JSON object each"
 	@echo "make venv      the environment alone, .venv from a Python 3.11 or 3.12 (PYTHON=/path/to/python names one)"
 	@echo "make clean     removes the environment and all caches"
@@ -38,6 +39,9 @@ test-all: lint
 
 sim: venv
 	@$(BIN)/python -m tests.sim $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
+
+faults: venv
+	@$(BIN)/python -m tests.faults $(if $(KILLS),--kills $(KILLS)) $(ARGS)
 
 bench: venv
 	@$(BIN)/python bench/put.py $(ARGS)

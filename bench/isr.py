@@ -66,12 +66,15 @@ def main(as_json: bool, profile: bool, keys: int, kills: int, limit_s: float, di
     """Commits, committed reads, fail-over and idle cost of a cluster of three."""
     try:
         where = machine()
-        with Nodes(THREE_NODES, directory) as nodes:
-            runs = _Runs(nodes, profile, limit_s)
+        runs = _Runs(profile, limit_s)
+        with Nodes(THREE_NODES, None if directory is None else directory / "http") as nodes:
+            runs.on(nodes)
             runs.idle()
             runs.over_http(keys)
-            runs.bare(keys)
             runs.failover(kills)
+        with Nodes(THREE_NODES, None if directory is None else directory / "bare") as nodes:
+            runs.on(nodes)
+            runs.bare(keys)
         report("isr", where, runs.figures, as_json, runs.profile)
     except (BenchFailed, IsthmusError) as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -79,13 +82,19 @@ def main(as_json: bool, profile: bool, keys: int, kills: int, limit_s: float, di
 
 
 class _Runs:
-    def __init__(self, nodes: Nodes, profile: bool, limit_s: float) -> None:
-        self._nodes = nodes
+    _nodes: Nodes
+
+    def __init__(self, profile: bool, limit_s: float) -> None:
         self._profile = profile
         self._limit_s = limit_s
         self._first = 0
         self.figures: list[Figure] = []
         self.profile: list[str] = []
+
+    def on(self, nodes: Nodes) -> None:
+        """What follows happens on `nodes`, which are fresh: keys that lie there make LevelDB's work more."""
+        self._nodes = nodes
+        self._first = 0
 
     def idle(self) -> None:
         """CPU of three nodes that have nothing to do."""
@@ -114,7 +123,7 @@ class _Runs:
             self._loaded("committed GET", space, load, Phase("get", 0, min(keys, 50_000), keys, READ_CONNECTIONS, 1))
 
     def bare(self, keys: int) -> None:
-        """The same commits without HTTP: the three nodes run again on their data, the leader driven from inside."""
+        """The same commits without HTTP: the three nodes run again, the leader driven from inside."""
         for name in NODES:
             places.stop_node(self._nodes.directory, name)
         with ExitStack() as stack:

@@ -87,10 +87,13 @@ def down(topology: Path | None, directory: Path, output: str) -> None:
 
 
 @local_group.command("status")
+@click.argument("topology", type=click.Path(path_type=Path), required=False)
 @directory_option
 @output_option
-def status(directory: Path, output: str) -> int:
-    """What runs in the directory, and where. Exit code 1 unless everything runs."""
+def status(topology: Path | None, directory: Path, output: str) -> int:
+    """What runs in the directory, and where. Exit code 1 unless everything runs. TOPOLOGY is not needed."""
+    if topology is not None:
+        load_topology(topology)
     found = places.status_of(directory)
     if output == "json":
         echo_json(found)

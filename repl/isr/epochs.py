@@ -53,25 +53,18 @@ def epoch_at(table: EpochTable, offset: int) -> int:
 
 
 def common_prefix(mine: EpochTable, my_leo: int, theirs: EpochTable, their_leo: int) -> int:
-    """The offset below which two logs hold the same entries, by their tables alone: (epoch, offset) denotes one
-    entry for ever, so they agree as long as the same epochs begin at the same offsets (R-TRUNC). Where one table was
-    clipped, all below its first row agrees if the other has that row (I-LOG-MATCH)."""
-    mine, theirs = _aligned(mine, theirs), _aligned(theirs, mine)
-    agree = 0
-    for index, row in enumerate(mine):
-        if index >= len(theirs) or theirs[index] != row:
-            break
-        my_end = mine[index + 1][1] if index + 1 < len(mine) else my_leo
-        their_end = theirs[index + 1][1] if index + 1 < len(theirs) else their_leo
-        agree = min(my_end, their_end)
-        if my_end != their_end:
-            break
-    return agree
+    """The offset below which two logs hold the same entries, by their tables alone; 0 when these share no row.
 
-
-def _aligned(table: EpochTable, other: EpochTable) -> EpochTable:
-    """`table` from the first row of `other` on, if it has that one."""
-    return table[table.index(other[0]) :] if other and other[0] in table else table
+    (epoch, offset) denotes one entry for ever, and logs that share an entry agree on all below it (I-LOG-MATCH), so the
+    newest row that both have tells, wherever each table begins (R-TRUNC)."""
+    places = {row: index for index, row in enumerate(theirs)}
+    for index in range(len(mine) - 1, -1, -1):
+        other = places.get(mine[index])
+        if other is not None:
+            my_end = mine[index + 1][1] if index + 1 < len(mine) else my_leo
+            their_end = theirs[other + 1][1] if other + 1 < len(theirs) else their_leo
+            return min(my_end, their_end)
+    return 0
 
 
 def table_of(entries: Iterable[Entry]) -> EpochTable:

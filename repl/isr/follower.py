@@ -34,8 +34,9 @@ this copy yet. Long against a chunk (1 MB) in a lane that is shared; a broken co
 
 @dataclass(slots=True)
 class Follower:
-    """It follows `leader` in `epoch`. `seq` is the greatest Forward that was handled, `leader_hw` the greatest hw
-    that was heard; `waits` says why it does not follow, in "code: sentence"."""
+    """It follows `leader` in `epoch`. `seq` is the greatest Forward that was handled, `leader_hw` and `leader_leo` the
+    greatest ends that were heard, `in_sync` whether the leader last counted this node among the ISR; `waits` says
+    why it does not follow, in "code: sentence"."""
 
     role: ClassVar[Role] = Role.FOLLOWER
 
@@ -46,6 +47,8 @@ class Follower:
     following: bool = False
     seq: int = 0
     leader_hw: int = 0
+    leader_leo: int = 0
+    in_sync: bool = True
     waits: str = ""
     diverged: str = ""
     """Why this copy must not be touched any more: it holds something committed that its leader does not."""
@@ -124,6 +127,7 @@ class Follower:
         self.waits = ""
         self.seq = 0
         self.leader_hw = max(self.leader_hw, message.hw)
+        self.leader_leo = max(self.leader_leo, message.leo)
         self._advance(standing)
         self.acknowledge(standing)
 
@@ -167,8 +171,10 @@ class Follower:
             self.ask(standing, now_ms)
             return
         fresh = message.entries[known:] if known else message.entries
-        self.seq = max(self.seq, message.seq)
+        if message.seq >= self.seq:
+            self.seq, self.in_sync = message.seq, standing.member.node in message.isr
         self.leader_hw = max(self.leader_hw, message.hw)
+        self.leader_leo = max(self.leader_leo, message.leo)
         if not fresh:
             self._advance(standing)
             self.acknowledge(standing)
@@ -183,6 +189,22 @@ class Follower:
         progress.leo += len(fresh)
         standing.effects.append(Persist(fresh))
         self._advance(standing)
+
+    def state(self, standing: Standing) -> str:
+        """How it follows, for people: "code: sentence". Beyond the near horizon it is served as far as the leader's log
+        reaches, and that may end."""
+        if not self.following:
+            return self.waits or f"asking: has asked {self.leader} where the logs agree"
+        behind = max(0, self.leader_leo - standing.progress.leo)
+        near = standing.options.max_near_sync_message_lag
+        if behind > near:
+            return (
+                f"catches-up: {behind} entries behind {self.leader}, more than replication.max.near.sync.message.lag "
+                f"({near}): served as far as its log reaches"
+            )
+        if not self.in_sync:
+            return f"catches-up: {behind} entries behind {self.leader}, not in sync yet"
+        return f"follows: {self.leader} in epoch {self.epoch}"
 
     def persisted(self, standing: Standing) -> None:
         """More of the log is durable: tell the leader, and apply what it said is committed."""

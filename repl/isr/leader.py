@@ -43,9 +43,9 @@ after it has registered."""
 @dataclass(slots=True)
 class Leadership:
     """What a leader knows of its epoch. `acked`: how far each member said, in this epoch, that it holds the
-    log durably, the leader itself included; who never said anything holds nothing. `stalled`: members of the ISR
-    that are to leave it. `rejoin`: node -> (when it may come back, after which pause); `unconfirmed`: the same of those
-    whose registration was not as the write needed it."""
+    log durably, the leader itself included; who never said anything holds nothing. `stalled`, `lagging`: members of
+    the ISR that are to leave it, the latter the furthest first and never below min-ISR. `rejoin`: node -> (when it may
+    come back, after which pause); `unconfirmed`: the same of those whose registration the write did not find."""
 
     epoch: int
     barrier: int
@@ -56,6 +56,7 @@ class Leadership:
     pending: PendingWrite | None = None
     ready: bool = False
     stalled: frozenset[Member] = frozenset()
+    lagging: tuple[Member, ...] = ()
     rejoin: dict[str, tuple[int, int]] = field(default_factory=dict)
     unconfirmed: dict[str, tuple[int, int]] = field(default_factory=dict)
     ticked_ms: int = 0
@@ -181,22 +182,25 @@ class Leadership:
                     return True
             elif owed_ms > limit_ms:
                 slow.add(member)
-        slow |= self._behind(record, standing, slow)
         self.stalled = frozenset(slow)
+        self.lagging = self._far_behind(standing)
         self.stalls.check_at_ms = now_ms + limit_ms // CHECKS if owing else None
         return False
 
-    def _behind(self, record: PartitionRecord, standing: Standing, gone: set[Member]) -> set[Member]:
-        """Members that hold everything and are far behind with what they know to be committed leave as well, the
-        furthest first, but never below min-ISR (Fluvio's lagging follower)."""
+    def _far_behind(self, standing: Standing) -> tuple[Member, ...]:
+        """Members that may hold everything and are too far behind with what they know to be committed, the furthest
+        first (Fluvio's lagging follower)."""
         floor = standing.progress.hw - standing.options.max_record_lag
-        behind = [
-            peer
-            for peer in self.peers.values()
-            if peer.member in record.isr and peer.member not in gone and 0 <= peer.hw < floor
-        ]
-        spare = len(record.isr) - len(gone) - record.effective_min_isr
-        return {peer.member for peer in sorted(behind, key=lambda p: p.hw)[: max(0, spare)]}
+        behind = [p for p in self.peers.values() if p.member in standing.known.isr and 0 <= p.hw < floor]
+        return tuple(peer.member for peer in sorted(behind, key=lambda peer: peer.hw))
+
+    def _leaving(self, record: PartitionRecord) -> dict[Member, str]:
+        """Who is to leave the ISR as `record` has it now, and why: a stall also below min-ISR, a lag only as long as
+        enough stay."""
+        leaving = dict.fromkeys(sorted(self.stalled & record.isr), "stalled")
+        spare = len(record.isr) - len(leaving) - record.effective_min_isr
+        lagging = [member for member in self.lagging if member in record.isr and member not in leaving]
+        return leaving | dict.fromkeys(lagging[: max(0, spare)], "lags")
 
     def _joining(self, standing: Standing, now_ms: int) -> Peer | None:
         """A follower out of sync that has caught up (H17) and owes nothing old, if the time of one has come."""
@@ -234,8 +238,8 @@ class Leadership:
     def want(self, standing: Standing, now_ms: int) -> None:
         """Ask for the next conditional write, if one is wanted; one at a time.
 
-        First an ELR that is no longer needed is emptied, since nothing is committed before (H22); then who
-        stalls leaves, before anything is applied without it; then who has caught up joins.
+        First an ELR that is no longer needed is emptied, since nothing is committed before (H22); then who stalls or
+        lags leaves, before anything is applied without it; then who has caught up joins.
         """
         if self.pending is not None:
             return
@@ -243,14 +247,16 @@ class Leadership:
         if record.elr and not too_few_in_sync(record):
             self._write(replace(record, elr=frozenset()), standing, now_ms)
             return
-        gone = self.stalled & record.isr
-        if gone:
-            self.stalled = frozenset()
-            for member in gone:
+        leaving = self._leaving(record)
+        if leaving:
+            self.stalled, self.lagging = frozenset(), ()
+            for member in leaving:
                 pause_ms = min(REJOIN_MAX_MS, 2 * self.rejoin.get(member.node, (0, REJOIN_MIN_MS // 2))[1])
                 self.rejoin[member.node] = (now_ms + pause_ms, pause_ms)
-            names = ", ".join(sorted(member.node for member in gone))
-            self._write(replace(drop_members(record, gone), reason=f"out of sync: {names} stalled"), standing, now_ms)
+            why = ", ".join(f"{member.node} {reason}" for member, reason in leaving.items())
+            self._write(
+                replace(drop_members(record, frozenset(leaving)), reason=f"out of sync: {why}"), standing, now_ms
+            )
             return
         peer = self._joining(standing, now_ms)
         if peer is not None:

@@ -12,6 +12,7 @@ from repl.isr.candidate import Candidate
 from repl.isr.follower import Follower
 from repl.isr.leader import Leader, Leadership, Resigning
 from repl.isr.membership import too_few_in_sync
+from repl.isr.standing import Standing
 from repl.isr.states import Failed, Idle, State
 from repl.model.record import Incarnation, PartitionRecord, PartitionStatus
 
@@ -52,15 +53,14 @@ def why_idle(record: PartitionRecord | None, me: Incarnation | None, node: str) 
             assert_never(record.status)
 
 
-def why(state: State, record: PartitionRecord | None, me: Incarnation | None, node: str) -> str:
-    """Of a replica of `node` in any state, with the record that it believes."""
+def why(state: State, standing: Standing) -> str:
+    """Of a replica in any state."""
+    record = standing.record
     match state:
         case Idle(objection=objection):
-            return objection or why_idle(record, me, node)
-        case Follower(following=True, leader=leader, epoch=epoch):
-            return f"follows: {leader} in epoch {epoch}"
-        case Follower(waits=waits, leader=leader):
-            return waits or f"asking: has asked {leader} where the logs agree"
+            return objection or why_idle(record, standing.me, standing.member.node)
+        case Follower() as follower:
+            return follower.state(standing)
         case Candidate(epoch=epoch, announce_at_ms=None):
             return f"candidate: makes the barrier of epoch {epoch} durable"
         case Candidate(epoch=epoch):

@@ -149,7 +149,7 @@ class Roles(View):
     def _want(self, leadership: Leadership, now_ms: int) -> None:
         """Let a leadership ask for a conditional write, where one may be wanted: not on the way of a write."""
         record = self._standing.known
-        quiet = len(record.isr) == len(record.replicas) and not leadership.stalled and not record.elr
+        quiet = len(record.isr) == len(record.replicas) and not (leadership.stalled or leadership.lagging or record.elr)
         if not quiet or isinstance(leadership, Resigning):
             leadership.want(self._standing, now_ms)
 

@@ -100,7 +100,7 @@ class View:
         standing = self._standing
         if standing.far is not None and isinstance(self._state, Follower) and not self._state.diverged:
             return far.why(standing.far, self._state.leader, standing.far_rounds)
-        return why(self._state, standing.record, standing.me, standing.member.node)
+        return why(self._state, standing)
 
     @property
     def far_position(self) -> int | None:

@@ -8,6 +8,7 @@ nothing was done to. After the last act every key of every act is read again, an
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,10 +42,11 @@ READ_TIMEOUT_S: Final = 20.0
 COPIED: Final = (OBJECT_TAG, KEY_TAG, CHANGE_TAG)
 """Rows that are the same on every replica, byte by byte."""
 
-DISK_MB: Final = 300
-"""Of a small disk: the log's files (below), twice the store."""
+DISK_MB: Final = 1_500
+"""Of a small disk: room for the log (below), its reserve, and the store. The file below it is sparse."""
 
-SMALL_LOG: Final = 'log_size = "40MB"\nlog_file_size = "8MB"\nlog_batch_size = "4MB"'
+SMALL_LOG: Final = 'log_size = "800MB"'
+"""Longer than any run makes it: a node with an emptied disk is caught up from the log, from its beginning on."""
 
 
 @dataclass
@@ -103,6 +105,10 @@ class Campaign:
             nemesis.act(self.stage)
             act.well_s = lab.wait_well(WELL_TIMEOUT_S)
             time.sleep(CALM_S)
+        except AssertionError as error:
+            load.stop()
+            error.add_note(f"what clients saw until then: {self._verdict(history)}")
+            raise
         finally:
             load.stop()
             self._measure(act, load)
@@ -139,6 +145,13 @@ class Campaign:
         assert not surprises, "answers that nothing explains:\n" + "\n".join(surprises[:10])
         wrong = [ended for ended in self.lab.ended[ended_before:] if ended.code not in nemesis.exits]
         assert not wrong, f"processes ended by themselves: {wrong}"
+
+    def _verdict(self, history: History) -> str:
+        try:
+            self._check(history)
+        except AssertionError as error:
+            return f"NOT LINEARIZABLE\n{error}"
+        return "linearizable"
 
     def _check(self, history: History) -> None:
         for key, operations in history.keys.items():
@@ -212,4 +225,7 @@ def staged(
             error.add_note("\n".join(["the story:", *story.lines[-60:]]))
             for process in lab.processes:
                 error.add_note(f"{process.name} ({process.log}): {last_words(process)}")
+                process.kill()
+            for name, disk in disks.items():
+                shutil.copytree(disk.path / "data", lab.nodes[name].directory / "data", dirs_exist_ok=True)
             raise

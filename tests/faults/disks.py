@@ -8,11 +8,15 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+from io import RawIOBase
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 COMMAND_TIMEOUT_S: Final = 20.0
+
+SPARE_BYTES: Final = 4_000_000
+"""Left free by allocating at once, which needs some blocks itself; then written, if nothing is to stay free."""
 
 
 class SmallDisk:
@@ -36,20 +40,33 @@ class SmallDisk:
         _run("umount", "--lazy", str(self.path))
         self._image.unlink()
 
-    def fill(self) -> None:
-        """Leave not one free block."""
+    def fill(self, leave_bytes: int = 0) -> None:
+        """Leave so much free, or not one block."""
         with self._ballast.open("wb", buffering=0) as file:
-            for size in (1_000_000, 4096, 512):
-                try:
-                    while True:
-                        file.write(bytes(size))
-                except OSError as error:
-                    assert error.errno == errno.ENOSPC  # noqa: PT017 - how a full disk is noticed
+            taken_bytes = max(1, _free_bytes(self.path) - max(leave_bytes, SPARE_BYTES))
+            os.posix_fallocate(file.fileno(), 0, taken_bytes)
+            if not leave_bytes:
+                file.seek(0, os.SEEK_END)
+                _write_until_full(file)
             os.fsync(file.fileno())
 
     def free(self) -> None:
         """Give the space back."""
         self._ballast.unlink(missing_ok=True)
+
+
+def _write_until_full(file: RawIOBase) -> None:
+    for size in (100_000, 4096, 512):
+        try:
+            while True:
+                file.write(bytes(size))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC  # noqa: PT017 - how a full disk is noticed
+
+
+def _free_bytes(directory: Path) -> int:
+    numbers = os.statvfs(directory)
+    return numbers.f_bavail * numbers.f_frsize
 
 
 def _run(*words: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -202,6 +203,8 @@ class Lab:
         self.ended: list[Ended] = []
         self._settings = dict(settings or {})
         self._taken: set[int] = set()
+        self._loopback = "127." + ".".join(str(random.SystemRandom().randrange(1, 255)) for _ in range(3))
+        """Without a network: an address of our own, so that nobody takes the port of a node that is down."""
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="lab", daemon=True)
@@ -327,7 +330,7 @@ class Lab:
 
     def _host(self, name: str) -> tuple[list[str], str]:
         if self.network is None:
-            return [], "127.0.0.1"
+            return [], self._loopback
         host = self.network.hosts[name]
         return host.command(), host.address
 

@@ -7,6 +7,7 @@ NEMESES with what they need and what a node may do because of them.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import resource
 import shutil
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from repl.replog.log import RESERVE_BYTES
 from tests.faults.disks import SmallDisk
 from tests.faults.lab import KILLED, SESSION_MS, Lab, LabNode, Story
 from tests.faults.network import Network
@@ -58,16 +60,6 @@ class Stage:
     def wait(self, low_s: float, high_s: float) -> None:
         """Let it hurt for a while."""
         time.sleep(self.chance.uniform(low_s, high_s))
-
-    def heal(self) -> None:
-        """Take back what a nemesis that failed half-way left behind, and start what is down."""
-        if self.network is not None:
-            self.network.heal()
-        for disk in self.disks.values():
-            disk.free()
-        for process in self.lab.processes:
-            process.send(signal.SIGCONT)
-            self.lab.start(process)
 
 
 @dataclass(frozen=True)
@@ -110,6 +102,20 @@ def kill_twice(stage: Stage) -> None:
     for _ in range(2):
         _kill(stage, [stage.victim()])
         stage.wait(0.0, 2.0)
+
+
+def last_standing(stage: Stage) -> None:
+    """Nodes die one by one, each after the ISR has shrunk to those that are left; the last but one is back first."""
+    nodes = list(stage.lab.nodes.values())
+    stage.chance.shuffle(nodes)
+    for node in nodes:
+        node.kill()
+        stage.story.note(f"killed {node.name}")
+        stage.wait(SESSION_S, SESSION_S * 1.5)
+    for node in (nodes[-2], nodes[-1], *nodes[:-2]):
+        stage.lab.start(node)
+        stage.story.note(f"started {node.name}")
+        stage.wait(1.0, SESSION_S)
 
 
 def _kill(stage: Stage, nodes: list[LabNode]) -> None:
@@ -287,10 +293,12 @@ def _cut(stage: Stage, pairs: list[tuple[str, str]], both: bool) -> None:
 
 
 def disk_full(stage: Stage) -> None:
-    """One node's disk has not a block left for a while."""
+    """One node's disk has less free than the log keeps in reserve for a while, or has not a block left: then the node
+    ends, and cannot start."""
     node = stage.lab.nodes[stage.chance.choice(list(stage.disks))]
-    stage.disks[node.name].fill()
-    stage.story.note(f"{node.name}'s disk is full")
+    leave_bytes = stage.chance.choice([0, RESERVE_BYTES // 2])
+    stage.disks[node.name].fill(leave_bytes)
+    stage.story.note(f"{node.name}'s disk is full, {leave_bytes:,} bytes left")
     stage.wait(3.0, SESSION_S * 2)
     stage.disks[node.name].free()
     stage.story.note(f"{node.name}'s disk has space")
@@ -438,6 +446,7 @@ NEMESES: Final[Mapping[str, Nemesis]] = {
     "kill-twice": Nemesis(kill_twice),
     "kill-most": Nemesis(kill_most, nodes=3),
     "kill-all": Nemesis(kill_all),
+    "last-standing": Nemesis(last_standing, nodes=3),
     "kill-at-call": Nemesis(kill_at_call, strace=True, exits=(KILLED,)),
     "stop": Nemesis(stop),
     "pause": Nemesis(pause),
@@ -473,6 +482,8 @@ def lacking(name: str, node_count: int) -> str:
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
         return f"needs {', '.join(missing)}"
+    if tools and os.geteuid() != 0:
+        return "needs root"
     if node_count < nemesis.nodes:
         return f"needs {nemesis.nodes} nodes"
     return ""

@@ -34,7 +34,7 @@ class Network:
     """Some hosts that reach each other and this process. Use as a context manager."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._prefix = f"i{os.getpid():x}"
+        self._prefix = f"isth{os.getpid():x}"
         self._bridge = f"{self._prefix}b"
         net = _free_network()
         self.address = f"{net}.1"

@@ -58,10 +58,21 @@ def test_an_epoch_begins_once_and_above_the_last() -> None:
             with_epoch(((2, 0),), epoch, offset)
 
 
-def test_clipped_tables_agree_where_they_meet() -> None:
-    """A log that was trimmed and recovered knows fewer epochs; whoever has its first row agrees on all below."""
-    whole = ((1, 0), (3, 5), (4, 9))
-    assert common_prefix(whole, 12, whole[1:], 12) == 12
-    assert common_prefix(whole[2:], 12, whole, 10) == 10
-    assert common_prefix(whole, 12, ((3, 5), (6, 8)), 10) == 8
-    assert common_prefix(((4, 9),), 12, ((1, 0), (3, 5)), 7) == 0
+def test_logs_agree_up_to_where_an_epoch_ends_or_begins_differently() -> None:
+    """The end of the newest epoch that both began at the same place, in whichever of the two logs it ends first."""
+    assert common_prefix(((1, 0), (2, 10)), 20, ((1, 0), (3, 10)), 15) == 10
+    assert common_prefix(((1, 0), (2, 10)), 20, ((1, 0),), 7) == 7
+    assert common_prefix(((1, 0), (2, 10)), 20, ((1, 0), (2, 10), (4, 25)), 30) == 20
+    assert common_prefix(((1, 0),), 5, ((2, 0),), 5) == 0
+    assert common_prefix((), 0, ((2, 0),), 5) == 0
+
+
+def test_where_logs_agree_does_not_depend_on_what_was_trimmed() -> None:
+    """Tables that begin anywhere at or below the row in which the two part say the same as whole ones."""
+    mine, theirs = ((1, 0), (2, 10), (4, 30), (6, 50)), ((1, 0), (2, 10), (4, 30), (5, 44))
+    whole = common_prefix(mine, 60, theirs, 70)
+    assert whole == 44
+    for my_first in range(3):
+        for their_first in range(3):
+            assert common_prefix(mine[my_first:], 60, theirs[their_first:], 70) == whole
+    assert common_prefix(mine[2:], 60, mine[:2], 25) == 0  # one ends before the other begins

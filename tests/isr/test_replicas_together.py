@@ -7,6 +7,7 @@ from repl.isr import messages as ms
 from repl.isr.options import Options
 from repl.isr.replica import Role
 from repl.model.record import Member
+from tests.isr.scripted import some_entries
 from tests.isr.together import NODES, Together
 
 
@@ -331,4 +332,25 @@ def test_a_member_far_behind_with_what_is_committed_leaves_but_never_below_min_i
         peer.hw = 5
     leader._standing.effects = []
     leader._state.judge(leader._standing, world.now_ms)  # type: ignore[union-attr]
-    assert len(leader._state.stalled) == 1  # type: ignore[union-attr]
+    leader._state.want(leader._standing, world.now_ms)  # type: ignore[union-attr]
+    (write,) = leader._standing.effects
+    assert len(write.record.isr) == 2  # type: ignore[union-attr]
+    assert write.record.elr == frozenset()  # type: ignore[union-attr]
+    assert write.record.reason == "out of sync: n2 lags"  # type: ignore[union-attr]
+
+
+def test_a_follower_says_how_far_behind_it_is() -> None:
+    """Its reason names the entries that it lacks, whether it is in sync, and the near horizon where that is passed."""
+    world = Together(options=Options(max_near_sync_message_lag=100))
+    world.elect("n1")
+    follower = world.replicas["n2"]
+    assert follower.reason == "follows: n1 in epoch 1"
+    isr, version = ("n1", "n3"), world.record.version
+    for lacks, said in (
+        (70, "catches-up: 70 entries behind n1, not in sync yet"),
+        (101, "catches-up: 101 entries behind n1, more than replication.max.near.sync.message.lag (100): served"),
+    ):
+        entries, leo = some_entries(1, follower.leo, 1), follower.leo + 1 + lacks
+        forward = ms.Forward(1, 50 + lacks, follower.leo, 1, 0, leo, version, isr, entries)
+        follower.step(ev.Received("n1", forward), 0)
+        assert follower.reason.startswith(said)

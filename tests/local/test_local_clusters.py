@@ -218,7 +218,7 @@ def test_the_commands_do_as_they_say(directory: Path, capsys: pytest.CaptureFixt
     deadline = time.monotonic() + 15
     while run(capsys, "local", "status", *where)[0] != 1:
         assert time.monotonic() < deadline
-    code, out, _ = run(capsys, "local", "status", *where)
+    code, out, _ = run(capsys, "local", "status", SAMPLE, *where)
     assert "SIGKILL" in out
     code, _, err = run(capsys, "local", "restart-node", SAMPLE, "east-9", *where)
     assert (code, 'did you mean "east-1"? ' in err, "has east-1, west-1" in err) == (2, True, True)

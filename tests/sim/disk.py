@@ -60,7 +60,7 @@ class SimLog:
         scanned = table_of(self.entries)
         if self.below and scanned and scanned[0][0] == self.below[-1][0]:
             scanned = scanned[1:]
-        return self.below + scanned
+        return self.below[-1:] + scanned
 
     def last_epoch(self) -> int:
         """The epoch of the last entry, 0 when there never was one."""

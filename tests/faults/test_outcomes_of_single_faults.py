@@ -1,0 +1,186 @@
+"""What a cluster of real processes shows while one fault lasts, and not only after it: who leads, who is in sync, what
+clients are told. That nothing is lost meanwhile is `test_cluster_bears_faults.py`'s, with the same faults.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from repl.model.keys import key_hash, partition_index
+from repl.replog.log import RESERVE_BYTES
+from tests.faults.campaign import staged
+from tests.faults.lab import PARTITIONS, SESSION_MS, Lab
+from tests.faults.linearizability import check
+from tests.faults.load import BUCKET, Connection, History, Load, Reply, path_of, read_all
+from tests.faults.nemeses import injected
+
+KEYS: Final = [f"k{number}" for number in range(12)]
+
+
+def until(claim: str, condition: Callable[[], object], timeout_s: float) -> None:
+    """Return once the condition holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {claim}"
+        time.sleep(0.1)
+
+
+def isr_by_partition(lab: Lab, name: str) -> dict[int, set[str]]:
+    """Who is in sync, as one node says."""
+    answer = lab.nodes[name].ask("/admin/partitions")
+    return {} if answer is None else {row["partition"]: set(row["isr"]) for row in answer["partitions"]}
+
+
+def put(lab: Lab, name: str, key: str, value: str) -> Reply:
+    """One write at one node."""
+    connection = Connection(lab.nodes[name].place)
+    try:
+        return connection.request("PUT", path_of(key), {"Content-Type": "text/plain"}, value.encode())
+    finally:
+        connection.close()
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.network
+@pytest.mark.timeout(150)
+def test_a_one_way_cut_that_is_never_healed_costs_a_member_and_nothing_else(tmp_path: Path) -> None:
+    """What n1 sends to n2 is lost for good: who follows over the cut leaves the ISR, in both directions, writes of
+    every key go on, and nobody loses a leadership."""
+    with staged(tmp_path, ["cut-one-way"]) as stage:
+        lab, network = stage.lab, stage.network
+        assert network is not None
+        leaders = lab.leaders()
+        assert set(leaders.values()) == {"n1", "n2", "n3"}
+        network.drop("n1", "n2")
+        history = History()
+        load = Load(lab.places, KEYS, history, random.Random(1))
+        load.start()
+        try:
+            alone = {p: {"n1", "n2", "n3"} - ({"n1", "n2"} - {leader}) for p, leader in leaders.items()}
+            alone |= {p: {"n1", "n2", "n3"} for p, leader in leaders.items() if leader == "n3"}
+            until("the followers over the cut are out", lambda: isr_by_partition(lab, "n3") == alone, 20)
+            time.sleep(2 * SESSION_MS / 1000)
+        finally:
+            load.stop()
+        assert lab.leaders() == leaders
+        since_ns = load.ended_ns - 5_000_000_000
+        assert {key for at, key in history.acknowledged if at > since_ns} == set(KEYS)
+        read_all([lab.nodes["n3"].place], KEYS, history, random.Random(2), 20)
+        for operations in history.keys.values():
+            check(operations)
+
+
+@pytest.mark.root
+@pytest.mark.disks
+@pytest.mark.timeout(100)
+def test_a_node_with_a_full_disk_refuses_writes_and_answers_reads(tmp_path: Path) -> None:
+    """With less free than the log's reserve a lone node says `out-of-storage`, goes on reading, and takes writes again
+    once there is space, all without a new process."""
+    with staged(tmp_path, ["disk-full"], nodes=1) as stage:
+        lab, disk = stage.lab, stage.disks["n1"]
+        assert put(lab, "n1", "before", "x").status == 204
+        disk.fill(RESERVE_BYTES // 2)
+        replies: list[Reply] = []
+
+        def refused() -> bool:
+            replies.append(put(lab, "n1", f"big{len(replies)}", "x" * 1_000_000))
+            return replies[-1].status != 204
+
+        until("a full disk is noticed", refused, 30)
+        assert replies[-1].reason == "503 out-of-storage"
+        reader = Connection(lab.nodes["n1"].place)
+        assert reader.request("GET", path_of("before"), {}).body == b"x"
+        reader.close()
+        disk.free()
+        until("it takes writes again", lambda: put(lab, "n1", "after", "x").status == 204, 20)
+        assert lab.ended == []
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.strace
+@pytest.mark.timeout(150)
+def test_a_leader_with_a_slow_disk_hands_over_and_takes_nobody_out(tmp_path: Path) -> None:
+    """When each of its syncs takes 2 s, a leader under load gives up all that it leads, and both others are in sync in
+    all of it."""
+    with staged(tmp_path, ["slow-disk"]) as stage:
+        lab = stage.lab
+        history = History()
+        load = Load(lab.places, KEYS, history, random.Random(1))
+        load.start()
+        try:
+            with injected(lab.nodes["n1"], "fdatasync", "delay_enter=2000000"):
+                until("n1 leads nothing", lambda: "n1" not in (lab.leaders() or {0: "n1"}).values(), 30)
+                assert all({"n2", "n3"} <= members for members in isr_by_partition(lab, "n2").values())
+        finally:
+            load.stop()
+        lab.wait_well(100)
+        read_all(lab.places, KEYS, history, random.Random(2), 20)
+        for operations in history.keys.values():
+            check(operations)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_metastore_from_yesterday_is_not_believed(tmp_path: Path) -> None:
+    """With ZooKeeper restored from before an election, restarted nodes serve nothing of those partitions and say why;
+    with its newest state they serve all that was acknowledged in them. (The others went on from yesterday's record,
+    which was right for them.)"""
+    with staged(tmp_path, ["kill"]) as stage:
+        lab = stage.lab
+        data = lab.zookeeper.directory / "data"
+        yesterday, today = data.with_name("yesterday"), data.with_name("today")
+        lab.zookeeper.kill()
+        shutil.copytree(data, yesterday)
+        lab.start(lab.zookeeper)
+        lab.wait_well(60)
+        moved = [partition for partition, leader in lab.leaders().items() if leader == "n1"]
+        lab.nodes["n1"].kill()
+        until("n1 leads nothing", lambda: "n1" not in (lab.leaders() or {0: "n1"}).values(), 30)
+        lab.start(lab.nodes["n1"])
+        lab.wait_well(100)
+        history = History()
+        load = Load(lab.places, KEYS, history, random.Random(1))
+        load.start()
+        time.sleep(2)
+        load.stop()
+        _with_data(lab, data, yesterday, today)
+        until("it is noticed", lambda: _rolled_back(lab) >= set(moved), 60)
+        until("all nodes answer", lambda: all(node.ask("/admin/partitions") for node in lab.nodes.values()), 60)
+        keys = [key for key in KEYS if partition_index(key_hash(BUCKET.encode(), key.encode()), PARTITIONS) in moved]
+        assert {put(lab, name, key, "too late").status for key in keys for name in ("n2", "n3")} == {503}
+        assert any("METASTORE_ROLLBACK" in node.log.read_text() for node in lab.nodes.values())
+        _with_data(lab, data, today, yesterday)
+        history.keys = {key: history.keys[key] for key in keys}
+        read_all(lab.places, keys, history, random.Random(2), 60)
+        for operations in history.keys.values():
+            check(operations)
+
+
+def _rolled_back(lab: Lab) -> set[int]:
+    """Partitions that some node does not serve because the metastore went back."""
+    answers = [node.ask("/admin/partitions") for node in lab.nodes.values()]
+    rows = [row for answer in answers if answer is not None for row in answer["partitions"]]
+    return {row["partition"] for row in rows if "metastore-rollback" in str(row["reason"])}
+
+
+def _with_data(lab: Lab, data: Path, fresh: Path, aside: Path) -> None:
+    """Everything is killed, and starts again with other data below ZooKeeper."""
+    for process in reversed(lab.processes):
+        process.wanted = False
+        process.send(signal.SIGKILL)
+    for process in lab.processes:
+        process.kill()
+    data.rename(aside)
+    fresh.rename(data)
+    for process in lab.processes:
+        lab.start(process)
