@@ -44,7 +44,7 @@ class Leadership:
     """What a leader knows of its epoch. `acked`: how far each member said, in this epoch, that it holds the
     log durably, the leader itself included; who never said anything holds nothing. `stalled`, `lagging`: members of
     the ISR that are to leave it, the latter the furthest first and never below min-ISR. `rejoin`: node -> (when it may
-    come back, after which pause); `unconfirmed`: the same of those whose registration was not as the write needed it."""
+    come back, after which pause); `unconfirmed`: the same of those whose registration the write did not find."""
 
     epoch: int
     barrier: int
