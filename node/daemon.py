@@ -21,54 +21,33 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import structlog
 import uvloop
 
-from aae.actor import FullSync
 from config.settings import Settings
 from node import interpreter, logs, supervisor
 from node.assembly import (
-    Switchboard,
-    balance_options_of,
     boot_id,
-    default_type_of,
-    entry_limit_bytes,
-    links_of,
     metastore_of,
     open_log,
     open_store,
-    portrait_of,
-    position_of,
-    write_limits_of,
 )
-from node.gathering import Gathering
 from node.http import app, listeners
 from node.http.admin import Admin
 from node.http.app import HttpFace
-from node.http.listeners import Listeners, bind, published
-from node.live_options import LiveOptions
+from node.http.listeners import Listeners, bind
 from node.metrics import Metrics
+from node.parts import Parts
 from node.ready import replicas_not_ready
-from node.timesource import SystemTime
 from queues import listing
-from queues.registry import SourceQueues
 from repl import telemetry
-from repl.controller import Controller
-from repl.coordinator import Coordinator
 from repl.identity import Identity
-from repl.leaderships import Leaderships
 from repl.metastore.port import Ambiguous, Conflict, Metastore, SessionState, Unavailable
 from repl.model.errors import WrongIdentity
-from repl.model.record import PartitionRecord, Registration
-from repl.registering import Registrar
-from repl.runtime import Runtime
 from repl.settling import settle
 from sink import listing as sink_listing
-from sink.actor import Sink
 
 log = structlog.get_logger(__name__)
 
@@ -81,9 +60,6 @@ STOP_TIMEOUT_S: Final = 20.0
 
 REGISTER_RETRY_MS: Final = 500
 """Pause before the next try to register after a session expired."""
-
-READ_THREADS: Final = 2
-"""Threads for listings, backlog reads and counts. They share the machine with the loop."""
 
 
 def run(settings: Settings) -> int:
@@ -107,16 +83,11 @@ async def _run(settings: Settings) -> int:
     return await node.serve()
 
 
-class Node:
-    """One node: all its parts, wired. `start`, then `serve` until stopped."""
+class Node(Parts):
+    """One node and its life: `start`, then `serve` until stopped."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.time = SystemTime()
-        self.started_ms = self.time.wall_ms()
-        self.cluster_uuid = b""
-        self.options = LiveOptions(settings)
-        self.session = SessionState.SUSPENDED
+        super().__init__(settings)
         self._stop = asyncio.Event()
         self._stop_reason = ""
         self._fatal: Exception | None = None
@@ -125,7 +96,6 @@ class Node:
         self._metastore: Metastore | None = None
         self._embedded = False
         self._register_task: asyncio.Task[None] | None = None
-        self._read_pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="read")
 
     # -- coming up --------------------------------------------------------------------------------------
 
@@ -138,7 +108,7 @@ class Node:
         identity.check_node(settings.node.name)
         self.listeners = Listeners(settings.listen)
         self.http_url, self.admin_url = self.listeners.bind()
-        self._cluster_socket = bind("listen.cluster", settings.listen.cluster)
+        self.cluster_socket = bind("listen.cluster", settings.listen.cluster)
         metastore = await self._connect_metastore()
         self.cluster_uuid = await metastore.cluster_uuid(uuid.uuid4().bytes)
         identity.check_cluster(self.cluster_uuid, settings.node.cluster)
@@ -163,12 +133,13 @@ class Node:
             boot_id=boot,
             durability=settings.replication.durability,
         )
-        self._build(metastore, identity)
+        self.build(metastore, identity, self._on_fatal)
+        self._make_faces()
         for record in sorted(records.values(), key=lambda r: r.partition):
             if settings.node.name in record.replicas:
                 self.runtime.attach(record)
         self.runtime.start()
-        await self.links.start(self._cluster_socket)
+        await self.links.start(self.cluster_socket)
         await self._register()
         self.controller.start()
         await self.queues.start()
@@ -193,92 +164,7 @@ class Node:
         await metastore.start(self._on_session)
         return metastore
 
-    def _build(self, metastore: Metastore, identity: Identity) -> None:
-        settings = self.settings
-        name = settings.node.name
-        address = published(self._cluster_socket, settings.listen.cluster, settings.listen.advertise)
-        self._registrar = Registrar(
-            metastore,
-            identity,
-            portrait_of(settings, http_url=self.http_url, admin_url=self.admin_url, cluster_address=str(address)),
-        )
-        switchboard = Switchboard()
-        self.links = links_of(
-            settings,
-            cluster_uuid=self.cluster_uuid,
-            on_deliveries=lambda node, deliveries: self.runtime.received(node, deliveries),
-            on_link=lambda node, up: self.runtime.link_changed(node, up),
-            on_request=switchboard.answer,
-        )
-        self.runtime = Runtime(
-            node=name,
-            cluster_uuid=self.cluster_uuid,
-            store=self.store,
-            replog=self.replog,
-            metastore=metastore,
-            identity=identity,
-            registrar=self._registrar,
-            links=self.links,
-            time=self.time,
-            options_of=self.options.core,
-            window_bytes=settings.replication.window_bytes,
-            entry_limit_bytes=entry_limit_bytes(settings),
-            checkpoint_interval_ms=settings.replication.checkpoint_interval_ms,
-            on_fatal=self._on_fatal,
-        )
-        self.coordinator = Coordinator(
-            self.runtime,
-            links=self.links,
-            read_pool=self._read_pool,
-            limits=write_limits_of(settings),
-            key_limit_bytes=settings.limits.key_bytes,
-            request_timeout_ms=settings.listen.request_timeout_ms,
-            read_isolation=settings.replication.read_isolation,
-        )
-        self.controller = Controller(
-            metastore,
-            node=name,
-            time=self.time,
-            request=self.links.request,
-            position_of=lambda partition: position_of(self.runtime, partition),
-            default_type=default_type_of(settings),
-            on_records=self._on_records,
-            on_registrations=self._on_registrations,
-        )
-        self.options.attach(self.controller, self.runtime, self.coordinator, self.links)
-        self.runtime.on_promoted = self.controller.promoted
-        self.runtime.on_record_hint = self.controller.wake
-        self.leaderships = Leaderships(self.controller, self.runtime, balance_options_of(settings))
-        self.gathering = Gathering(
-            node=name,
-            request=self.links.request,
-            replicas=lambda: [(p.replica, p.reason) for p in self.runtime.partitions.values()],
-        )
-        for part in (self.coordinator, self.controller, self.leaderships, self.gathering):
-            switchboard.add(part.request_handlers())
-        self.queues = SourceQueues(
-            settings.queues,
-            store=self.store,
-            cursors=self.coordinator,
-            metastore=metastore,
-            cluster_uuid=self.cluster_uuid,
-            cluster_name=settings.node.cluster,
-            partitions=lambda: {p.id: p.bucket_type for p in self.runtime.partitions.values()},
-            time=self.time,
-            read_pool=self._read_pool,
-        )
-        self.runtime.hooks.append(self.queues)
-        self.sink = Sink(
-            settings.sink,
-            kv=self.coordinator,
-            loop=asyncio.get_running_loop(),
-            cluster_uuid=self.cluster_uuid,
-            cluster_name=settings.node.cluster,
-            node_name=settings.node.name,
-            metastore=metastore,
-            time=self.time,
-        )
-        self.fullsync = FullSync()
+    def _make_faces(self) -> None:
         self.metrics = Metrics(
             [
                 self.runtime.metrics,
@@ -295,7 +181,7 @@ class Node:
         self.face = HttpFace(
             self.coordinator,
             self.queues,
-            limits=settings.limits,
+            limits=self.settings.limits,
             ready=self.ready,
             metrics=self.metrics.render,
         )
@@ -311,20 +197,12 @@ class Node:
             return False, "starting"
         # A suspended session is no reason: leaders serve and followers follow without the metastore, and probes that
         # took every node out for its sake would stop the cluster.
-        if self.session is SessionState.EXPIRED or not self._registrar.inc:
+        if self.session is SessionState.EXPIRED or not self.registrar.inc:
             return False, "no session with the metastore: this node takes no part until it has one"
         controller = self.controller
         name = self.settings.node.name
         why_not = replicas_not_ready(name, controller.records, self.runtime.partitions, controller.waiting)
         return not why_not, why_not
-
-    def _on_records(self, records: Mapping[int, PartitionRecord]) -> None:
-        self.runtime.records_seen(records)
-        self.coordinator.learn_records(records)
-
-    def _on_registrations(self, registrations: Mapping[str, Registration]) -> None:
-        others = [r for r in registrations.values() if r.node != self.settings.node.name and r.cluster_address]
-        self.links.set_nodes({r.node: r.cluster_address for r in others})
 
     def request_stop(self, reason: str) -> None:
         """Begin a graceful stop; a second request changes nothing."""
@@ -344,7 +222,7 @@ class Node:
             self._register_task = asyncio.get_running_loop().create_task(self._register_again())
 
     async def _register(self) -> None:
-        self.runtime.session_started(await self._registrar.register())
+        self.runtime.session_started(await self.registrar.register())
 
     async def _register_again(self) -> None:
         """After a session expired: register anew until it works or the node stops."""
@@ -395,4 +273,4 @@ class Node:
             )
         if self._identity is not None:
             self._identity.close(clean)
-        self._read_pool.shutdown(wait=False, cancel_futures=True)
+        self.read_pool.shutdown(wait=False, cancel_futures=True)

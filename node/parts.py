@@ -1,0 +1,160 @@
+"""All parts of a node, made and wired to each other: which room talks to which, in one place.
+
+Nothing here runs or decides. `node.daemon` gives these parts their life: what is started when, and what a stop does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from aae.actor import FullSync
+from config.settings import Settings
+from node.assembly import (
+    Switchboard,
+    balance_options_of,
+    default_type_of,
+    entry_limit_bytes,
+    links_of,
+    portrait_of,
+    position_of,
+    write_limits_of,
+)
+from node.gathering import Gathering
+from node.http.listeners import Listeners, published
+from node.live_options import LiveOptions
+from node.timesource import SystemTime
+from queues.registry import SourceQueues
+from repl.controller import Controller
+from repl.coordinator import Coordinator
+from repl.identity import Identity
+from repl.leaderships import Leaderships
+from repl.metastore.port import Metastore, SessionState
+from repl.model.record import PartitionRecord, Registration
+from repl.registering import Registrar
+from repl.replog.log import FileLog
+from repl.runtime import Runtime
+from repl.store.leveldb import LevelStore
+from sink.actor import Sink
+
+READ_THREADS: Final = 2
+"""Threads for listings, backlog reads and counts. They share the machine with the loop."""
+
+
+class Parts:
+    """The parts of one node. `store`, `replog` and the sockets are opened before `build`."""
+
+    store: LevelStore
+    replog: FileLog
+    listeners: Listeners
+    cluster_socket: socket.socket
+    http_url: str
+    admin_url: str
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.time = SystemTime()
+        self.started_ms = self.time.wall_ms()
+        self.cluster_uuid = b""
+        self.options = LiveOptions(settings)
+        self.session = SessionState.SUSPENDED
+        self.read_pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="read")
+
+    def build(self, metastore: Metastore, identity: Identity, on_fatal: Callable[[Exception], None]) -> None:
+        """Make every part and wire it to the others; none is started."""
+        settings = self.settings
+        name = settings.node.name
+        address = published(self.cluster_socket, settings.listen.cluster, settings.listen.advertise)
+        self.registrar = Registrar(
+            metastore,
+            identity,
+            portrait_of(settings, http_url=self.http_url, admin_url=self.admin_url, cluster_address=str(address)),
+        )
+        switchboard = Switchboard()
+        self.links = links_of(
+            settings,
+            cluster_uuid=self.cluster_uuid,
+            on_deliveries=lambda node, deliveries: self.runtime.received(node, deliveries),
+            on_link=lambda node, up: self.runtime.link_changed(node, up),
+            on_request=switchboard.answer,
+        )
+        self.runtime = Runtime(
+            node=name,
+            cluster_uuid=self.cluster_uuid,
+            store=self.store,
+            replog=self.replog,
+            metastore=metastore,
+            identity=identity,
+            registrar=self.registrar,
+            links=self.links,
+            time=self.time,
+            options_of=self.options.core,
+            window_bytes=settings.replication.window_bytes,
+            entry_limit_bytes=entry_limit_bytes(settings),
+            checkpoint_interval_ms=settings.replication.checkpoint_interval_ms,
+            on_fatal=on_fatal,
+        )
+        self.coordinator = Coordinator(
+            self.runtime,
+            links=self.links,
+            read_pool=self.read_pool,
+            limits=write_limits_of(settings),
+            key_limit_bytes=settings.limits.key_bytes,
+            request_timeout_ms=settings.listen.request_timeout_ms,
+            read_isolation=settings.replication.read_isolation,
+        )
+        self.controller = Controller(
+            metastore,
+            node=name,
+            time=self.time,
+            request=self.links.request,
+            position_of=lambda partition: position_of(self.runtime, partition),
+            default_type=default_type_of(settings),
+            on_records=self._records,
+            on_registrations=self._registrations,
+        )
+        self.options.attach(self.controller, self.runtime, self.coordinator, self.links)
+        self.runtime.on_promoted = self.controller.promoted
+        self.runtime.on_record_hint = self.controller.wake
+        self.leaderships = Leaderships(self.controller, self.runtime, balance_options_of(settings))
+        self.gathering = Gathering(
+            node=name,
+            request=self.links.request,
+            replicas=lambda: [(p.replica, p.reason) for p in self.runtime.partitions.values()],
+        )
+        for part in (self.coordinator, self.controller, self.leaderships, self.gathering):
+            switchboard.add(part.request_handlers())
+        self.queues = SourceQueues(
+            settings.queues,
+            store=self.store,
+            cursors=self.coordinator,
+            metastore=metastore,
+            cluster_uuid=self.cluster_uuid,
+            cluster_name=settings.node.cluster,
+            partitions=lambda: {p.id: p.bucket_type for p in self.runtime.partitions.values()},
+            time=self.time,
+            read_pool=self.read_pool,
+        )
+        self.runtime.hooks.append(self.queues)
+        self.sink = Sink(
+            settings.sink,
+            kv=self.coordinator,
+            loop=asyncio.get_running_loop(),
+            cluster_uuid=self.cluster_uuid,
+            cluster_name=settings.node.cluster,
+            node_name=settings.node.name,
+            metastore=metastore,
+            time=self.time,
+        )
+        self.fullsync = FullSync()
+
+    def _records(self, records: Mapping[int, PartitionRecord]) -> None:
+        self.runtime.records_seen(records)
+        self.coordinator.learn_records(records)
+
+    def _registrations(self, registrations: Mapping[str, Registration]) -> None:
+        others = [r for r in registrations.values() if r.node != self.settings.node.name and r.cluster_address]
+        self.links.set_nodes({r.node: r.cluster_address for r in others})
