@@ -319,7 +319,7 @@ class Controller:
     def _with_min_isr(self, record: PartitionRecord, decision: Decision) -> Decision:
         """Where nothing else is to be written: the record gets the min-ISR that is set. It changes that alone, so
         nobody leaves the ELR by it (docs/protocol.md H22)."""
-        wanted = self.options.min_isr(record.bucket_type, len(record.replicas))
+        wanted = self.options.min_isr(record.bucket_type, record.factor)
         return decision if wanted == record.min_isr else Write(replace(record, min_isr=wanted))
 
     async def _write(self, record: PartitionRecord) -> bool:

@@ -19,6 +19,9 @@ from repl.model.record import Incarnation, Member, PartitionRecord, PartitionSta
 
 FORM_VERSION: Final = 1
 
+RECORD_FORM_VERSION: Final = 2
+"""Form 1 had no adding and removing."""
+
 REGISTRATION_FORM_VERSION: Final = 2
 """Form 1 had no spare_gen, cluster_address, id, rack."""
 
@@ -40,7 +43,7 @@ def encode_record(record: PartitionRecord) -> bytes:
     """Canonical bytes of `record`, without its metastore version."""
     return _dump(
         {
-            "v": FORM_VERSION,
+            "v": RECORD_FORM_VERSION,
             "partition": record.partition,
             "bucket_type": record.bucket_type,
             "index": record.index,
@@ -56,6 +59,8 @@ def encode_record(record: PartitionRecord) -> bytes:
             "tried": sorted(record.tried),
             "preferred": record.preferred,
             "lineage": record.lineage,
+            "adding": list(record.adding),
+            "removing": list(record.removing),
             "reason": record.reason,
         }
     )
@@ -63,7 +68,7 @@ def encode_record(record: PartitionRecord) -> bytes:
 
 def decode_record(data: bytes, version: int) -> PartitionRecord:
     """The record in `data`, whose metastore version is `version`. Raises CodecError."""
-    fields = _Fields(data, "partition record", FORM_VERSION)
+    fields = _Fields(data, "partition record", RECORD_FORM_VERSION, older=1)
     record = PartitionRecord(
         partition=fields.take("partition", _count),
         bucket_type=fields.take("bucket_type", _name),
@@ -80,6 +85,8 @@ def decode_record(data: bytes, version: int) -> PartitionRecord:
         tried=frozenset(fields.take("tried", _list_of(_name))),
         preferred=fields.take("preferred", _optional(_name)),
         lineage=fields.take("lineage", _count),
+        adding=tuple(fields.take("adding", _list_of(_name), since=2, before=[])),
+        removing=tuple(fields.take("removing", _list_of(_name), since=2, before=[])),
         reason=fields.take("reason", _text),
         version=version,
     )
@@ -88,6 +95,9 @@ def decode_record(data: bytes, version: int) -> PartitionRecord:
         raise CodecError(f"not a partition record: index {record.index} of {record.partition_count} partitions")
     if not record.replicas or len(set(record.replicas)) != len(record.replicas):
         raise CodecError("not a partition record: replicas are none or named twice")
+    changing = (*record.adding, *record.removing)
+    if len(set(changing)) != len(changing) or not set(changing) <= set(record.replicas) or not record.staying:
+        raise CodecError("not a partition record: adding and removing overlap, leave none, or are no replicas")
     return record
 
 

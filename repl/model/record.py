@@ -41,7 +41,8 @@ class PartitionRecord:
 
     `bucket_type` and `index` say which share of whose keys it is: partition `index` of
     `partition_count`. `min_isr` is as set; the effective one is clamped to 1 .. RF. `lineage`
-    counts unclean elections.
+    counts unclean elections. While a placement changes, `adding` and `removing` name the replicas that are to join and
+    those that go once all of the former are in sync; both are among `replicas` and never overlap (R-RF).
     """
 
     partition: int
@@ -59,13 +60,26 @@ class PartitionRecord:
     tried: frozenset[str] = frozenset()
     preferred: str | None = None
     lineage: int = 0
+    adding: tuple[str, ...] = ()
+    removing: tuple[str, ...] = ()
     reason: str = ""
     version: int = field(default=-1, compare=False)
 
     @property
     def effective_min_isr(self) -> int:
         """min_isr clamped to 1 .. replication factor."""
-        return max(1, min(self.min_isr, len(self.replicas)))
+        return max(1, min(self.min_isr, self.factor))
+
+    @property
+    def factor(self) -> int:
+        """The replication factor: of a changing placement the smaller of before and after, so that nobody needs the
+        acknowledgement of a replica that is still to come, or is about to go."""
+        return len(self.replicas) - max(len(self.adding), len(self.removing))
+
+    @property
+    def staying(self) -> tuple[str, ...]:
+        """The replicas as they are to be once a change under way is done."""
+        return tuple(node for node in self.replicas if node not in self.removing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,12 @@ records = st.builds(
     preferred=st.none() | names,
     lineage=counts,
     reason=texts,
+).flatmap(
+    lambda record: st.integers(0, len(record.replicas) - 1).map(
+        lambda cut: replace(
+            record, adding=record.replicas[1 : 1 + cut // 2], removing=record.replicas[1 + cut // 2 : cut]
+        )
+    )
 )
 
 GOOD = PartitionRecord(0, "default", 0, 12, ("n1",), isr=frozenset({Member("n1", 1), Member("n2", 2)}))
@@ -68,7 +74,7 @@ def test_equal_records_have_equal_bytes() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("v", 2), ("v", "1"), ("partition", -1), ("partition", True), ("partition", 1.5), ("bucket_type", ""),
+        ("v", 3), ("v", "1"), ("partition", -1), ("partition", True), ("partition", 1.5), ("bucket_type", ""),
         ("index", 12), ("partition_count", 0), ("replicas", []), ("replicas", ["n1", "n1"]), ("replicas", "n1"),
         ("epoch", 1 << 63), ("status", "asleep"), ("leader", ["n1"]), ("leader", "n1"), ("isr", [["n1", "1"]]),
         ("elr", None), ("min_isr", 0), ("preferred", 3), ("reason", None), ("extra", 1),
