@@ -90,7 +90,7 @@ def _min_isr(kind: str | None, chosen: OptionSettings, records: Records) -> tupl
 def waiting(chosen: OptionSettings, records: Records, kind: str | None) -> list[int]:
     """The partitions whose records do not have the min-ISR yet that is set."""
     found = _of_kind(chosen, records, kind)
-    return [r.partition for r in found if r.min_isr != chosen.min_isr(r.bucket_type, len(r.replicas))]
+    return [r.partition for r in found if r.min_isr != chosen.min_isr(r.bucket_type, r.factor)]
 
 
 def warnings(chosen: OptionSettings, records: Records, name: str, kind: str | None) -> list[str]:

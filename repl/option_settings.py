@@ -109,7 +109,7 @@ def _counts(name: str, value: Value) -> bool:
 
 def effective_min_isr(record: PartitionRecord, settings: OptionSettings) -> int:
     """What a partition's min-ISR is once its record says what is set."""
-    wanted = settings.min_isr(record.bucket_type, len(record.replicas))
+    wanted = settings.min_isr(record.bucket_type, record.factor)
     return min(wanted, len(record.replicas))
 
 
