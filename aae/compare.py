@@ -1,0 +1,125 @@
+"""Which keys differ, and how: the rows of the same segments of two clusters, key by key.
+
+The words are the product's everywhere: a key that differs is `missing`, `behind`, `concurrent` or `corrupt`, on a side.
+One look cannot tell a difference from a change that is on its way, so `lasting` asks a second one, made later: what the
+side that lacked something has got meanwhile was `transient`. Pure. Rules: docs/protocol.md I-AAE-CONFIRM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import NamedTuple
+
+from repl.model.vclock import decode_clock, descends
+
+
+class Row(NamedTuple):
+    """A key as one cluster has it: canonical clock, hash of the object's bytes, newest last-modified (ms)."""
+
+    bucket: bytes
+    key: bytes
+    clock: bytes
+    hash64: int
+    modified_ms: int
+    tombstone: bool
+
+
+class Kind(StrEnum):
+    """How a key differs."""
+
+    MISSING = "missing"
+    BEHIND = "behind"
+    CONCURRENT = "concurrent"
+    CORRUPT = "corrupt"
+
+
+class Side(StrEnum):
+    """Who lacks something. Of a concurrent or corrupt key both do."""
+
+    SOURCE = "source"
+    SINK = "sink"
+    BOTH = "both"
+
+
+class Difference(NamedTuple):
+    """A key that differs: `kind` as seen from the side that lacks something."""
+
+    bucket: bytes
+    key: bytes
+    kind: Kind
+    side: Side
+    source: Row | None
+    sink: Row | None
+
+
+Rows = dict[tuple[bytes, bytes], Row]
+
+
+def by_key(rows: Iterable[Row]) -> Rows:
+    """Rows by (bucket, key)."""
+    return {(row.bucket, row.key): row for row in rows}
+
+
+def compared(source: Rows, sink: Rows, wanted: Callable[[bytes, bytes], bool] | None = None) -> list[Difference]:
+    """What differs between the rows of both sides, in key order. `wanted(bucket, key)` says what counts: what a queue's
+    filter leaves out is never a difference. Raises CodecError for a clock that is none."""
+    found = []
+    for name in sorted(source.keys() | sink.keys()):
+        mine, theirs = source.get(name), sink.get(name)
+        if mine is not None and theirs is not None and mine.clock == theirs.clock and mine.hash64 == theirs.hash64:
+            continue
+        if wanted is None or wanted(*name):
+            found.append(_difference(name, mine, theirs))
+    return found
+
+
+def _difference(name: tuple[bytes, bytes], source: Row | None, sink: Row | None) -> Difference:
+    if sink is None:
+        return Difference(*name, Kind.MISSING, Side.SINK, source, sink)
+    if source is None:
+        return Difference(*name, Kind.MISSING, Side.SOURCE, source, sink)
+    ours, theirs = decode_clock(source.clock), decode_clock(sink.clock)
+    ahead, behind = descends(ours, theirs), descends(theirs, ours)
+    if ahead and behind:
+        # The same writes, and not the same object: no clock can say which is right.
+        return Difference(*name, Kind.CORRUPT, Side.BOTH, source, sink)
+    if ahead:
+        return Difference(*name, Kind.BEHIND, Side.SINK, source, sink)
+    if behind:
+        return Difference(*name, Kind.BEHIND, Side.SOURCE, source, sink)
+    return Difference(*name, Kind.CONCURRENT, Side.BOTH, source, sink)
+
+
+def lasting(first: Iterable[Difference], source: Rows, sink: Rows) -> tuple[list[Difference], int]:
+    """The differences that a second look, later and of both sides, still finds, as they are now; and how many were
+    transient: whoever lacked something has by now what the other one had at the first look."""
+    still = []
+    transient = 0
+    for before in first:
+        name = (before.bucket, before.key)
+        mine, theirs = source.get(name), sink.get(name)
+        if mine is not None and theirs is not None and mine.clock == theirs.clock and mine.hash64 == theirs.hash64:
+            transient += 1
+        elif mine is None and theirs is None:
+            transient += 1  # reaped on both sides meanwhile
+        elif _arrived(before, mine, theirs):
+            transient += 1
+        else:
+            still.append(_difference(name, mine, theirs))
+    return still, transient
+
+
+def _arrived(before: Difference, source: Row | None, sink: Row | None) -> bool:
+    if before.kind is Kind.CORRUPT:
+        return False
+    got_here = before.side is Side.SINK or _has(source, before.sink)
+    got_there = before.side is Side.SOURCE or _has(sink, before.source)
+    return got_here and got_there
+
+
+def _has(row: Row | None, wanted: Row | None) -> bool:
+    """True when `row` has seen all that `wanted` had."""
+    if wanted is None:
+        return True
+    return row is not None and descends(decode_clock(row.clock), decode_clock(wanted.clock))

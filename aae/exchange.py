@@ -1,0 +1,260 @@
+"""The exchange: how two clusters find out where they differ, each step as cheap as the last one lets.
+
+    roots    -> the hashes of all branches; equal: in sync, nothing else is asked
+    confirm  -> a pause, and again, as long as fewer differ; only what differs each time counts
+    leaves   -> of a bounded set of branches, and confirmed likewise
+    clocks   -> the rows of a bounded set of segments, compared key by key; and once more for keys that differ
+    repair   -> what still differs is handed over, before the next set is begun
+
+until every branch that differed has been through it: one run drains all. A pure machine, written as a generator: it
+yields what it wants to know, the driver (`aae.runs`) sends both sides' answers, and one that cannot be had ends
+the run with a reason. So nothing is ever called in sync that was not compared. Rules: docs/protocol.md I-AAE-*.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NamedTuple, TypeVar
+
+from aae.compare import Difference, Kind, Row, Rows, Side, by_key, compared, lasting
+from aae.tree import BRANCH_BITS, Hashes, differing
+from repl.model.keys import SEGMENT_BITS, key_hash
+
+BRANCHES_AT_ONCE: Final = 128
+"""Branches whose leaves are asked for at once: 1 MB of hashes a side in a full tree, before compression."""
+
+SEGMENTS_AT_ONCE: Final = 16_384
+"""Segments whose rows are asked for at once; an answer may cover fewer, if it would be too large."""
+
+CONFIRMS_MAX: Final = 8
+"""Confirms of one step, at most: under load there is always something that differs for a moment."""
+
+T = TypeVar("T")
+
+
+class Roots(NamedTuple):
+    """Ask both sides for the hashes of all branches. Answer: a pair of Hashes."""
+
+
+class Leaves(NamedTuple):
+    """Ask both sides for the leaves of `branches` in the tree of 2^size_bits segments. Answer: a pair of Hashes, the
+    branches' leaves one behind the other."""
+
+    branches: tuple[int, ...]
+    size_bits: int
+
+
+class Clocks(NamedTuple):
+    """Ask both sides for the rows of `segments` (of the tree of 2^size_bits, in order); only of those
+    changed within the run's time range unless `all_times`. Answer: a pair of Listed."""
+
+    segments: tuple[int, ...]
+    size_bits: int
+    all_times: bool = False
+
+
+class Listed(NamedTuple):
+    """Rows of the first `segments_covered` segments that were asked for: at least one."""
+
+    rows: Sequence[Row]
+    segments_covered: int
+
+
+class Pause(NamedTuple):
+    """Wait the pause between two looks. Answer: None."""
+
+
+class Repair(NamedTuple):
+    """Hand over what differs. Answer: how many of them were queued."""
+
+    differences: Sequence[Difference]
+
+
+Ask = Roots | Leaves | Clocks | Pause | Repair
+
+
+class Verdict(StrEnum):
+    """What a run found out. Only `in-sync` says that both are equal."""
+
+    IN_SYNC = "in-sync"
+    REPAIRED = "repaired"
+    DIFFERING = "differing"
+    TIMED_OUT = "timed-out"
+    ERROR = "error"
+    INCOMPLETE = "incomplete"
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a run knows so far: shown while it runs, recorded when it ends."""
+
+    state: str = "new"
+    branches_differing: int = 0
+    branches_done: int = 0
+    segments_compared: int = 0
+    keys_compared: int = 0
+    transient: int = 0
+    queued: int = 0
+    by_kind: Counter[tuple[Kind, Side]] = field(default_factory=Counter)
+
+    @property
+    def differences(self) -> int:
+        """Keys that differed at both looks."""
+        return self.by_kind.total()
+
+
+Machine = Generator[Ask, object, Verdict]
+
+
+def exchange(
+    findings: Findings,
+    *,
+    size_bits: int = SEGMENT_BITS,
+    wanted: Callable[[bytes, bytes], bool] | None = None,
+    branches_at_once: int = BRANCHES_AT_ONCE,
+    segments_at_once: int = SEGMENTS_AT_ONCE,
+) -> Machine:
+    """The machine of one run over the trees of 2^size_bits segments; `wanted` as in `aae.compare.compared`.
+
+    The driver sends the answer to each Ask and gets the next; the return value is IN_SYNC, REPAIRED when all that
+    differs was queued, or DIFFERING. It throws into the machine what keeps it from going on.
+    """
+    findings.state = "root-compare"
+    branches = yield from _confirmed(_roots, findings, "root-confirm")
+    findings.branches_differing = len(branches)
+    for part in _parts(branches, branches_at_once):
+        yield from _branches(findings, part, size_bits, wanted, segments_at_once)
+        findings.branches_done += len(part)
+    findings.state = "done"
+    if not findings.differences:
+        return Verdict.IN_SYNC
+    return Verdict.REPAIRED if findings.queued >= findings.differences else Verdict.DIFFERING
+
+
+def _branches(
+    findings: Findings,
+    branches: Sequence[int],
+    size_bits: int,
+    wanted: Callable[[bytes, bytes], bool] | None,
+    segments_at_once: int,
+) -> Generator[Ask, object, None]:
+    findings.state = "branch-compare"
+
+    def look() -> Generator[Ask, object, list[int]]:
+        return _leaves(branches, size_bits)
+
+    segments = yield from _confirmed(look, findings, "branch-confirm")
+    for part in _parts(segments, segments_at_once):
+        left = part
+        while left:
+            done = yield from _segments(findings, left, size_bits, wanted)
+            left = left[done:]
+
+
+def _segments(
+    findings: Findings, segments: Sequence[int], size_bits: int, wanted: Callable[[bytes, bytes], bool] | None
+) -> Generator[Ask, object, int]:
+    """Compare the rows of the first of `segments`, as many as the answers cover; returns how many."""
+    findings.state = "clock-compare"
+    source, sink, covered = yield from _rows(segments, size_bits, all_times=False)
+    findings.segments_compared += covered
+    findings.keys_compared += len(source.keys() | sink.keys())
+    first = compared(source, sink, wanted)
+    if not first:
+        return covered
+    findings.state = "clock-confirm"
+    yield Pause()
+    shift = 64 - size_bits
+    again = sorted({_segment(difference, shift) for difference in first})
+    left: Sequence[int] = again
+    while left:
+        source, sink, done = yield from _rows(left, size_bits, all_times=True)
+        looked = set(left[:done])
+        mine = [difference for difference in first if _segment(difference, shift) in looked]
+        left = left[done:]
+        still, transient = lasting(mine, source, sink)
+        findings.transient += transient
+        if still:
+            findings.by_kind.update((difference.kind, difference.side) for difference in still)
+            findings.state = "repair"
+            queued = yield Repair(still)
+            assert isinstance(queued, int)
+            findings.queued += queued
+            findings.state = "clock-confirm"
+    return covered
+
+
+def _segment(difference: Difference, shift: int) -> int:
+    return key_hash(difference.bucket, difference.key) >> shift
+
+
+def _rows(
+    segments: Sequence[int], size_bits: int, *, all_times: bool
+) -> Generator[Ask, object, tuple[Rows, Rows, int]]:
+    answer = yield Clocks(tuple(segments), size_bits, all_times)
+    source, sink = _pair(answer, Listed)
+    covered = min(source.segments_covered, sink.segments_covered)
+    assert 1 <= covered <= len(segments)
+    if covered == len(segments):
+        return by_key(source.rows), by_key(sink.rows), covered
+    kept = _within(segments[covered - 1], size_bits)
+    return by_key(filter(kept, source.rows)), by_key(filter(kept, sink.rows)), covered
+
+
+def _within(last: int, size_bits: int) -> Callable[[Row], bool]:
+    shift = 64 - size_bits
+    return lambda row: key_hash(row.bucket, row.key) >> shift <= last
+
+
+def _roots() -> Generator[Ask, object, list[int]]:
+    answer = yield Roots()
+    return list(differing(*_hashes(answer)))
+
+
+def _leaves(branches: Sequence[int], size_bits: int) -> Generator[Ask, object, list[int]]:
+    answer = yield Leaves(tuple(branches), size_bits)
+    places = differing(*_hashes(answer))
+    bits = size_bits - BRANCH_BITS
+    mask = (1 << bits) - 1
+    return [(branches[place >> bits] << bits) + (place & mask) for place in places]
+
+
+def _confirmed(
+    look: Callable[[], Generator[Ask, object, list[int]]], findings: Findings, state: str
+) -> Generator[Ask, object, list[int]]:
+    """What differs at every look; after the first one there is at least one more, and more as long as it helps."""
+    found = yield from look()
+    for _ in range(CONFIRMS_MAX):
+        if not found:
+            break
+        findings.state = state
+        yield Pause()
+        again = set((yield from look()))
+        kept = [number for number in found if number in again]
+        helped = len(kept) < len(found)
+        found = kept
+        if not helped:
+            break
+    return found
+
+
+def _hashes(answer: object) -> tuple[Hashes, Hashes]:
+    assert isinstance(answer, tuple)
+    source, sink = answer
+    return source, sink
+
+
+def _pair(answer: object, kind: type[T]) -> tuple[T, T]:
+    assert isinstance(answer, tuple)
+    source, sink = answer
+    assert isinstance(source, kind)
+    assert isinstance(sink, kind)
+    return source, sink
+
+
+def _parts(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    for start in range(0, len(numbers), size):
+        yield numbers[start : start + size]

@@ -1,0 +1,251 @@
+"""The exchange of two made clusters: every difference is found, nothing else, and a change on its way is none."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from aae.compare import Kind, Row, Side, by_key, compared
+from aae.exchange import Clocks, Findings, Leaves, Listed, Pause, Repair, Roots, Verdict, exchange
+from aae.tree import Tree
+from repl.model.entry import leaf
+from repl.model.keys import key_hash
+from repl.model.vclock import Clock, encode_clock
+
+SIZE_BITS = 14
+ROWS_MAX = 50
+
+A, B = b"a" * 20, b"b" * 20
+
+
+def row(number: int, clock: Clock, hash64: int = 1, modified_ms: int = 0) -> Row:
+    """A key of the bucket `b`."""
+    return Row(b"b", b"%d" % number, encode_clock(clock), hash64, modified_ms, False)
+
+
+@dataclass
+class Side2:
+    """One cluster: its rows."""
+
+    rows: dict[tuple[bytes, bytes], Row] = field(default_factory=dict)
+
+    def put(self, *rows: Row) -> None:
+        """Set keys to these rows."""
+        self.rows |= by_key(rows)
+
+    def tree(self) -> Tree:
+        """Its tree, folded anew."""
+        tree = Tree()
+        for r in self.rows.values():
+            tree.change(key_hash(r.bucket, r.key) >> 44, leaf(r.bucket, r.key, r.clock, r.hash64))
+        return tree
+
+    def listed(self, ask: Clocks, since_ms: int) -> Listed:
+        """Rows of the segments asked for, never many more than ROWS_MAX."""
+        rows: list[Row] = []
+        for covered, segment in enumerate(ask.segments):
+            if len(rows) >= ROWS_MAX:
+                return Listed(rows, covered)
+            rows += [
+                r
+                for r in self.rows.values()
+                if key_hash(r.bucket, r.key) >> (64 - ask.size_bits) == segment
+                and (ask.all_times or r.modified_ms >= since_ms)
+            ]
+        return Listed(rows, len(ask.segments))
+
+
+class Run:
+    """Drives a machine; `on_pause` is what happens in the clusters meanwhile."""
+
+    def __init__(self, source: Side2, sink: Side2, on_pause: Callable[[], None] = lambda: None) -> None:
+        self.sides = (source, sink)
+        self.on_pause = on_pause
+        self.findings = Findings()
+        self.repaired: dict[bytes, tuple[Kind, Side]] = {}
+        self.room = 1 << 30
+        self.asked: list[type] = []
+
+    def verdict(
+        self, wanted: Callable[[bytes, bytes], bool] | None = None, since_ms: int = 0, segments_at_once: int = 300
+    ) -> Verdict:
+        """Drive it to its end."""
+        machine = exchange(
+            self.findings, size_bits=SIZE_BITS, wanted=wanted, branches_at_once=100, segments_at_once=segments_at_once
+        )
+        answer: object = None
+        while True:
+            try:
+                ask = machine.send(answer)
+            except StopIteration as end:
+                verdict: Verdict = end.value
+                return verdict
+            self.asked.append(type(ask))
+            match ask:
+                case Roots():
+                    answer = tuple(side.tree().branch_hashes() for side in self.sides)
+                case Leaves():
+                    trees = [side.tree() for side in self.sides]
+                    answer = tuple(
+                        np.concatenate([tree.leaves(branch, ask.size_bits) for branch in ask.branches])
+                        for tree in trees
+                    )
+                case Clocks():
+                    answer = tuple(side.listed(ask, since_ms) for side in self.sides)
+                case Pause():
+                    self.on_pause()
+                    answer = None
+                case Repair():
+                    queued = ask.differences[: self.room]
+                    self.room -= len(queued)
+                    assert not any(d.key in self.repaired for d in ask.differences)
+                    self.repaired |= {d.key: (d.kind, d.side) for d in queued}
+                    answer = len(queued)
+
+
+def two_clusters(count: int) -> tuple[Side2, Side2]:
+    """Two equal clusters."""
+    rows = [row(n, ((A, n + 1, 0),)) for n in range(count)]
+    source, sink = Side2(), Side2()
+    source.put(*rows)
+    sink.put(*rows)
+    return source, sink
+
+
+def test_equal_clusters_are_proven_equal_by_one_look_at_the_roots() -> None:
+    """Nothing but the roots is asked for."""
+    run = Run(*two_clusters(200))
+    assert run.verdict() is Verdict.IN_SYNC
+    assert run.asked == [Roots]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_difference_is_found_and_nothing_else(seed: int) -> None:
+    """Of many keys, some missing, behind, ahead, concurrent or corrupt on a side: the run hands over just those, each
+    once and by its name, and says that all were repaired."""
+    chance = random.Random(seed)
+    source, sink = two_clusters(600)
+    expected: dict[bytes, tuple[Kind, Side]] = {}
+    for n in chance.sample(range(600), 150):
+        name = (b"b", b"%d" % n)
+        match n % 6:
+            case 0:
+                del sink.rows[name]
+                expected[name[1]] = (Kind.MISSING, Side.SINK)
+            case 1:
+                del source.rows[name]
+                expected[name[1]] = (Kind.MISSING, Side.SOURCE)
+            case 2:
+                source.put(row(n, ((A, n + 2, 0),)))
+                expected[name[1]] = (Kind.BEHIND, Side.SINK)
+            case 3:
+                sink.put(row(n, ((A, n + 1, 0), (B, 1, 0))))
+                expected[name[1]] = (Kind.BEHIND, Side.SOURCE)
+            case 4:
+                sink.put(row(n, ((B, 7, 0),)))
+                expected[name[1]] = (Kind.CONCURRENT, Side.BOTH)
+            case 5:
+                sink.put(row(n, ((A, n + 1, 0),), hash64=2))
+                expected[name[1]] = (Kind.CORRUPT, Side.BOTH)
+    run = Run(source, sink)
+    assert run.verdict() is Verdict.REPAIRED
+    assert run.repaired == expected
+    assert run.findings.differences == len(expected)
+    assert run.findings.branches_done == run.findings.branches_differing
+
+
+def test_a_change_on_its_way_is_transient() -> None:
+    """What arrives during a pause is no difference, at whichever step; a hot key that is always a version behind and
+    always moves is none either."""
+    source, sink = two_clusters(300)
+    source.put(row(1, ((A, 900, 0),)))
+    version = [1000]
+
+    def meanwhile() -> None:
+        sink.put(source.rows[b"b", b"1"], source.rows[b"b", b"2"])
+        version[0] += 1
+        source.put(row(2, ((A, version[0], 0),)))
+
+    source.put(row(2, ((A, 999, 0),)))
+    run = Run(source, sink, meanwhile)
+    assert run.verdict() is Verdict.IN_SYNC
+    assert run.repaired == {}
+    assert run.findings.transient == 1
+
+
+def test_what_a_filter_leaves_out_is_never_a_difference() -> None:
+    """Keys that are not wanted differ and are not handed over."""
+    source, sink = two_clusters(50)
+    del sink.rows[b"b", b"1"], sink.rows[b"b", b"2"]
+    run = Run(source, sink)
+    assert run.verdict(wanted=lambda bucket, key: key != b"1") is Verdict.REPAIRED
+    assert set(run.repaired) == {b"2"}
+    run = Run(source, sink)
+    assert run.verdict(wanted=lambda bucket, key: False) is Verdict.IN_SYNC
+
+
+def test_a_run_limited_to_recent_changes_calls_nothing_missing_that_is_old() -> None:
+    """With rows of recent changes alone, a key that the sink has in an older version is behind there, not missing."""
+    source, sink = two_clusters(50)
+    source.put(row(3, ((A, 99, 0),), modified_ms=5_000))
+    del sink.rows[b"b", b"4"]
+    run = Run(source, sink)
+    assert run.verdict(since_ms=4_000) is Verdict.REPAIRED
+    assert run.repaired == {b"3": (Kind.BEHIND, Side.SINK)}
+
+
+def test_what_could_not_be_queued_is_said() -> None:
+    """When less was queued than differs, the verdict is `differing`."""
+    source, sink = two_clusters(100)
+    for n in range(20):
+        del sink.rows[b"b", b"%d" % n]
+    run = Run(source, sink)
+    run.room = 5
+    assert run.verdict() is Verdict.DIFFERING
+    assert (run.findings.differences, run.findings.queued) == (20, 5)
+
+
+def test_answers_that_cover_less_are_asked_for_again() -> None:
+    """Sides that answer for different numbers of segments, a few at a time: still each difference once."""
+    source, sink = two_clusters(400)
+    for n in range(0, 400, 2):
+        del sink.rows[b"b", b"%d" % n]
+    run = Run(source, sink)
+    assert run.verdict(segments_at_once=10_000) is Verdict.REPAIRED
+    assert len(run.repaired) == 200
+    assert run.asked.count(Clocks) > 4
+
+
+def test_a_reaped_key_is_no_difference() -> None:
+    """Gone on both sides at the second look: transient."""
+    source, sink = two_clusters(20)
+    del sink.rows[b"b", b"1"]
+    passes = [0]
+
+    def meanwhile() -> None:
+        passes[0] += 1
+        if passes[0] == 3:
+            del source.rows[b"b", b"1"]
+
+    run = Run(source, sink, meanwhile)
+    assert run.verdict() is Verdict.IN_SYNC
+    assert run.findings.transient == 1
+
+
+def test_the_words_of_a_difference() -> None:
+    """Each pair of rows has one kind and one side, and equal rows have none."""
+    old, new = row(1, ((A, 1, 0),)), row(1, ((A, 2, 0),))
+    pairs = {
+        (new, old): (Kind.BEHIND, Side.SINK),
+        (old, new): (Kind.BEHIND, Side.SOURCE),
+        (old, row(1, ((B, 1, 0),))): (Kind.CONCURRENT, Side.BOTH),
+        (old, row(1, ((A, 1, 0),), hash64=9)): (Kind.CORRUPT, Side.BOTH),
+    }
+    for (mine, theirs), (kind, side) in pairs.items():
+        (found,) = compared(by_key([mine]), by_key([theirs]))
+        assert (found.kind, found.side) == (kind, side)
+    assert compared(by_key([old]), by_key([old])) == []

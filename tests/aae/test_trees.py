@@ -1,0 +1,116 @@
+"""Laws of the trees: order, parts and folds make no difference, and a difference is found where it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aae.tree import BRANCH_BITS, BRANCH_COUNT, LEAF_BITS, Tree, differing, hashes_from_wire, hashes_to_wire
+from repl.model.errors import CodecError
+from repl.model.keys import SEGMENT_COUNT
+
+segments = st.integers(0, SEGMENT_COUNT - 1) | st.sampled_from([0, 1, 1023, 1024, SEGMENT_COUNT - 1])
+changes = st.lists(st.tuples(segments, st.integers(0, (1 << 64) - 1)), max_size=40)
+
+
+def tree_of(found: list[tuple[int, int]]) -> Tree:
+    """A tree with these changes."""
+    tree = Tree()
+    tree.change_all(found)
+    return tree
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(changes, st.randoms(use_true_random=False))
+def test_the_order_of_changes_makes_no_difference(found: list[tuple[int, int]], chance: object) -> None:
+    """Changes in any order, one by one or together, give the same tree; a change made twice is none."""
+    shuffled = list(found)
+    chance.shuffle(shuffled)  # type: ignore[attr-defined]
+    one_by_one = Tree()
+    for segment, delta in shuffled:
+        one_by_one.change(segment, delta)
+    whole = tree_of(found)
+    assert not whole.differing_leaves(one_by_one)
+    one_by_one.change_all(found)
+    assert not one_by_one.branch_hashes().any()
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(changes, st.integers(0, SEGMENT_COUNT))
+def test_the_trees_of_parts_make_the_tree_of_the_whole(found: list[tuple[int, int]], cut: int) -> None:
+    """Two trees of disjoint ranges of segments merge into that of both, and the parts stay what they were."""
+    low, high = tree_of([c for c in found if c[0] < cut]), tree_of([c for c in found if c[0] >= cut])
+    before = high.dump()
+    merged = Tree()
+    merged.merge(low)
+    merged.merge(high)
+    assert merged.dump().keys() == tree_of(found).dump().keys()
+    assert not merged.differing_leaves(tree_of(found))
+    assert high.dump() == before
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(changes, st.integers(12, 20))
+def test_smaller_trees_are_folds_with_the_same_branches(found: list[tuple[int, int]], size_bits: int) -> None:
+    """A leaf of a smaller tree is the XOR of the leaves below it, and its branches have the hashes of the full one."""
+    tree = tree_of(found)
+    hashes = tree.branch_hashes()
+    expected: dict[int, int] = {}
+    for segment, delta in found:
+        small = segment >> (20 - size_bits)
+        expected[small] = expected.get(small, 0) ^ delta
+    for branch in {segment >> LEAF_BITS for segment, _ in found} | {7}:
+        leaves = tree.leaves(branch, size_bits)
+        first = branch << (size_bits - BRANCH_BITS)
+        assert leaves.tolist() == [expected.get(first + at, 0) for at in range(len(leaves))]
+        assert int(np.bitwise_xor.reduce(leaves)) == int(hashes[branch])
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(changes, changes)
+def test_what_differs_is_where_the_changes_were(common: list[tuple[int, int]], more: list[tuple[int, int]]) -> None:
+    """Two trees differ in the segments, and in the branches, in which one had a change that does not cancel out."""
+    here, there = tree_of(common), tree_of(common + more)
+    net: dict[int, int] = {}
+    for segment, delta in more:
+        net[segment] = net.get(segment, 0) ^ delta
+    expected = {segment for segment, delta in net.items() if delta}
+    assert {segment for segment, _, _ in here.differing_leaves(there)} == expected
+    branch_nets: dict[int, int] = {}
+    for segment, delta in net.items():
+        branch_nets[segment >> LEAF_BITS] = branch_nets.get(segment >> LEAF_BITS, 0) ^ delta
+    assert list(differing(here.branch_hashes(), there.branch_hashes())) == sorted(
+        b for b, d in branch_nets.items() if d
+    )
+
+
+def test_a_tree_survives_its_file_form_and_the_wire() -> None:
+    """What is dumped loads as the same tree, hashes travel unchanged, and what is cut short is refused."""
+    tree = tree_of([(5, 1 << 63), (SEGMENT_COUNT - 1, 3)])
+    again = Tree.load(tree.dump())
+    assert not again.differing_leaves(tree)
+    again.change(6, 1)
+    assert tree.differing_leaves(again) == [(6, 0, 1)]
+    hashes = tree.branch_hashes()
+    assert (hashes_from_wire(hashes_to_wire(hashes), BRANCH_COUNT) == hashes).all()
+    with pytest.raises(CodecError, match="are due"):
+        hashes_from_wire(hashes_to_wire(hashes)[:-8], BRANCH_COUNT)
+    with pytest.raises(CodecError, match="not a tree"):
+        Tree.load({5: b"short"})
+    with pytest.raises(CodecError, match="not a tree"):
+        Tree.load({BRANCH_COUNT: bytes(8192)})
+
+
+def test_memory_grows_with_the_branches_that_are_touched() -> None:
+    """An empty tree has no leaves; one of all segments has 8 bytes a segment."""
+    tree = Tree()
+    assert tree.allocated_bytes == 0
+    tree.change(0, 1)
+    tree.change(1, 1)
+    assert tree.allocated_bytes == 8192
+    tree.change_all((branch << LEAF_BITS, 1) for branch in range(BRANCH_COUNT))
+    assert tree.allocated_bytes == 8 * SEGMENT_COUNT
+    tree.clear()
+    assert tree.allocated_bytes == 0
