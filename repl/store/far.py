@@ -8,7 +8,7 @@ there, so then they all go: `reopened` does that at open, before the boot id is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import Any, Final, Protocol
 
@@ -19,7 +19,7 @@ from repl.store import rows, transfer
 from repl.store.opening import found_marks, read_requests
 from repl.store.port import Applied, Chunk, FarMark, StateChunk
 from repl.store.progress import Progress
-from repl.store.reads import Source
+from repl.store.reads import Source, scan_key_rows
 from repl.store.requests import RequestWindows
 from repl.store.rows import FarKind, Position
 from repl.store.transfer import ROW_BYTES, STATE_TAGS, Row
@@ -85,6 +85,14 @@ class LevelSnapshot:
                         return StateChunk(transfer.encode(found), found[-1][0], False)
                     found.append((tag + name[len(prefix) :], value))
         return StateChunk(transfer.encode(found), found[-1][0] if found else after, True)
+
+    def key_rows(self, from_segment: int, to_segment: int) -> Iterator[tuple[int, bytes, bytes, bytes]]:
+        """See the port."""
+        return scan_key_rows(self._source, self._prefixes.key, from_segment, to_segment)
+
+    def object(self, bucket: bytes, key: bytes) -> bytes | None:
+        """See the port."""
+        return self._source.get(self._prefixes.object + rows.bucket_head(bucket) + key)
 
     def close(self) -> None:
         """See the port."""

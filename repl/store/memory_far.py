@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from repl.model.entry import decode_key_row
 from repl.model.errors import Corruption
+from repl.model.keys import key_hash, segment_of
 from repl.store import rows, transfer
 from repl.store.port import Applied, Change, Chunk, FarMark, StateChunk
 from repl.store.progress import Progress
@@ -24,6 +25,8 @@ class MemorySnapshot:
 
     def __init__(self, kept: Kept, end: Applied, requests: list[tuple[int, bytes]]) -> None:
         self.end = end
+        self._key_rows = sorted((segment_of(key_hash(*name)), *name, row) for name, row in kept.key_rows.items())
+        self._objects = dict(kept.objects)
         self._rows = [
             Row(
                 c.offset,
@@ -64,6 +67,14 @@ class MemorySnapshot:
                     return StateChunk(transfer.encode(found), found[-1][0], False)
                 found.append(item)
         return StateChunk(transfer.encode(found), found[-1][0] if found else after, True)
+
+    def key_rows(self, from_segment: int, to_segment: int) -> Iterator[tuple[int, bytes, bytes, bytes]]:
+        """See the port."""
+        yield from (row for row in self._key_rows if from_segment <= row[0] < to_segment)
+
+    def object(self, bucket: bytes, key: bytes) -> bytes | None:
+        """See the port."""
+        return self._objects.get((bucket, key))
 
     def close(self) -> None:
         """Nothing to let go of."""

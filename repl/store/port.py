@@ -105,6 +105,13 @@ class Snapshot(Protocol):
     def state(self, after: bytes, limit_bytes: int) -> StateChunk:
         """Cursors, soft cursors, request ids and time marks, behind the name `after`, in the same way."""
 
+    def key_rows(self, from_segment: int, to_segment: int) -> Iterator[tuple[int, bytes, bytes, bytes]]:
+        """(segment, bucket, key, encoded key row) for segments [from, to), in segment order. Close the iterator when
+        done early."""
+
+    def object(self, bucket: bytes, key: bytes) -> bytes | None:
+        """The canonical object bytes, or None."""
+
     def close(self) -> None:
         """Let go of the moment; idempotent."""
 

@@ -112,14 +112,7 @@ class Reads:
     def key_rows(self, partition: int, from_segment: int, to_segment: int) -> Iterator[tuple[int, bytes, bytes, bytes]]:
         """(segment, bucket, key, encoded key row) for segments [from, to), in segment order; the snapshot is
         taken at the first one. Close the iterator when done early."""
-        assert 0 <= from_segment <= to_segment <= SEGMENT_COUNT
-        prefix = self._prefixes_of(partition).key
-        at = len(prefix)
-        tail_at = at + rows.SEGMENT_BYTES
-        start, stop = (prefix + rows.segment_name(segment) for segment in (from_segment, to_segment))
-        with closing(self._source.scan(start, stop)) as scan:
-            for name, row in scan:
-                yield int.from_bytes(name[at:tail_at], "big"), *rows.split_tail(name[tail_at:]), row
+        return scan_key_rows(self._source, self._prefixes_of(partition).key, from_segment, to_segment)
 
     def _prefixes_of(self, partition: int) -> Prefixes:
         return self._prefixes.get(partition) or self._add_prefixes(partition)
@@ -127,3 +120,16 @@ class Reads:
     def _add_prefixes(self, partition: int) -> Prefixes:
         made = self._prefixes[partition] = rows.prefixes(partition)
         return made
+
+
+def scan_key_rows(
+    source: Source, prefix: bytes, from_segment: int, to_segment: int
+) -> Iterator[tuple[int, bytes, bytes, bytes]]:
+    """(segment, bucket, key, encoded key row) of the key rows below `prefix`, segments [from, to), in segment order."""
+    assert 0 <= from_segment <= to_segment <= SEGMENT_COUNT
+    at = len(prefix)
+    tail_at = at + rows.SEGMENT_BYTES
+    start, stop = (prefix + rows.segment_name(segment) for segment in (from_segment, to_segment))
+    with closing(source.scan(start, stop)) as scan:
+        for name, row in scan:
+            yield int.from_bytes(name[at:tail_at], "big"), *rows.split_tail(name[tail_at:]), row

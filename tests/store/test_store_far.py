@@ -140,8 +140,17 @@ def test_a_snapshot_shows_what_was_when_it_was_taken(pair: list[Store]) -> None:
     giver.write([writer.step(20)])
     snapshot = giver.far.snapshot(PARTITION)
     before = snapshot.rows(0, 1 << 30)
+    keys = list(giver.key_rows(PARTITION, 0, 1 << 20))
+    objects = {(bucket, key): giver.object(PARTITION, bucket, key) for _, bucket, key, _ in keys}
     giver.write([writer.step(50)])
     assert snapshot.rows(0, 1 << 30) == before
+    assert list(snapshot.key_rows(0, 1 << 20)) == keys
+    assert keys
+    middle = keys[len(keys) // 2][0]
+    assert [*snapshot.key_rows(0, middle), *snapshot.key_rows(middle, 1 << 20)] == keys
+    assert {name: snapshot.object(*name) for name in objects} == objects
+    assert snapshot.object(b"no", b"key") is None
+    assert list(giver.key_rows(PARTITION, 0, 1 << 20)) != keys
     assert snapshot.end.offset == 20
     snapshot.close()
 
