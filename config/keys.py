@@ -87,7 +87,7 @@ def as_text(key: Key, value: Any) -> str:
         case Kind.NUMBER:
             return str(value)
         case _:
-            return toml_text(str(value))
+            return toml_text("" if value is None else str(value))
 
 
 def range_text(key: Key) -> str:
@@ -104,7 +104,7 @@ def range_text(key: Key) -> str:
                 return f"{least} to {most}"
     if where in rules.CHOICES:
         return ", ".join(toml_text(choice) for choice in rules.CHOICES[where])
-    if where in rules.NAMES or where == (NodeSettings, "rack"):
+    if where in rules.NAMES or where in ((NodeSettings, "rack"), (PeerSettings, "cluster")):
         return "a name"
     if where == (ListenSettings, "advertise"):
         return "a host"
@@ -125,5 +125,12 @@ def _kind(name: str, hint: Any) -> tuple[Kind, type | None]:
         return Kind.DURATION, None
     if hint is int and name.endswith("_bytes"):
         return Kind.SIZE, None
-    plain = {int: Kind.NUMBER, bool: Kind.FLAG, str: Kind.TEXT, Path: Kind.PATH, Address: Kind.ADDRESS}
+    plain = {
+        int: Kind.NUMBER,
+        bool: Kind.FLAG,
+        str: Kind.TEXT,
+        Path: Kind.PATH,
+        Path | None: Kind.PATH,
+        Address: Kind.ADDRESS,
+    }
     return plain[hint], None

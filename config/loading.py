@@ -255,7 +255,7 @@ def _converted(key: Key, value: Any, file: Path) -> Any:
         case _:
             text = _text(value, "a text; write it in quotes")
     if key.kind is Kind.PATH:
-        return _folder(text, file)
+        return None if not text and not key.required else _path(text, file)
     if section in rules.CHOICES:
         return rules.check_choice(text, rules.CHOICES[section])
     return _FORMS.get(section, rules.check_name)(text)
@@ -267,6 +267,7 @@ _FORMS: Final[dict[tuple[type, str], Callable[[str], str]]] = {
     (MetastoreSettings, "hosts"): rules.check_hosts,
     (MetastoreSettings, "root"): rules.check_root,
     (PeerSettings, "url"): rules.check_peer_url,
+    (PeerSettings, "cluster"): rules.check_cluster,
 }
 
 
@@ -284,7 +285,7 @@ def _text(value: Any, wanted: str) -> str:
     return value
 
 
-def _folder(text: str, file: Path) -> Path:
+def _path(text: str, file: Path) -> Path:
     if not text.strip() or "\0" in text:
         raise ValueError(f"{shown(text)} is not a path")
     if text.startswith("~"):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
+from config.security import TlsSettings, TokenSettings
 from config.settings import (
     GB,
     KB,
@@ -88,6 +89,7 @@ RANGES: Final[Mapping[tuple[type, str], Range]] = {
     (ReplicationSettings, "write_buffer_bytes"): Range(64 * KB, 1 * GB),
     (ReplicationSettings, "block_cache_bytes"): Range(64 * KB, 64 * GB),
     (ReplicationSettings, "checkpoint_interval_ms"): Range(100, 1 * HOUR),
+    (TlsSettings, "expiry_warning_ms"): Range(1 * HOUR, 365 * 24 * HOUR),
     (LimitSettings, "object_bytes"): Range(1 * KB, 1 * GB),
     # 64 KB is where Riak's clients stop; each key is held three times in the store.
     (LimitSettings, "key_bytes"): Range(16, 64 * KB),
@@ -99,11 +101,21 @@ RANGES: Final[Mapping[tuple[type, str], Range]] = {
     (QueueSettings, "queue_limit_count"): Range(1, 10_000_000),
     (QueueSettings, "lease_ms"): Range(100, 1 * HOUR),
     (SinkSettings, "workers"): Range(1, 256),
+    (SinkSettings, "peer_limit_count"): Range(0, 256),
     (SinkSettings, "batch_count"): Range(1, 100_000),
     (SinkSettings, "batch_bytes"): Range(1 * KB, 1 * GB),
     (SinkSettings, "poll_ms"): Range(0, 5 * MINUTE),
     (SinkSettings, "delay_min_ms"): Range(1, 1 * HOUR),
     (SinkSettings, "delay_max_ms"): Range(1, 1 * HOUR),
+    # 1 never lengthens; above 10 the second error would cost the longest delay anyway.
+    (SinkSettings, "delay_factor"): Range(1, 10),
+    (SinkSettings, "empty_delay_min_ms"): Range(1, 1 * MINUTE),
+    (SinkSettings, "empty_delay_max_ms"): Range(1, 1 * MINUTE),
+    (SinkSettings, "rate_limit_bytes"): Range(0, 10 * GB),
+    (SinkSettings, "object_rate_limit_count"): Range(0, 10_000_000),
+    (SinkSettings, "discovery_interval_ms"): Range(1 * SECOND, 1 * HOUR),
+    (SinkSettings, "dead_letters_count"): Range(1, 100_000),
+    (SinkSettings, "dead_letters_bytes"): Range(0, 100 * GB),
     (SinkSettings, "request_timeout_ms"): Range(100, 1 * HOUR),
 }
 """Every whole number among the settings. The odd extremes serve tests (small) and large machines."""
@@ -112,6 +124,11 @@ CHOICES: Final[Mapping[tuple[type, str], tuple[str, ...]]] = {
     (ReplicationSettings, "durability"): ("fsync", "async"),
     (ReplicationSettings, "placement"): ("computed", "file"),
     (ReplicationSettings, "read_isolation"): ("committed", "uncommitted"),
+    (TlsSettings, "http"): ("require", "allow", "off"),
+    (TlsSettings, "admin"): ("require", "allow", "off"),
+    (TlsSettings, "cluster"): ("require", "prefer", "allow", "off"),
+    (TlsSettings, "client_certificates"): ("optional", "required"),
+    (TokenSettings, "http_open"): ("nothing", "read", "write"),
     (QueueSettings, "filter"): ("any",),
     (LogSettings, "level"): ("debug", "info", "warning", "error"),
     (LogSettings, "format"): ("auto", "json", "text"),
@@ -139,6 +156,11 @@ def check_name(value: str) -> str:
 
 def check_rack(value: str) -> str:
     """The name of a rack, or "" for none; ValueError otherwise."""
+    return check_name(value) if value else value
+
+
+def check_cluster(value: str) -> str:
+    """The name of a cluster, or "" where none is expected; ValueError otherwise."""
     return check_name(value) if value else value
 
 
@@ -203,7 +225,7 @@ def check_root(value: str) -> str:
 
 def check_peer_url(value: str) -> str:
     """http(s)://HOST:PORT, given back without an end slash."""
-    form = 'write http://HOST:PORT, such as "http://10.0.0.7:8098"'
+    form = 'write http(s)://HOST:PORT, such as "http://10.0.0.7:8098"'
     scheme, separator, rest = value.partition("://")
     if not separator or scheme not in ("http", "https"):
         raise ValueError(f"{shown(value)} is not the URL of a node; {form}")
@@ -268,7 +290,30 @@ def broken_relations(settings: Settings) -> Iterator[Broken]:
             ("sink.delay_min", "sink.delay_max"),
             "the first delay must not be longer than the longest (delay_min <= delay_max)",
         )
+    if sink.empty_delay_min_ms > sink.empty_delay_max_ms:
+        yield Broken(
+            ("sink.empty_delay_min", "sink.empty_delay_max"),
+            "the first delay must not be longer than the longest (empty_delay_min <= empty_delay_max)",
+        )
+    yield from _tls(settings)
     yield from _lists(settings)
+
+
+def _tls(settings: Settings) -> Iterator[Broken]:
+    tls = settings.tls
+    for certificate, key in (("certificate", "key"), ("http_certificate", "http_key")):
+        has = getattr(tls, certificate) is not None, getattr(tls, key) is not None
+        if has[0] != has[1]:
+            given, missing = (certificate, key) if has[0] else (key, certificate)
+            yield Broken((f"tls.{given}",), f"a certificate and its key belong together: set tls.{missing}, too")
+    if tls.certificate is not None and tls.authority is None:
+        yield Broken(("tls.certificate",), "set tls.authority, too: who may sign for the other nodes")
+    if tls.http_certificate is not None and tls.certificate is None:
+        yield Broken(("tls.http_certificate",), "set tls.certificate, too: it is what other nodes and clusters know")
+    if tls.metastore and tls.authority is None:
+        yield Broken(("tls.metastore",), "set tls.authority, too: who may sign for the ZooKeepers")
+    if tls.metastore and not settings.metastore.hosts:
+        yield Broken(("tls.metastore",), "the embedded metastore listens on loopback without TLS; name metastore.hosts")
 
 
 def _addresses_apart(settings: Settings) -> Iterator[Broken]:
@@ -297,14 +342,15 @@ def _lists(settings: Settings) -> Iterator[Broken]:
                 f'two queues are called "{queue.name}"; every queue needs a name of its own',
             )
         first_queue.setdefault(queue.name, number)
-    first_peer: dict[PeerSettings, int] = {}
+    first_peer: dict[tuple[str, str], int] = {}
     for number, peer in enumerate(settings.sink.peers):
-        if peer in first_peer:
+        same = (peer.url, peer.queue)
+        if same in first_peer:
             yield Broken(
-                (f"sink.peers[{number}].url", f"sink.peers[{first_peer[peer]}].url"),
+                (f"sink.peers[{number}].url", f"sink.peers[{first_peer[same]}].url"),
                 f'queue "{peer.queue}" of {peer.url} is listed twice; once is enough for any number of workers',
             )
-        first_peer.setdefault(peer, number)
+        first_peer.setdefault(same, number)
         own = settings.listen.http
         address = urlsplit(peer.url)
         if own.port and (address.hostname, address.port) == (own.host.lower(), own.port):

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from config.security import NO_TLS, NO_TOKENS, TlsSettings, TokenSettings
+
 KB = 1000
 MB = 1000 * KB
 GB = 1000 * MB
@@ -267,6 +269,13 @@ class PeerSettings:
     queue: str
     """The queue's name there."""
 
+    cluster: str = ""
+    """The cluster that must answer there and that the peer's certificate must name. Empty: the certificate must name
+    the URL's host, and whichever cluster answers first counts until this node's next start."""
+
+    token_file: Path | None = None
+    """Holds the token to show there: its first line that is one."""
+
 
 @dataclass(frozen=True, slots=True)
 class SinkSettings:
@@ -274,8 +283,13 @@ class SinkSettings:
 
     peers: tuple[PeerSettings, ...] = ()
 
-    workers: int = 8
-    """Threads that fetch; most of them wait in a long poll."""
+    workers: int = 24
+    """Threads that fetch, as many as Riak has; most of them wait in a long poll. `isthmus sink set-workers` changes
+    it while the node runs."""
+
+    peer_limit_count: int = 0
+    """Workers that may be busy with one peer at once. 0: an equal share of all workers for each peer, so that one
+    that hangs holds no more."""
 
     batch_count: int = 512
     """Changes asked for in one fetch."""
@@ -291,6 +305,35 @@ class SinkSettings:
 
     delay_max_ms: int = 8_000
     """Longest delay after errors; the first success ends it."""
+
+    delay_factor: int = 2
+    """By how much each further error or empty answer in a row lengthens the delay."""
+
+    empty_delay_min_ms: int = 5
+    """What one empty answer adds to the delay, when the source did not hold it."""
+
+    empty_delay_max_ms: int = 250
+    """Longest delay after empty answers: what a source that is suspended, or that many others keep from being polled
+    at leisure, is asked at most (four times a second)."""
+
+    rate_limit_bytes: int = 0
+    """Bytes a second that this node fetches, in all; 0: no limit. `isthmus sink throttle` changes it."""
+
+    object_rate_limit_count: int = 0
+    """Changes a second that this node fetches, in all; 0: no limit. `isthmus sink throttle` changes it."""
+
+    discover: bool = True
+    """Fetch from every live node of a peer's cluster, as its nodes come and go; without it only from those listed
+    here (behind a load balancer or NAT)."""
+
+    discovery_interval_ms: int = 60_000
+    """How often peers are asked which nodes live; sooner while a peer fails."""
+
+    dead_letters_count: int = 1_000
+    """Changes that were refused for good and are kept for people; beyond it the oldest goes and is counted."""
+
+    dead_letters_bytes: int = 256 * MB
+    """Disk that their objects may take; beyond it the oldest objects go, and their names stay."""
 
     request_timeout_ms: int = 30_000
     """Connect and read time-out of one fetch, beyond its long poll."""
@@ -316,6 +359,8 @@ class Settings:
     metastore: MetastoreSettings = MetastoreSettings()
     replication: ReplicationSettings = ReplicationSettings()
     transport: TransportSettings = TransportSettings()
+    tls: TlsSettings = NO_TLS
+    tokens: TokenSettings = NO_TOKENS
     limits: LimitSettings = LimitSettings()
     queues: tuple[QueueSettings, ...] = ()
     sink: SinkSettings = SinkSettings()

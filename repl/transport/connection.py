@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
@@ -31,6 +32,7 @@ from repl.transport.frames import (
 )
 from repl.transport.handshake import (
     Introduction,
+    Refusal,
     Refused,
     check_introduction,
     decode_introduction,
@@ -39,6 +41,7 @@ from repl.transport.handshake import (
     encode_refusal,
 )
 from repl.transport.lanes import Outbox, RateCap, Traffic
+from repl.transport.tls import FIRST_BYTE, shown_certificate, trouble_of, wrong_certificate
 
 NOTSENT_BYTES: Final = 64 * 1024
 """What the kernel holds unsent besides what is on its way: it cannot be overtaken. Less would cost wake-ups."""
@@ -158,6 +161,10 @@ class Connection(asyncio.Protocol):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOTSENT_BYTES)
         self.peer_address = str(transport.get_extra_info("peername"))
         if self.dialled:
+            wrong = wrong_certificate(transport, self._owner.introduction(self.node).cluster, self.node)
+            if wrong:
+                self.fail(Refusal.CERTIFICATE.value, wrong)
+                return
             self._outbox.put_urgent(FrameKind.GREETING, encode_introduction(self._owner.introduction(self.node)))
             self.pump()
 
@@ -171,7 +178,10 @@ class Connection(asyncio.Protocol):
                 if not self._takes(frame):
                     return
         except FrameFault as fault:
-            self.fail(fault.reason, str(fault))
+            if not self.up and data[0] == FIRST_BYTE:
+                self.fail("tls", "the other end speaks TLS, which is not turned on here")
+            else:
+                self.fail(fault.reason, str(fault))
         except CodecError as error:
             self.fail("malformed", str(error))
 
@@ -187,7 +197,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """The socket is gone."""
         self._closing = True
-        self.why = self.why or (f"lost: {error}" if error else "closed by the other end")
+        lost = f"TLS: {trouble_of(error).words}" if isinstance(error, ssl.SSLError) else f"lost: {error}"
+        self.why = self.why or (lost if error else "closed by the other end")
         if self._wake is not None:
             self._wake.cancel()
         if self.asking is not None:
@@ -214,6 +225,9 @@ class Connection(asyncio.Protocol):
                 theirs = decode_introduction(frame.body)
                 ours = self._owner.introduction(theirs.node)
                 check_introduction(theirs, ours, None)
+                wrong = wrong_certificate(self._transport, ours.cluster, theirs.node)
+                if wrong:
+                    raise Refused(Refusal.CERTIFICATE, wrong)
                 self._owner.check_room(theirs.node)
                 self._outbox.put_urgent(FrameKind.WELCOME, encode_introduction(ours))
         except Refused as refused:
@@ -235,6 +249,10 @@ class Connection(asyncio.Protocol):
         self.up = self.was_up = True
         self.pump()
         self._owner.opened(self)
+
+    def certificate(self) -> dict[str, Any] | None:
+        """What the other end showed, verified; None without TLS."""
+        return shown_certificate(self._transport)
 
     def _expect(self, frame: Frame, kind: FrameKind) -> None:
         if frame.kind is not kind or frame.lane is not Lane.URGENT:

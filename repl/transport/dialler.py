@@ -8,6 +8,7 @@ changes, not at each try. What is said over the connection is for `links`.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from random import Random
 from typing import Final
@@ -15,6 +16,7 @@ from typing import Final
 import structlog
 
 from repl.transport.connection import Connection
+from repl.transport.tls import SHUTDOWN_TIMEOUT_S, trouble_of
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +34,8 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 class Dialler:
-    """Dials `node` at `address` for as long as `run` runs. `connect` makes the connection's protocol."""
+    """Dials `node` at `address` for as long as `run` runs. `connect` makes the connection's protocol, `context` gives
+    the TLS of each try (None: none)."""
 
     def __init__(
         self,
@@ -43,6 +46,7 @@ class Dialler:
         timeout_ms: int,
         delay_max_ms: int,
         random: Random,
+        context: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         self.node = node
         self.address = address
@@ -50,6 +54,7 @@ class Dialler:
         self._timeout_s = timeout_ms / 1000
         self._delay_max_s = delay_max_ms / 1000
         self._random = random
+        self._context = context
         self._said = ""
 
     async def run(self) -> None:
@@ -83,12 +88,25 @@ class Dialler:
         try:
             host, port = host_and_port(self.address)
             async with asyncio.timeout(self._timeout_s):
-                _, connection = await loop.create_connection(lambda: self._connect(self.node, on_lost), host, port)
+                context = None if self._context is None else self._context()
+                _, connection = await loop.create_connection(
+                    lambda: self._connect(self.node, on_lost),
+                    host,
+                    port,
+                    ssl=context,
+                    ssl_handshake_timeout=None if context is None else self._timeout_s + 1,  # ours is told in words
+                    ssl_shutdown_timeout=None if context is None else SHUTDOWN_TIMEOUT_S,
+                )
             await ended
             return connection.was_up, connection.why
         except TimeoutError:
             return False, f"no connection within {self._timeout_s:g} s"
-        except (OSError, ValueError) as error:
+        except ConnectionRefusedError as error:
+            return False, str(error)
+        except OSError as error:
+            in_handshake = self._context is not None and isinstance(error, ssl.SSLError | ConnectionError)
+            return False, f"TLS: {trouble_of(error).words}" if in_handshake else str(error)
+        except ValueError as error:
             return False, str(error)
         finally:
             if connection is not None:

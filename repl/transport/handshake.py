@@ -43,6 +43,7 @@ class Refusal(StrEnum):
     WRONG_CLUSTER = "wrong-cluster"
     WRONG_NODE = "wrong-node"
     TOO_MANY = "too-many"
+    CERTIFICATE = "wrong-certificate"
 
 
 class Refused(PeerFault):

@@ -26,6 +26,8 @@ from repl.transport.frames import Lane
 from repl.transport.handshake import Introduction, Refusal, Refused
 from repl.transport.lanes import RateCap, Traffic
 from repl.transport.port import NO_CURSORS, Delivery
+from repl.transport.tls import LinkTls, expires_s
+from repl.transport.tls_server import TlsServer
 
 log = structlog.get_logger(__name__)
 
@@ -72,6 +74,7 @@ class ClusterLinks:
         on_deliveries: Callable[[str, list[Delivery]], None],
         on_link: Callable[[str, bool], None],
         on_request: Handler,
+        tls: LinkTls | None = None,
     ) -> None:
         assert len(cluster_uuid) == 16
         self.limits = LinkLimits(
@@ -92,6 +95,7 @@ class ClusterLinks:
         self._on_deliveries = on_deliveries
         self._on_link = on_link
         self._on_request = on_request
+        self._tls = tls
         self._encoder = Encoder()
         self._random = Random()  # noqa: S311 - jitter
         self._diallers: dict[str, tuple[Dialler, asyncio.Task[None]]] = {}
@@ -105,7 +109,7 @@ class ClusterLinks:
         self._serving: dict[Connection, Serving] = {}
         self._faults: dict[str, int] = {}
         self._fault_logged_s: dict[str, float] = {}
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsServer | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._retiring: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -115,7 +119,14 @@ class ClusterLinks:
     async def start(self, listen_socket: socket.socket) -> None:
         """Take connections on `listen_socket` (bound; it is ours from now on) and begin to watch over all."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self), sock=listen_socket)
+        if self._tls is None:
+            self._server = await loop.create_server(lambda: Connection(self), sock=listen_socket)
+        else:
+            contexts, also_plain = self._tls.server.current, self._tls.take_plain
+            self._server = TlsServer(
+                "cluster", listen_socket, lambda: Connection(self), contexts, also_plain=also_plain
+            )
+            self._server.start()
         self._ticking = loop.create_task(self._tick())
 
     async def take_leave(self) -> None:
@@ -166,6 +177,7 @@ class ClusterLinks:
                     timeout_ms=self.limits.dead_after_ms,
                     delay_max_ms=self.limits.dial_delay_max_ms,
                     random=self._random,
+                    context=None if self._tls is None or self._tls.dial_plain else self._tls.client.current,
                 )
                 self._diallers[node] = (dialler, asyncio.get_running_loop().create_task(dialler.run()))
 
@@ -353,6 +365,12 @@ class ClusterLinks:
             for connection in list(self._all):
                 connection.tick(elapsed_ms)
 
+    def certificates_expire_s(self) -> dict[str, float]:
+        """When the certificates of the nodes that are connected expire, in seconds since 1970, by node."""
+        standing = (*self._dialled.values(), *self._accepted.values())
+        found = ((each.node, expires_s(each.certificate())) for each in standing)
+        return {node: at_s for node, at_s in found if at_s is not None}
+
     def metrics(self) -> list[Sample]:
         """Connections, frames, bytes, faults, round trips and what waits, as samples of `repl.telemetry.HELP`."""
         samples: list[Sample] = [
@@ -374,4 +392,6 @@ class ClusterLinks:
             for connection in self._dialled.values()
             if connection.round_trip_s is not None
         ]
+        if isinstance(self._server, TlsServer):
+            samples += self._server.samples()
         return samples

@@ -166,7 +166,7 @@ def test_a_fault_in_an_inline_table_has_the_line_where_it_stands() -> None:
             { url = "http://b:1", queue = "q", port = 2 },
         ]
         """
-    assert fault(text) == "4: sink.peers[1].port: unknown key; known here: url, queue"
+    assert fault(text) == "4: sink.peers[1].port: unknown key; known here: url, queue, cluster, token_file"
 
 
 @pytest.mark.parametrize(

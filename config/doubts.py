@@ -1,0 +1,66 @@
+"""What is allowed in a config file and probably not meant: doors that stand open, secrets that travel in the clear.
+
+Pure, over finished `Settings`. `isthmus config check` prints these as warnings, a node logs them when it starts;
+nothing is refused for them. What is wrong for sure is `config.rules`'.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from config.settings import Address, Settings
+
+
+class Doubt(NamedTuple):
+    """Key path in the file and one sentence."""
+
+    path: str
+    message: str
+
+
+def doubts_of(settings: Settings) -> Iterator[Doubt]:
+    """Every doubt, in the order of the file's sections."""
+    yield from _listeners(settings)
+    tokens = settings.tokens
+    if tokens.files and "admin" not in tokens.files:
+        yield Doubt("tokens", "no admin tokens: nobody can do what needs the role admin, such as removing a node")
+    for number, peer in enumerate(settings.sink.peers):
+        secure = peer.url.startswith("https://")
+        if peer.token_file is not None and not secure and not is_loopback(_host_of(peer.url)):
+            yield Doubt(f"sink.peers[{number}].url", "the token travels to this peer in the clear; write https://")
+        if peer.cluster and not secure:
+            yield Doubt(f"sink.peers[{number}].cluster", "is not checked over http://; only a certificate shows it")
+
+
+def _listeners(settings: Settings) -> Iterator[Doubt]:
+    """An admin listener that others reach wants both locks; an `http` one with tokens wants TLS; nodes want it, too."""
+    tls, tokens, listen = settings.tls, settings.tokens, settings.listen
+    lacks = [name for name, there in (("TLS", tls.mode("admin") == "require"), ("tokens", tokens.files)) if not there]
+    if lacks and not _own(listen.admin):
+        yield Doubt(
+            "listen.admin",
+            f"{listen.admin} can be reached from other machines without {' and '.join(lacks)}: whoever reaches it "
+            f"rules the cluster; turn on [tls] and [tokens], or listen on 127.0.0.1",
+        )
+    if tokens.files and tls.mode("http") != "require" and not _own(listen.http):
+        yield Doubt("listen.http", f'tokens travel in the clear to {listen.http}: turn on [tls], with http = "require"')
+    if tls.certificate is not None and tls.cluster != "require" and not _own(listen.cluster):
+        yield Doubt("tls.cluster", f'"{tls.cluster}" lets nodes come without certificates; "require" ends that')
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _own(address: Address) -> bool:
+    return is_loopback(address.host)
+
+
+def _host_of(url: str) -> str:
+    return url.partition("://")[2].rpartition(":")[0].strip("[]")

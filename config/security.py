@@ -1,0 +1,98 @@
+"""Settings of the locks: certificates and tokens, which all lie in files of their own.
+
+Paths only: no secret ever stands in a config file, so that showing one shows none. Relations between these are
+`config.rules`', what is only doubtful `config.doubts`; files are read in `repl.transport.tls` and
+`repl.transport.tokens`. docs/security.md says how to turn it on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """[tls]: who this node is to others, and whom it believes. Without a certificate nothing is encrypted."""
+
+    certificate: Path | None = None
+    """This node's certificate, with those between it and its authority (PEM). It names the node by the URI
+    isthmus://CLUSTER/NODE, its addresses by DNS and IP names."""
+
+    key: Path | None = None
+    """The certificate's private key (PEM, without a password). Must not be readable by everybody."""
+
+    authority: Path | None = None
+    """Certificates of those who may sign for the nodes of this cluster (PEM)."""
+
+    peer_authority: Path | None = None
+    """Those who may sign for the nodes of other clusters, and for clients; none: the same as `authority`."""
+
+    http_certificate: Path | None = None
+    """What the `http` listener shows instead of `certificate`: one of an authority that clients know, say."""
+
+    http_key: Path | None = None
+    """The private key of `http_certificate`."""
+
+    http: str = "require"
+    """The `http` listener: "require" TLS, "allow" takes both, "off"."""
+
+    admin: str = "require"
+    """The same of the `admin` listener."""
+
+    cluster: str = "require"
+    """Between the nodes: "off"; "allow" takes both and dials without; "prefer" takes both and dials with TLS;
+    "require". The steps in between are for turning it on node by node."""
+
+    client_certificates: str = "optional"
+    """"required": who comes to `http` or `admin` without a certificate is refused, whatever token it has."""
+
+    metastore: bool = False
+    """Speak TLS to the ZooKeepers of `metastore.hosts`, with this node's certificate and `authority`."""
+
+    expiry_warning_ms: int = 1_209_600_000
+    """How long before a certificate expires it is complained of: two weeks leave time to act."""
+
+    def mode(self, listener: str) -> str:
+        """What `listener` ("http", "admin", "cluster") does about TLS; "off" where there is no certificate."""
+        assert listener in ("http", "admin", "cluster")
+        found: str = getattr(self, listener)
+        return "off" if self.certificate is None else found
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSettings:
+    """[tokens]: files of bearer tokens, a role each. Without any, whoever reaches a listener may do everything."""
+
+    read: Path | None = None
+    """Tokens that may look at everything and change nothing."""
+
+    write: Path | None = None
+    """Tokens that may write objects, too."""
+
+    operate: Path | None = None
+    """Tokens that may also suspend, resume, balance and set bucket properties."""
+
+    replicate: Path | None = None
+    """Tokens of other clusters' sinks: they may fetch from queues, and nothing else."""
+
+    admin: Path | None = None
+    """Tokens that may do everything."""
+
+    http_open: str = "nothing"
+    """What the `http` listener lets everybody do without a token: "nothing", "read" or "write"."""
+
+    metrics_open: bool = False
+    """Show /metrics without a token, for a Prometheus that has none."""
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """Role -> its file, of those that are set."""
+        found = {role: getattr(self, role) for role in ("read", "write", "operate", "replicate", "admin")}
+        return {role: path for role, path in found.items() if path is not None}
+
+
+NO_TLS: Final = TlsSettings()
+NO_TOKENS: Final = TokenSettings()
+"""Both stand for "not turned on": the defaults."""
