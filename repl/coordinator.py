@@ -35,7 +35,7 @@ from repl.model.requests import (
 )
 from repl.partition import Partition, PendingGroup, Waiter
 from repl.proposal import Proposal, WriteLimits
-from repl.reading import Reading, answer_bytes, not_led
+from repl.reading import Reading, answer_bytes, confirm_refusals, not_led
 from repl.routes import Routes
 from repl.runtime import Runtime
 from repl.serving import Handler, Serving
@@ -352,6 +352,8 @@ class Coordinator:
             partition.pending_rows.update(proposal.fresh)
             if proposal.fresh_requests:
                 self._pending_requests.setdefault(partition.id, {}).update(proposal.fresh_requests)
+        if proposal.condition_failed:
+            confirm_refusals(runtime, partition, [(item.waiter, item.slot) for item in items])
         groups = [PendingGroup(end, waiter, slots) for waiter, slots, end in waiting.values() if end]
         for waiter, _, end in waiting.values():
             if not end:

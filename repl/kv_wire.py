@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgpack
 
+from repl.model.conditions import Condition
 from repl.model.errors import (
     BadInput,
     CodecError,
@@ -86,7 +87,25 @@ def encode_write(request: WriteRequest) -> bytes:
     """A write as an item of a body."""
     content = request.content
     clock = encode_clock(request.context) if request.context else None
-    return bytes(_pack((*request.key, *content, clock, request.request_id, request.payload_wanted)))
+    row = (*request.key, *content, clock, request.request_id, request.payload_wanted)
+    return bytes(_pack(row if request.condition is None else (*row, _condition_row(request.condition))))
+
+
+def _condition_row(condition: Condition) -> tuple[Any, ...]:
+    return (*condition[:4], None if condition.clock is None else encode_clock(condition.clock))
+
+
+def _condition(raw: Any) -> Condition:
+    """The condition in an item. Raises CodecError."""
+    match raw:
+        case (
+            (tuple() | None) as match, (tuple() | None) as none_match, (int() | None) as unmodified_s,
+            (int() | None) as modified_s, (bytes() | None) as clock,
+        ) if all(type(tag) is str for tag in (*(match or ()), *(none_match or ()))):  # fmt: skip
+            return Condition(
+                match, none_match, unmodified_s, modified_s, None if clock is None else decode_clock(clock)
+            )
+    raise CodecError("not the condition of a forwarded write")
 
 
 def decode_write(raw: Any) -> WriteRequest:
@@ -94,10 +113,11 @@ def decode_write(raw: Any) -> WriteRequest:
     match raw:
         case (
             bytes(), bytes(), bytes(), bytes(), bytes(), bytes(), tuple(metadata), tuple(links), tuple(indexes),
-            bool(), (bytes() | None) as clock, bytes(request_id), bool(wanted),
-        ) if _all_bytes(metadata, 2) and _all_bytes(links, 3) and _all_bytes(indexes, 2):  # fmt: skip
+            bool(), (bytes() | None) as clock, bytes(request_id), bool(wanted), *more,
+        ) if len(more) < 2 and _all_bytes(metadata, 2) and _all_bytes(links, 3) and _all_bytes(indexes, 2):  # fmt: skip
             context = None if clock is None else decode_clock(clock)
-            return WriteRequest(Key(*raw[:3]), Content(*raw[3:10]), context, request_id, wanted)
+            condition = _condition(more[0]) if more else None
+            return WriteRequest(Key(*raw[:3]), Content(*raw[3:10]), context, request_id, wanted, condition)
     raise CodecError("not a forwarded write")
 
 

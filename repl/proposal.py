@@ -13,6 +13,7 @@ import base64
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from repl.model.conditions import Condition, ConditionFailed, Standing, judge_write, needs_tag, object_tag
 from repl.model.entry import (
     NO_OFFSET,
     Entry,
@@ -80,6 +81,8 @@ class Proposal:
         self.put_count = 0
         self.delete_count = 0
         self.repeated_count = 0
+        self.condition_failed = False
+        """An item was refused by its condition: what it was judged against is yet to be confirmed."""
         self.entries: list[Entry] = []
         self.fresh: dict[tuple[bytes, bytes], Entry] = {}
         self.fresh_requests: dict[bytes, int] = {}
@@ -105,7 +108,7 @@ class Proposal:
 
     def write(self, request: WriteRequest, hash64: int) -> tuple[object, int]:
         """(answer, offset below which all must be applied before it may be given; 0 for at once)."""
-        key, content, context, request_id, _ = request
+        key, content, context, request_id, _, condition = request
         if len(content.value) > self._limits.object_bytes:
             raise TooLarge(f"value of {len(content.value)} bytes, limits.object_bytes is {self._limits.object_bytes}")
         current = self._current(hash64, key.bucket, key.key)
@@ -115,6 +118,11 @@ class Proposal:
             found = self._known(request_id, hash64)
             if found is not None and current is not None:
                 return self._repeated(found, current, key)
+        if condition is not None:
+            failed = self._judge(condition, current, key)
+            if failed is not None:
+                self.condition_failed = True
+                return failed, _rests_on(current)
         if context:
             self._check_context(context)
         if content.tombstone:
@@ -194,6 +202,17 @@ class Proposal:
         end = max(_rests_on(current), found + 1 if found >= self._partition.replica.applied else 0)
         data = self._bytes(current, key)
         return Written(data, current.row.clock, current.row.sibling_count, repeated=True), end
+
+    def _judge(self, condition: Condition, current: _Current | None, key: Key) -> ConditionFailed | None:
+        """Why the write must not be carried out by its own condition; the object is read only for its tag."""
+        if current is None:
+            return judge_write(condition, Standing(False, "", 0, ()))
+        row = current.row
+        clock = decode_clock(row.clock)
+        if row.tombstone:
+            return judge_write(condition, Standing(False, "", 0, clock))
+        tag = object_tag(row.clock, self._object(current, key).siblings) if needs_tag(condition) else ""
+        return judge_write(condition, Standing(True, tag, row.last_modified_ms // 1000, clock))
 
     def _check_context(self, context: Clock) -> None:
         """A context may not have seen writes of ours that were never made: their dots would be lost."""

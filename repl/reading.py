@@ -13,10 +13,11 @@ from typing import Final, cast
 
 from repl.forwarding import Forwarding
 from repl.kv_wire import LATER
+from repl.model.conditions import ConditionFailed
 from repl.model.errors import IsthmusError, NotLeader, NotReady, Overloaded
 from repl.model.keys import Key, key_hash
 from repl.model.requests import Isolation
-from repl.partition import Partition
+from repl.partition import Partition, Waiter
 from repl.routes import MOVING, Routes
 from repl.runtime import Runtime
 from repl.telemetry import Sample
@@ -53,6 +54,23 @@ async def wait_confirmed(confirmed: asyncio.Future[None]) -> None:
     else:
         # Others may wait for the same; whoever leaves must not cancel it for them.
         await asyncio.shield(confirmed)
+
+
+def confirm_refusals(runtime: Runtime, place: Partition, slots: Sequence[tuple[Waiter, int]]) -> None:
+    """Hold back the answers of `slots` that are refusals by a condition until a committed read would be answered: they
+    tell what the key holds. They become the read's error where it is refused."""
+    held = [(waiter, slot) for waiter, slot in slots if isinstance(waiter.results[slot], ConditionFailed)]
+    for waiter, _ in held:
+        waiter.remaining += 1
+
+    def decided(confirmed: asyncio.Future[None]) -> None:
+        error = confirmed.exception()
+        for waiter, slot in held:
+            if error is not None and isinstance(waiter.results[slot], ConditionFailed):
+                waiter.results[slot] = error
+            waiter.release()
+
+    runtime.committed(place).add_done_callback(decided)
 
 
 class Reading:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from repl.model.conditions import Condition
 from repl.model.errors import IsthmusError
 from repl.model.keys import Key
 from repl.model.objects import Content
@@ -34,7 +35,8 @@ class WriteRequest(NamedTuple):
 
     `request_id` (at most REQUEST_ID_BYTES_MAX bytes; empty: none) names it: of all writes of the key under one id, the
     first takes effect and the others are answered as `repeated`, as long as the dedup window remembers it.
-    `payload_wanted` False spares the way back of the object.
+    `payload_wanted` False spares the way back of the object. `condition` must hold when the leader takes the write up,
+    else ConditionFailed.
     """
 
     key: Key
@@ -42,6 +44,7 @@ class WriteRequest(NamedTuple):
     context: Clock | None = None
     request_id: bytes = b""
     payload_wanted: bool = True
+    condition: Condition | None = None
 
 
 class Written(NamedTuple):
