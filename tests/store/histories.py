@@ -8,7 +8,7 @@ from pathlib import Path
 
 import plyvel
 
-from repl.model.entry import NO_OFFSET, Entry, EntryKind, encode_key_row, make_entry
+from repl.model.entry import NO_OFFSET, Entry, EntryKind, encode_key_row, leaf, make_entry
 from repl.model.keys import key_hash
 from repl.model.objects import Summary
 from repl.store import rows
@@ -53,6 +53,9 @@ class History:
         before = self.latest.get((bucket, key))
         offset = len(self.entries)
         row = encode_key_row(Summary(b"clock-%d" % offset, offset, self.time_ms, len(payload), 1, False), offset)
+        leaf_change = leaf(bucket, key, b"clock-%d" % offset, offset)
+        if before is not None:
+            leaf_change ^= leaf(bucket, key, b"clock-%d" % before.offset, before.offset)
         entry = make_entry(
             EntryKind.DATA,
             self.epoch,
@@ -61,6 +64,7 @@ class History:
             origin=CLUSTER,
             time_ms=self.time_ms,
             key_hash=key_hash(bucket, key),
+            leaf_change=leaf_change,
             previous_offset=NO_OFFSET if before is None else before.offset,
             bucket=bucket,
             key=key,

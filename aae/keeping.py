@@ -1,0 +1,362 @@
+"""The trees of this node's copies, kept in step with what is applied; and built anew beside that, when need be.
+
+Every applied entry carries the change of its leaf, so keeping a tree is one XOR an entry, on the event loop. A tree is
+of the partition's applied offset exactly, or it is not `ready`: after a gap (rows that came from another node) or a
+start without a saved tree it is built from a snapshot of the key store, in a thread, while the changes since are
+gathered; a ready tree is still served, and kept, while its successor is built, and is compared with it. What a tree is
+made of stands in `aae.tree`, its file in `aae.files`; who asks is `aae.local`. Rules: docs/protocol.md I-TREE, R-TREE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time as clock
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import structlog
+
+from aae.files import forget_trees, save_tree, take_tree
+from aae.tree import Tree
+from repl.model.entry import Entry, decode_key_row, leaf
+from repl.model.errors import Corruption, IsthmusError, LocalFault
+from repl.model.keys import SEGMENT_COUNT
+from repl.model.ports import TimeSource
+from repl.store.port import Store
+from repl.telemetry import Sample
+
+log = structlog.get_logger(__name__)
+
+SLICE_ROWS: Final = 2_000
+"""Key rows between two rests of a build: about 4 ms of a core."""
+
+REST_SHARE: Final = 0.25
+"""What a build rests after each slice, as a share of what the slice took, so that the loop gets its turn."""
+
+RETRY_MS: Final = 30_000
+"""Pause before a build that failed is tried again."""
+
+LOOK_MS: Final = 500
+"""How often it is looked for copies that are new, gone, or in need of a tree."""
+
+MISMATCHES_KEPT: Final = 100
+"""Newest alarms kept for operators; each names one segment of one partition."""
+
+HELP: Final[Mapping[str, str]] = {
+    "isthmus_trees": "Trees of this node's copies by state (ready, rebuilding, waiting).",
+    "isthmus_tree_bytes": "Memory of the leaves of all trees.",
+    "isthmus_tree_builds_total": "Trees built from the key store.",
+    "isthmus_tree_build_keys_total": "Key rows read by builds.",
+    "isthmus_tree_build_seconds_total": "Time that builds took, rests included.",
+    "isthmus_tree_mismatches_total": "Segments in which a tree was not its key store's fold, or not its leader's.",
+}
+
+
+class State(StrEnum):
+    """Of one copy's tree. Only `ready` answers."""
+
+    READY = "ready"
+    REBUILDING = "rebuilding"
+    WAITING = "waiting"
+
+
+class Copy(NamedTuple):
+    """A copy on this node as the runtime has it. Not `whole`: rows are still to come from the leader, or are written
+    again after a power loss; then it has no tree."""
+
+    partition: int
+    bucket_type: bytes
+    gen: int
+    applied: int
+    whole: bool
+
+
+class Mismatch(NamedTuple):
+    """An alarm: a tree that was not what it should be, found at `wall_ms`. `against`: `key store`, or the node whose
+    tree was another one at the same offset."""
+
+    partition: int
+    segment: int
+    offset: int
+    against: str
+    wall_ms: int
+
+
+@dataclass(slots=True)
+class _Build:
+    """A successor being built: changes since it began, until the snapshot's offset is known one by one."""
+
+    changes: list[tuple[int, int, int]] = field(default_factory=list)
+    since: int | None = None
+    delta: Tree = field(default_factory=Tree)
+    keys: int = 0
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when more is applied."""
+    valid: bool = True
+    """False once a gap was seen: what is gathered is not all."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """One copy's tree. `tree` is of the rows below `offset`; None when there is none that could be believed."""
+
+    bucket_type: bytes
+    gen: int
+    tree: Tree | None
+    offset: int
+    build: _Build | None = None
+    reason: str = ""
+    retry_at_ms: int = 0
+    built_ms: int | None = None
+    """Wall clock of the newest build; None: never, it was empty or saved."""
+
+    @property
+    def state(self) -> State:
+        """Ready also while a successor is built."""
+        if self.tree is not None:
+            return State.READY
+        return State.REBUILDING if self.build is not None else State.WAITING
+
+
+class Trees:
+    """The keeper; an AfterApply hook. Methods belong to the event loop; builds run in one thread, one at a time."""
+
+    def __init__(
+        self, store: Store, *, directory: Path, copies: Callable[[], Sequence[Copy]], time: TimeSource
+    ) -> None:
+        """`copies()` tells what is on this node; `directory` is for trees between a clean stop and a start."""
+        self._store = store
+        self._directory = directory
+        self._copies = copies
+        self._time = time
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="trees")
+        self._task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._wanted: set[int] = set()
+        self._stopping = False
+        self.kept: dict[int, Kept] = {}
+        self.mismatches: list[Mismatch] = []
+        self.mismatches_total = 0
+        self.builds_total = 0
+        self.build_keys_total = 0
+        self.build_seconds_total = 0.0
+
+    # -- life -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take the saved trees of the copies that are here, and begin to build what is missing. Raises LocalFault."""
+        for copy in self._copies():
+            saved = take_tree(self._directory, copy.partition, copy.gen, copy.applied) if copy.whole else None
+            self.kept[copy.partition] = Kept(copy.bucket_type, copy.gen, saved, copy.applied)
+        forget_trees(self._directory)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self, *, save: bool) -> None:
+        """End builds; with `save` write every tree that is ready. The partitions apply nothing any more."""
+        self._stopping = True
+        if self._task is not None:
+            self._wake.set()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        loop = asyncio.get_running_loop()
+        if save:
+            for partition, kept in self.kept.items():
+                if kept.tree is not None and kept.offset:
+                    try:
+                        await loop.run_in_executor(
+                            self._pool, save_tree, self._directory, partition, kept.gen, kept.offset, kept.tree
+                        )
+                    except LocalFault as error:
+                        log.warning("trees.not_saved", partition=partition, error=str(error))
+        self._pool.shutdown()
+
+    # -- keeping ----------------------------------------------------------------------------------------
+
+    def applied(self, partition: int, entries: Sequence[Entry], leader: bool) -> None:  # noqa: ARG002
+        """See AfterApply. Costs one XOR an entry."""
+        kept = self.kept.get(partition)
+        if kept is None:
+            return  # a copy that came to be after the last look: it is looked at, with all that is applied, at the next
+        first = entries[0].offset
+        if first != kept.offset:
+            self._gap(partition, kept)
+        changes = [(entry.key_hash >> 44, entry.leaf_change) for entry in entries if entry.leaf_change]
+        kept.offset = entries[-1].offset + 1
+        if kept.tree is not None:
+            kept.tree.change_all(changes)
+        build = kept.build
+        if build is not None:
+            build.heard.set()
+            if build.since is None:
+                build.changes += [(e.offset, e.key_hash >> 44, e.leaf_change) for e in entries if e.leaf_change]
+            else:
+                since = build.since
+                build.delta.change_all((e.key_hash >> 44, e.leaf_change) for e in entries if e.offset >= since)
+
+    def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
+        """See AfterApply: trees are kept on every replica alike."""
+
+    def _gap(self, partition: int, kept: Kept) -> None:
+        """Rows came by another way than entries: nothing kept so far is of any use."""
+        log.info("trees.gap", partition=partition, kept_to=kept.offset)
+        kept.tree = None
+        if kept.build is not None:
+            kept.build.valid = False
+        self._wake.set()
+
+    # -- building ---------------------------------------------------------------------------------------
+
+    def rebuild(self, partition: int | None = None) -> list[int]:
+        """Build anew the tree of a partition, or of all, as soon as its turn comes; the partitions that are meant."""
+        wanted = [partition] if partition is not None else list(self.kept)
+        found = [each for each in wanted if each in self.kept]
+        self._wanted.update(found)
+        self._wake.set()
+        return found
+
+    async def _run(self) -> None:
+        while not self._stopping:
+            self._wake.clear()
+            try:
+                partition = self._next()
+                if partition is not None:
+                    await self._build(partition)
+                    continue
+            except IsthmusError as error:
+                log.error("trees.failed", error=str(error))
+            except Exception:
+                log.exception("trees.bug")  # no tree is better than a node that is never in sync without a word
+            try:
+                async with asyncio.timeout(LOOK_MS / 1000):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    def _next(self) -> int | None:
+        """Look which copies are here; the one whose tree is to be built next."""
+        copies = {copy.partition: copy for copy in self._copies()}
+        for partition in [p for p in self.kept if p not in copies]:
+            del self.kept[partition]
+            self._wanted.discard(partition)
+        now_ms = self._time.now_ms()
+        due: list[tuple[bool, int]] = []
+        for partition, copy in copies.items():
+            kept = self.kept.get(partition)
+            if kept is None or kept.gen != copy.gen:
+                empty = copy.applied == 0 and copy.whole
+                kept = Kept(copy.bucket_type, copy.gen, Tree() if empty else None, copy.applied)
+                self.kept[partition] = kept
+            if not copy.whole:
+                kept.tree, kept.reason = None, "far: rows are still to come, or are written again after a power loss"
+            elif kept.tree is None:
+                if not kept.reason or now_ms >= kept.retry_at_ms:
+                    due.append((False, partition))
+            elif partition in self._wanted:
+                due.append((True, partition))
+        return min(due)[1] if due else None
+
+    async def _build(self, partition: int) -> None:
+        kept = self.kept[partition]
+        build = kept.build = _Build()
+        self._wanted.discard(partition)
+        kept.reason = "rebuilding"
+        loop = asyncio.get_running_loop()
+        started = clock.monotonic()
+        try:
+            tree, offset = await loop.run_in_executor(self._pool, self._fold, partition, build, loop)
+        except IsthmusError as error:
+            kept.build = None
+            kept.reason = f"cannot be built: {error}"
+            kept.retry_at_ms = self._time.now_ms() + RETRY_MS
+            log.error("trees.build_failed", partition=partition, error=str(error))
+            return
+        while kept.offset < offset and self._still(partition, kept, build):
+            build.heard.clear()  # the snapshot has what is still on its way to the loop
+            try:
+                async with asyncio.timeout(LOOK_MS / 1000):
+                    await build.heard.wait()
+            except TimeoutError:
+                pass
+        kept.build = None
+        if not self._still(partition, kept, build):
+            return
+        assert build.since == offset
+        tree.merge(build.delta)
+        seconds = clock.monotonic() - started
+        self.builds_total += 1
+        self.build_keys_total += build.keys
+        self.build_seconds_total += seconds
+        if kept.tree is not None:
+            found = kept.tree.differing_leaves(tree)
+            self.alarm(partition, [segment for segment, _, _ in found], kept.offset, "key store")
+        kept.tree, kept.reason, kept.built_ms = tree, "", self._time.wall_ms()
+        log.info("trees.built", partition=partition, keys=build.keys, seconds=round(seconds, 3))
+
+    def _still(self, partition: int, kept: Kept, build: _Build) -> bool:
+        return not self._stopping and build.valid and self.kept.get(partition) is kept
+
+    def _fold(self, partition: int, build: _Build, loop: asyncio.AbstractEventLoop) -> tuple[Tree, int]:
+        """In the thread: the tree of a snapshot, and the offset that this is of."""
+        with closing(self._store.far.snapshot(partition)) as snapshot:
+            offset = snapshot.end.offset
+            loop.call_soon_threadsafe(self._since, build, offset)
+            tree = Tree()
+            rows = snapshot.key_rows(0, SEGMENT_COUNT)
+            while not self._stopping and build.valid:
+                began = clock.monotonic()
+                part = list(islice(rows, SLICE_ROWS))
+                if not part:
+                    break
+                tree.change_all((segment, leaf_of_row(bucket, key, row)) for segment, bucket, key, row in part)
+                build.keys += len(part)
+                clock.sleep((clock.monotonic() - began) * REST_SHARE)
+        return tree, offset
+
+    @staticmethod
+    def _since(build: _Build, offset: int) -> None:
+        """The snapshot is of `offset`: of what was gathered, only what came at or above it is not in it."""
+        build.since = offset
+        build.delta.change_all((segment, delta) for at, segment, delta in build.changes if at >= offset)
+        build.changes.clear()
+
+    # -- asking -----------------------------------------------------------------------------------------
+
+    def alarm(self, partition: int, segments: Sequence[int], offset: int, against: str) -> None:
+        """Keep and log what a comparison found."""
+        if not segments:
+            return
+        self.mismatches_total += len(segments)
+        wall_ms = self._time.wall_ms()
+        self.mismatches += [Mismatch(partition, s, offset, against, wall_ms) for s in segments[:MISMATCHES_KEPT]]
+        del self.mismatches[:-MISMATCHES_KEPT]
+        log.error(
+            "trees.mismatch", partition=partition, against=against, segments=list(segments[:10]), count=len(segments)
+        )
+
+    def metrics(self) -> list[Sample]:
+        """For Prometheus."""
+        states = [kept.state for kept in self.kept.values()]
+        held = sum(kept.tree.allocated_bytes for kept in self.kept.values() if kept.tree is not None)
+        return [
+            *(("isthmus_trees", {"state": state.value}, states.count(state)) for state in State),
+            ("isthmus_tree_bytes", {}, held),
+            ("isthmus_tree_builds_total", {}, self.builds_total),
+            ("isthmus_tree_build_keys_total", {}, self.build_keys_total),
+            ("isthmus_tree_build_seconds_total", {}, self.build_seconds_total),
+            ("isthmus_tree_mismatches_total", {}, self.mismatches_total),
+        ]
+
+
+def leaf_of_row(bucket: bytes, key: bytes, row: bytes) -> int:
+    """What a key contributes to its leaf, from its encoded key row. Raises Corruption."""
+    try:
+        found = decode_key_row(row)
+    except IsthmusError as error:
+        raise Corruption(f"the key row of {bucket!r}/{key!r} cannot be read: {error}") from error
+    return leaf(bucket, key, found.clock, found.hash64)
