@@ -40,8 +40,9 @@ def seats(
     refused: Collection[tuple[int, str]] = (),
 ) -> dict[int, Seat]:
     """The leaderships that there are, by partition, with who may have them: members of the confirmed ISR whose nodes
-    live with that very log and are not leaving. `refused` are (partition, node) that are left out. Who leads a
-    partition whose ELR is not empty, or that has too few in sync, keeps it. Partitions without a leader are not here.
+    live with that very log, are not leaving, and are to stay replicas (R-RF). `refused` are (partition, node) that are
+    left out. Who leads a partition whose ELR is not empty, or that has too few in sync, keeps it. Partitions without a
+    leader are not here.
     """
     found: dict[int, Seat] = {}
     for partition, record in records.items():
@@ -56,6 +57,7 @@ def seats(
                     node is not None
                     and node.active
                     and node.gen_of(partition) == member.gen
+                    and member.node not in record.removing
                     and (partition, member.node) not in refused
                 ):
                     eligible.add(member.node)

@@ -8,7 +8,8 @@ write on the record's version, so the later one is refused (H30). The transition
                                       so do members that are leaving, while min-ISR others stay
     Online         -> Election        the leader's session is over, which it stays for ever, or its log is another
     Offline        -> Election        somebody who may be elected has come back
-    Election       -> CandidateFound  the eligible with the smallest lag, in a new epoch
+    Election       -> CandidateFound  the eligible with the smallest lag, in a new epoch; one that is to be no replica
+                                      any more only where no other is eligible
     Election       -> Offline         nobody is eligible: the reason names whom it waits for
     CandidateFound -> Online          the candidate promoted itself in exactly this epoch and session
     CandidateFound -> CandidateFound  it is gone or did not answer in time: the next one, in a new epoch
@@ -328,10 +329,11 @@ def _nominated(
     """The record with the best of `members` as candidate, in a new epoch."""
     record = look.record
 
-    def rank(member: Member) -> tuple[bool, int, int, int, int, str]:
+    def rank(member: Member) -> tuple[bool, bool, int, int, int, int, str]:
         node = member.node
+        goes = node in record.removing
         epoch, leo = reported.get(node, (-1, -1))
-        return (node != record.preferred, -epoch, -leo, leaderships.get(node, 0), look.id_of(node), node)
+        return (node != record.preferred, goes, -epoch, -leo, leaderships.get(node, 0), look.id_of(node), node)
 
     chosen = min(members, key=rank)
     return replace(

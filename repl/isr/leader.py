@@ -9,7 +9,7 @@ name stand in docs/protocol.md.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from repl.isr import far
 from repl.isr.effects import Role, Send, WriteRecord
@@ -17,35 +17,25 @@ from repl.isr.epochs import common_prefix
 from repl.isr.events import Append
 from repl.isr.membership import drop_members, maximal_isr, too_few_in_sync, with_member
 from repl.isr.messages import Ack, FarAsk, Hello, HelloOk, HelloRefused, Nack, Refusal
+from repl.isr.pauses import Pauses
 from repl.isr.peers import RESEND_MS, Peer
 from repl.isr.pending import WRITE_ANSWER_MS, WRITE_REPEAT_MS, PendingWrite
 from repl.isr.reads import Reads
+from repl.isr.reassigning import Done, HandOver, Reassignment
 from repl.isr.stalls import CHECKS, Stalls
 from repl.isr.standing import Standing
 from repl.model.errors import Fenced, NotReady, Overloaded, TooFewInSync
-from repl.model.record import Member, PartitionRecord, PartitionStatus
-
-REJOIN_MIN_MS: Final = 5_000
-"""A member that was taken out as too slow comes back no sooner than this."""
-
-REJOIN_MAX_MS: Final = 60_000
-"""Longest such pause; it doubles each time within one leadership, so that a link at its limit changes the ISR about
-once a minute and not all the time."""
-
-REFUSED_PAUSE_MS: Final = 1_000
-"""Pause before a member is proposed again whose registration the metastore did not confirm; meanwhile others are."""
-
-REFUSED_PAUSE_MAX_MS: Final = 8_000
-"""Longest such pause; it doubles each time: a node that is heard and not registered costs few writes, and is back soon
-after it has registered."""
+from repl.model.record import Member, PartitionRecord
 
 
 @dataclass(slots=True)
 class Leadership:
     """What a leader knows of its epoch. `acked`: how far each member said, in this epoch, that it holds the
     log durably, the leader itself included; who never said anything holds nothing. `stalled`, `lagging`: members of
-    the ISR that are to leave it, the latter the furthest first and never below min-ISR. `rejoin`: node -> (when it may
-    come back, after which pause); `unconfirmed`: the same of those whose registration the write did not find."""
+    the ISR that are to leave it, the latter the furthest first and never below min-ISR. `rows_below`: how far
+    followers are that take rows."""
+
+    role: ClassVar[Role] = Role.LEADER
 
     epoch: int
     barrier: int
@@ -57,8 +47,9 @@ class Leadership:
     ready: bool = False
     stalled: frozenset[Member] = frozenset()
     lagging: tuple[Member, ...] = ()
-    rejoin: dict[str, tuple[int, int]] = field(default_factory=dict)
-    unconfirmed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    pauses: Pauses = field(default_factory=Pauses)
+    reassignment: Reassignment = field(default_factory=Reassignment)
+    rows_below: dict[str, int] = field(default_factory=dict)
     ticked_ms: int = 0
 
     # -- committing -----------------------------------------------------------------------------
@@ -118,6 +109,7 @@ class Leadership:
         again_at_ms = now_ms + RESEND_MS  # should its first Ack be lost, and there be nothing else to say
         peer = Peer(member, common, common, seq=seq, acked_seq=seq, rewound_seq=seq, again_at_ms=again_at_ms)
         self.peers[node] = peer
+        self.rows_below.pop(node, None)
         ok = HelloOk(self.epoch, hello.nonce, common, progress.hw, progress.leo)
         standing.effects.append(Send(node, ok))
         peer.pump(standing, self.epoch, member in standing.known.isr, now_ms)
@@ -126,6 +118,7 @@ class Leadership:
         """A follower that is far asks for the next chunk; or did, before it said Hello: what is sent to it goes on."""
         if node not in standing.known.replicas:
             return
+        self.rows_below[node] = asked.position
         refusal = far.serve(node, asked, Member(node, asked.gen) in self.electable(standing.known), standing)
         if refusal is not None:
             standing.effects.append(Send(node, HelloRefused(self.epoch, asked.nonce, refusal, standing.log_start)))
@@ -162,6 +155,21 @@ class Leadership:
         peer = self.peers.get(node)
         if peer is not None:
             peer.linked = False
+
+    def record_moved(self, record: PartitionRecord) -> None:
+        """The record has another version: what was undecided is decided, and who is no replica any more is sent
+        nothing."""
+        self.pending = None
+        self.pauses.confirmed({member.node for member in record.isr})
+        for node in [node for node in self.peers if node not in record.replicas]:
+            del self.peers[node]
+
+    def behind(self, leo: int) -> dict[str, str]:
+        """How far each follower is that this leader has heard of, for people."""
+        told = {node: f"takes rows, has those below {position:,}" for node, position in self.rows_below.items()}
+        for node, peer in self.peers.items():
+            told[node] = f"{max(0, leo - peer.leo):,} entries behind" if peer.linked else "not connected"
+        return told
 
     # -- who is in sync -------------------------------------------------------------------------
 
@@ -216,54 +224,51 @@ class Leadership:
                 continue
             if peer.hw < progress.hw - standing.options.max_record_lag // 2:
                 continue
-            if now_ms < self.unconfirmed.get(node, (0, 0))[0]:
-                continue
-            if now_ms >= self.rejoin.get(node, (0, 0))[0] or too_few_in_sync(record):
+            if self.pauses.allow(node, now_ms, needed=too_few_in_sync(record)):
                 return peer
         return None
 
-    def rejoin_at_ms(self, standing: Standing) -> int | None:
-        """When a follower that waits out its pause may come back, if one does."""
-        isr = standing.known.isr
-        times = [
-            pauses[node][0]
-            for pauses in (self.rejoin, self.unconfirmed)
-            for node, peer in self.peers.items()
-            if node in pauses and peer.member not in isr
-        ]
-        return min((at_ms for at_ms in times if at_ms > self.ticked_ms), default=None)
-
     # -- conditional writes ---------------------------------------------------------------------
 
-    def want(self, standing: Standing, now_ms: int) -> None:
-        """Ask for the next conditional write, if one is wanted; one at a time.
+    def want(self, standing: Standing, now_ms: int) -> HandOver | None:
+        """Ask for the next conditional write, if one is wanted, one at a time; returns to whom leadership is to go
+        for a change of replicas, if that is next.
 
         First an ELR that is no longer needed is emptied, since nothing is committed before (H22); then who stalls or
-        lags leaves, before anything is applied without it; then who has caught up joins.
+        lags leaves, before anything is applied without it; then who has caught up joins; then a change of replicas
+        ends (R-RF), unless this leader is about to go anyhow.
         """
         if self.pending is not None:
-            return
+            return None
         record = standing.known
         if record.elr and not too_few_in_sync(record):
-            self._write(replace(record, elr=frozenset()), standing, now_ms)
-            return
+            self.write(replace(record, elr=frozenset()), standing, now_ms)
+            return None
         leaving = self._leaving(record)
         if leaving:
             self.stalled, self.lagging = frozenset(), ()
             for member in leaving:
-                pause_ms = min(REJOIN_MAX_MS, 2 * self.rejoin.get(member.node, (0, REJOIN_MIN_MS // 2))[1])
-                self.rejoin[member.node] = (now_ms + pause_ms, pause_ms)
+                self.pauses.leaves(member.node, now_ms)
             why = ", ".join(f"{member.node} {reason}" for member, reason in leaving.items())
-            self._write(
+            self.write(
                 replace(drop_members(record, frozenset(leaving)), reason=f"out of sync: {why}"), standing, now_ms
             )
-            return
+            return None
         peer = self._joining(standing, now_ms)
         if peer is not None:
             joined = replace(with_member(record, peer.member), reason="")
-            self._write(joined, standing, now_ms, needs=(peer.member,), adds=joined.isr)
+            self.pauses.joins(peer.member.node, now_ms)
+            self.write(joined, standing, now_ms, needs=(peer.member,), adds=joined.isr)
+            return None
+        if not (record.adding or record.removing) or self.role is not Role.LEADER:
+            return None
+        step = self.reassignment.next(standing, self.epoch, self.barrier, self.acked, now_ms)
+        if isinstance(step, Done):
+            self.write(step.record, standing, now_ms, needs=step.needs)
+            return None
+        return step
 
-    def _write(
+    def write(
         self,
         record: PartitionRecord,
         standing: Standing,
@@ -271,6 +276,7 @@ class Leadership:
         needs: tuple[Member, ...] = (),
         adds: frozenset[Member] = frozenset(),
     ) -> None:
+        """Ask for a conditional write; none may be under way."""
         self.pending = PendingWrite(record, now_ms + WRITE_ANSWER_MS, needs, adds)
         standing.effects.append(WriteRecord(record, needs))
 
@@ -280,10 +286,11 @@ class Leadership:
         counts on until another write on the same version, which changes nothing, is decided (R-AMBIG)."""
         pending = self.pending
         assert pending is not None
-        for member in pending.needs:
-            pause_ms = min(REFUSED_PAUSE_MAX_MS, 2 * self.unconfirmed.get(member.node, (0, REFUSED_PAUSE_MS // 2))[1])
-            self.unconfirmed[member.node] = (now_ms + pause_ms, pause_ms)
         if pending.needs:
+            if pending.adds:
+                self.pauses.is_refused(pending.needs[0].node, now_ms)
+            else:
+                self.reassignment.refused(now_ms)
             pending.record, pending.needs = standing.known, ()
         pending.repeat_at_ms = now_ms + WRITE_REPEAT_MS
 
@@ -308,10 +315,12 @@ class Leadership:
         current = self.reads.round
         if current is not None and (due_ms is None or current.repeat_at_ms < due_ms):
             due_ms = current.repeat_at_ms
-        if (self.rejoin or self.unconfirmed) and self.pending is None:
-            rejoin_ms = self.rejoin_at_ms(standing)
-            if rejoin_ms is not None and (due_ms is None or rejoin_ms < due_ms):
-                due_ms = rejoin_ms
+        if self.pending is None:
+            isr = standing.known.isr
+            absent = [node for node, peer in self.peers.items() if peer.member not in isr]
+            for at_ms in (self.pauses.next_ms(absent, self.ticked_ms), self.reassignment.deadline_ms(self.ticked_ms)):
+                if at_ms is not None and (due_ms is None or at_ms < due_ms):
+                    due_ms = at_ms
         return due_ms
 
     def tick(self, standing: Standing, now_ms: int) -> bool:
@@ -326,65 +335,13 @@ class Leadership:
                 peer.again(standing, self.epoch, peer.member in isr, now_ms)
         self.repeat(standing, now_ms)
         self.reads.tick(standing, self.epoch, now_ms)
+        self.reassignment.tick(standing, self.epoch, now_ms)
         return slow
 
 
 @dataclass(slots=True)
 class Leader(Leadership):
     """It leads: appends, and after its barrier is applied serves clients."""
-
-    role: ClassVar[Role] = Role.LEADER
-
-
-@dataclass(slots=True)
-class Resigning(Leadership):
-    """It is to go: appends nothing new, drains, and then has itself taken out of the record. `target`, a member in
-    sync, takes over if it can; `deadline_at_ms` ends the attempt and it leads on, None for a process that leaves, which
-    takes whoever is closest."""
-
-    role: ClassVar[Role] = Role.RESIGNING
-
-    target: str | None = None
-    deadline_at_ms: int | None = None
-    why: str = "resigned"
-
-    def want(self, standing: Standing, now_ms: int) -> None:
-        """The record without a leader, once everything that was appended is applied, and so answered, and on the
-        target; before that whatever a leader wants, since draining may need it."""
-        progress, record = standing.progress, standing.known
-        target = self.target if self.deadline_at_ms is not None else closest(self, record, standing.member.node)
-        held = target is None or any(m.node == target and self.acked.get(m, 0) == progress.leo for m in record.isr)
-        if self.pending is not None or progress.applied != progress.leo or not held:
-            Leadership.want(self, standing, now_ms)
-            return
-        gone = replace(
-            record,
-            status=PartitionStatus.ELECTION,
-            leader=None,
-            candidate=None,
-            tried=frozenset(),
-            preferred=target,
-            reason=f"{standing.member.node} {self.why}",
-        )
-        self._write(gone, standing, now_ms)
-
-    @property
-    def given_up(self) -> bool:
-        """True once the record without this leader has been sent: it may be decided at any time."""
-        return self.pending is not None and self.pending.record.leader is None
-
-    def deadline_ms(self, standing: Standing) -> int | None:
-        """See Leadership; and the end of the attempt."""
-        due_ms = Leadership.deadline_ms(self, standing)
-        if self.deadline_at_ms is not None and not self.given_up:
-            return self.deadline_at_ms if due_ms is None else min(due_ms, self.deadline_at_ms)
-        return due_ms
-
-
-def closest(leadership: Leadership, record: PartitionRecord, node: str) -> str | None:
-    """The member in sync, other than `node`, that has acknowledged most; None when there is none."""
-    others = [m for m in record.isr if m.node != node and m in leadership.acked]
-    return max(others, key=lambda m: (leadership.acked[m], m.node)).node if others else None
 
 
 def refusal(leader: Leader, standing: Standing, append: Append) -> str | None:

@@ -105,18 +105,21 @@ class Nack(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """A leader asks whether it still leads, for the committed reads that came before (R-READ)."""
+    """A leader asks whether it still leads, for the committed reads that came before (R-READ); or whether a copy is
+    still what it counts on, before it removes another one (R-RF)."""
 
     epoch: int
     nonce: int
 
 
 class ProbeOk(NamedTuple):
-    """This replica has not heard of a higher epoch."""
+    """This replica has not heard of a higher epoch. `durable`: how far its log is durable and known to be the
+    leader's; 0 while it does not follow."""
 
     epoch: int
     gen: int
     nonce: int
+    durable: int = 0
 
 
 class Fenced(NamedTuple):

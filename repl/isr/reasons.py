@@ -10,8 +10,10 @@ from typing import assert_never
 
 from repl.isr.candidate import Candidate
 from repl.isr.follower import Follower
-from repl.isr.leader import Leader, Leadership, Resigning
+from repl.isr.leader import Leader, Leadership
 from repl.isr.membership import too_few_in_sync
+from repl.isr.reassigning import waits_for
+from repl.isr.resigning import Resigning
 from repl.isr.standing import Standing
 from repl.isr.states import Failed, Idle, State
 from repl.model.record import Incarnation, PartitionRecord, PartitionStatus
@@ -39,6 +41,8 @@ def why_idle(record: PartitionRecord | None, me: Incarnation | None, node: str) 
                     f"earlier-session: the record names session {record.leader.inc} of this node as leader, "
                     f"this one is {me.inc}; leadership needs a new epoch (R-INC)"
                 )
+            if node not in record.replicas:
+                return f"removed: this node is no replica any more; {record.leader.node} leads in epoch {record.epoch}"
             return f"led-elsewhere: {record.leader.node} leads in epoch {record.epoch}"
         case PartitionStatus.CANDIDATE_FOUND:
             assert record.candidate is not None
@@ -66,8 +70,7 @@ def why(state: State, standing: Standing) -> str:
         case Candidate(epoch=epoch):
             return f"promoted: announced in epoch {epoch}, waits for a controller to confirm"
         case Leader() as leader:
-            assert record is not None
-            return _why_leader(leader, record)
+            return _why_leader(leader, standing)
         case Resigning(given_up=True):
             return "resigning: waits until the metastore confirms"
         case Resigning():
@@ -78,7 +81,14 @@ def why(state: State, standing: Standing) -> str:
             assert_never(state)
 
 
-def _why_leader(leadership: Leadership, record: PartitionRecord) -> str:
+def why_reassigning(leadership: Leadership, standing: Standing) -> str:
+    """What a change of the partition's replicas waits for; "" when none is under way."""
+    behind = leadership.behind(standing.progress.leo)
+    return waits_for(standing, leadership.reassignment, behind, writing=leadership.pending is not None)
+
+
+def _why_leader(leadership: Leadership, standing: Standing) -> str:
+    record = standing.known
     if too_few_in_sync(record):
         names = ", ".join(sorted({*record.replicas} - {member.node for member in record.isr}))
         return f"stalled: below min-ISR ({len(record.isr)} of {record.effective_min_isr} in sync; waits for {names})"
@@ -87,4 +97,5 @@ def _why_leader(leadership: Leadership, record: PartitionRecord) -> str:
         return f"stalled: waits until the metastore confirms that {names} need not be elected"
     if not leadership.ready:
         return f"not-ready: applies its log up to the barrier of epoch {leadership.epoch}"
-    return f"leads: epoch {leadership.epoch}"
+    moves = why_reassigning(leadership, standing)
+    return f"leads: epoch {leadership.epoch}{'; ' if moves else ''}{moves}"

@@ -41,11 +41,12 @@ from repl.isr.candidate import PROMOTED_REPEAT_MS, Candidate
 from repl.isr.effects import Role
 from repl.isr.epochs import EpochTable
 from repl.isr.follower import Follower
-from repl.isr.leader import Leader, Leadership, Resigning, refusal
+from repl.isr.leader import Leader, Leadership, refusal
 from repl.isr.options import Options
 from repl.isr.pending import WRITE_REPEAT_MS
 from repl.isr.progress import Progress
 from repl.isr.reasons import rolled_back, why_idle
+from repl.isr.resigning import Resigning
 from repl.isr.roles import LEAVING, Roles
 from repl.isr.standing import FarCopy, Standing
 from repl.isr.states import Failed, Idle
@@ -195,7 +196,7 @@ class Replica(Roles):
             standing.epoch_wanted = record.epoch
             standing.effects.append(fx.PersistEpoch(record.epoch))
         if isinstance(self._state, Leadership):
-            self._state.pending = None  # the version has moved: what was undecided is decided
+            self._state.record_moved(record)
         self._follow_record(now_ms)
 
     def _synced(self, nonce: int, record: PartitionRecord, now_ms: int) -> None:
@@ -234,7 +235,8 @@ class Replica(Roles):
                 else:
                     self._advance(leadership, now_ms)
             case Follower(epoch=epoch, leader=leader):
-                if record.epoch != epoch or record.leader is None or record.leader.node != leader:
+                led_elsewhere = record.leader is None or record.leader.node != leader
+                if record.epoch != epoch or led_elsewhere or node not in record.replicas:
                     self._leave(why_idle(record, me, node))
             case _:
                 pass
@@ -275,7 +277,8 @@ class Replica(Roles):
             return
         match message:
             case ms.Probe(epoch, nonce):
-                standing.effects.append(fx.Send(node, ms.ProbeOk(epoch, standing.member.gen, nonce)))
+                durable = standing.progress.durable if self.following else 0
+                standing.effects.append(fx.Send(node, ms.ProbeOk(epoch, standing.member.gen, nonce, durable)))
             case ms.Forward() if isinstance(state, Follower) and state.leader == node:
                 state.take(message, standing, now_ms)
             case ms.HelloOk() if isinstance(state, Follower) and state.leader == node:
@@ -298,6 +301,8 @@ class Replica(Roles):
             case ms.ProbeOk() if isinstance(state, Leadership):
                 members = state.electable(standing.known)
                 state.reads.answered(node, message, standing, state.epoch, members, now_ms)
+                if state.reassignment.answered(node, message):
+                    self._want(state, now_ms)
             case _:
                 pass  # said to the role that this replica had, or will have
 

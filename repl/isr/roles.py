@@ -14,8 +14,10 @@ from repl.isr import events as ev
 from repl.isr.candidate import Candidate, objection
 from repl.isr.epochs import last_epoch, with_epoch
 from repl.isr.follower import Follower
-from repl.isr.leader import Leader, Leadership, Resigning, closest
+from repl.isr.leader import Leader, Leadership
 from repl.isr.options import Options
+from repl.isr.reassigning import HAND_OVER_MS
+from repl.isr.resigning import Resigning, closest
 from repl.isr.stalls import CHECKS, Stalls
 from repl.isr.standing import Standing
 from repl.isr.states import Failed, Idle, State
@@ -150,8 +152,11 @@ class Roles(View):
         """Let a leadership ask for a conditional write, where one may be wanted: not on the way of a write."""
         record = self._standing.known
         quiet = len(record.isr) == len(record.replicas) and not (leadership.stalled or leadership.lagging or record.elr)
-        if not quiet or isinstance(leadership, Resigning):
-            leadership.want(self._standing, now_ms)
+        if not quiet or isinstance(leadership, Resigning) or record.adding or record.removing:
+            step = leadership.want(self._standing, now_ms)
+            if step is not None:
+                why = f"hands over to {step.target}: this node is to be no replica any more"
+                self._resign(step.target, now_ms + HAND_OVER_MS, why, now_ms)
 
     def _object(self, reason: str) -> None:
         if isinstance(self._state, Idle):

@@ -12,7 +12,8 @@ from typing import ClassVar
 from repl.isr.candidate import Candidate
 from repl.isr.effects import Role
 from repl.isr.follower import Follower
-from repl.isr.leader import Leader, Resigning
+from repl.isr.leader import Leader
+from repl.isr.resigning import Resigning
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from repl.isr.follower import Follower
 from repl.isr.leader import Leader, Leadership
 from repl.isr.options import Options
 from repl.isr.peers import FollowerView, views
-from repl.isr.reasons import why
+from repl.isr.reasons import why, why_reassigning
 from repl.isr.standing import Standing
 from repl.isr.states import Failed, Idle, State
 from repl.model.record import Member, PartitionRecord
@@ -101,6 +101,12 @@ class View:
         if standing.far is not None and isinstance(self._state, Follower) and not self._state.diverged:
             return far.why(standing.far, self._state.leader, standing.far_rounds)
         return why(self._state, standing)
+
+    @property
+    def reassigning(self) -> str:
+        """What a change of this partition's replicas waits for, as its leader knows; "" when none is under way here."""
+        state = self._state
+        return why_reassigning(state, self._standing) if isinstance(state, Leadership) else ""
 
     @property
     def far_position(self) -> int | None:

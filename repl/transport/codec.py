@@ -63,7 +63,7 @@ _NUMBERS: Final[Mapping[int, tuple[type[Any], tuple[int, ...]]]] = {
     5: (Ack, (MAX_EPOCH, _NUMBER_MAX, _NUMBER_MAX, MAX_OFFSET, MAX_OFFSET, MAX_OFFSET)),
     6: (Nack, (MAX_EPOCH, _NUMBER_MAX, _NUMBER_MAX, MAX_OFFSET)),
     7: (Probe, (MAX_EPOCH, _NUMBER_MAX)),
-    8: (ProbeOk, (MAX_EPOCH, _NUMBER_MAX, _NUMBER_MAX)),
+    8: (ProbeOk, (MAX_EPOCH, _NUMBER_MAX, _NUMBER_MAX, MAX_OFFSET)),
     9: (Fenced, (MAX_EPOCH,)),
 }
 """Kinds that are made of numbers alone -> the class, and the greatest value of each field."""

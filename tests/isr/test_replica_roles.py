@@ -263,7 +263,12 @@ def test_every_idle_state_says_whom_it_waits_for() -> None:
     replica.step(ev.RecordSeen(nominated(epoch=4, version=22, candidate=Incarnation("n2", 1))), 0)
     assert replica.reason == "candidate-found: n2 is to lead in epoch 4"
     replica.step(ev.RecordSeen(online(epoch=4, version=23, leader=Incarnation("n2", 1), replicas=("n2",))), 0)
-    assert replica.reason == "led-elsewhere: n2 leads in epoch 4"
+    assert replica.reason == "removed: this node is no replica any more; n2 leads in epoch 4"
+    elsewhere = online(epoch=4, version=24, leader=Incarnation("n2", 1), replicas=(NODE, "n2"))
+    idle = a_replica()
+    idle.step(ev.SessionStarted(INC), 0)
+    idle.step(ev.RecordSeen(replace(elsewhere, epoch=5)), 0)
+    assert idle.reason == "led-elsewhere: n2 leads in epoch 5"
     replicas = (NODE, "n2")
     replica.step(ev.RecordSeen(online(epoch=4, version=24, leader=Incarnation("n2", 1), replicas=replicas)), 0)
     assert replica.reason == "asking: has asked n2 where the logs agree"

@@ -1,4 +1,4 @@
-"""Three cores and a record in one place: every effect is carried out at once, in order, unless a test holds it back."""
+"""Some cores and a record in one place: every effect is carried out at once, in order, unless a test holds it back."""
 
 from __future__ import annotations
 
@@ -19,27 +19,34 @@ class Together:
     """`logs` hold what each replica persisted; `mute` names nodes that nothing reaches and nothing leaves;
     `slow` nodes whose log is written and not reported durable."""
 
-    def __init__(self, min_isr: int = 2, options: Options | None = None) -> None:
+    def __init__(
+        self,
+        min_isr: int = 2,
+        options: Options | None = None,
+        nodes: tuple[str, ...] = NODES,
+        replicas: tuple[str, ...] = NODES,
+    ) -> None:
+        self.nodes = nodes
         self.now_ms = 0
-        self.logs: dict[str, list[Entry]] = {node: [] for node in NODES}
+        self.logs: dict[str, list[Entry]] = {node: [] for node in nodes}
         self.mute: set[str] = set()
         self.slow: set[str] = set()
         self.unregistered: set[str] = set()
         self.served: list[int] = []
         self.refused: list[int] = []
-        self.replicas = {node: self.made(node, options or Options()) for node in NODES}
+        self.replicas = {node: self.made(node, options or Options()) for node in nodes}
         self.queue: deque[tuple[str, ev.Event]] = deque()
         self.record = PartitionRecord(
             0,
             "default",
             0,
             1,
-            NODES,
-            isr=frozenset(Member(node, 1) for node in NODES),
+            replicas,
+            isr=frozenset(Member(node, 1) for node in replicas),
             min_isr=min_isr,
             version=0,
         )
-        for number, node in enumerate(NODES):
+        for number, node in enumerate(nodes):
             self.tell(node, ev.SessionStarted(100 + number))
 
     def made(self, node: str, options: Options, gen: int = 1) -> Replica:
@@ -55,7 +62,7 @@ class Together:
 
     def elect(self, node: str) -> Replica:
         """Make `node` the leader of the next epoch, as controllers do."""
-        me = Incarnation(node, 100 + NODES.index(node))
+        me = Incarnation(node, 100 + self.nodes.index(node))
         candidate = PartitionStatus.CANDIDATE_FOUND
         self.write(replace(self.record, epoch=self.record.epoch + 1, status=candidate, candidate=me, leader=None))
         self.write(replace(self.record, status=PartitionStatus.ONLINE, candidate=None, leader=me))
@@ -64,7 +71,7 @@ class Together:
     def write(self, record: PartitionRecord) -> None:
         """The metastore takes `record`, and everybody who can hear it sees it."""
         self.record = replace(record, version=self.record.version + 1)
-        for node in NODES:
+        for node in self.nodes:
             if node not in self.mute:
                 self.tell(node, ev.RecordSeen(self.record))
 
@@ -147,6 +154,6 @@ class Together:
             return
         self.record = replace(record, version=record.version + 1)
         self.queue.append((node, ev.WriteConfirmed(self.record)))
-        for other in NODES:
+        for other in self.nodes:
             if other not in self.mute:
                 self.queue.append((other, ev.RecordSeen(self.record)))

@@ -1,0 +1,71 @@
+"""Pauses before a replica joins the ISR: who was thrown out waits, and so does who is not registered.
+
+What a leader remembers of each node within its epoch. State and decisions, no time of its own; who is in sync is
+`leader.py`'s to judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+REJOIN_MIN_MS: Final = 5_000
+"""A member that was taken out as too slow comes back no sooner than this."""
+
+REJOIN_MAX_MS: Final = 60_000
+"""Longest such pause; it doubles each time, so that a link at its limit changes the ISR about once a minute and not
+all the time."""
+
+REJOIN_HALF_MS: Final = 60_000
+"""The pause is halved for each such time in sync: one bad hour a week ago is not held against a member."""
+
+REFUSED_MIN_MS: Final = 1_000
+"""Pause before a member is proposed again whose registration the metastore did not confirm; meanwhile others are."""
+
+REFUSED_MAX_MS: Final = 8_000
+"""Longest such pause; it doubles each time: a node that is heard and not registered costs few writes, and is back soon
+after it has registered."""
+
+
+@dataclass(slots=True)
+class Pauses:
+    """`left`: node -> (when it may come back, or did; after which pause). `refused`: node -> (when it may be proposed
+    again, after which pause), of those whose registration a write did not find."""
+
+    left: dict[str, tuple[int, int]] = field(default_factory=dict)
+    refused: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def leaves(self, node: str, now_ms: int) -> None:
+        """A member is taken out of the ISR as too slow."""
+        since_ms, pause_ms = self.left.get(node, (now_ms, 0))
+        pause_ms >>= min(REJOIN_MAX_MS.bit_length(), max(0, now_ms - since_ms) // REJOIN_HALF_MS)
+        pause_ms = max(REJOIN_MIN_MS, min(REJOIN_MAX_MS, 2 * pause_ms))
+        self.left[node] = (now_ms + pause_ms, pause_ms)
+
+    def joins(self, node: str, now_ms: int) -> None:
+        """A node is proposed as a member: its time in sync begins."""
+        if node in self.left:
+            self.left[node] = (now_ms, self.left[node][1])
+
+    def is_refused(self, node: str, now_ms: int) -> None:
+        """The metastore did not confirm a node's registration."""
+        pause_ms = min(REFUSED_MAX_MS, 2 * self.refused.get(node, (0, REFUSED_MIN_MS // 2))[1])
+        self.refused[node] = (now_ms + pause_ms, pause_ms)
+
+    def confirmed(self, nodes: Collection[str]) -> None:
+        """These are members: their registrations were found."""
+        for node in [node for node in self.refused if node in nodes]:
+            del self.refused[node]
+
+    def allow(self, node: str, now_ms: int, *, needed: bool) -> bool:
+        """True when a node may be proposed; one that is `needed`, since too few are in sync, does not wait for having
+        been slow."""
+        if now_ms < self.refused.get(node, (0, 0))[0]:
+            return False
+        return needed or now_ms >= self.left.get(node, (0, 0))[0]
+
+    def next_ms(self, nodes: Collection[str], after_ms: int) -> int | None:
+        """When the next pause of `nodes` ends, after `after_ms`; None when none does."""
+        ends = [pauses[node][0] for pauses in (self.left, self.refused) for node in nodes if node in pauses]
+        return min((at_ms for at_ms in ends if at_ms > after_ms), default=None)
