@@ -31,7 +31,8 @@ HELP: Final[Mapping[str, str]] = {
 
 
 class HttpFace(Face):
-    """The application behind the `http` listener. `ready` and `metrics` as in `health.add_health`."""
+    """The application behind the `http` listener. `ready` and `metrics` as in `health.add_health`,
+    `certified_sinks` as in `queues.QueueRoutes`."""
 
     def __init__(
         self,
@@ -41,12 +42,13 @@ class HttpFace(Face):
         limits: LimitSettings,
         ready: Callable[[], tuple[bool, str]],
         metrics: Callable[[], bytes],
+        certified_sinks: bool = False,
     ) -> None:
         super().__init__()
         self._objects = ObjectRoutes(kv, limits, self)
         self._listings = ListingRoutes(kv, self)
         self._batch = BatchRoutes(kv, limits, self)
-        self._queues = QueueRoutes(queues, self)
+        self._queues = QueueRoutes(queues, self, certified=certified_sinks)
         add_health(self.router, ready=ready, metrics=metrics)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:

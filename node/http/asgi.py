@@ -14,9 +14,11 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
+from node.http.roles import Guard
 from node.http.router import Router, parse_query
 from node.http.statuses import PLAIN, Headers, Refused, Reply, refusal
 from repl.model.errors import IsthmusError, Overloaded, TooLarge
+from repl.transport.tls import NodeName
 
 log = structlog.get_logger(__name__)
 
@@ -45,8 +47,14 @@ JSON_BODY_LIMIT_BYTES: Final = 1000 * 1000
 """Largest JSON body (operators' requests); above it 413."""
 
 
+NOBODY: Final[frozenset[NodeName]] = frozenset()
+
 CONNECTION: Final = "isthmus.connection"
 """Where a scope names its connection, when that can send a whole answer at once (`Connected`)."""
+
+
+PEER_NAMES: Final = "isthmus.peer-names"
+"""Where a scope has the nodes that the client's verified certificate names; missing without TLS."""
 
 
 class Connected(Protocol):
@@ -156,13 +164,14 @@ class Stream(NamedTuple):
 class Request:
     """One request as a routed handler sees it. `params` are the decoded parts of the path."""
 
-    __slots__ = ("_budget", "_held", "_receive", "headers", "method", "params", "query", "raw_path")
+    __slots__ = ("_budget", "_held", "_receive", "headers", "method", "params", "peer_names", "query", "raw_path")
 
     def __init__(self, scope: Scope, receive: Receive, params: dict[str, bytes], budget: BodyBudget) -> None:
         self.method: str = scope["method"]
         self.raw_path: bytes = scope["raw_path"]
         self.headers: Headers = scope["headers"]
         self.params = params
+        self.peer_names: frozenset[NodeName] = scope.get(PEER_NAMES, NOBODY)
         self.query = parse_query(scope["query_string"])
         self._receive = receive
         self._budget = budget
@@ -239,10 +248,14 @@ class Face:
         self.router: Router[RoutedHandler] = Router()
         self.budget = BodyBudget()
         self.counts = RequestCounts()
+        self.guard: Guard | None = None
+        """Who lets requests in; None: all may do everything."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; raises only when the answer itself cannot be sent."""
         try:
+            if self.guard is not None:
+                self.guard.check(scope["method"], scope["raw_path"], scope["headers"])
             await self.answer(scope, receive, send)
         except IsthmusError as error:
             await self._refuse(error, scope, send)

@@ -9,7 +9,7 @@ there is a request to hand on, have the form that `statuses` gives to all others
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from uvicorn.config import Config
@@ -17,8 +17,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from config.settings import ListenSettings
-from node.http.asgi import CONNECTION
+from node.http.asgi import CONNECTION, PEER_NAMES
 from node.http.statuses import Headers, Refused, refusal
+from repl.transport.tls import NodeName, names_of
 
 KEEP_ALIVE_S: Final = 75
 """How long a silent connection stays open, first request or next: longer than the pauses of usual clients, so that
@@ -85,6 +86,15 @@ def connection_factory(
     return lambda: Connection(config, state, {}, loop)
 
 
+def whole_refusal(fault: Refused, first: Sequence[tuple[bytes, bytes]] = ()) -> bytes:
+    """The last answer of a connection, head and body, beginning with the headers `first`."""
+    reply = refusal(fault)
+    length = (b"content-length", b"%d" % len(reply.body))
+    headers = (*first, *reply.headers, length, (b"connection", b"close"))
+    head = b"".join([name + b": " + value + b"\r\n" for name, value in headers])
+    return STATUS_LINE[reply.status] + head + b"\r\n" + reply.body
+
+
 _BODILESS: Final = frozenset((204, 304))
 
 
@@ -115,11 +125,14 @@ class Connection(HttpToolsProtocol):
         self._stalled_s: float | None = None
         self._closing_s: float | None = None
         self._too_many = False
+        self._peer_names: frozenset[NodeName] | None = None
 
     # -- the transport's calls --------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if transport.get_extra_info("sslcontext") is not None:
+            self._peer_names = names_of(transport.get_extra_info("peercert"))
         state = self.server_state
         if len(state.connections) > state.connections_limit:
             state.refused_count += 1
@@ -172,7 +185,7 @@ class Connection(HttpToolsProtocol):
         if self._running is not None:
             # A long poll takes this as its client's leaving; others do not wait for anything of the client.
             self._running.message_event.set()
-        return True
+        return self._peer_names is None  # TLS cannot be half closed: what is not written by now is lost
 
     def pause_writing(self) -> None:
         self._stalled_s = self.loop.time()
@@ -254,6 +267,8 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         cycle.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
+        if self._peer_names is not None:
+            cycle.scope[PEER_NAMES] = self._peer_names  # type: ignore[typeddict-unknown-key]
         super()._start_asgi_task(cycle, app)
 
     def reply(self, status: int, headers: Headers, body: bytes, *, head: bool) -> bool:
@@ -333,15 +348,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if fault is not None:
-            reply = refusal(fault)
-            headers = (
-                *self.server_state.default_headers,
-                *reply.headers,
-                (b"content-length", b"%d" % len(reply.body)),
-                (b"connection", b"close"),
-            )
-            head = b"".join([name + b": " + value + b"\r\n" for name, value in headers])
-            self.transport.write(STATUS_LINE[reply.status] + head + b"\r\n" + reply.body)
+            self.transport.write(whole_refusal(fault, self.server_state.default_headers))
         self.transport.close()
 
     def sweep(self, now_s: float) -> None:

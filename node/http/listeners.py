@@ -9,17 +9,21 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Iterator, Mapping
+import ssl
+from collections.abc import Callable, Iterator, Mapping
 from email.utils import formatdate
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 import structlog
 
 from config.settings import Address, ListenSettings
-from node.http.connections import Application, Connection, SharedState, connection_factory
+from node.http.connections import Application, Connection, SharedState, connection_factory, whole_refusal
+from node.http.statuses import Refused
 from node.timesource import SystemTime
 from repl.model.errors import LocalFault
 from repl.telemetry import Sample
+from repl.transport.tls_server import TlsServer
 
 log = structlog.get_logger(__name__)
 
@@ -32,11 +36,17 @@ SWEEP_S: Final = 1.0
 DRAIN_S: Final = 10.0
 """How long a stop waits for answers under way before it cuts their connections."""
 
+SPEAK_TLS: Final = Refused(400, "tls", "TLS is spoken here: write https:// instead of http://")
+"""What a listener with TLS says to who comes without."""
+
 HELP: Final[Mapping[str, str]] = {
     "isthmus_http_connections": "Open connections, by listener.",
     "isthmus_http_connections_refused_total": "Connections refused because their listener had too many, by listener.",
 }
 """Name -> what it counts (see repl.telemetry)."""
+
+
+NO_TLS: Final[Mapping[str, ListenerTls]] = MappingProxyType({})
 
 
 def bind(key: str, address: Address) -> socket.socket:
@@ -77,16 +87,25 @@ def published(sock: socket.socket, address: Address, advertise: str) -> Address:
     return Address(host, sock.getsockname()[1])
 
 
+class ListenerTls(NamedTuple):
+    """TLS of a listener: the context of each connection, and whether those without TLS are taken, too."""
+
+    contexts: Callable[[], ssl.SSLContext]
+    also_plain: bool
+
+
 class Listener:
     """One listening socket and the connections on it."""
 
-    def __init__(self, name: str, address: Address, settings: ListenSettings) -> None:
+    def __init__(self, name: str, address: Address, settings: ListenSettings, tls: ListenerTls | None = None) -> None:
         self.name = name
+        self._tls = tls
         self._socket = bind(f"listen.{name}", address)
-        self.url = f"http://{published(self._socket, address, settings.advertise)}"
+        scheme = "http" if tls is None or tls.also_plain else "https"
+        self.url = f"{scheme}://{published(self._socket, address, settings.advertise)}"
         self._state = SharedState(settings)
         self._time = SystemTime()
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsServer | None = None
         self._app: Application | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -96,7 +115,14 @@ class Listener:
         self._app = app
         self._tick(loop)
         factory = connection_factory(app, self._state, loop)
-        self._server = await loop.create_server(factory, sock=self._socket, backlog=BACKLOG)
+        if self._tls is None:
+            self._server = await loop.create_server(factory, sock=self._socket, backlog=BACKLOG)
+            return
+        contexts, also_plain = self._tls
+        self._server = TlsServer(
+            self.name, self._socket, factory, contexts, also_plain=also_plain, hint=whole_refusal(SPEAK_TLS)
+        )
+        self._server.start()
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         self._state.default_headers = [(b"date", formatdate(self._time.wall_ms() // 1000, usegmt=True).encode())]
@@ -113,6 +139,8 @@ class Listener:
             return
         server, self._server = self._server, None
         server.close()
+        if isinstance(server, TlsServer):
+            await server.wait_closed()
         assert self._app is not None
         self._app.stop()
         state = self._state
@@ -140,19 +168,22 @@ class Listener:
         labels = {"listener": self.name}
         yield "isthmus_http_connections", labels, len(self._state.connections)
         yield "isthmus_http_connections_refused_total", labels, self._state.refused_count
+        if isinstance(self._server, TlsServer):
+            yield from self._server.samples()
 
 
 class Listeners:
     """The node's two listeners: `http` for clients and sinks of other clusters, `admin` for operators."""
 
-    def __init__(self, settings: ListenSettings) -> None:
+    def __init__(self, settings: ListenSettings, tls: Mapping[str, ListenerTls] = NO_TLS) -> None:
         self._settings = settings
+        self._tls = tls
         self._bound: dict[str, Listener] = {}
 
     def bind(self) -> tuple[str, str]:
         """Take both ports; the URLs of http and admin. Raises LocalFault."""
         for name, address in (("http", self._settings.http), ("admin", self._settings.admin)):
-            self._bound[name] = Listener(name, address, self._settings)
+            self._bound[name] = Listener(name, address, self._settings, self._tls.get(name))
         return self._bound["http"].url, self._bound["admin"].url
 
     async def start(self, http: Application, admin: Application) -> None:

@@ -30,10 +30,12 @@ class Fetching(Protocol):
 
 
 class QueueRoutes:
-    """The route of the client face that other clusters use."""
+    """The route of the client face that other clusters use. With `certified`, who fetches must have shown a certificate
+    of the cluster that it says it is."""
 
-    def __init__(self, queues: Fetching, face: Face) -> None:
+    def __init__(self, queues: Fetching, face: Face, *, certified: bool = False) -> None:
         self._queues = queues
+        self._certified = certified
         self._stopping = asyncio.Event()
         self.running = 0
         face.router.add("POST", "/queues/{queue}/fetch", self._fetch)
@@ -45,6 +47,12 @@ class QueueRoutes:
     async def _fetch(self, request: Request) -> Reply:
         wanted = decode_request(await request.body(REQUEST_BYTES_MAX, "a fetch's limit"))
         queue = request.text("queue")
+        if self._certified and wanted.cluster_name not in {name.cluster for name in request.peer_names}:
+            names = ", ".join(sorted(name.uri() for name in request.peer_names)) or "no node"
+            sentence = (
+                f"a sink of cluster {wanted.cluster_name[:64]!r} shows a certificate of it; this one names {names}"
+            )
+            raise Refused(403, "wrong-certificate", sentence)
         if self._stopping.is_set():
             raise NotReady("this node is stopping")
         if self.running >= FETCHES_MAX:

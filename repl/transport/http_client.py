@@ -1,25 +1,28 @@
 """The one door for outgoing HTTP: every request to another node is made from here.
 
 Nothing else imports `requests`, so that what all of them need (proxies of the environment ignored, pools of a known
-size, later certificates and tokens) comes in at one place. `session` serves programs that ask now and then;
-`HttpPeer` serves the sinks: few large answers, read raw and bounded, from several threads, and cut off on demand.
-What is sent is not known here.
+size, certificates and tokens) comes in at one place: an `Access` says how to come in. `session` serves programs that
+ask now and then; `HttpPeer` serves the sinks: few large answers, read raw and bounded, from several threads, and cut
+off on demand. What is sent is not known here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 import weakref
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import requests
 from requests.adapters import HTTPAdapter
-from urllib3.connection import HTTPConnection
+from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
 from repl.model.errors import PeerFault
+from repl.transport.tls import SCHEME, TlsFiles, client_contexts, names_of, shown_names, trouble_of
 
 CONNECT_TIMEOUT_MS_MAX: Final = 5_000
 """Longest wait for a connection, whatever an answer may take: a machine that is there accepts within milliseconds,
@@ -29,17 +32,94 @@ REFUSAL_BYTES_MAX: Final = 2_000
 """How much of an answer with an error status is read: enough for the sentence that says why."""
 
 
-def session(connections: int = 1) -> requests.Session:
+class Access(NamedTuple):
+    """How to come in at another node, and who it must be.
+
+    `contexts` gives the TLS of each new connection (None: the system's authorities, and no certificate of our own);
+    with `cluster` the other end's certificate must name a node of it, without, the host that is dialled; `token` gives
+    the bearer token of each request."""
+
+    contexts: Callable[[], ssl.SSLContext] | None = None
+    cluster: str = ""
+    token: Callable[[], str] | None = None
+
+
+OPEN: Final = Access()
+"""Nothing to show."""
+
+
+def session(connections: int = 1, access: Access = OPEN) -> requests.Session:
     """A session with up to `connections` kept open per host; not for several threads at once.
 
     Raises `requests.RequestException`, an OSError, from every call; time-outs are given with each request.
     """
     made = requests.Session()
     made.trust_env = False
-    adapter = HTTPAdapter(pool_connections=1, pool_maxsize=connections, max_retries=0)
+    adapter = _Adapter(connections, access)
     made.mount("http://", adapter)
     made.mount("https://", adapter)
+    if access.token is not None:
+        made.auth = _Bearer(access.token)
     return made
+
+
+class _Bearer(requests.auth.AuthBase):
+    """Shows the token of this moment; nothing is shown to where an answer redirects."""
+
+    def __init__(self, token: Callable[[], str]) -> None:
+        self._token = token
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {self._token()}"
+        return request
+
+
+class _Adapter(HTTPAdapter):
+    """Connections whose TLS is that of an Access, and no other: not of the environment, not of a bundle."""
+
+    def __init__(self, connections: int, access: Access) -> None:
+        contexts = access.contexts
+        if contexts is None:
+            contexts = _system_contexts
+        self._contexts = contexts
+        self._cluster = access.cluster
+        super().__init__(pool_connections=1, pool_maxsize=connections, max_retries=0)
+
+    def cert_verify(self, conn: Any, url: str, verify: Any, cert: Any) -> None:
+        """Nothing: the context says whom to believe."""
+
+    def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
+        """The pool for a request, whose connections ask this adapter."""
+        pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
+        if not hasattr(pool, "reports_to"):
+            pool.reports_to = self
+            pool.ConnectionCls = _reporting(pool.ConnectionCls, self)
+        return pool
+
+    def prepare(self, connection: Any) -> None:
+        """A connection is about to be made."""
+        if isinstance(connection, HTTPSConnection):
+            connection.ssl_context = self._contexts()
+            connection.assert_hostname = False if self._cluster else None
+
+    def opened(self, connection: HTTPConnection) -> None:
+        """A connection stands. Raises when it is with somebody else than was meant."""
+        if self._cluster and isinstance(connection, HTTPSConnection):
+            sock: Any = connection.sock
+            certificate = sock.getpeercert()
+            if self._cluster not in {name.cluster for name in names_of(certificate)}:
+                connection.close()
+                raise WrongPeer(
+                    f"its certificate must name {SCHEME}{self._cluster}/NODE; it names {shown_names(certificate)}"
+                )
+
+
+class WrongPeer(ConnectionError):
+    """The other end is not of the cluster that was meant."""
+
+
+def _system_contexts() -> ssl.SSLContext:
+    return client_contexts(TlsFiles(None, None, ()), check_host=True).current()
 
 
 class Refused(PeerFault):
@@ -57,10 +137,11 @@ class HttpPeer:
     `cut` ends every request under way from any other thread; afterwards each call fails at once.
     """
 
-    def __init__(self, url: str, connections: int) -> None:
+    def __init__(self, url: str, connections: int, access: Access = OPEN) -> None:
         self.url = url.rstrip("/")
         self._session = session(connections)
-        self._adapter = _CuttableAdapter(connections)
+        self._token = access.token
+        self._adapter = _CuttableAdapter(connections, access)
         self._session.mount("http://", self._adapter)
         self._session.mount("https://", self._adapter)
         self._prepared: dict[tuple[str, str], requests.PreparedRequest] = {}
@@ -72,9 +153,18 @@ class HttpPeer:
         `timeout_ms` bounds the wait for the first byte and for every further one. Raises PeerFault for everything
         that goes wrong on the way or at the other end (Refused when it answered with an error status).
         """
-        request = self._request(path, media_type)
+        request = self._request("POST", path, media_type)
         request.body = body
         request.headers["Content-Length"] = str(len(body))
+        if self._token is not None:
+            request.headers["Authorization"] = f"Bearer {self._token()}"
+        return self._exchange(request, timeout_ms, limit_bytes)
+
+    def get(self, path: str, *, timeout_ms: int, limit_bytes: int) -> bytes:
+        """The body that answers a GET; as `post` otherwise."""
+        return self._exchange(self._request("GET", path, ""), timeout_ms, limit_bytes)
+
+    def _exchange(self, request: requests.PreparedRequest, timeout_ms: int, limit_bytes: int) -> bytes:
         connect_s = min(timeout_ms, CONNECT_TIMEOUT_MS_MAX) / 1000
         try:
             response = self._adapter.send(request, stream=True, timeout=(connect_s, timeout_ms / 1000))
@@ -84,18 +174,20 @@ class HttpPeer:
                     raise self._refused(response, status)
                 return self._read(response, limit_bytes)
         except (OSError, HTTPError) as error:  # requests' own errors are OSErrors
-            raise PeerFault(f"{self.url}: {_cause(error)}") from error
+            raise PeerFault(f"{self.url}: {cause_of(error)}") from error
 
-    def _request(self, path: str, media_type: str) -> requests.PreparedRequest:
+    def _request(self, method: str, path: str, media_type: str) -> requests.PreparedRequest:
         """A prepared request of one's own: what never changes is prepared once."""
-        prepared = self._prepared.get((path, media_type))
+        prepared = self._prepared.get((method, path))
         if prepared is None:
-            headers = {"Content-Type": media_type, "Accept-Encoding": "identity"}
+            headers = {"Accept-Encoding": "identity"}
+            if media_type:
+                headers["Content-Type"] = media_type
             try:
-                prepared = self._session.prepare_request(requests.Request("POST", self.url + path, headers=headers))
+                prepared = self._session.prepare_request(requests.Request(method, self.url + path, headers=headers))
             except (OSError, ValueError) as error:
-                raise PeerFault(f"{self.url}: {_cause(error)}") from error
-            self._prepared[path, media_type] = prepared
+                raise PeerFault(f"{self.url}: {cause_of(error)}") from error
+            self._prepared[method, path] = prepared
         return prepared.copy()
 
     def _read(self, response: requests.Response, limit_bytes: int) -> bytes:
@@ -118,25 +210,18 @@ class HttpPeer:
         self._session.close()
 
 
-class _CuttableAdapter(HTTPAdapter):
+class _CuttableAdapter(_Adapter):
     """Remembers the connections that it opened, so that another thread can end what waits on them."""
 
-    def __init__(self, connections: int) -> None:
-        super().__init__(pool_connections=1, pool_maxsize=connections, max_retries=0)
+    def __init__(self, connections: int, access: Access) -> None:
+        super().__init__(connections, access)
         self._lock = threading.Lock()
         self._opened: weakref.WeakSet[HTTPConnection] = weakref.WeakSet()
         self._is_cut = False
 
-    def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
-        """The pool for a request, whose connections report here."""
-        pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
-        if not hasattr(pool, "reports_to"):
-            pool.reports_to = self
-            pool.ConnectionCls = _reporting(pool.ConnectionCls, self)
-        return pool
-
     def opened(self, connection: HTTPConnection) -> None:
         """A connection stands; when all is cut, it does not."""
+        super().opened(connection)
         with self._lock:
             self._opened.add(connection)
             cut = self._is_cut
@@ -155,19 +240,23 @@ class _CuttableAdapter(HTTPAdapter):
                     sock.shutdown(socket.SHUT_RDWR)
 
 
-def _reporting(base: Any, adapter: _CuttableAdapter) -> type[HTTPConnection]:
+def _reporting(base: Any, adapter: _Adapter) -> type[HTTPConnection]:
     class ReportingConnection(base):  # type: ignore[misc]
         def connect(self) -> None:
+            adapter.prepare(self)
             super().connect()
             adapter.opened(self)
 
     return ReportingConnection
 
 
-def _cause(error: Exception) -> str:
-    """The innermost reason, in one line: outer ones repeat it with addresses of objects."""
-    inner: BaseException = error
-    while (deeper := getattr(inner, "reason", None) or (inner.args[0] if inner.args else None)) is not None:
+def cause_of(error: BaseException) -> str:
+    """The innermost reason of what a request raised, in one line: outer ones repeat it with addresses of objects."""
+    inner = error
+    while True:
+        if isinstance(inner, ssl.SSLError):
+            return f"TLS: {trouble_of(inner).words}"
+        deeper = getattr(inner, "reason", None) or (inner.args[0] if inner.args else None)
         if not isinstance(deeper, BaseException):
             break
         inner = deeper

@@ -1,0 +1,191 @@
+"""Who may do what at the two faces: tokens and their roles, and which role a request needs.
+
+A role includes others (`INCLUDES`). What is not named here needs more rather than less: a request that changes
+something on the admin face needs `admin` unless it stands in OPERATE. Paths are looked at as they were sent, piece by
+piece as the router does, so that no other spelling of one leads to a handler. How tokens are kept is
+`repl.transport.tokens`'.
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from time import monotonic
+from typing import Final
+
+import structlog
+
+from config.security import TokenSettings
+from node.http.statuses import Headers, Refused
+from repl.telemetry import Sample
+from repl.transport.tokens import digest_of, is_among, watched_digests
+
+log = structlog.get_logger(__name__)
+
+
+class Role(StrEnum):
+    """What a token is for; each has its file in [tokens]."""
+
+    READ = "read"
+    WRITE = "write"
+    OPERATE = "operate"
+    REPLICATE = "replicate"
+    ADMIN = "admin"
+
+
+INCLUDES: Final[Mapping[Role, frozenset[Role]]] = {
+    Role.READ: frozenset({Role.READ}),
+    Role.WRITE: frozenset({Role.READ, Role.WRITE}),
+    Role.OPERATE: frozenset({Role.READ, Role.WRITE, Role.OPERATE}),
+    Role.REPLICATE: frozenset({Role.REPLICATE}),
+    Role.ADMIN: frozenset(Role),
+}
+"""Role of a token -> what it may do."""
+
+HTTP_OPEN: Final[Mapping[str, frozenset[Role]]] = {
+    "nothing": frozenset(),
+    "read": INCLUDES[Role.READ],
+    "write": INCLUDES[Role.WRITE],
+}
+"""What `tokens.http_open` lets everybody do."""
+
+PROBES: Final = frozenset({b"/ping", b"/livez", b"/readyz"})
+"""What load balancers ask, who have no tokens; nothing of the cluster is in the answers but why it is not ready."""
+
+OPERATE: Final[tuple[tuple[bytes, ...], ...]] = (
+    (b"queues", b"*", b"suspend"),
+    (b"queues", b"*", b"resume"),
+    (b"sink", b"*"),
+    (b"leaders", b"balance"),
+)
+"""Paths below /admin/ that change what can be changed back; "*" is any one piece. All others need `admin`."""
+
+CHALLENGES: Final[Headers] = [
+    (b"www-authenticate", b'Bearer realm="isthmus"'),
+    (b"www-authenticate", b'Basic realm="isthmus"'),
+]
+"""A browser, and a client that knows passwords only, shows a token as the password of any user."""
+
+LOG_INTERVAL_S: Final = 10.0
+"""Refusals are counted each and logged once in this time a listener."""
+
+CREDENTIAL_BYTES_MAX: Final = 1024
+"""Longest Authorization header that is looked at; a longer one is no token."""
+
+HELP: Final[Mapping[str, str]] = {
+    "isthmus_http_unauthorized_total": "Requests refused for want of a token or a role, by listener and status.",
+}
+"""Name -> what it counts (see repl.telemetry)."""
+
+
+def http_role(method: str, raw_path: bytes) -> Role | None:
+    """What a request of the client face needs; None: nothing."""
+    if raw_path in PROBES:
+        return None
+    parts = raw_path.split(b"/")[1:]
+    if len(parts) == 3 and parts[0] == b"queues":
+        return Role.REPLICATE
+    if method in ("GET", "HEAD"):
+        return Role.READ
+    if raw_path == b"/batch/get":
+        return Role.READ
+    count = len(parts)
+    bucket_props = count == 3 and parts[0] == b"buckets" and parts[2] == b"props"
+    typed_props = count in (3, 5) and parts[0] == b"types" and parts[-1] == b"props"
+    old_props = count == 2 and parts[0] == b"riak" and method == "PUT"
+    return Role.OPERATE if bucket_props or typed_props or old_props else Role.WRITE
+
+
+def admin_role(method: str, raw_path: bytes) -> Role | None:
+    """What a request of the admin face needs; None: nothing."""
+    if raw_path in PROBES:
+        return None
+    if method in ("GET", "HEAD"):
+        return Role.READ
+    parts = raw_path.split(b"/")[2:] if raw_path.startswith(b"/admin/") else []
+    for known in OPERATE:
+        if len(parts) == len(known) and all(k in (b"*", part) for k, part in zip(known, parts, strict=True)):
+            return Role.OPERATE
+    return Role.ADMIN
+
+
+class Guard:
+    """Lets requests of one listener in, or refuses them: 401 without a token that is known, 403 without the role."""
+
+    def __init__(self, listener: str, settings: TokenSettings) -> None:
+        """Raises BadConfig when a file cannot be used. `listener` is "http" or "admin"."""
+        self._listener = listener
+        self._role = http_role if listener == "http" else admin_role
+        self._digests = [(INCLUDES[Role(name)], watched_digests(path)) for name, path in settings.files.items()]
+        self._open = HTTP_OPEN[settings.http_open] if listener == "http" else frozenset()
+        self._metrics_open = settings.metrics_open
+        self.refused: dict[int, int] = {}
+        self._said_s = -LOG_INTERVAL_S
+
+    def check(self, method: str, raw_path: bytes, headers: Headers) -> None:
+        """Raises Refused, 401 or 403."""
+        wanted = self._role(method, raw_path)
+        if wanted is None or wanted in self._open or (self._metrics_open and raw_path == b"/metrics"):
+            return
+        token = _token_of(headers)
+        if token is not None:
+            known, found = self._granted(token)
+            if wanted in found:
+                return
+            if known:
+                self._count(403)
+                raise Refused(403, "forbidden", f"this needs a token of the role {_who_may(wanted)}")
+        self._count(401)
+        what = "no token was shown" if token is None else "the token that was shown is not known here"
+        sentence = f"{what}; this needs one of the role {_who_may(wanted)} (Authorization: Bearer TOKEN)"
+        raise Refused(401, "unauthorized", sentence, list(CHALLENGES))
+
+    def _granted(self, token: bytes) -> tuple[bool, frozenset[Role]]:
+        digest = digest_of(token)
+        known, granted = False, frozenset[Role]()
+        for roles, watched in self._digests:
+            if is_among(digest, watched.current()):
+                known, granted = True, granted | roles
+        return known, granted
+
+    def _count(self, status: int) -> None:
+        self.refused[status] = self.refused.get(status, 0) + 1
+        now_s = monotonic()
+        if now_s - self._said_s >= LOG_INTERVAL_S:
+            self._said_s = now_s
+            log.warning("http.unauthorized", listener=self._listener, status=status, count=self.refused[status])
+
+    def samples(self) -> Iterator[Sample]:
+        """What Prometheus is shown."""
+        for status, count in self.refused.items():
+            yield "isthmus_http_unauthorized_total", {"listener": self._listener, "status": str(status)}, count
+
+
+def guard_of(listener: str, settings: TokenSettings) -> Guard | None:
+    """None where no tokens are configured: then everybody may do everything. Raises BadConfig."""
+    return Guard(listener, settings) if settings.files else None
+
+
+def _who_may(wanted: Role) -> str:
+    """The roles that would do, the least first."""
+    return " or ".join(role.value for role, included in INCLUDES.items() if wanted in included)
+
+
+def _token_of(headers: Headers) -> bytes | None:
+    """What the request shows; two of them are none, since it is not clear which is meant."""
+    shown = [value for name, value in headers if name == b"authorization"]
+    if len(shown) != 1 or len(shown[0]) > CREDENTIAL_BYTES_MAX:
+        return None
+    scheme, _, value = shown[0].strip().partition(b" ")
+    value = value.strip()
+    if scheme.lower() == b"bearer":
+        return value or None
+    if scheme.lower() == b"basic":
+        try:
+            _, colon, password = b64decode(value, validate=True).partition(b":")
+        except (binascii.Error, ValueError):
+            return None
+        return password if colon and password else None
+    return None
