@@ -4,7 +4,8 @@ Every applied entry carries the change of its leaf, so keeping a tree is one XOR
 of the partition's applied offset exactly, or it is not `ready`: after a gap (rows that came from another node) or a
 start without a saved tree it is built from a snapshot of the key store, in a thread, while the changes since are
 gathered; a ready tree is still served, and kept, while its successor is built, and is compared with it. What a tree is
-made of stands in `aae.tree`, its file in `aae.files`; who asks is `aae.local`. Rules: docs/protocol.md I-TREE, R-TREE.
+made of stands in `aae.tree`, how one is built in `aae.building`, its file in `aae.files`; who asks is `aae.local`.
+Rules: docs/protocol.md I-TREE, R-TREE.
 """
 
 from __future__ import annotations
@@ -13,37 +14,33 @@ import asyncio
 import time as clock
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import islice
+from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import structlog
 
+from aae.building import Build
 from aae.files import forget_trees, save_tree, take_tree
-from aae.tree import Tree
-from repl.model.entry import Entry, decode_key_row, leaf
-from repl.model.errors import Corruption, IsthmusError, LocalFault
-from repl.model.keys import SEGMENT_COUNT
+from aae.tree import Hashes, Tree
+from repl.model.entry import Entry
+from repl.model.errors import IsthmusError, LocalFault, Overloaded
 from repl.model.ports import TimeSource
 from repl.store.port import Store
 from repl.telemetry import Sample
 
 log = structlog.get_logger(__name__)
 
-SLICE_ROWS: Final = 2_000
-"""Key rows between two rests of a build: about 4 ms of a core."""
-
-REST_SHARE: Final = 0.25
-"""What a build rests after each slice, as a share of what the slice took, so that the loop gets its turn."""
-
 RETRY_MS: Final = 30_000
 """Pause before a build that failed is tried again."""
 
 LOOK_MS: Final = 500
 """How often it is looked for copies that are new, gone, or in need of a tree."""
+
+CAPTURES_MAX: Final = 8
+"""Comparisons that may wait for an offset of one partition; there is one leader, which asks one at a time."""
 
 MISMATCHES_KEPT: Final = 100
 """Newest alarms kept for operators; each names one segment of one partition."""
@@ -88,18 +85,13 @@ class Mismatch(NamedTuple):
     wall_ms: int
 
 
-@dataclass(slots=True)
-class _Build:
-    """A successor being built: changes since it began, until the snapshot's offset is known one by one."""
+class _Capture(NamedTuple):
+    """Somebody wants to know the tree at an offset that is still to come."""
 
-    changes: list[tuple[int, int, int]] = field(default_factory=list)
-    since: int | None = None
-    delta: Tree = field(default_factory=Tree)
-    keys: int = 0
-    heard: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when more is applied."""
-    valid: bool = True
-    """False once a gap was seen: what is gathered is not all."""
+    offset: int
+    number: int
+    branch: int | None
+    future: asyncio.Future[Hashes | None]
 
 
 @dataclass(slots=True)
@@ -110,7 +102,8 @@ class Kept:
     gen: int
     tree: Tree | None
     offset: int
-    build: _Build | None = None
+    build: Build | None = None
+    captures: list[_Capture] = field(default_factory=list)
     reason: str = ""
     retry_at_ms: int = 0
     built_ms: int | None = None
@@ -140,6 +133,7 @@ class Trees:
         self._wake = asyncio.Event()
         self._wanted: set[int] = set()
         self._stopping = False
+        self._numbers = count()
         self.kept: dict[int, Kept] = {}
         self.mismatches: list[Mismatch] = []
         self.mismatches_total = 0
@@ -186,18 +180,59 @@ class Trees:
         first = entries[0].offset
         if first != kept.offset:
             self._gap(partition, kept)
+        if kept.captures:
+            entries = self._captured(kept, entries)
+            if not entries:
+                return
+        self._take(kept, entries)
+
+    @staticmethod
+    def _take(kept: Kept, entries: Sequence[Entry]) -> None:
         changes = [(entry.key_hash >> 44, entry.leaf_change) for entry in entries if entry.leaf_change]
         kept.offset = entries[-1].offset + 1
         if kept.tree is not None:
             kept.tree.change_all(changes)
         build = kept.build
         if build is not None:
-            build.heard.set()
-            if build.since is None:
-                build.changes += [(e.offset, e.key_hash >> 44, e.leaf_change) for e in entries if e.leaf_change]
-            else:
-                since = build.since
-                build.delta.change_all((e.key_hash >> 44, e.leaf_change) for e in entries if e.offset >= since)
+            build.gather(entries)
+
+    def _captured(self, kept: Kept, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """Answer the captures whose offset lies within `entries`; returns what is left of these."""
+        end = entries[-1].offset + 1
+        for capture in sorted(c for c in kept.captures if c.offset <= end):
+            before = [entry for entry in entries if entry.offset < capture.offset]
+            if before:
+                self._take(kept, before)
+                entries = entries[len(before) :]
+            kept.captures.remove(capture)
+            self._answer(kept, capture)
+        return entries
+
+    def _answer(self, kept: Kept, capture: _Capture) -> None:
+        if not capture.future.done():
+            tree = kept.tree
+            hashes = None
+            if tree is not None and kept.offset == capture.offset:
+                hashes = tree.branch_hashes() if capture.branch is None else tree.leaves(capture.branch)
+            capture.future.set_result(hashes)
+
+    def capture(self, partition: int, offset: int, branch: int | None = None) -> asyncio.Future[Hashes | None]:
+        """The hashes of all branches, or the leaves of one, as they are when exactly `offset` is applied; None when
+        that has passed, or there is no tree then. Raises Overloaded beyond CAPTURES_MAX; the caller sets a time-out."""
+        future: asyncio.Future[Hashes | None] = asyncio.get_running_loop().create_future()
+        kept = self.kept.get(partition)
+        if kept is None or kept.offset > offset:
+            future.set_result(None)
+            return future
+        capture = _Capture(offset, next(self._numbers), branch, future)
+        if kept.offset == offset:
+            self._answer(kept, capture)
+            return future
+        kept.captures = [c for c in kept.captures if not c.future.done()]
+        if len(kept.captures) >= CAPTURES_MAX:
+            raise Overloaded(f"{CAPTURES_MAX} comparisons wait for partition {partition} already")
+        kept.captures.append(capture)
+        return future
 
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
         """See AfterApply: trees are kept on every replica alike."""
@@ -263,13 +298,15 @@ class Trees:
 
     async def _build(self, partition: int) -> None:
         kept = self.kept[partition]
-        build = kept.build = _Build()
+        build = kept.build = Build()
         self._wanted.discard(partition)
         kept.reason = "rebuilding"
         loop = asyncio.get_running_loop()
         started = clock.monotonic()
         try:
-            tree, offset = await loop.run_in_executor(self._pool, self._fold, partition, build, loop)
+            tree, offset = await loop.run_in_executor(
+                self._pool, build.fold, self._store, partition, loop, lambda: self._stopping
+            )
         except IsthmusError as error:
             kept.build = None
             kept.reason = f"cannot be built: {error}"
@@ -286,8 +323,7 @@ class Trees:
         kept.build = None
         if not self._still(partition, kept, build):
             return
-        assert build.since == offset
-        tree.merge(build.delta)
+        tree = build.finished(tree)
         seconds = clock.monotonic() - started
         self.builds_total += 1
         self.build_keys_total += build.keys
@@ -298,32 +334,8 @@ class Trees:
         kept.tree, kept.reason, kept.built_ms = tree, "", self._time.wall_ms()
         log.info("trees.built", partition=partition, keys=build.keys, seconds=round(seconds, 3))
 
-    def _still(self, partition: int, kept: Kept, build: _Build) -> bool:
+    def _still(self, partition: int, kept: Kept, build: Build) -> bool:
         return not self._stopping and build.valid and self.kept.get(partition) is kept
-
-    def _fold(self, partition: int, build: _Build, loop: asyncio.AbstractEventLoop) -> tuple[Tree, int]:
-        """In the thread: the tree of a snapshot, and the offset that this is of."""
-        with closing(self._store.far.snapshot(partition)) as snapshot:
-            offset = snapshot.end.offset
-            loop.call_soon_threadsafe(self._since, build, offset)
-            tree = Tree()
-            rows = snapshot.key_rows(0, SEGMENT_COUNT)
-            while not self._stopping and build.valid:
-                began = clock.monotonic()
-                part = list(islice(rows, SLICE_ROWS))
-                if not part:
-                    break
-                tree.change_all((segment, leaf_of_row(bucket, key, row)) for segment, bucket, key, row in part)
-                build.keys += len(part)
-                clock.sleep((clock.monotonic() - began) * REST_SHARE)
-        return tree, offset
-
-    @staticmethod
-    def _since(build: _Build, offset: int) -> None:
-        """The snapshot is of `offset`: of what was gathered, only what came at or above it is not in it."""
-        build.since = offset
-        build.delta.change_all((segment, delta) for at, segment, delta in build.changes if at >= offset)
-        build.changes.clear()
 
     # -- asking -----------------------------------------------------------------------------------------
 
@@ -351,12 +363,3 @@ class Trees:
             ("isthmus_tree_build_seconds_total", {}, self.build_seconds_total),
             ("isthmus_tree_mismatches_total", {}, self.mismatches_total),
         ]
-
-
-def leaf_of_row(bucket: bytes, key: bytes, row: bytes) -> int:
-    """What a key contributes to its leaf, from its encoded key row. Raises Corruption."""
-    try:
-        found = decode_key_row(row)
-    except IsthmusError as error:
-        raise Corruption(f"the key row of {bucket!r}/{key!r} cannot be read: {error}") from error
-    return leaf(bucket, key, found.clock, found.hash64)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from aae.building import leaf_of_row
 from aae.files import save_tree, take_tree
-from aae.keeping import Copy, State, Trees, leaf_of_row
+from aae.keeping import Copy, State, Trees
 from aae.tree import Tree
 from node.timesource import SystemTime
 from repl.model.entry import Entry
@@ -223,6 +224,37 @@ def test_a_clean_stop_saves_and_the_next_start_needs_no_build(tmp_path: Path) ->
             assert lab.right(), case
             assert not path.exists()
             await lab.trees.stop(save=False)
+
+    run(tmp_path, story)
+
+
+def test_a_capture_is_of_its_offset_exactly(tmp_path: Path) -> None:
+    """Hashes wanted at an offset are those of the store there, also in the middle of a batch; what has passed, or has
+    no tree, is unknown."""
+
+    async def story(lab: Lab) -> None:
+        chance = random.Random(5)
+        lab.trees.start()
+        await until(lambda: ready(lab))
+        lab.tell(lab.write(10, chance))
+        now = lab.trees.capture(PARTITION, 10)
+        middle, end, later = (lab.trees.capture(PARTITION, offset) for offset in (14, 20, 25))
+        first = lab.write(4, chance)
+        expected = lab.fold().branch_hashes()
+        lab.tell(first + lab.write(6, chance))
+        assert (await middle) is not None
+        assert ((await middle) == expected).all()
+        assert ((await end) == lab.fold().branch_hashes()).all()
+        assert now.done()
+        assert lab.right()
+        assert await lab.trees.capture(PARTITION, 19) is None
+        branch = int(expected.nonzero()[0][0])
+        leaves = await lab.trees.capture(PARTITION, 20, branch)
+        assert (leaves == lab.fold().leaves(branch)).all()
+        assert not later.done()
+        lab.write(3, chance)  # a gap: the tree is gone before the offset comes
+        lab.tell(lab.write(7, chance))
+        assert await later is None
 
     run(tmp_path, story)
 

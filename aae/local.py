@@ -1,0 +1,154 @@
+"""What this node tells of the partitions that it leads: roots, leaves, and the rows of segments.
+
+Answers are of one moment each, and say for which partitions they speak; a partition whose tree is being built is named
+with the reason, never left out. Rows are read in a thread, from one snapshot a partition, whole segments at a time.
+Who adds up the nodes is `aae.whole`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import closing
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from aae import wire
+from aae.compare import Row
+from aae.keeping import Kept, Trees
+from aae.tree import BRANCH_COUNT, LEAF_COUNT, Hashes
+from aae.wire import ClocksAsked, HashesTold, LeavesAsked, RootsAsked, RowsTold, Standing
+from repl.model.entry import decode_key_row
+from repl.model.errors import Corruption, IsthmusError
+from repl.model.keys import SEGMENT_BITS, SEGMENT_COUNT
+from repl.store.port import Store
+
+ROOTS: Final = "aae.roots"
+LEAVES: Final = "aae.leaves"
+CLOCKS: Final = "aae.clocks"
+
+Handler = Callable[[str, bytes], Awaitable[bytes]]
+
+
+class Led(NamedTuple):
+    """A partition that this node leads and serves: the `place`-th of `of`, which gives its range of segments."""
+
+    partition: int
+    place: int
+    of: int
+
+    @property
+    def segments(self) -> tuple[int, int]:
+        """Its segments [first, end) of 2^20."""
+        return -(-self.place * SEGMENT_COUNT // self.of), -(-(self.place + 1) * SEGMENT_COUNT // self.of)
+
+
+class LocalTrees:
+    """Answers for the partitions led here. `led(bucket_type)` names them as they are now."""
+
+    def __init__(
+        self, trees: Trees, store: Store, *, led: Callable[[bytes], Sequence[Led]], read_pool: Executor
+    ) -> None:
+        self._trees = trees
+        self._store = store
+        self._led = led
+        self._pool = read_pool
+
+    def request_handlers(self) -> dict[str, Handler]:
+        """What other nodes may ask of this one, by method."""
+        return {ROOTS: self._answer_roots, LEAVES: self._answer_leaves, CLOCKS: self._answer_clocks}
+
+    def roots(self, asked: RootsAsked) -> HashesTold:
+        """The hashes of all branches, as they are now."""
+        hashes: Hashes = np.zeros(BRANCH_COUNT, dtype=np.uint64)
+        standings = []
+        for led in self._led(asked.bucket_type):
+            kept = self._trees.kept.get(led.partition)
+            if kept is not None and kept.tree is not None:
+                hashes ^= kept.tree.branch_hashes()
+            standings.append(_standing(led.partition, kept))
+        return HashesTold(tuple(standings), hashes)
+
+    def leaves(self, asked: LeavesAsked) -> HashesTold:
+        """The leaves of the branches, as they are now."""
+        standings = []
+        whole: Hashes = np.zeros(wire.leaf_count(asked), dtype=np.uint64)
+        rows = whole.reshape(len(asked.branches), -1)
+        for led in self._led(asked.bucket_type):
+            kept = self._trees.kept.get(led.partition)
+            standings.append(_standing(led.partition, kept))
+            if kept is None or kept.tree is None:
+                continue
+            first, end = led.segments
+            for at, branch in enumerate(asked.branches):
+                if first < (branch + 1) * LEAF_COUNT and branch * LEAF_COUNT < end:
+                    rows[at] ^= kept.tree.leaves(branch, asked.size_bits)
+        return HashesTold(tuple(standings), whole)
+
+    async def clocks(self, asked: ClocksAsked) -> RowsTold:
+        """The rows of the segments. Raises Corruption, LocalFault."""
+        led = self._led(asked.bucket_type)
+        rows, covered = await asyncio.get_running_loop().run_in_executor(self._pool, self._read, led, asked)
+        return RowsTold(tuple(Standing(one.partition, True, "") for one in led), covered, rows)
+
+    def _read(self, led: Sequence[Led], asked: ClocksAsked) -> tuple[list[Row], int]:
+        """In a thread. Each partition is read until the rows are passed; what counts is what all have covered."""
+        shift = SEGMENT_BITS - asked.size_bits
+        found: list[tuple[int, Row]] = []
+        covered = len(asked.segments)
+        for one in led:
+            first, end = one.segments
+            mine = [
+                (at, max(first, segment << shift), min(end, (segment + 1) << shift))
+                for at, segment in enumerate(asked.segments[:covered])
+                if segment << shift < end and first < (segment + 1) << shift
+            ]
+            if not mine:
+                continue
+            count = 0
+            with closing(self._store.far.snapshot(one.partition)) as snapshot:
+                for at, start, stop in mine:
+                    if count >= asked.rows:
+                        covered = min(covered, at)
+                        break
+                    for _, bucket, key, row in snapshot.key_rows(start, stop):
+                        listed = _row(bucket, key, row)
+                        if _within(listed, asked):
+                            found.append((at, listed))
+                            count += 1
+        return list(_kept(found, covered)), covered
+
+    async def _answer_roots(self, _node: str, body: bytes) -> bytes:
+        return wire.encode_hashes(self.roots(wire.decode_roots_asked(body)))
+
+    async def _answer_leaves(self, _node: str, body: bytes) -> bytes:
+        return wire.encode_hashes(self.leaves(wire.decode_leaves_asked(body)))
+
+    async def _answer_clocks(self, _node: str, body: bytes) -> bytes:
+        return wire.encode_rows(await self.clocks(wire.decode_clocks_asked(body)))
+
+
+def _standing(partition: int, kept: Kept | None) -> Standing:
+    if kept is None:
+        return Standing(partition, False, "its tree is not looked at yet")
+    if kept.tree is None:
+        return Standing(partition, False, kept.reason or str(kept.state))
+    return Standing(partition, True, "")
+
+
+def _row(bucket: bytes, key: bytes, data: bytes) -> Row:
+    try:
+        row = decode_key_row(data)
+    except IsthmusError as error:
+        raise Corruption(f"the key row of {bucket!r}/{key!r} cannot be read: {error}") from error
+    return Row(bucket, key, row.clock, row.hash64, row.last_modified_ms, row.tombstone)
+
+
+def _within(row: Row, asked: ClocksAsked) -> bool:
+    return row.modified_ms >= asked.since_ms and (not asked.before_ms or row.modified_ms < asked.before_ms)
+
+
+def _kept(found: list[tuple[int, Row]], covered: int) -> Iterator[Row]:
+    return (row for at, row in found if at < covered)

@@ -1,0 +1,154 @@
+"""All of a bucket type, by asking every node for the partitions that it leads: any node can answer for its cluster.
+
+A sum is believed only if each partition of the bucket type was counted once and was ready; with one missing (no leader,
+a tree being built, a leadership that moved while it was asked) or counted twice it is asked for again a few times, and
+then it is Incomplete, with the reason. So an answer is whole, or there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final, Protocol, TypeVar
+
+import numpy as np
+
+from aae import wire
+from aae.local import CLOCKS, LEAVES, ROOTS, LocalTrees
+from aae.tree import BRANCH_COUNT, Hashes
+from aae.wire import ClocksAsked, HashesTold, LeavesAsked, RootsAsked, RowsTold, Standing
+from repl.model.errors import IsthmusError, Retryable
+from repl.model.keys import key_hash
+
+TIMEOUT_MS: Final = 30_000
+"""How long a node may take for one answer; rows of many segments are read from disk."""
+
+ATTEMPTS: Final = 5
+ATTEMPT_PAUSE_S: Final = 0.2
+"""A leadership that is handed over is counted again after some 100 ms."""
+
+Told = TypeVar("Told", HashesTold, RowsTold)
+
+
+class Incomplete(Retryable):
+    """Not every partition could be counted once; the message names what is missing and why."""
+
+    reason = "incomplete"
+
+
+class Members(Protocol):
+    """The cluster as this node sees it."""
+
+    def nodes(self) -> Iterable[str]:
+        """The other nodes that live."""
+
+    def partitions(self, bucket_type: bytes) -> Sequence[int]:
+        """The ids of the bucket type's partitions. Raises BadInput when there is no such bucket type."""
+
+
+class WholeTrees:
+    """The trees of the whole cluster. `request` is `Links.request`."""
+
+    def __init__(
+        self, local: LocalTrees, members: Members, request: Callable[[str, str, bytes, int], Awaitable[bytes]]
+    ) -> None:
+        self._local = local
+        self._members = members
+        self._request = request
+
+    async def roots(self, asked: RootsAsked) -> Hashes:
+        """The hashes of all branches. Raises Incomplete, BadInput."""
+        body = wire.encode_roots_asked(asked)
+        told = await self._whole(
+            asked.bucket_type,
+            lambda: _now(self._local.roots(asked)),
+            lambda node: self._hashes(node, ROOTS, body, BRANCH_COUNT),
+        )
+        return _sum(told)
+
+    async def leaves(self, asked: LeavesAsked) -> Hashes:
+        """The leaves of the branches. Raises Incomplete, BadInput."""
+        body = wire.encode_leaves_asked(asked)
+        told = await self._whole(
+            asked.bucket_type,
+            lambda: _now(self._local.leaves(asked)),
+            lambda node: self._hashes(node, LEAVES, body, wire.leaf_count(asked)),
+        )
+        return _sum(told)
+
+    async def clocks(self, asked: ClocksAsked) -> RowsTold:
+        """The rows of the first segments, as far as every node covered them; without standings. Raises Incomplete,
+        BadInput."""
+        body = wire.encode_clocks_asked(asked)
+        told = await self._whole(
+            asked.bucket_type, lambda: self._local.clocks(asked), lambda node: self._rows(node, body, asked)
+        )
+        covered = min(one.covered for one in told)
+        last = asked.segments[covered - 1]
+        shift = 64 - asked.size_bits
+        rows = [
+            row
+            for one in told
+            for row in one.rows
+            if one.covered == covered or key_hash(row.bucket, row.key) >> shift <= last
+        ]
+        return RowsTold((), covered, rows)
+
+    async def _hashes(self, node: str, method: str, body: bytes, count: int) -> HashesTold:
+        return wire.decode_hashes(await self._request(node, method, body, TIMEOUT_MS), count)
+
+    async def _rows(self, node: str, body: bytes, asked: ClocksAsked) -> RowsTold:
+        return wire.decode_rows(await self._request(node, CLOCKS, body, TIMEOUT_MS), asked)
+
+    async def _whole(
+        self, bucket_type: bytes, own: Callable[[], Awaitable[Told]], other: Callable[[str], Awaitable[Told]]
+    ) -> list[Told]:
+        missing = ""
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(ATTEMPT_PAUSE_S)
+            wanted = set(self._members.partitions(bucket_type))
+            nodes: list[str] = sorted(self._members.nodes())
+            told: list[Told] = []
+            silent: list[str] = []
+            tries = [_tried(node, other(node), told, silent) for node in nodes]
+            await asyncio.gather(_tried("this node", own(), told, silent), *tries)
+            missing = _missing(wanted, [standing for one in told for standing in one.standings], silent)
+            if not missing:
+                return told
+        raise Incomplete(missing)
+
+
+def _missing(wanted: set[int], standings: Sequence[Standing], silent: Sequence[str]) -> str:
+    """Why the answers are not all of `wanted`, each once and ready; "" when they are."""
+    unready = [standing for standing in standings if not standing.ready]
+    if unready:
+        first = unready[0]
+        return f"{len(unready)} trees cannot answer: partition {first.partition}: {first.reason}"
+    counted = Counter(standing.partition for standing in standings)
+    absent, twice = wanted - counted.keys(), [p for p, times in counted.items() if times > 1]
+    if absent:
+        because = f" ({'; '.join(silent)})" if silent else ""
+        return f"{len(absent)} partitions have no leader that answers, {min(absent)} first{because}"
+    if twice:
+        return f"partition {min(twice)} is moving: two nodes answered for it"
+    return ""
+
+
+async def _tried(node: str, answer: Awaitable[Told], told: list[Told], silent: list[str]) -> None:
+    try:
+        told.append(await answer)
+    except IsthmusError as error:
+        silent.append(f"{node}: {error}")
+
+
+def _sum(told: Sequence[HashesTold]) -> Hashes:
+    total = told[0].hashes.copy()
+    for one in told[1:]:
+        np.bitwise_xor(total, one.hashes, out=total)
+    return total
+
+
+async def _now(told: HashesTold) -> HashesTold:
+    return told

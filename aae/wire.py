@@ -1,0 +1,221 @@
+"""What nodes and clusters ask each other about trees: msgpack, each message with the version of its form.
+
+The same three questions go to a node (about the partitions that it leads) and to a cluster (about all of a bucket
+type); an answer says for which partitions it speaks, so that whoever adds them up sees that each was counted once.
+Sizes are checked before anything is believed. Who asks and answers: `aae.local`, `aae.whole`, `aae.peers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from aae.compare import Row
+from aae.tree import BRANCH_BITS, BRANCH_COUNT, SIZE_BITS_MIN, Hashes, hashes_from_wire, hashes_to_wire
+from repl.model.errors import CodecError
+from repl.model.keys import SEGMENT_BITS
+
+VERSION: Final = 1
+
+PARTITIONS_MAX: Final = 65_536
+"""Partitions that one answer may speak for."""
+
+NAME_BYTES_MAX: Final = 64 * 1024
+"""Longest bucket type, bucket, key or clock that is read."""
+
+ROWS_MAX: Final = 1_000_000
+"""Rows of one answer that are read. An answer ends with the segment in which it passed the rows asked for."""
+
+MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Largest answer; larger ones are refused unread."""
+
+REASON_MAX: Final = 300
+
+
+class UnknownVersion(CodecError):
+    """A message of another version of this program."""
+
+    reason = "unknown-version"
+
+
+class Standing(NamedTuple):
+    """What a node says of one partition that it leads: `ready`, or why its tree cannot answer."""
+
+    partition: int
+    ready: bool
+    reason: str
+
+
+class RootsAsked(NamedTuple):
+    """The hashes of all branches of a bucket type."""
+
+    bucket_type: bytes
+
+
+class LeavesAsked(NamedTuple):
+    """The leaves of some branches, in the tree of 2^size_bits segments."""
+
+    bucket_type: bytes
+    branches: tuple[int, ...]
+    size_bits: int
+
+
+class ClocksAsked(NamedTuple):
+    """The rows of some segments of 2^size_bits, in ascending order, changed in [since_ms, before_ms) (0: no bound);
+    until `rows` are passed."""
+
+    bucket_type: bytes
+    segments: tuple[int, ...]
+    size_bits: int
+    since_ms: int
+    before_ms: int
+    rows: int
+
+
+class HashesTold(NamedTuple):
+    """The XOR of what each ready partition of `standings` has."""
+
+    standings: tuple[Standing, ...]
+    hashes: Hashes
+
+
+class RowsTold(NamedTuple):
+    """The rows of the first `covered` segments that were asked for."""
+
+    standings: tuple[Standing, ...]
+    covered: int
+    rows: list[Row]
+
+
+def encode_roots_asked(asked: RootsAsked) -> bytes:
+    """Its bytes."""
+    return _pack([VERSION, asked.bucket_type])
+
+
+def decode_roots_asked(data: bytes) -> RootsAsked:
+    """Raises CodecError."""
+    match _unpack(data, "a question for roots"):
+        case [bytes(bucket_type)]:
+            return RootsAsked(bucket_type)
+    raise CodecError("not a question for roots")
+
+
+def encode_leaves_asked(asked: LeavesAsked) -> bytes:
+    """Its bytes."""
+    return _pack([VERSION, asked.bucket_type, asked.branches, asked.size_bits])
+
+
+def decode_leaves_asked(data: bytes) -> LeavesAsked:
+    """Raises CodecError."""
+    match _unpack(data, "a question for leaves"):
+        case [bytes(bucket_type), list(branches), int(size_bits)] if (
+            SIZE_BITS_MIN <= size_bits <= SEGMENT_BITS and len(branches) > 0 and _ascending(branches, BRANCH_COUNT)
+        ):
+            return LeavesAsked(bucket_type, tuple(branches), size_bits)
+    raise CodecError("not a question for leaves: type, ascending branches, a size of 12 to 20 bits")
+
+
+def encode_clocks_asked(asked: ClocksAsked) -> bytes:
+    """Its bytes."""
+    return _pack([VERSION, *asked])
+
+
+def decode_clocks_asked(data: bytes) -> ClocksAsked:
+    """Raises CodecError."""
+    match _unpack(data, "a question for clocks"):
+        case [bytes(bucket_type), list(segments), int(size_bits), int(since_ms), int(before_ms), int(rows)] if (
+            SIZE_BITS_MIN <= size_bits <= SEGMENT_BITS
+            and len(segments) > 0
+            and _ascending(segments, 1 << size_bits)
+            and min(since_ms, before_ms) >= 0
+            and 0 < rows <= ROWS_MAX
+        ):
+            return ClocksAsked(bucket_type, tuple(segments), size_bits, since_ms, before_ms, rows)
+    raise CodecError("not a question for clocks: type, ascending segments, size, time range, a number of rows")
+
+
+def encode_hashes(told: HashesTold) -> bytes:
+    """Its bytes."""
+    return _pack([VERSION, _standings(told.standings), hashes_to_wire(told.hashes)])
+
+
+def decode_hashes(data: bytes, count: int) -> HashesTold:
+    """An answer of `count` hashes. Raises CodecError."""
+    match _unpack(data, "tree hashes"):
+        case [list(standings), bytes(hashes)]:
+            return HashesTold(_decoded_standings(standings), hashes_from_wire(hashes, count))
+    raise CodecError("not tree hashes")
+
+
+def leaf_count(asked: LeavesAsked) -> int:
+    """Hashes of the answer."""
+    return len(asked.branches) << (asked.size_bits - BRANCH_BITS)
+
+
+def encode_rows(told: RowsTold) -> bytes:
+    """Its bytes."""
+    return _pack([VERSION, _standings(told.standings), told.covered, told.rows])
+
+
+def decode_rows(data: bytes, asked: ClocksAsked) -> RowsTold:
+    """The answer to `asked`. Raises CodecError."""
+    match _unpack(data, "rows"):
+        case [list(standings), int(covered), list(rows)] if 1 <= covered <= len(asked.segments):
+            return RowsTold(_decoded_standings(standings), covered, [_row(raw) for raw in rows])
+    raise CodecError("not rows of segments, or of none")
+
+
+def _row(raw: object) -> Row:
+    match raw:
+        case [bytes(bucket), bytes(key), bytes(clock), int(hash64), int(modified_ms), bool(tombstone)] if (
+            bucket and key and 0 <= hash64 < 1 << 64 and modified_ms >= 0
+        ):
+            return Row(bucket, key, clock, hash64, modified_ms, tombstone)
+    raise CodecError("not a row: bucket, key, clock, hash, last modified, tombstone")
+
+
+def _standings(standings: Sequence[Standing]) -> list[Standing]:
+    return [standing._replace(reason=standing.reason[:REASON_MAX]) for standing in standings]
+
+
+def _decoded_standings(raw: Sequence[object]) -> tuple[Standing, ...]:
+    found: list[Standing] = []
+    if len(raw) > PARTITIONS_MAX:
+        raise CodecError(f"standings of {len(raw)} partitions, at most {PARTITIONS_MAX} are read")
+    for one in raw:
+        match one:
+            case [int(partition), bool(ready), str(reason)] if partition >= 0:
+                found.append(Standing(partition, ready, reason[:REASON_MAX]))
+            case _:
+                raise CodecError("not the standing of a partition")
+    return tuple(found)
+
+
+def _ascending(numbers: Sequence[object], limit: int) -> bool:
+    last = -1
+    for number in numbers:
+        if type(number) is not int or not last < number < limit:
+            return False
+        last = number
+    return True
+
+
+def _pack(parts: Sequence[Any]) -> bytes:
+    packed: bytes = msgpack.packb(parts)
+    return packed
+
+
+def _unpack(data: bytes, what: str) -> list[Any]:
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise CodecError(f"{what} of {len(data)} bytes, at most {MESSAGE_BYTES_MAX} are read")
+    try:
+        raw = msgpack.unpackb(data, max_array_len=ROWS_MAX, max_str_len=4 * REASON_MAX, max_map_len=0, max_ext_len=0)
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise CodecError(f"not {what}: {error}") from error
+    if not isinstance(raw, list) or not raw or type(raw[0]) is not int:
+        raise CodecError(f"not {what}: no list with a version")
+    if raw[0] != VERSION:
+        raise UnknownVersion(f"{what} in form {raw[0]}, this program knows form {VERSION}: update the older side")
+    return raw[1:]

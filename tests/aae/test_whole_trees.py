@@ -1,0 +1,206 @@
+"""A cluster's trees added up from its nodes: whole, or not at all; and rows of any segments, from wherever they lie."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from aae import wire
+from aae.compare import Row
+from aae.keeping import Copy, Kept, Trees
+from aae.local import Led, LocalTrees
+from aae.tree import BRANCH_COUNT, Tree
+from aae.whole import Incomplete, WholeTrees
+from aae.wire import ClocksAsked, LeavesAsked, RootsAsked
+from node.timesource import SystemTime
+from repl.model.entry import leaf
+from repl.model.errors import CodecError, NotReady
+from repl.model.keys import key_hash, partition_index, segment_of
+from repl.store.memory import MemoryStore
+from repl.store.port import PartitionStep
+from tests.store.histories import History
+
+TYPE = b"default"
+COUNT = 5
+
+
+class City:
+    """Nodes of one cluster in one process: who leads what is told; requests go straight to the other."""
+
+    def __init__(self, directory: Path, pool: ThreadPoolExecutor) -> None:
+        self.store = MemoryStore()
+        self.histories = [History(partition) for partition in range(COUNT)]
+        self.leaders: dict[int, str] = {partition: "abc"[partition % 3] for partition in range(COUNT)}
+        self.silent: set[str] = set()
+        self.keeper = Trees(self.store, directory=directory, copies=list[Copy], time=SystemTime())
+        self.nodes = {
+            name: LocalTrees(self.keeper, self.store, led=lambda _type, n=name: self.led(n), read_pool=pool)  # type: ignore[misc]
+            for name in "abc"
+        }
+        self.names: dict[tuple[bytes, bytes], int] = {}
+
+    def led(self, name: str) -> list[Led]:
+        """What a node leads."""
+        return [Led(partition, partition, COUNT) for partition, leader in self.leaders.items() if leader == name]
+
+    def fill(self, count: int) -> None:
+        """Put keys where they belong, and keep the trees."""
+        for number in range(count):
+            name = (b"b%d" % (number % 3), b"key-%d" % number)
+            self.names[name] = partition_index(key_hash(*name), COUNT)
+        for partition, history in enumerate(self.histories):
+            made = [history.put(*name, b"x") for name, place in self.names.items() if place == partition]
+            self.store.write([PartitionStep(partition, made)])
+            tree = Tree()
+            tree.change_all((segment_of(entry.key_hash), entry.leaf_change) for entry in made)
+            self.keeper.kept[partition] = Kept(TYPE, 1, tree, len(made))
+
+    async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+        """As `Links.request`."""
+        assert timeout_ms > 0
+        if node in self.silent:
+            raise NotReady(f"no connection to node {node}")
+        return await self.nodes[node].request_handlers()[method]("a", body)
+
+    def whole(self) -> WholeTrees:
+        """The cluster as node `a` answers for it."""
+        return WholeTrees(self.nodes["a"], Neighbours(), self.request)
+
+
+class Neighbours:
+    """The cluster as node `a` sees it."""
+
+    def nodes(self) -> Iterable[str]:
+        """The other two."""
+        return ["b", "c"]
+
+    def partitions(self, bucket_type: bytes) -> Sequence[int]:
+        """All."""
+        assert bucket_type == TYPE
+        return range(COUNT)
+
+
+@pytest.fixture
+def city(tmp_path: Path) -> Iterable[Callable[[Callable[[City], Awaitable[None]]], None]]:
+    """Runs a story in a city of 300 keys."""
+    with ThreadPoolExecutor(1) as pool:
+
+        async def whole(story: Callable[[City], Awaitable[None]]) -> None:
+            made = City(tmp_path, pool)
+            made.fill(300)
+            await story(made)
+
+        yield lambda story: asyncio.run(whole(story))
+
+
+def expected(city: City) -> Tree:
+    """The tree of all keys, from the histories alone."""
+    tree = Tree()
+    for history in city.histories:
+        for name, entry in history.latest.items():
+            clock = b"clock-%d" % entry.offset
+            tree.change(segment_of(key_hash(*name)), leaf(*name, clock, entry.offset))
+    return tree
+
+
+Story = Callable[[Callable[[City], Awaitable[None]]], None]
+
+
+def test_any_node_answers_for_all_of_the_cluster(city: Story) -> None:
+    """Roots and leaves, of full and of small trees, are those of all keys, however the partitions are led."""
+
+    async def story(c: City) -> None:
+        tree = expected(c)
+        for leaders in ("abcab", "aaaaa", "ccccc"):
+            c.leaders = dict(enumerate(leaders))
+            assert (await c.whole().roots(RootsAsked(TYPE)) == tree.branch_hashes()).all()
+            branches = tuple(tree.branch_hashes().nonzero()[0].tolist())[:40]
+            for bits in (20, 12):
+                found = (await c.whole().leaves(LeavesAsked(TYPE, branches, bits))).reshape(len(branches), -1)
+                for at, branch in enumerate(branches):
+                    assert (found[at] == tree.leaves(branch, bits)).all()
+
+    city(story)
+
+
+def test_rows_of_segments_come_whole_and_in_bounded_parts(city: Story) -> None:
+    """Every row of the segments asked for comes once, however few an answer may hold, and none of another one."""
+
+    async def story(c: City) -> None:
+        for bits, rows in ((20, 1000), (12, 7), (12, 1)):
+            wanted = sorted({key_hash(*name) >> (64 - bits) for name in c.names})[::2]
+            left, found = tuple(wanted), []
+            while left:
+                told = await c.whole().clocks(ClocksAsked(TYPE, left, bits, 0, 0, rows))
+                found += told.rows
+                left = left[told.covered :]
+            names = [(row.bucket, row.key) for row in found]
+            assert sorted(names) == sorted(n for n in c.names if key_hash(*n) >> (64 - bits) in set(wanted))
+        one = next(iter(c.histories[0].latest.values()))
+        segment = (segment_of(one.key_hash),)
+        told = await c.whole().clocks(ClocksAsked(TYPE, segment, 20, one.time_ms, one.time_ms + 1, 10))
+        assert [row.key for row in told.rows] == [one.key]
+        assert (await c.whole().clocks(ClocksAsked(TYPE, segment, 20, one.time_ms + 1, 0, 10))).rows == []
+
+    city(story)
+
+
+def test_what_is_not_whole_is_no_answer(city: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition without a leader, with two, on a silent node, or without a tree makes the answer Incomplete, and the
+    reason names it."""
+    monkeypatch.setattr("aae.whole.ATTEMPT_PAUSE_S", 0.0)
+
+    async def story(c: City) -> None:
+        whole = c.whole()
+        del c.leaders[3]
+        with pytest.raises(Incomplete, match="1 partitions have no leader that answers, 3 first"):
+            await whole.roots(RootsAsked(TYPE))
+        c.leaders[3] = "a"
+        c.silent = {"b"}
+        with pytest.raises(Incomplete, match="no connection to node b"):
+            await whole.clocks(ClocksAsked(TYPE, (1,), 20, 0, 0, 10))
+        c.silent = set()
+        kept = c.keeper.kept[2]
+        kept.tree, kept.reason = None, "rebuilding"
+        with pytest.raises(Incomplete, match="partition 2: rebuilding"):
+            await whole.leaves(LeavesAsked(TYPE, (1,), 20))
+        kept.tree = Tree()
+        original = c.led
+        c.led = lambda name: [*original(name), Led(1, 1, COUNT)]  # type: ignore[method-assign]
+        with pytest.raises(Incomplete, match="partition 1 is moving"):
+            await whole.roots(RootsAsked(TYPE))
+
+    city(story)
+
+
+def test_messages_that_are_none_are_refused() -> None:
+    """Cut, of another version, out of range, or not in order: each is a CodecError that says what is due."""
+    good = wire.encode_clocks_asked(ClocksAsked(TYPE, (1, 5), 20, 0, 0, 10))
+    assert wire.decode_clocks_asked(good) == ClocksAsked(TYPE, (1, 5), 20, 0, 0, 10)
+    for bad in (
+        good[:-1],
+        wire.encode_clocks_asked(ClocksAsked(TYPE, (5, 1), 20, 0, 0, 10)),
+        wire.encode_clocks_asked(ClocksAsked(TYPE, (1 << 20,), 20, 0, 0, 10)),
+        wire.encode_clocks_asked(ClocksAsked(TYPE, (), 20, 0, 0, 10)),
+        wire.encode_clocks_asked(ClocksAsked(TYPE, (1,), 21, 0, 0, 10)),
+        wire.encode_clocks_asked(ClocksAsked(TYPE, (1,), 20, 0, 0, 1 << 40)),
+        b"",
+        b"\xc1",
+    ):
+        with pytest.raises(CodecError):
+            wire.decode_clocks_asked(bad)
+    with pytest.raises(wire.UnknownVersion, match="form 9"):
+        wire.decode_roots_asked(b"\x92\x09\xc4\x01a")
+    with pytest.raises(CodecError, match="not a question for leaves"):
+        wire.decode_leaves_asked(wire.encode_leaves_asked(LeavesAsked(TYPE, (BRANCH_COUNT,), 20)))
+    told = wire.RowsTold((wire.Standing(1, True, ""),), 1, [Row(b"b", b"k", b"c", 1 << 63, 5, True)])
+    asked = ClocksAsked(TYPE, (1,), 20, 0, 0, 10)
+    assert wire.decode_rows(wire.encode_rows(told), asked) == told
+    with pytest.raises(CodecError):
+        wire.decode_rows(wire.encode_rows(told._replace(covered=2)), asked)
+    with pytest.raises(CodecError, match="not a row"):
+        wire.decode_rows(wire.encode_rows(told._replace(rows=[(b"b", b"", b"c", 1, 5, True)])), asked)  # type: ignore[list-item]
