@@ -1,18 +1,30 @@
 """Prometheus metrics, read from the parts at scrape time: nothing on the hot path touches a metric object.
 
-A part offers a list of samples (name, labels, value); names carry their unit and end in `_total` when they only
-rise. Each name has one help line in its floor's table; a sample without one is a bug.
+A part offers a list of samples (name, labels, value); names carry their unit and say their type (`kind_of`). Each
+family has one help line in its floor's table; a sample without one is a bug. docs/metrics.md lists them all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from repl.telemetry import Sample
+
+_HISTOGRAM_PARTS: Final = ("_bucket", "_count", "_sum")
+
+
+def kind_of(name: str) -> tuple[str, str]:
+    """(family, type) of a sample's name: "counter" when it ends in `_total`, "histogram" when it is a part of a
+    `_duration_seconds`, "gauge" otherwise."""
+    for part in _HISTOGRAM_PARTS:
+        if name.endswith(f"_duration_seconds{part}"):
+            return name.removesuffix(part), "histogram"
+    return name, "counter" if name.endswith("_total") else "gauge"
 
 
 class PartsCollector(Collector):
@@ -27,18 +39,11 @@ class PartsCollector(Collector):
         families: dict[str, Metric] = {}
         for source in self._sources:
             for name, labels, value in source():
-                family = families.get(name)
+                of, kind = kind_of(name)
+                family = families.get(of)
                 if family is None:
-                    text = self._help[name]
-                    names = sorted(labels)
-                    family = (
-                        CounterMetricFamily(name.removesuffix("_total"), text, labels=names)
-                        if name.endswith("_total")
-                        else GaugeMetricFamily(name, text, labels=names)
-                    )
-                    families[name] = family
-                assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
-                family.add_metric([labels[key] for key in sorted(labels)], value)
+                    family = families[of] = Metric(of.removesuffix("_total"), self._help[of], kind)
+                family.add_sample(name, dict(labels), value)
         yield from families.values()
 
 
@@ -46,6 +51,8 @@ class Metrics:
     """The node's registry: our parts, and what prometheus-client knows of the process."""
 
     def __init__(self, sources: Sequence[Callable[[], Iterable[Sample]]], help_texts: Mapping[str, str]) -> None:
+        self.help_texts = help_texts
+        """Every metric that the parts may offer, by name."""
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)

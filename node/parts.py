@@ -9,7 +9,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 from aae.actor import FullSync
 from config.settings import Settings
@@ -26,6 +26,9 @@ from node.assembly import (
 from node.gathering import Gathering
 from node.http.listeners import Listeners, published
 from node.live_options import LiveOptions
+from node.locks import Locks
+from node.sink_gathering import SinkGathering
+from node.telemetry_gathering import TelemetryGathering
 from node.timesource import SystemTime
 from queues.registry import SourceQueues
 from repl.controller import Controller
@@ -39,14 +42,16 @@ from repl.replog.log import FileLog
 from repl.runtime import Runtime
 from repl.store.leveldb import LevelStore
 from sink.actor import Sink
+from sink.dead_letters import FILE_NAME, DeadLetters
 
 READ_THREADS: Final = 2
 """Threads for listings, backlog reads and counts. They share the machine with the loop."""
 
 
 class Parts:
-    """The parts of one node. `store`, `replog` and the sockets are opened before `build`."""
+    """The parts of one node. `locks`, `store`, `replog` and the sockets are made before `build`."""
 
+    locks: Locks
     store: LevelStore
     replog: FileLog
     listeners: Listeners
@@ -80,6 +85,7 @@ class Parts:
             on_deliveries=lambda node, deliveries: self.runtime.received(node, deliveries),
             on_link=lambda node, up: self.runtime.link_changed(node, up),
             on_request=switchboard.answer,
+            tls=self.locks.links,
         )
         self.runtime = Runtime(
             node=name,
@@ -125,7 +131,9 @@ class Parts:
             request=self.links.request,
             replicas=lambda: [(p.replica, p.reason) for p in self.runtime.partitions.values()],
         )
-        for part in (self.coordinator, self.controller, self.leaderships, self.gathering):
+        self.telemetry = TelemetryGathering(node=name, request=self.links.request, runtime=self.runtime)
+        self.sink_gathering = SinkGathering(node=name, request=self.links.request, sink=lambda: self.sink)
+        for part in (self.coordinator, self.controller, self.leaderships, self.gathering, self.telemetry, self.sink_gathering):
             switchboard.add(part.request_handlers())
         self.queues = SourceQueues(
             settings.queues,
@@ -148,8 +156,21 @@ class Parts:
             node_name=settings.node.name,
             metastore=metastore,
             time=self.time,
+            letters=DeadLetters(
+                settings.node.data_dir / FILE_NAME, settings.sink.dead_letters_count, settings.sink.dead_letters_bytes
+            ),
+            nodes=lambda: self.controller.registrations,
         )
         self.fullsync = FullSync()
+
+    def members(self) -> dict[str, Any]:
+        """The live nodes of this cluster, for sinks of others; see `node.http.members`."""
+        live = sorted((r for r in self.controller.registrations.values() if r.active and r.http_url), key=str)
+        return {
+            "cluster": self.settings.node.cluster,
+            "cluster_uuid": self.cluster_uuid.hex(),
+            "nodes": [{"node": r.node, "http": r.http_url} for r in live],
+        }
 
     def _records(self, records: Mapping[int, PartitionRecord]) -> None:
         self.runtime.records_seen(records)

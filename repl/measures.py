@@ -1,18 +1,75 @@
-"""A node's log, store and replicas in numbers: the samples of `repl.telemetry.HELP` that `repl.runtime` knows."""
+"""A node's log, store and replicas in numbers: the samples of `repl.telemetry.HELP` that `repl.runtime` knows.
+
+A replica's part in its partition is one of three: `leader`, `isr` (a follower that the record has in sync, under its
+gen) or `osr` (any other). How long replication takes is `repl.entry_times`'.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from typing import Final, NamedTuple
 
 from repl.isr.effects import Role
+from repl.model.record import PartitionRecord
 from repl.partition import Partition
 from repl.replog.port import Replog
 from repl.rollback_alarm import ROLLED_BACK
 from repl.store.port import Store
 from repl.telemetry import Sample
 
+LEADER: Final = "leader"
+ISR: Final = "isr"
+OSR: Final = "osr"
+PARTS: Final = (LEADER, ISR, OSR)
+"""What a replica is to its partition, by the names that metrics and `isthmus cluster telemetry` show."""
 
-def replica_samples(partitions: Collection[Partition]) -> list[Sample]:
+
+class ReplogSizes(NamedTuple):
+    """The logs of some replicas: entries that they hold, and entries that are not applied; sums and maxima."""
+
+    replicas: int = 0
+    entries: int = 0
+    entries_max: int = 0
+    unapplied: int = 0
+    unapplied_max: int = 0
+
+    def merged(self, other: ReplogSizes) -> ReplogSizes:
+        """Of all that both have measured."""
+        return ReplogSizes(
+            self.replicas + other.replicas,
+            self.entries + other.entries,
+            max(self.entries_max, other.entries_max),
+            self.unapplied + other.unapplied,
+            max(self.unapplied_max, other.unapplied_max),
+        )
+
+
+def part_of(partition: Partition) -> str:
+    """One of PARTS."""
+    replica = partition.replica
+    if partition.leads:
+        return LEADER
+    return ISR if replica.record is not None and replica.member in replica.record.isr else OSR
+
+
+def replog_sizes(partitions: Iterable[Partition], replog: Replog) -> dict[tuple[bytes, str], ReplogSizes]:
+    """By bucket type and part."""
+    found: dict[tuple[bytes, str], ReplogSizes] = {}
+    for partition in partitions:
+        key = (partition.bucket_type, part_of(partition))
+        leo = partition.replica.leo
+        held = max(0, leo - replog.start_of(partition.id))
+        unapplied = max(0, leo - partition.replica.applied)
+        found[key] = found.get(key, ReplogSizes()).merged(ReplogSizes(1, held, held, unapplied, unapplied))
+    return found
+
+
+def worst_isr(records: Iterable[PartitionRecord]) -> PartitionRecord | None:
+    """The partition that is closest to losing its min-ISR, and of those the one with the fewest in sync."""
+    return min(records, key=lambda r: (len(r.isr) - r.effective_min_isr, len(r.isr), r.partition), default=None)
+
+
+def _replica_samples(partitions: Collection[Partition]) -> list[Sample]:
     """Of the replicas here, by role, and how safe those are that this node leads."""
     replicas = [partition.replica for partition in partitions]
     samples: list[Sample] = [
@@ -23,19 +80,48 @@ def replica_samples(partitions: Collection[Partition]) -> list[Sample]:
         ("isthmus_partitions_following", {}, sum(r.following for r in replicas)),
         ("isthmus_partitions_far", {}, sum(r.far_position is not None for r in replicas)),
         ("isthmus_partitions_rolled_back", {}, sum(r.reason.startswith(ROLLED_BACK) for r in replicas)),
-        ("isthmus_replog_unapplied_entries", {}, sum(max(0, r.leo - r.applied) for r in replicas)),
     ]
-    led = [r.record for r in replicas if r.role in (Role.LEADER, Role.RESIGNING) and r.record is not None]
-    samples.append(("isthmus_partitions_under_replicated", {}, sum(len(r.isr) < len(r.replicas) for r in led)))
-    samples.append(("isthmus_unclean_elections", {}, sum(r.lineage for r in led)))
-    if led:
-        worst = min(led, key=lambda r: (len(r.isr) - r.effective_min_isr, len(r.isr)))
-        samples.append(("isthmus_isr_worst_members", {}, len(worst.isr)))
-        samples.append(("isthmus_isr_worst_min_isr", {}, worst.effective_min_isr))
+    led: dict[bytes, list[PartitionRecord]] = {}
+    for partition in partitions:
+        if partition.leads and partition.replica.record is not None:
+            led.setdefault(partition.bucket_type, []).append(partition.replica.record)
+    under = sum(len(r.isr) < len(r.replicas) for records in led.values() for r in records)
+    samples.append(("isthmus_partitions_under_replicated", {}, under))
+    samples.append(("isthmus_unclean_elections", {}, sum(r.lineage for records in led.values() for r in records)))
+    for bucket_type, records in led.items():
+        worst = worst_isr(records)
+        assert worst is not None
+        labels = {"bucket_type": bucket_type.decode()}
+        samples.append(("isthmus_isr_worst_members", labels, len(worst.isr)))
+        samples.append(("isthmus_isr_worst_min_isr", labels, worst.effective_min_isr))
     return samples
 
 
-def storage_samples(replog: Replog, store: Store) -> list[Sample]:
+def _replog_samples(partitions: Collection[Partition], replog: Replog, now_ms: int) -> list[Sample]:
+    """Of the logs of the replicas here, by bucket type and part."""
+    samples: list[Sample] = []
+    for (bucket_type, part), sizes in replog_sizes(partitions, replog).items():
+        labels = {"bucket_type": bucket_type.decode(), "part": part}
+        samples += [
+            ("isthmus_replog_replicas", labels, sizes.replicas),
+            ("isthmus_replog_entries_average", labels, sizes.entries / sizes.replicas),
+            ("isthmus_replog_entries_max", labels, sizes.entries_max),
+            ("isthmus_replog_unapplied_entries_average", labels, sizes.unapplied / sizes.replicas),
+            ("isthmus_replog_unapplied_entries_max", labels, sizes.unapplied_max),
+        ]
+    oldest: dict[bytes, int] = {}
+    for partition in partitions:
+        if partition.leads:
+            waits_ms = now_ms - partition.appended[0].at_ms if partition.appended else 0
+            oldest[partition.bucket_type] = max(waits_ms, oldest.get(partition.bucket_type, 0))
+    samples += [
+        ("isthmus_replicate_oldest_seconds", {"bucket_type": bucket_type.decode()}, waits_ms / 1000)
+        for bucket_type, waits_ms in oldest.items()
+    ]
+    return samples
+
+
+def _storage_samples(replog: Replog, store: Store) -> list[Sample]:
     """Of log and store."""
     stats = replog.stats()
     return [
@@ -46,4 +132,13 @@ def storage_samples(replog: Replog, store: Store) -> list[Sample]:
         ("isthmus_replog_fsyncs_total", {}, stats.fsync_count),
         ("isthmus_replog_fsync_seconds_total", {}, stats.fsync_seconds),
         ("isthmus_store_size_bytes", {}, store.size_bytes()),
+    ]
+
+
+def samples(partitions: Collection[Partition], replog: Replog, store: Store, now_ms: int) -> list[Sample]:
+    """All of the above."""
+    return [
+        *_replica_samples(partitions),
+        *_replog_samples(partitions, replog, now_ms),
+        *_storage_samples(replog, store),
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from repl.isr.effects import Role
 from repl.isr.replica import Replica
@@ -50,6 +51,15 @@ class PendingGroup:
         self.slots = slots
 
 
+class Appended(NamedTuple):
+    """Entries of one kind that a leader appended at once; `end` is the offset behind them."""
+
+    end: int
+    at_ms: int
+    kind: int
+    entries: int
+
+
 class Partition:
     """One partition on this node: its core, and what is between append and apply."""
 
@@ -57,6 +67,7 @@ class Partition:
         "actor",
         "appended",
         "bucket_type",
+        "committed",
         "far",
         "groups",
         "handed_over_full",
@@ -86,8 +97,10 @@ class Partition:
         """(bucket, key) -> its newest entry that is not applied: a leader reads its own writes. Proposals begin once
         the barrier is applied, so all that they must see here was proposed in the same leadership."""
         self.groups: deque[PendingGroup] = deque()
-        self.appended: deque[tuple[int, int]] = deque()
-        """(end, when) of each batch that was appended here as a leader and is not applied."""
+        self.appended: deque[Appended] = deque()
+        """Each batch appended here as a leader or candidate and not applied; `repl.entry_times` keeps it."""
+        self.committed: deque[tuple[int, int]] = deque()
+        """(end, when) of what was committed and is not applied; `repl.entry_times` keeps it."""
         self.reads: dict[int, asyncio.Future[None]] = {}
         """Committed reads that wait for the core's word, by token."""
         self.soft = SoftCursors()
@@ -97,6 +110,15 @@ class Partition:
         """What came of the rows that this copy takes, while it is far."""
         self.handed_over_full = False
         """Leadership was offered to others since the disk is full; once each time that it fills up."""
+
+    def forget_pending(self, entries: Sequence[Entry]) -> None:
+        """These are applied: the store has them for whoever reads now."""
+        rows = self.pending_rows
+        if rows:
+            for entry in entries:
+                place = (entry.bucket, entry.key)
+                if rows.get(place) is entry:
+                    del rows[place]
 
     @property
     def leads(self) -> bool:

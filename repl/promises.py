@@ -1,7 +1,7 @@
 """What callers on this node wait for of one partition: writes until they are applied, reads until they are confirmed.
 
 Kept when the core says so, broken with an error that says what became of it when leadership ends. It decides neither;
-`repl.runtime` calls it with the core's effects.
+`repl.runtime` calls it with the core's effects. How long it took is `repl.entry_times`' affair.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Final
 from repl.isr import effects as fx
 from repl.model.errors import (
     Fenced,
-    IsthmusError,
     NotLeader,
     NotReady,
     OutcomeUnknown,
@@ -24,7 +23,6 @@ from repl.model.errors import (
     TooFewInSync,
 )
 from repl.partition import Partition, PendingGroup
-from repl.telemetry import Sample
 
 REFUSALS: Final[Mapping[str, type[Retryable]]] = {
     cls.reason: cls for cls in (Fenced, TooFewInSync, Overloaded, OutOfStorage, NotReady, NotLeader)
@@ -42,27 +40,15 @@ def refusal(partition: Partition, reason: str) -> Retryable:
 
 
 class Promises:
-    """Of all partitions of a node; the numbers of what was kept and broken."""
+    """Of all partitions of a node."""
 
     def __init__(self) -> None:
         self._token = 0
-        self.kept_count = 0
-        self.kept_ms = 0
-        self.unknown_count = 0
-        self.refused: dict[str, int] = {}
 
     # -- writes ---------------------------------------------------------------------------------------
 
-    def appended(self, partition: Partition, end: int, now_ms: int) -> None:
-        """A batch that ends at `end` was taken by the core."""
-        partition.appended.append((end, now_ms))
-
-    def applied(self, partition: Partition, end: int, now_ms: int) -> None:
+    def applied(self, partition: Partition, end: int) -> None:
         """All below `end` is applied: answer who waited for it."""
-        appended = partition.appended
-        while appended and appended[0][0] <= end:
-            self.kept_ms += now_ms - appended.popleft()[1]
-            self.kept_count += 1
         groups = partition.groups
         while groups and groups[0].end <= end:
             groups.popleft().waiter.release()
@@ -79,13 +65,7 @@ class Promises:
                 group.waiter.results[slot] = error
             group.waiter.release()
         partition.groups = kept
-        self.unknown_count += sum(end > effect.unknown_from for end, _ in partition.appended)
-        partition.appended.clear()
         partition.pending_rows.clear()
-
-    def count_refusal(self, error: IsthmusError) -> None:
-        """An append was refused with nothing done."""
-        self.refused[error.reason] = self.refused.get(error.reason, 0) + 1
 
     # -- reads ------------------------------------------------------------------------------------------
 
@@ -113,13 +93,3 @@ class Promises:
     def break_all(self, partition: Partition) -> None:
         """The process is leaving: no answer will come any more."""
         self.read_refused(partition, tuple(partition.reads), NotReady.reason)
-
-    def metrics(self) -> list[Sample]:
-        """Appended batches, by what became of them."""
-        samples: list[Sample] = [
-            ("isthmus_replicate_total", {}, self.kept_count),
-            ("isthmus_replicate_seconds_total", {}, self.kept_ms / 1000),
-            ("isthmus_replicate_unknown_total", {}, self.unknown_count),
-        ]
-        samples += [("isthmus_replicate_refused_total", {"reason": r}, n) for r, n in self.refused.items()]
-        return samples

@@ -18,8 +18,10 @@ from typing import assert_never
 
 import structlog
 
+from repl import measures
 from repl.apply import SOFT_CURSOR_INTERVAL_MS
 from repl.attaching import Attaching
+from repl.entry_times import EntryTimes
 from repl.far_horizon import FarHorizon
 from repl.full_disk import HAND_OVER_MS, FullDisk
 from repl.identity import Identity
@@ -28,9 +30,8 @@ from repl.isr import effects as fx
 from repl.isr import events as ev
 from repl.isr.options import Options
 from repl.isr.replica import Role
-from repl.measures import replica_samples, storage_samples
 from repl.metastore.port import Metastore
-from repl.model.entry import Entry
+from repl.model.entry import Entry, EntryKind
 from repl.model.errors import IsthmusError, NotReady
 from repl.model.ports import AfterApply, TimeSource
 from repl.model.record import PartitionRecord
@@ -115,6 +116,7 @@ class Runtime:
         self._outbox = Outbox(links, replog, time, self._fail)
         self._far = FarHorizon(links, store, self._storage, time, self._feed, self._fail)
         self._promises = Promises()
+        self.entry_times = EntryTimes()
         self._full_disk = FullDisk(replog)
         self._inbox = Inbox(self.partitions, replog, self._full_disk, self._feed, self.soft_cursor)
         self._ticking = Ticking(self.partitions, time, lambda p: self._feed(p, ev.Tick()), self._storage.flush)
@@ -185,8 +187,7 @@ class Runtime:
         """Tell the cores of records read from the metastore; begin to make copies that they want of this node."""
         self._records = records
         for partition in self.partitions.values():
-            record = records.get(partition.id)
-            if record is not None:
+            if (record := records.get(partition.id)) is not None:
                 self._feed(partition, ev.RecordSeen(record))
                 self._rollback_alarm.look(partition)
         self._storage.flush()
@@ -199,8 +200,7 @@ class Runtime:
         for partition in made:
             if self._inc is not None:
                 self.dispatch(partition, ev.SessionStarted(self._inc))
-            record = self._records.get(partition.id)
-            if record is not None:
+            if (record := self._records.get(partition.id)) is not None:
                 self.dispatch(partition, ev.RecordSeen(record))
 
     def received(self, node: str, deliveries: Sequence[Delivery]) -> None:
@@ -224,11 +224,11 @@ class Runtime:
             now_ms = self.time.now_ms()
             refused = self._perform(partition, replica.step(ev.Append(replica.epoch, tuple(entries)), now_ms))
             if refused is None:
-                self._promises.appended(partition, replica.leo, now_ms)
+                self.entry_times.appended(partition, entries[0].kind, len(entries), now_ms)
                 self._ticking.arm(partition)
                 return None
             error = refusal(partition, refused.reason)
-        self._promises.count_refusal(error)
+        self.entry_times.refused(partition, entries, error.reason)
         return error
 
     def committed(self, partition: Partition) -> asyncio.Future[None]:
@@ -271,7 +271,7 @@ class Runtime:
         self._ticking.arm(partition)
 
     def _quarantine(self, partition: Partition, bug: Exception) -> None:
-        """A fault of this program: this copy alone is left as it is, the others go on."""
+        """A fault of this program: this copy is left as it is, the others go on."""
         log.error("runtime.bug", partition=partition.id, exc_info=bug)
         reason = f"bug: {bug or type(bug).__name__}; report it with this node's log, then start the node again"
         self._perform(partition, partition.replica.step(ev.PersistFailed(reason), self.time.now_ms()))
@@ -291,12 +291,14 @@ class Runtime:
                     self._outbox.send(partition, effect)
                 case fx.Apply():
                     self._storage.apply(partition, effect.end)
+                    self.entry_times.committed(partition, effect.end, self.time.now_ms())
                 case fx.ReadReady():
                     self._promises.read_ready(partition, effect.tokens)
                 case fx.ReadRefused():
                     self._promises.read_refused(partition, effect.tokens, effect.reason)
                 case fx.AppendBarrier():
                     self._storage.persist(partition, [barrier(effect, self.cluster_uuid, self.time.wall_ms())])
+                    self.entry_times.appended(partition, EntryKind.BARRIER, 1, self.time.now_ms())
                 case fx.Truncate():
                     self._storage.truncate(partition, effect.to_offset, effect.epoch)
                 case fx.PersistEpoch():
@@ -328,6 +330,7 @@ class Runtime:
     def _role_changed(self, partition: Partition, effect: fx.RoleChanged) -> None:
         tell = log.error if effect.role is Role.FAILED else log.info
         tell("isr.role", partition=partition.id, role=effect.role.value, epoch=effect.epoch, reason=effect.reason)
+        self.entry_times.role_changed(partition, effect.role)
         if effect.role is Role.RESIGNING:
             self._outbox.share_cursors(partition, at_once=True)
 
@@ -357,16 +360,12 @@ class Runtime:
         for step in filter(lambda step: step.entries, steps):
             entries = step.entries
             partition = self.partitions[step.partition]
-            rows = partition.pending_rows
-            if rows:
-                for entry in entries:
-                    place = (entry.bucket, entry.key)
-                    if rows.get(place) is entry:
-                        del rows[place]
+            partition.forget_pending(entries)
             end = entries[-1].offset + 1
             ready = partition.replica.ready
             effects = partition.replica.step(ev.AppliedTo(end), now_ms)
-            self._promises.applied(partition, end, now_ms)
+            self.entry_times.applied(partition, entries, now_ms)
+            self._promises.applied(partition, end)
             for hook in self.hooks:
                 hook.applied(step.partition, entries, ready)
             self._perform(partition, effects)
@@ -395,6 +394,6 @@ class Runtime:
 
     def metrics(self) -> list[Sample]:
         """The node's log, apply, replicas and messages, as samples of `repl.telemetry.HELP`."""
-        parts = (self._storage, self._promises, self._outbox, self._full_disk, self._inbox, self._far)
-        samples = replica_samples(self.partitions.values()) + storage_samples(self.replog, self.store)
-        return samples + [sample for part in parts for sample in part.metrics()]
+        parts = (self.entry_times, self._storage, self._outbox, self._full_disk, self._inbox, self._far)
+        own = measures.samples(self.partitions.values(), self.replog, self.store, self.time.now_ms())
+        return own + [sample for part in parts for sample in part.metrics()]

@@ -150,6 +150,7 @@ class Storage:
         self._replog.restart(partition.id, at_offset, table)
         self.held_bytes -= partition.unapplied.held_bytes
         partition.unapplied = Unapplied(at_offset, at_offset)
+        partition.committed.clear()
         partition.log_start = at_offset
         log.info("log.restarted", partition=partition.id, at_offset=at_offset)
 

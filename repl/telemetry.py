@@ -1,7 +1,9 @@
 """Names of a cluster's metrics, with their units, and the numbers behind them at this moment.
 
-A sample is (name, labels, value). Names ending in `_total` only rise. What people read of each is in HELP; a
-metric that has no line there fails a test. Prometheus itself is the roof's affair (`node.metrics`).
+A sample is (name, labels, value). Names ending in `_total` only rise; those ending in `_duration_seconds` are
+histograms, whose samples end in `_bucket` (with the label `le`), `_count` and `_sum`; all others are gauges. What
+people read of each is in HELP; a metric that has no line there fails a test. Prometheus itself is the roof's affair
+(`node.metrics`), and docs/metrics.md lists them all.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ HELP: Final[Mapping[str, str]] = {
     "isthmus_partitions_under_replicated": "Partitions led here with a replica out of sync.",
     "isthmus_unclean_elections": "Unclean elections that an operator has ordered of the partitions led here, ever.",
     "isthmus_isr_worst_members": "Members in sync of the partition led here that is closest to its min-ISR.",
-    "isthmus_isr_worst_min_isr": "The min-ISR of that partition.",
+    "isthmus_isr_worst_min_isr": "The min-ISR in force for that partition at this moment.",
     "isthmus_leader_moves_total": "Leaderships that balancing moved, from this node as the controller, by outcome.",
     "isthmus_leader_imbalance": "Leaderships of the busiest node above the idlest, told by the controller alone.",
     "isthmus_leader_balancing": "1 while leaderships are being moved, told by the controller alone.",
-    "isthmus_replicate_total": "Batches appended here as a leader and applied.",
-    "isthmus_replicate_seconds_total": "Time from append to apply of these batches.",
-    "isthmus_replicate_refused_total": "Batches refused before anything was appended, by reason.",
-    "isthmus_replicate_unknown_total": "Batches whose leadership ended before they were committed.",
+    "isthmus_replicate_duration_seconds": "Time of entries from the append at their leader until applied there.",
+    "isthmus_replicate_failures_total": "Entries refused before the append, or lost to a leadership, by reason.",
+    "isthmus_replicate_oldest_seconds": "For how long the oldest entry appended by a leader here has waited to apply.",
+    "isthmus_replicate_batches_total": "Batches appended here as a leader and applied.",
     "isthmus_replicate_sent_entries_total": "Entries sent to followers.",
     "isthmus_replicate_read_back_entries_total": "Entries read back from the log for followers.",
     "isthmus_replicate_dropped_messages_total": "Messages to other nodes that found no connection or no room.",
@@ -44,13 +46,18 @@ HELP: Final[Mapping[str, str]] = {
     "isthmus_partitions_far": "Partitions of this node that take rows of their leader's store.",
     "isthmus_storage_full": "1 while the log's disk has no room.",
     "isthmus_storage_refused_forwards_total": "Messages with entries that a follower could not take for lack of room.",
-    "isthmus_replog_unapplied_entries": "Entries that are appended and not applied, over all partitions.",
+    "isthmus_replog_replicas": "Replicas here, by their part: leader, isr (follower in sync) or osr (one that is not).",
+    "isthmus_replog_entries_average": "Entries in the log of such a replica, on average.",
+    "isthmus_replog_entries_max": "Entries in the longest of these logs.",
+    "isthmus_replog_unapplied_entries_average": "Entries of such a replica's log that are not applied, on average.",
+    "isthmus_replog_unapplied_entries_max": "The most entries that are not applied of any of them.",
     "isthmus_replog_size_bytes": "Size of the node's log files.",
     "isthmus_replog_files": "Number of the node's log files.",
     "isthmus_replog_written_entries_total": "Entries written to the log.",
     "isthmus_replog_batches_total": "Group commits.",
     "isthmus_replog_fsyncs_total": "Syncs of log files.",
     "isthmus_replog_fsync_seconds_total": "Time spent in syncs of log files.",
+    "isthmus_apply_duration_seconds": "Time of entries from being known as committed until they are in the store.",
     "isthmus_apply_steps_total": "Batches written to the store.",
     "isthmus_apply_entries_total": "Entries applied to the store.",
     "isthmus_unapplied_bytes": "Bytes of entries held in memory until they are applied.",

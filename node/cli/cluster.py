@@ -14,6 +14,7 @@ from node.cli.acts import reseed
 from node.cli.exits import Exit
 from node.cli.output import cell, echo_facts, echo_json, echo_table, moment, output_option
 from node.cli.remote import AdminClient, admin_option
+from node.cli.telemetry import telemetry
 
 NODE_KEYS: Final = ("name", "id", "rack", "state", "leaders", "replicas", "in_sync", "http", "admin", "cluster")
 STATUSES: Final = ("online", "election", "candidate_found", "offline")
@@ -25,6 +26,7 @@ def cluster_group() -> None:
 
 
 cluster_group.add_command(reseed)
+cluster_group.add_command(telemetry)
 
 
 @cluster_group.command("status")

@@ -18,7 +18,9 @@ from node.http.bucket_types import BucketTypesAdmin
 from node.http.health import add_health
 from node.http.leaderships import LeadershipsAdmin, glance
 from node.http.options import OptionsAdmin
+from node.http.sink import SinkAdmin
 from node.http.statuses import Refused, Reply, refusal
+from node.http.telemetry import TelemetryAdmin
 from node.http.wishes import flag, initiator, text, wish_of
 from repl.controller import PlacementDiffers
 from repl.creation import DEFAULT_TYPE
@@ -56,14 +58,12 @@ class Admin(Face):
         router.add("GET", "/admin/queues", self.queues)
         router.add("POST", "/admin/queues/{queue}/suspend", self.queue_suspend)
         router.add("POST", "/admin/queues/{queue}/resume", self.queue_resume)
-        router.add("GET", "/admin/sink", self.sink)
-        router.add("GET", "/admin/sink/dead-letters", self.sink_dead_letters)
-        router.add("POST", "/admin/sink/suspend", self.sink_suspend)
-        router.add("POST", "/admin/sink/resume", self.sink_resume)
         BucketTypesAdmin(node, router)
         OptionsAdmin(node, router)
         ActsAdmin(node, gathering, router)
         LeadershipsAdmin(node, router)
+        SinkAdmin(node, router)
+        TelemetryAdmin(node, router)
 
     def refusal(self, error: IsthmusError) -> Reply:
         """See Face.refusal; here as JSON."""
@@ -144,7 +144,7 @@ class Admin(Face):
             raise Refused(409, "placement-differs", str(error)) from error
         return json_reply({"outcome": outcome, "bucket_type": bucket_type, "partitions": len(replica_map)})
 
-    # -- queues and sink ------------------------------------------------------------------------------------
+    # -- queues ------------------------------------------------------------------------------------
 
     async def queues(self, _request: Request) -> Reply:
         """Every queue of this node."""
@@ -164,25 +164,3 @@ class Admin(Face):
         wish = await wish_of(request)
         await self._node.queues.resume(request.text("queue"), "serving", initiator(wish), str(wish.get("reason") or ""))
         return await self.queues(request)
-
-    async def sink(self, _request: Request) -> Reply:
-        """Every (queue, peer) that this node fetches from."""
-        return json_reply({"sinks": self._node.sink.listing()})
-
-    async def sink_dead_letters(self, _request: Request) -> Reply:
-        """The newest changes that this node's sink refused for good, and why."""
-        return json_reply({"dead_letters": self._node.sink.dead_letters()})
-
-    async def sink_suspend(self, request: Request) -> Reply:
-        """Start no new fetch of a queue, a peer, or all."""
-        wish = await wish_of(request)
-        await self._node.sink.suspend(
-            text(wish, "queue"), text(wish, "peer"), initiator(wish), str(wish.get("reason") or "")
-        )
-        return await self.sink(request)
-
-    async def sink_resume(self, request: Request) -> Reply:
-        """Fetch again."""
-        wish = await wish_of(request)
-        await self._node.sink.resume(text(wish, "queue"), text(wish, "peer"))
-        return await self.sink(request)

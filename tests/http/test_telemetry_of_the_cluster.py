@@ -1,0 +1,123 @@
+"""Replication in numbers, gathered from all nodes: how it is merged, what is unknown, and what the command shows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from node.cli.remote import AdminClient
+from node.cli.telemetry import telemetry
+from node.telemetry_gathering import TelemetryGathering, packed, unpacked
+from node.telemetry_view import KindFacts, TypeFacts, telemetry_document
+from repl.measures import ReplogSizes
+from repl.model.errors import CodecError, NotReady
+from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
+
+ONE = TypeFacts(
+    {"leader": ReplogSizes(2, 30, 20, 4, 3), "isr": ReplogSizes(1, 8, 8, 0, 0)},
+    {"write": KindFacts(1000, 300, 600, 9, 30_000)},
+    {"write": KindFacts(1500, 30, 30, 2, 30_000)},
+    {("write", "overloaded"): 2},
+)
+TWO = TypeFacts(
+    {"leader": ReplogSizes(1, 60, 60, 1, 1)},
+    {"write": KindFacts(10, 100, 1000, 90, 50_000), "barrier": KindFacts(1, 0, 0, 0, 50_000)},
+    {},
+    {("write", "overloaded"): 1, ("cursor", "not-ready"): 5},
+)
+
+
+def record(partition: int, leader: str, in_sync: str, bucket_type: str = "default") -> PartitionRecord:
+    """Three replicas, min-ISR 2."""
+    return PartitionRecord(
+        partition, bucket_type, partition, 3, ("a", "b", "c"), 1, PartitionStatus.ONLINE, Incarnation(leader, 1),
+        isr=frozenset(Member(node, 1) for node in in_sync), min_isr=2,
+    )  # fmt: skip
+
+
+RECORDS = [record(0, "a", "abc"), record(1, "b", "bc"), record(2, "a", "abc", "large")]
+
+
+def test_averages_are_made_of_sums_and_rates_are_added() -> None:
+    """Of two nodes, one with two logs and one with one, the average is over three logs, maxima are the largest, rates
+    are the sum of what each did in its own span, and failures are added by kind and reason."""
+    document = telemetry_document(RECORDS, {"a": {"default": ONE}, "b": {"default": TWO}})
+    level = document["cluster"]
+    assert level["replogs"]["leader"] == {
+        "replicas": 3, "entries_average": 30.0, "entries_max": 60, "unapplied_average": 1.667, "unapplied_max": 3,
+    }  # fmt: skip
+    assert level["replogs"]["osr"]["entries_average"] is None
+    assert level["replicate"]["write"] == {"total": 1010, "per_s": 12.0, "average_ms": 4.0, "max_ms": 90}
+    assert level["replicate"]["barrier"] == {"total": 1, "per_s": 0.0, "average_ms": None, "max_ms": None}
+    assert level["failures"] == {"write": {"overloaded": 3}, "cursor": {"not-ready": 5}}
+    assert level["isr"] == {"partition": 1, "members": 2, "min_isr": 2, "replicas": 3}
+    assert [each["bucket_type"] for each in document["bucket_types"]] == ["default", "large"]
+    assert document["bucket_types"][1]["isr"]["members"] == 3
+
+
+def test_who_does_not_answer_is_unknown_and_in_no_sum() -> None:
+    """A node that said nothing is named, its numbers are null, and so is every level that nobody measured; the ISR is
+    known from the metastore all the same."""
+    document = telemetry_document(RECORDS, {"a": {"default": ONE}, "b": None})
+    assert (document["nodes_counted"], document["nodes_unknown"]) == (["a"], ["b"])
+    assert document["cluster"]["replicate"]["write"]["total"] == 1000
+    silent = document["nodes"][1]
+    assert (silent["node"], silent["replogs"], silent["replicate"], silent["apply"]) == ("b", None, None, None)
+    assert silent["isr"]["partition"] == 1
+    nobody = telemetry_document(RECORDS, {"a": None, "b": None})["cluster"]
+    assert nobody["replogs"] is None
+    assert nobody["isr"]["members"] == 2
+
+
+def test_numbers_travel_between_nodes_as_they_are() -> None:
+    """What one node packs another unpacks; rows of kinds that are not known are left out."""
+    facts = {"default": ONE, "large": TWO}
+    assert unpacked(packed(facts)) == facts
+    assert unpacked(b"\x91\x94\xa1d\xa6future\xa1x\xa0") == {"d": TypeFacts()}
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\xc1", b"\x80", b"\x91\x01", b"\x91\x94\x01\x01\x01\x01", b"\x91\x95\xa1d\xa5apply\xa1w\xa0\x01",
+             b"\x91\x95\xa1d\xa8failures\xa1w\xa0\xff", b"\x91\x95\xa1d\xa8failures\xa1w\xa0\xa1x"]
+)  # fmt: skip
+def test_an_answer_that_is_none_is_not_believed(body: bytes) -> None:
+    """Bytes that are no rows of numbers from 0 are refused as a fault of their sender."""
+    with pytest.raises(CodecError):
+        unpacked(body)
+
+
+def test_all_nodes_are_asked_and_a_silent_one_is_none() -> None:
+    """The node's own numbers come without a request, a refusal or nonsense of another counts as no answer."""
+    answers: dict[str, Any] = {"b": packed({"default": TWO}), "c": NotReady("no connection"), "d": b"\xc1"}
+
+    async def request(node: str, method: str, _body: bytes, _timeout_ms: int) -> bytes:
+        assert method == "telemetry"
+        if isinstance(answers[node], Exception):
+            raise answers[node]
+        return bytes(answers[node])
+
+    gathering = TelemetryGathering(node="a", request=request, runtime=None)  # type: ignore[arg-type]
+    gathering.own = lambda: {"default": ONE}  # type: ignore[method-assign]
+    found = asyncio.run(gathering.gather("abcd"))
+    assert found == {"a": {"default": ONE}, "b": {"default": TWO}, "c": None, "d": None}
+
+
+def test_the_command_shows_levels_and_what_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`-o json` prints the answer unchanged; the tables have a line a level, and say who is not counted."""
+    document = telemetry_document(RECORDS, {"a": {"default": ONE}, "b": {"default": TWO}, "c": None})
+    monkeypatch.setattr(AdminClient, "get", lambda _client, path: {"/admin/telemetry": document}[path])
+    plain = CliRunner().invoke(telemetry, ["-o", "json"])
+    assert json.loads(plain.stdout) == document
+    shown = CliRunner().invoke(telemetry, [])
+    assert shown.exit_code == 0
+    lines = shown.stdout.splitlines()
+    assert lines[0] == "not counted, unknown: c"
+    rows = [line.split() for line in lines]
+    assert ["cluster", "leaders", "3", "30.0", "60", "1.7", "3"] in rows
+    assert any(row[:2] == ["node", "c"] and set(row[-5:]) == {"unknown"} for row in rows)
+    assert any("3 overloaded" in line for line in lines)
+    assert ["cluster", "2", "2", "3", "1"] in rows
