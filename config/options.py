@@ -27,6 +27,7 @@ ELECTION_RESPONSE_MIN: Final = "election.response.min.millis"
 ELECTION_RESPONSE_MAX: Final = "election.response.max.millis"
 ELECTION_BACK_OFF_MIN: Final = "election.back.off.min.millis"
 ELECTION_BACK_OFF_MAX: Final = "election.back.off.max.millis"
+MOVES_AT_ONCE: Final = "placement.moves.at.once"
 
 MILLISECONDS: Final = "ms"
 BYTES_A_SECOND: Final = "bytes/s"
@@ -210,6 +211,14 @@ _TABLE: Final = (
         "The longest such pause; it doubles each time. Each attempt uses up one of 2^20 epochs.",
         least=100,
         most=HOUR_MS,
+    ),
+    Option(
+        MOVES_AT_ONCE,
+        4,
+        "partitions",
+        "How many partitions may change their replicas at once. 0 begins no more; what is under way goes on.",
+        least=0,
+        most=1_000,
     ),
 )
 

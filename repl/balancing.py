@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +23,7 @@ import structlog
 
 from repl.handing_over import METHOD as HAND_OVER
 from repl.handing_over import encode
-from repl.isr.balance import Move, imbalance, loads, plan, seats
+from repl.isr.balance import Move, Seat, imbalance, loads, plan, seats
 from repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from repl.model.record import PartitionRecord, PartitionStatus, Registration
 from repl.positions import Request
@@ -123,6 +123,8 @@ class Balancing:
     def _forget(self) -> None:
         self._records: Records = {}
         self._registrations: Registrations = {}
+        self._drained: frozenset[str] = frozenset()
+        """Nodes that are to lead nothing."""
         self._epochs: dict[int, tuple[int, int | None]] | None = None
         """Partition -> (epoch, when it was first seen): None for what was there when we took over."""
         self._refused: dict[tuple[int, str], tuple[int, int]] = {}
@@ -143,10 +145,18 @@ class Balancing:
         if self._active:
             self._forget()
 
-    def look(self, records: Records, registrations: Registrations, now_ms: int, *, busy: bool) -> int:
+    def look(
+        self,
+        records: Records,
+        registrations: Registrations,
+        now_ms: int,
+        *,
+        busy: bool,
+        drained: Collection[str] = (),
+    ) -> int:
         """One look at what was just read; begins what is due, unless the controller is `busy` writing decisions of its
-        own. Returns the milliseconds until the next is."""
-        self._active = True
+        own. Nodes that are `drained` are to lead nothing. Returns the milliseconds until the next look is due."""
+        self._active, self._drained = True, frozenset(drained)
         self._records, self._registrations = records, registrations
         self._note_epochs(now_ms)
         self._end_moves(now_ms)
@@ -209,7 +219,7 @@ class Balancing:
     def _begin(self, by: str) -> None:
         self._numbers += 1
         self.run = Run(self._numbers, by)
-        log.info("balancing.began", by=by, imbalance=imbalance(loads(seats(self._records, self._registrations))))
+        log.info("balancing.began", by=by, imbalance=imbalance(loads(self._seats())))
 
     def _end_run(self, outcome: str) -> None:
         run = self._running
@@ -247,13 +257,16 @@ class Balancing:
         leaving = sorted(each.node for each in self._registrations.values() if not each.active)
         return f"node {leaving[0]} is leaving" if leaving else ""
 
+    def _seats(self, refused: Collection[tuple[int, str]] = ()) -> dict[int, Seat]:
+        return seats(self._records, self._registrations, refused, self._drained)
+
     def _plan(self, now_ms: int, cooling: Mapping[int, int]) -> list[Move]:
         refused = {key for key, (until_ms, _) in self._refused.items() if now_ms < until_ms}
-        return plan(seats(self._records, self._registrations, refused), cooling.keys())
+        return plan(self._seats(refused), cooling.keys())
 
     def _wanted(self, now_ms: int) -> list[Move]:
         """The plan if nothing had been refused."""
-        return plan(seats(self._records, self._registrations), self._cooling(now_ms).keys())
+        return plan(self._seats(), self._cooling(now_ms).keys())
 
     def _next_refusal_ms(self, now_ms: int) -> int:
         """When a move that is left out of the plan may be in it again."""
@@ -332,7 +345,7 @@ class Balancing:
 
     def status(self, now_ms: int) -> dict[str, Any]:
         """What an operator may know, as JSON has it: docs/http.md lists the fields."""
-        counted = loads(seats(self._records, self._registrations))
+        counted = loads(self._seats())
         running = self._running
         moves = self._wanted(now_ms)
         obstacle = "" if self._moving else self._obstacle()
@@ -372,7 +385,7 @@ class Balancing:
         for outcome, count in self._moved.items():
             yield "isthmus_leader_moves_total", {"outcome": outcome}, count
         if self._active:
-            yield "isthmus_leader_imbalance", {}, imbalance(loads(seats(self._records, self._registrations)))
+            yield "isthmus_leader_imbalance", {}, imbalance(loads(self._seats()))
             yield "isthmus_leader_balancing", {}, self._running is not None
 
     async def stop(self) -> None:

@@ -18,6 +18,7 @@ from repl.metastore.port import Ambiguous, Conflict, Metastore, Planned, Unavail
 from repl.model.errors import BadInput, NotReady, OutcomeUnknown
 from repl.model.record import Registration
 from repl.option_settings import Setting
+from repl.placement_orders import read_placement
 
 ATTEMPTS_MAX: Final = 5
 """Rounds before it is given up: each lost one means that somebody else created a bucket type or set an option."""
@@ -69,7 +70,7 @@ async def create_bucket_type(metastore: Metastore, wanted: Wanted, *, dry_run: b
             start_index, version = await read_counter(metastore, CHAIN_PATH)
             options = await Options.read(metastore, 0, "", 0)
             registrations = await metastore.registrations()
-            nodes = usable(registrations)
+            nodes = usable(registrations, (await read_placement(metastore)).drained)
             found = ground.sets_of(wanted.name)
             if found:
                 return "exists", _as_it_is(wanted, found, {node.node: node.id for node in registrations.values()})

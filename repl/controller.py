@@ -5,7 +5,7 @@ the session ends, another takes it. That is for economy, not for safety: no deci
 nomination has been seen and which promotions were heard, and a stale one is refused by the record's version
 (docs/protocol.md H30). Records are always read before registrations (H29). Rules: `repl.isr.election`; how far logs go:
 `repl.positions`; promotions: `repl.announcements`; new bucket types: `repl.creation`; what operators have set:
-`repl.option_settings`.
+`repl.option_settings`; changes of placement that they ordered: `repl.moving`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Final
 
 import structlog
 
+from config.options import MOVES_AT_ONCE
 from repl.announcements import METHOD as PROMOTED
 from repl.announcements import Announcements
 from repl.balancing import Balancing
@@ -27,12 +28,15 @@ from repl.isr.election import Decision, Keep, Wait, Watch, Write, asked, elect, 
 from repl.isr.placement import ReplicaMap
 from repl.isr.replica_map import check_nodes
 from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
-from repl.model.errors import BadInput, Corruption, IsthmusError, NotReady, OutcomeUnknown
+from repl.model.errors import BadInput, IsthmusError, NotReady, OutcomeUnknown
 from repl.model.ports import TimeSource
 from repl.model.record import PartitionRecord, PartitionStatus, Registration
+from repl.moving import Moving
 from repl.option_settings import OPTIONS_PATH, OptionSettings, read_options
+from repl.placement_orders import ORDERS_PATH, Placement, read_placement
 from repl.positions import METHOD as STATUS
 from repl.positions import Position, Positions, Request
+from repl.read_again import Document
 
 log = structlog.get_logger(__name__)
 
@@ -97,11 +101,11 @@ class Controller:
         self._resigned = False
         self._claiming = asyncio.Lock()
         self._claim_known = False
-        self._options_known = False
+        self._options = Document(OPTIONS_PATH, read_options, OptionSettings(), lambda found: self.on_options(found))
+        self._placement = Document(ORDERS_PATH, read_placement, Placement(), lambda _found: None)
+        self._moving = Moving(metastore)
         self.on_options: Callable[[OptionSettings], None] = lambda _options: None
         """Gets what is set of the dynamic options, whenever it was read anew, before the records read after it."""
-        self.options = OptionSettings()
-        """What is set, as this node last read it."""
         self.balancing: Balancing | None = None
         """Spreads leaderships while this node decides; None: nobody does. Set before `start`."""
         self.decides = False
@@ -112,6 +116,16 @@ class Controller:
         self.registrations: Mapping[str, Registration] = {}
         self.read_at_ms: int | None = None
         """When both were read last (wall clock); None before the first time."""
+
+    @property
+    def options(self) -> OptionSettings:
+        """What is set, as this node last read it."""
+        return self._options.value
+
+    @property
+    def placement(self) -> Placement:
+        """What is ordered of placements, as this node last read it."""
+        return self._placement.value
 
     @property
     def waiting(self) -> str:
@@ -162,8 +176,8 @@ class Controller:
     def _hinted(self, path: str) -> None:
         if path == CLAIM_PATH:
             self._claim_known = False
-        elif path == OPTIONS_PATH:
-            self._options_known = False
+        self._options.hinted(path)
+        self._placement.hinted(path)
         self.wake()
 
     # -- looking ------------------------------------------------------------------------------------------
@@ -187,8 +201,10 @@ class Controller:
                 async with asyncio.timeout(pause_ms / 1000):
                     await self._wake.wait()
             except TimeoutError:
-                self._claim_known = self._claim_known and pause_ms < POLL_MS
-                self._options_known = self._options_known and pause_ms < POLL_MS
+                if pause_ms >= POLL_MS:
+                    self._claim_known = False
+                    self._options.forget()
+                    self._placement.forget()
             else:
                 await asyncio.sleep(GATHER_MS / 1000)
 
@@ -201,42 +217,41 @@ class Controller:
         self._announcements.learn(self.controller, self.records.keys())
         pause_ms = await self._found()
         if not self.decides:
+            self._moving.rest()
             if self.balancing is not None:
                 self.balancing.rest()
             return pause_ms
         writes, until_ms = self._decide()
         self._positions.send()
+        if not writes:
+            writes, moves_ms = await self._move()
+            until_ms = min(until_ms, moves_ms)
         if self.balancing is not None:
             now_ms = self._time.now_ms()
-            balance_ms = self.balancing.look(self.records, self.registrations, now_ms, busy=bool(writes))
+            balance_ms = self.balancing.look(
+                self.records, self.registrations, now_ms, busy=bool(writes), drained=self.placement.drained.keys()
+            )
             until_ms = min(until_ms, balance_ms)
         if not writes:
             return min(pause_ms, until_ms)
         decided = await asyncio.gather(*(self._write(record) for record in writes))
         return GATHER_MS if all(decided) else RETRY_MS
 
+    async def _move(self) -> tuple[list[PartitionRecord], int]:
+        """What was ordered of placements: the records to write now, and when more may be due."""
+        seen = (self.placement, self.records, self.registrations)
+        until_ms = await self._moving.look(*seen, self._time.now_ms(), self._time.wall_ms())
+        return self._moving.writes(*seen, self.options.number(MOVES_AT_ONCE)), until_ms
+
     async def _read(self) -> None:
-        if not self._options_known:
-            await self._read_options()
+        await self._options.refresh(self.metastore)
+        await self._placement.refresh(self.metastore)
         records = await self.metastore.records()
         registrations = await self.metastore.registrations()
         self.records, self.registrations = records, registrations
         self.read_at_ms = self._time.wall_ms()
         self._on_registrations(registrations)
         self._on_records(records)
-
-    async def _read_options(self) -> None:
-        """Known until a watch fires. A document that cannot be read changes nothing, and stops no election."""
-        self._options_known = True
-        try:
-            self.options = await read_options(self.metastore)
-        except Corruption as error:
-            log.error("controller.options_unreadable", error=str(error))
-        except (Unavailable, Ambiguous, Conflict):
-            self._options_known = False
-            raise
-        else:
-            self.on_options(self.options)
 
     async def _claim(self) -> None:
         """Find out who decides; it is this node when nobody else does. Known until a watch fires."""
@@ -352,7 +367,8 @@ class Controller:
         try:
             for _ in range(ATTEMPTS_MAX):
                 ground = await Ground.read(self.metastore)
-                nodes = usable(await self.metastore.registrations())
+                drained = (await read_placement(self.metastore)).drained
+                nodes = usable(await self.metastore.registrations(), drained)
                 check_nodes(replica_map, nodes)
                 placed = tuple(tuple(nodes[number].node for number in replicas) for replicas in replica_map)
                 found = ground.sets_of(bucket_type)

@@ -10,7 +10,7 @@ placement are `repl.isr.placement`'s; when the first bucket type is created is d
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -60,9 +60,9 @@ class DefaultType:
     settle_ms: int = SETTLE_MS
 
 
-def usable(registrations: Mapping[str, Registration]) -> dict[int, Registration]:
-    """By id, the nodes that can be given replicas: there, not leaving, and with a gen for a new copy."""
-    return {r.id: r for r in registrations.values() if r.active and r.spare_gen > 0}
+def usable(registrations: Mapping[str, Registration], drained: Collection[str] = ()) -> dict[int, Registration]:
+    """By id, the nodes that can be given replicas: there, not leaving, not drained, and with a gen for a new copy."""
+    return {r.id: r for r in registrations.values() if r.active and r.spare_gen > 0 and r.node not in drained}
 
 
 class Founding:

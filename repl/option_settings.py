@@ -88,9 +88,10 @@ class OptionSettings:
 
     def timers(self) -> Timers:
         """The timers of elections."""
-        return Timers(**{each: self._number(name) for each, name in _TIMERS.items()})
+        return Timers(**{each: self.number(name) for each, name in _TIMERS.items()})
 
-    def _number(self, name: str) -> int:
+    def number(self, name: str) -> int:
+        """What a cluster-wide number comes to."""
         found = self.setting(name)
         default = OPTIONS[name].default
         return int(default if found is None else found.value)  # type: ignore[arg-type]

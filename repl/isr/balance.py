@@ -20,7 +20,8 @@ from repl.model.record import PartitionRecord, PartitionStatus, Registration
 
 
 class Seat(NamedTuple):
-    """One partition's leadership: the node that has it, and those that may have it (with the leader itself)."""
+    """One partition's leadership: the node that has it, and those that may have it: with the leader itself, unless it
+    is drained and another may."""
 
     leader: str
     eligible: frozenset[str]
@@ -38,11 +39,12 @@ def seats(
     records: Mapping[int, PartitionRecord],
     registrations: Mapping[str, Registration],
     refused: Collection[tuple[int, str]] = (),
+    drained: Collection[str] = (),
 ) -> dict[int, Seat]:
     """The leaderships that there are, by partition, with who may have them: members of the confirmed ISR whose nodes
     live with that very log, are not leaving, and are to stay replicas (R-RF). `refused` are (partition, node) that are
-    left out. Who leads a partition whose ELR is not empty, or that has too few in sync, keeps it. Partitions without a
-    leader are not here.
+    left out. Who leads a partition whose ELR is not empty, or that has too few in sync, keeps it. Nodes that are
+    `drained` have none where another may have it. Partitions without a leader are not here.
     """
     found: dict[int, Seat] = {}
     for partition, record in records.items():
@@ -59,14 +61,18 @@ def seats(
                     and node.gen_of(partition) == member.gen
                     and member.node not in record.removing
                     and (partition, member.node) not in refused
+                    and member.node not in drained
                 ):
                     eligible.add(member.node)
+        if leader in drained and len(eligible) > 1:
+            eligible.remove(leader)
         found[partition] = Seat(leader, frozenset(eligible))
     return found
 
 
 def loads(found: Mapping[int, Seat]) -> Counter[str]:
-    """How many partitions each node leads; nodes that lead none and may lead some have 0."""
+    """How many partitions each node leads; nodes that lead none and may lead some have 0. Who is drained is among them
+    as long as it leads."""
     counted = Counter(dict.fromkeys({node for seat in found.values() for node in seat.eligible}, 0))
     counted.update(seat.leader for seat in found.values())
     return counted
@@ -94,6 +100,7 @@ def plan(found: Mapping[int, Seat], reluctant: Collection[int] = ()) -> list[Mov
 
 
 _NO_WAY: Final = 1 << 60
+"""Longer than any way; and the load of a leadership that its node is to give away, so that it goes before all else."""
 
 
 class _Flow:
@@ -107,6 +114,9 @@ class _Flow:
         self._reluctant = reluctant
         self.leaders = {partition: seat.leader for partition, seat in found.items()}
         self._load = loads(found)
+        for seat in found.values():
+            if seat.leader not in seat.eligible:
+                self._load[seat.leader] += _NO_WAY
         self._nodes = sorted(self._load)
         self._has: dict[str, set[int]] = {node: set() for node in self._nodes}
         for partition, leader in self.leaders.items():

@@ -114,6 +114,15 @@ class Board:
             self._fill(p, count)
         self._even(copies=False)
 
+    def vacate_of(self, partition: int, gone: Collection[str]) -> None:
+        """The same of one partition alone. Raises PlanRefused."""
+        self._open = [node for node in self._open if node not in gone]
+        count = len(self._sets[partition])
+        self._check(count)
+        for node in [node for node in self._sets[partition] if node in gone]:
+            self._take(partition, node)
+        self._fill(partition, count)
+
     def spread(self) -> None:
         """As many on each open node as on any other, and each partition in as many racks as it can be in."""
         for p in self._sets:
@@ -171,7 +180,8 @@ class Board:
         crowd = sum(self._racks.get(other) == rack for other in self._sets[p]) if rack else 0
         site = self._sites.get(node)
         closed = site is None or not site.open
-        return not self._leads(p, node), not self._in_sync(p, node), closed, crowd, len(self._has[node]), self._elsewhere[node], node
+        stays, in_sync, load = self._leads(p, node), self._in_sync(p, node), len(self._has[node])
+        return not stays, not in_sync, closed, crowd, load, self._elsewhere[node], node
 
     def _in_sync(self, p: int, node: str) -> bool:
         return any(member.node == node for member in self._records[p].isr)
@@ -202,7 +212,7 @@ class Board:
 
     def _even(self, *, copies: bool) -> None:
         """Send replicas from nodes with many to nodes with few until no path helps any more; without `copies` only
-        such as need no copy more than there must be."""
+        what costs no copy more."""
         while True:
             moved = False
             stuck: set[str] = set()
@@ -233,13 +243,11 @@ class Board:
         while queue:
             source = queue.popleft()
             used = {p for p, _, _ in _path(steps, start, source)}
-            free = self._free(source, used)
+            free = {} if copies else self._free(source, used)
             for target in targets:
                 if target in seen:
                     continue
-                p = free.get(target)
-                if p is None and copies:
-                    p = self._passable(source, target, used)
+                p = self._passable(source, target, used) if copies else free.get(target)
                 if p is None:
                     continue
                 seen.add(target)

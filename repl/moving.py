@@ -1,0 +1,104 @@
+"""Moving: the controller's routine that carries out what was ordered of placements.
+
+Each look says which records are to be written: moves begun, turned back, or sent elsewhere. The leaders do the rest
+(docs/protocol.md R-RF). Nothing of it is durable but the orders themselves, which any node may have made
+(`repl.placement_orders`); who takes over control goes on. When an order is over it goes to the history; where a node
+that was to get replicas stays away, another one gets them. The rules are `repl.isr.moves`', who calls is
+`repl.controller`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+
+from repl.isr.moves import Order, Records, Registrations, Stage, due, outcome, progress, replanned
+from repl.metastore.port import Metastore
+from repl.model.errors import IsthmusError
+from repl.model.record import PartitionRecord
+from repl.placement_orders import Ended, Placement, change_placement
+from repl.relocating import sites_of
+
+log = structlog.get_logger(__name__)
+
+REPLAN_MS: Final = 60_000
+"""How long a node that is to get replicas must be gone before others are chosen: a restart takes less. A guess."""
+
+IDLE_MS: Final = 60_000
+"""When nothing is timed: the controller looks by itself far more often."""
+
+
+class Moving:
+    """What the controller remembers of it: since when nodes are gone."""
+
+    def __init__(self, metastore: Metastore) -> None:
+        self._metastore = metastore
+        self._gone: dict[str, int] = {}
+
+    def rest(self) -> None:
+        """This node does not control any more."""
+        self._gone.clear()
+
+    async def look(
+        self, placement: Placement, records: Records, registrations: Registrations, now_ms: int, wall_ms: int
+    ) -> int:
+        """Put orders that are over into the history, and choose other nodes for those that stay away; milliseconds
+        until that may be due again. Raises what the metastore raises."""
+        if not placement.orders:
+            self._gone.clear()
+            return IDLE_MS
+        for order in placement.orders:
+            ended = _ended(order, records, registrations, wall_ms)
+            if ended is not None:
+                await self._change(placement, placement.with_ended(ended))
+                log.info("placement.ended", order=order.number, title=order.title, outcome=ended.outcome)
+                return 0
+        away_ms = self._note_gone(placement, registrations, now_ms)
+        lost = {node for node, since_ms in self._gone.items() if now_ms >= since_ms + REPLAN_MS}
+        if not lost:
+            return away_ms
+        sites = sites_of(placement, records, registrations)
+        for order in placement.orders:
+            changed = replanned(order, records, registrations, sites, lost)
+            if changed != order:
+                log.info("placement.replanned", order=order.number, title=order.title, gone=sorted(lost))
+                await self._change(placement, placement.with_changed(changed))
+                return 0
+        return IDLE_MS
+
+    async def _change(self, read: Placement, wanted: Placement) -> None:
+        """Write `wanted` if nothing has changed since `read`; else the next look decides anew."""
+        try:
+            await change_placement(self._metastore, lambda newest: wanted if newest.version == read.version else newest)
+        except IsthmusError as error:
+            log.warning("placement.not_noted", reason=error.reason, error=str(error))
+
+    def _note_gone(self, placement: Placement, registrations: Registrations, now_ms: int) -> int:
+        wanted = {node for order in placement.orders for move in order.moves for node in move.adds}
+        self._gone = {node: self._gone.get(node, now_ms) for node in wanted if node not in registrations}
+        return min((s + REPLAN_MS - now_ms for s in self._gone.values() if now_ms < s + REPLAN_MS), default=IDLE_MS)
+
+    def writes(
+        self, placement: Placement, records: Records, registrations: Registrations, at_once: int
+    ) -> list[PartitionRecord]:
+        """The records to be written now."""
+        return list(due(placement.orders, records, registrations, at_once))
+
+
+def _ended(order: Order, records: Records, registrations: Registrations, wall_ms: int) -> Ended | None:
+    how = outcome(order, records, registrations)
+    if not how:
+        return None
+    stages = [progress(order, move, records, registrations).stage for move in order.moves]
+    return Ended(
+        order.number,
+        order.kind,
+        order.title,
+        order.by,
+        order.at_ms,
+        wall_ms,
+        how,
+        stages.count(Stage.DONE),
+        len(stages),
+    )

@@ -1,0 +1,352 @@
+"""What operators wish of placements: planned on what the cluster is now, shown, and ordered.
+
+A wish is planned anew each time it is asked for; whoever orders it may name the plan that was shown (its digest), and
+is refused when it would be another one by now. Any node may do it. Planning is `repl.isr.relocation`'s, what is kept
+`repl.placement_orders`', who carries it out `repl.moving`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+import structlog
+
+from repl.isr.moves import Kind, Order, Records, Registrations
+from repl.isr.relocation import Board, Move, PlanRefused, Site
+from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
+from repl.model.errors import BadInput, NotReady, OutcomeUnknown
+from repl.model.record import PartitionRecord
+from repl.placement_orders import WHO_MAX, Placement, change_placement, read_placement
+
+log = structlog.get_logger(__name__)
+
+STANDING_PATH: Final = "/replicas"
+"""Below it the metastore keeps what each node ever registered with (`repl.metastore.presence`)."""
+
+
+class Changed(BadInput):
+    """What would be done now is not what was shown."""
+
+    reason = "changed"
+
+
+class NoSuch(BadInput):
+    """A bucket type, node or order that is named is not there."""
+
+    reason = "unknown"
+
+
+class StillNeeded(BadInput):
+    """A node may not be removed yet."""
+
+    reason = "still-needed"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What an operator wants. `bucket_type` None: all. `nodes`: to drain, or the one to replace and the one instead.
+    `places`: by index, the replicas of each partition of the bucket type, by name."""
+
+    kind: Kind
+    bucket_type: str | None = None
+    factor: int = 0
+    nodes: tuple[str, ...] = ()
+    places: tuple[tuple[str, ...], ...] = ()
+    ignore_racks: bool = False
+
+    @property
+    def title(self) -> str:
+        """What it is, for people."""
+        kind = f"bucket type {self.bucket_type}" if self.bucket_type else "all bucket types"
+        match self.kind:
+            case Kind.FILE:
+                return f"{kind}: placed by a file"
+            case Kind.SPREAD:
+                return f"{kind}: spread evenly"
+            case Kind.REPLACE:
+                return f"{self.nodes[1]} instead of {self.nodes[0]}"
+            case Kind.DRAIN:
+                return f"drain {', '.join(self.nodes)}"
+            case Kind.FACTOR:
+                return f"{kind}: replication factor {self.factor}"
+
+
+class Ground(NamedTuple):
+    """What a plan is made on."""
+
+    placement: Placement
+    records: Records
+    registrations: Registrations
+
+    @staticmethod
+    async def read(metastore: Metastore) -> Ground:
+        """As it is now."""
+        return Ground(await read_placement(metastore), await metastore.records(), await metastore.registrations())
+
+    def known(self) -> set[str]:
+        """The nodes that live or hold a replica."""
+        return {*self.registrations, *(node for record in self.records.values() for node in record.replicas)}
+
+    def sites(self) -> dict[str, Site]:
+        """Every known node as planning sees it."""
+        return sites_of(self.placement, self.records, self.registrations)
+
+
+def sites_of(placement: Placement, records: Records, registrations: Registrations) -> dict[str, Site]:
+    """Every node that lives or holds a replica, as planning sees it; the rack of one that is gone is not known."""
+    found = {node: Site("", False) for record in records.values() for node in record.replicas}
+    for node, here in registrations.items():
+        found[node] = Site(here.rack, here.active and here.spare_gen > 0 and node not in placement.drained)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a wish comes to: moves, the replicas on each node before and after, and what an operator should know."""
+
+    wish: Wish
+    moves: tuple[Move, ...]
+    before: Mapping[str, int] = field(default_factory=dict)
+    after: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal moves."""
+        return hashlib.sha256(repr([self.wish.title, self.moves]).encode()).hexdigest()[:16]
+
+
+def plan_of(wish: Wish, ground: Ground) -> Plan:
+    """What has to be moved. Raises NoSuch, PlanRefused."""
+    _check_names(wish, ground)
+    pending = {p: target for p, (_, target) in ground.placement.pending().items()}
+    sites = ground.sites()
+    kinds = sorted({record.bucket_type for record in ground.records.values()})
+    counts = {kind: Counter[str]() for kind in kinds}
+    for partition, record in ground.records.items():
+        counts[record.bucket_type].update(pending.get(partition, record.staying))
+    before = sum(counts.values(), Counter[str]())
+    moves: list[Move] = []
+    for kind in kinds if wish.bucket_type is None else [wish.bucket_type]:
+        elsewhere = sum((each for name, each in counts.items() if name != kind), Counter[str]())
+        records = [record for record in ground.records.values() if record.bucket_type == kind]
+        board = Board(records, sites, elsewhere=elsewhere, pending=pending, ignore_racks=wish.ignore_racks)
+        _apply(wish, board, records)
+        found = board.moves()
+        for move in found:
+            counts[kind].subtract(move.removes)
+            counts[kind].update(move.adds)
+        moves += found
+    moves.sort()
+    _check_free(moves, ground)
+    after = sum(counts.values(), Counter[str]())
+    names = sorted({*before, *after, *(node for node, site in sites.items() if site.open)})
+    return Plan(
+        wish,
+        tuple(moves),
+        {node: before[node] for node in names},
+        {node: after[node] for node in names},
+        tuple(_notes(wish, moves, ground)),
+    )
+
+
+def _apply(wish: Wish, board: Board, records: Sequence[PartitionRecord]) -> None:
+    match wish.kind:
+        case Kind.FILE:
+            partitions = sorted(records, key=lambda record: record.index)
+            if len(partitions) != len(wish.places):
+                raise PlanRefused(
+                    f"bucket type {wish.bucket_type} has {len(partitions)} partitions, the file {len(wish.places)}"
+                )
+            for record, nodes in zip(partitions, wish.places, strict=True):
+                board.put(record.partition, nodes)
+        case Kind.SPREAD:
+            board.spread()
+        case Kind.REPLACE:
+            board.replace(*wish.nodes)
+        case Kind.DRAIN:
+            board.vacate(wish.nodes)
+        case Kind.FACTOR:
+            board.factor(wish.factor)
+
+
+def _check_names(wish: Wish, ground: Ground) -> None:
+    kinds = sorted({record.bucket_type for record in ground.records.values()})
+    if wish.bucket_type is not None and wish.bucket_type not in kinds:
+        raise NoSuch(f"there is no bucket type {wish.bucket_type!r:.80}; there are {', '.join(kinds) or 'none'}")
+    known = ground.known()
+    named = {*wish.nodes, *(node for nodes in wish.places for node in nodes)}
+    unknown = sorted(named - known)
+    if unknown:
+        raise NoSuch(f"no node {', '.join(unknown):.200} is known; there are {', '.join(sorted(known))}")
+    sites = ground.sites()
+    there = {node for record in ground.records.values() for node in record.replicas}
+    newcomers = set(wish.nodes[1:]) if wish.kind is Kind.REPLACE else named - there if wish.kind is Kind.FILE else set()
+    for node in sorted(newcomers):
+        if not sites[node].open:
+            why = "is drained" if node in ground.placement.drained else "is gone or leaving"
+            raise PlanRefused(f"{node} {why}: it cannot be given replicas")
+    if wish.kind is Kind.REPLACE and wish.nodes[0] == wish.nodes[1]:
+        raise PlanRefused(f"{wish.nodes[0]} cannot replace itself")
+
+
+def _check_free(moves: Sequence[Move], ground: Ground) -> None:
+    """One change at a time a partition."""
+    pending = ground.placement.pending()
+    for move in moves:
+        record = ground.records[move.partition]
+        if move.partition in pending:
+            order = pending[move.partition][0]
+            raise PlanRefused(
+                f"partition {move.partition} is in order {order.number} ({order.title}): wait until that is done, or "
+                f"`isthmus partition reassign --cancel {order.number}`"
+            )
+        if record.adding or record.removing:
+            raise PlanRefused(f"partition {move.partition} is changing without an order: wait until that is done")
+        closed = [node for node in move.adds if not ground.sites()[node].open]
+        if closed:
+            raise PlanRefused(
+                f"{', '.join(closed)} cannot be given partition {move.partition}: gone, leaving or drained"
+            )
+
+
+def _notes(wish: Wish, moves: Sequence[Move], ground: Ground) -> list[str]:
+    """What an operator should know of a plan."""
+    found: list[str] = []
+    alone = [move.partition for move in moves if len(move.after) == 1]
+    if alone:
+        found.append(f"{len(alone)} partitions would have one replica: a disk that is lost loses them")
+    for partition in [m.partition for m in moves]:
+        record = ground.records[partition]
+        if len(record.isr) < record.factor:
+            found.append("some of the partitions have replicas out of sync now: these change more slowly")
+            break
+    if wish.kind is Kind.FACTOR and moves:
+        kind = [record for record in ground.records.values() if record.bucket_type == wish.bucket_type]
+        clamped = {min(record.min_isr, wish.factor) for record in kind}
+        found.append(f"min-ISR is {', '.join(map(str, sorted(clamped)))} then, unless it is set otherwise")
+    return found
+
+
+# -- ordering ---------------------------------------------------------------------------------------
+
+
+async def planned(metastore: Metastore, wish: Wish) -> Plan:
+    """The plan of a wish as the cluster is now. Raises NoSuch, PlanRefused, NotReady."""
+    try:
+        return plan_of(wish, await Ground.read(metastore))
+    except (Unavailable, Ambiguous, Conflict) as error:
+        raise NotReady(f"the metastore cannot be reached: {error}") from error
+
+
+async def ordered(metastore: Metastore, wish: Wish, digest: str | None, by: str, at_ms: int) -> tuple[Plan, int | None]:
+    """Order what a wish comes to; the plan, and the order's number, None where there is nothing to move. A node that is
+    drained is so from now on even then. With `digest` only the plan that was shown. Raises NoSuch, PlanRefused,
+    Changed, TooLarge, NotReady, OutcomeUnknown."""
+    plan = await planned(metastore, wish)
+    if digest is not None and digest != plan.digest:
+        raise Changed("the cluster has changed since the plan was shown: look again")
+    if not plan.moves and wish.kind is not Kind.DRAIN:
+        return plan, None
+
+    def change(placement: Placement) -> Placement:
+        if wish.kind is Kind.DRAIN:
+            placement = placement.with_drained(wish.nodes, by, at_ms)
+        if not plan.moves or _number_of(placement, plan, by, at_ms) is not None:
+            return placement
+        taken = placement.pending().keys() & {move.partition for move in plan.moves}
+        if taken:
+            raise Changed(f"partition {min(taken)} is in another order since the plan was shown: look again")
+        return placement.with_order(wish.kind, wish.title, by, at_ms, plan.moves)
+
+    number = _number_of(await change_placement(metastore, change), plan, by, at_ms)
+    log.info("placement.ordered", order=number, title=wish.title, by=by, partitions=len(plan.moves))
+    return plan, number
+
+
+def _number_of(placement: Placement, plan: Plan, by: str, at_ms: int) -> int | None:
+    for order in placement.orders:
+        if order.at_ms == at_ms and order.moves == plan.moves and by.startswith(order.by):
+            return order.number
+    return None
+
+
+async def cancel(metastore: Metastore, number: int | None, by: str) -> Order:
+    """Let an order go no further: what is under way goes back, what is done stays. `number` None: the only one. Raises
+    NoSuch, NotReady, OutcomeUnknown."""
+
+    def change(placement: Placement) -> Placement:
+        order = _order_of(placement, number)
+        return (
+            placement
+            if order.cancelled_by
+            else placement.with_changed(replace(order, cancelled_by=by[:WHO_MAX] or "?"))
+        )
+
+    placement = await change_placement(metastore, change)
+    order = _order_of(placement, number)
+    log.info("placement.cancelled", order=order.number, title=order.title, by=by)
+    return order
+
+
+def _order_of(placement: Placement, number: int | None) -> Order:
+    numbers = ", ".join(str(order.number) for order in placement.orders)
+    if number is None and len(placement.orders) == 1:
+        return placement.orders[0]
+    found = None if number is None else placement.order(number)
+    if found is None:
+        which = "say which order is meant" if number is None and placement.orders else f"no order {number} is under way"
+        raise NoSuch(f"{which}: {numbers or 'none'} {'are' if len(placement.orders) != 1 else 'is'}")
+    return found
+
+
+async def undrain(metastore: Metastore, nodes: Sequence[str], by: str) -> list[int]:
+    """Let nodes be given replicas and leaderships again; the orders that moved theirs off are cancelled. Returns their
+    numbers. Raises NoSuch, NotReady, OutcomeUnknown."""
+    cancelled: list[int] = []
+
+    def change(placement: Placement) -> Placement:
+        for node in nodes:
+            if node not in placement.drained:
+                raise NoSuch(f"{node} is not drained: {', '.join(sorted(placement.drained)) or 'no node'} is")
+        cancelled.clear()
+        after = placement.without_drained(nodes)
+        for order in placement.orders:
+            if order.kind is Kind.DRAIN and any(node in move.before for move in order.moves for node in nodes):
+                cancelled.append(order.number)
+                after = after.with_changed(replace(order, cancelled_by=order.cancelled_by or by[:WHO_MAX] or "?"))
+        return after
+
+    await change_placement(metastore, change)
+    log.info("placement.undrained", nodes=list(nodes), by=by, cancelled=cancelled)
+    return cancelled
+
+
+async def remove_node(metastore: Metastore, node: str, by: str, *, dry_run: bool) -> None:
+    """Forget a node that holds nothing and does not live. Raises NoSuch, StillNeeded, NotReady, OutcomeUnknown."""
+    try:
+        ground = await Ground.read(metastore)
+        standing = await metastore.get(f"{STANDING_PATH}/{node}")
+        if node not in ground.known() and standing is None and node not in ground.placement.drained:
+            raise NoSuch(f"no node {node!r:.80} is known; there are {', '.join(sorted(ground.known()))}")
+        held = sorted(p for p, record in ground.records.items() if node in record.replicas)
+        coming = sorted(p for p, (_, target) in ground.placement.pending().items() if node in target)
+        if held or coming:
+            some = f"{len(held)} replicas" if held else f"{len(coming)} replicas that are ordered for it"
+            raise StillNeeded(f"{node} holds {some}: `isthmus node drain {node}` moves them off, then remove it")
+        if node in ground.registrations:
+            raise StillNeeded(f"{node} lives: stop it first")
+        if dry_run:
+            return
+        await change_placement(metastore, lambda placement: placement.without_drained([node]))
+        if standing is not None:
+            await metastore.delete(f"{STANDING_PATH}/{node}", standing.version)
+    except (Unavailable, Conflict) as error:
+        raise NotReady(f"{node} was not removed: {error or 'it has just registered'}") from error
+    except Ambiguous as error:
+        raise OutcomeUnknown(f"{node} may have been removed: {error}; do it again") from error
+    log.info("placement.node_removed", node=node, by=by)
