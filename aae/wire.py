@@ -33,6 +33,16 @@ MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 
 REASON_MAX: Final = 300
 
+CLUSTER_BYTES: Final = 16
+
+MEDIA_TYPE: Final = "application/msgpack"
+
+PATHS: Final = ("/trees/roots", "/trees/leaves", "/trees/clocks")
+"""Where a cluster answers another one: roots, leaves, clocks."""
+
+QUESTION_BYTES_MAX: Final = 1024 * 1024
+"""Largest question: 2^17 segments, several times what is asked for at once."""
+
 
 class UnknownVersion(CodecError):
     """A message of another version of this program."""
@@ -147,6 +157,27 @@ def decode_hashes(data: bytes, count: int) -> HashesTold:
         case [list(standings), bytes(hashes)]:
             return HashesTold(_decoded_standings(standings), hashes_from_wire(hashes, count))
     raise CodecError("not tree hashes")
+
+
+class Told(NamedTuple):
+    """An answer to another cluster: who answers, and the answer's bytes."""
+
+    cluster: bytes
+    cluster_name: str
+    body: bytes
+
+
+def encode_told(told: Told) -> bytes:
+    """Its bytes."""
+    return _pack([VERSION, *told])
+
+
+def decode_told(data: bytes) -> Told:
+    """Raises CodecError."""
+    match _unpack(data, "an answer about trees"):
+        case [bytes(cluster), str(name), bytes(body)] if len(cluster) == CLUSTER_BYTES:
+            return Told(cluster, name, body)
+    raise CodecError("not an answer about trees: cluster, its name, and the answer")
 
 
 def leaf_count(asked: LeavesAsked) -> int:

@@ -6,10 +6,12 @@ their meaning here, once.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from aae.keeping import Copy
 from config.settings import MB, Settings
 from repl.balancing import BalanceOptions
 from repl.creation import SETTLE_MS, DefaultType
@@ -17,6 +19,7 @@ from repl.isr.epochs import last_epoch
 from repl.metastore.zookeeper import ZooKeeperMetastore
 from repl.model.errors import BadInput
 from repl.model.record import Registration
+from repl.partition import Partition
 from repl.positions import Position
 from repl.proposal import WriteLimits
 from repl.replog.log import FileLog
@@ -24,6 +27,7 @@ from repl.runtime import Runtime
 from repl.store.leveldb import LevelStore
 from repl.transport.links import ClusterLinks
 from repl.transport.port import Delivery
+from repl.transport.tls import LinkTls
 
 FACTOR_OF_ENSEMBLE: Final = 3
 """replication.factor where none is set and an ensemble is named: a cluster of several nodes is meant."""
@@ -87,8 +91,8 @@ def write_limits_of(settings: Settings) -> WriteLimits:
     return WriteLimits(settings.limits.object_bytes, settings.limits.siblings, entry_limit_bytes(settings))
 
 
-def metastore_of(settings: Settings, hosts: str) -> ZooKeeperMetastore:
-    """The metastore at `hosts`, not yet started."""
+def metastore_of(settings: Settings, hosts: str, tls: Callable[[], ssl.SSLContext] | None = None) -> ZooKeeperMetastore:
+    """The metastore at `hosts`, not yet started; with `tls` its sessions speak it."""
     metastore = settings.metastore
     return ZooKeeperMetastore(
         hosts,
@@ -96,6 +100,7 @@ def metastore_of(settings: Settings, hosts: str) -> ZooKeeperMetastore:
         cluster=settings.node.cluster,
         session_timeout_ms=metastore.session_timeout_ms,
         connect_timeout_ms=metastore.connect_timeout_ms,
+        tls=tls,
     )
 
 
@@ -153,6 +158,7 @@ def links_of(
     on_deliveries: Callable[[str, list[Delivery]], None],
     on_link: Callable[[str, bool], None],
     on_request: Callable[[str, str, bytes], Awaitable[bytes]],
+    tls: LinkTls | None = None,
 ) -> ClusterLinks:
     """The connections with the other nodes, not yet started."""
     transport = settings.transport
@@ -171,6 +177,7 @@ def links_of(
         on_deliveries=on_deliveries,
         on_link=on_link,
         on_request=on_request,
+        tls=tls,
     )
 
 
@@ -191,3 +198,10 @@ class Switchboard:
         if handler is None:
             raise BadInput(f"method {method[:64]!r} is not known here: is node {node} of another version?")
         return await handler(node, body)
+
+
+def copy_of(partition: Partition, *, replaying: bool) -> Copy:
+    """A copy on this node as the keeper of trees sees it."""
+    replica = partition.replica
+    whole = replica.far_position is None and not replaying
+    return Copy(partition.id, partition.bucket_type, replica.member.gen, replica.applied, whole)

@@ -26,27 +26,33 @@ from typing import Final
 import structlog
 import uvloop
 
+from aae import keeping
 from config.settings import Settings
-from node import interpreter, logs, supervisor
+from node import interpreter, locks, logs, supervisor
 from node.assembly import (
     boot_id,
     metastore_of,
     open_log,
     open_store,
 )
-from node.http import app, listeners
+from node.http import app, listeners, roles
 from node.http.admin import Admin
 from node.http.app import HttpFace
 from node.http.listeners import Listeners, bind
+from node.http.members import add_members
+from node.http.trees import TreeRoutes
+from node.locks import Locks
 from node.metrics import Metrics
 from node.parts import Parts
 from node.ready import replicas_not_ready
+from node.riak_view import RiakView
 from queues import listing
 from repl import telemetry
 from repl.identity import Identity
 from repl.metastore.port import Ambiguous, Conflict, Metastore, SessionState, Unavailable
 from repl.model.errors import WrongIdentity
 from repl.settling import settle
+from repl.transport import tls_server
 from sink import listing as sink_listing
 
 log = structlog.get_logger(__name__)
@@ -103,10 +109,11 @@ class Node(Parts):
         """Bring everything up in order. Raises IsthmusError in one line."""
         settings = self.settings
         loop = asyncio.get_running_loop()
+        self.locks = Locks(settings)
         identity = Identity.open(settings.node.data_dir)
         self._identity = identity
         identity.check_node(settings.node.name)
-        self.listeners = Listeners(settings.listen)
+        self.listeners = Listeners(settings.listen, self.locks.listeners)
         self.http_url, self.admin_url = self.listeners.bind()
         self.cluster_socket = bind("listen.cluster", settings.listen.cluster)
         metastore = await self._connect_metastore()
@@ -136,10 +143,12 @@ class Node(Parts):
         self.build(metastore, identity, self._on_fatal)
         self._make_faces()
         for record in sorted(records.values(), key=lambda r: r.partition):
-            if settings.node.name in record.replicas:
+            if identity.partition(record.partition) is not None:  # those that are to go, too: they may be named again
                 self.runtime.attach(record)
+        self.fullsync.start()
         self.runtime.start()
         await self.links.start(self.cluster_socket)
+        self.locks.start(self.links.certificates_expire_s)
         await self._register()
         self.controller.start()
         await self.queues.start()
@@ -159,7 +168,7 @@ class Node(Parts):
                 ),
             )
             self._embedded = True
-        metastore = metastore_of(self.settings, hosts)
+        metastore = metastore_of(self.settings, hosts, self.locks.metastore)
         self._metastore = metastore
         await metastore.start(self._on_session)
         return metastore
@@ -173,19 +182,37 @@ class Node(Parts):
                 self.links.metrics,
                 self.queues.metrics,
                 self.sink.metrics,
+                self.fullsync.metrics,
                 self.listeners.samples,
                 lambda: self.face.samples(),
+                self.locks.samples,
             ],
-            {**telemetry.HELP, **listing.HELP, **sink_listing.HELP, **app.HELP, **listeners.HELP},
+            {
+                **telemetry.HELP,
+                **listing.HELP,
+                **sink_listing.HELP,
+                **keeping.HELP,
+                **app.HELP,
+                **listeners.HELP,
+                **tls_server.HELP,
+                **roles.HELP,
+                **locks.HELP,
+            },
         )
         self.face = HttpFace(
             self.coordinator,
             self.queues,
             limits=self.settings.limits,
+            time=self.time,
+            sights=RiakView(self),
             ready=self.ready,
             metrics=self.metrics.render,
+            certified_sinks=self.locks.certified_sinks,
         )
+        add_members(self.face, self.members)
+        TreeRoutes(self.fullsync.whole, self.face, cluster=self.cluster_uuid, cluster_name=self.settings.node.cluster)
         self.admin = Admin(self, self.gathering)
+        self.face.guard, self.admin.guard = self.locks.guards["http"], self.locks.guards["admin"]
 
     # -- living ---------------------------------------------------------------------------------------
 
@@ -255,7 +282,9 @@ class Node(Parts):
         await self.controller.stop()
         await self.links.stop()
         clean = await self.runtime.stop(STOP_TIMEOUT_S)
+        await self.fullsync.stop(save=clean)
         await self.listeners.stop()
+        await self.locks.stop()
         await self._release(clean)
         log.info("node.stopped", clean=clean)
         return EXIT_OK

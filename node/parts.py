@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from aae.actor import FullSync
+from aae.local import Led
 from config.settings import Settings
 from node.assembly import (
     Switchboard,
     balance_options_of,
+    copy_of,
     default_type_of,
     entry_limit_bytes,
     links_of,
@@ -36,9 +38,11 @@ from repl.coordinator import Coordinator
 from repl.identity import Identity
 from repl.leaderships import Leaderships
 from repl.metastore.port import Metastore, SessionState
+from repl.model.errors import NotReady
 from repl.model.record import PartitionRecord, Registration
 from repl.registering import Registrar
 from repl.replog.log import FileLog
+from repl.routes import UnknownBucketType
 from repl.runtime import Runtime
 from repl.store.leveldb import LevelStore
 from sink.actor import Sink
@@ -101,6 +105,7 @@ class Parts:
             window_bytes=settings.replication.window_bytes,
             entry_limit_bytes=entry_limit_bytes(settings),
             checkpoint_interval_ms=settings.replication.checkpoint_interval_ms,
+            removed_grace_ms=settings.replication.removed_copy_grace_ms,
             on_fatal=on_fatal,
         )
         self.coordinator = Coordinator(
@@ -133,7 +138,10 @@ class Parts:
         )
         self.telemetry = TelemetryGathering(node=name, request=self.links.request, runtime=self.runtime)
         self.sink_gathering = SinkGathering(node=name, request=self.links.request, sink=lambda: self.sink)
-        for part in (self.coordinator, self.controller, self.leaderships, self.gathering, self.telemetry, self.sink_gathering):
+        self.fullsync = self._build_fullsync()
+        self.runtime.hooks.append(self.fullsync.trees)
+        gatherings = (self.gathering, self.telemetry, self.sink_gathering, self.fullsync)
+        for part in (self.coordinator, self.controller, self.leaderships, *gatherings):
             switchboard.add(part.request_handlers())
         self.queues = SourceQueues(
             settings.queues,
@@ -159,9 +167,40 @@ class Parts:
             letters=DeadLetters(
                 settings.node.data_dir / FILE_NAME, settings.sink.dead_letters_count, settings.sink.dead_letters_bytes
             ),
+            access_to=self.locks.access_to,
             nodes=lambda: self.controller.registrations,
         )
-        self.fullsync = FullSync()
+
+    def _build_fullsync(self) -> FullSync:
+        partitions = self.runtime.partitions
+        return FullSync(
+            store=self.store,
+            directory=self.settings.node.data_dir / "trees",
+            copies=lambda: [copy_of(p, replaying=self.store.needs_replay()) for p in partitions.values()],
+            led=lambda bucket_type: [
+                Led(p.id, p.index, p.partition_count)
+                for p in partitions.values()
+                if p.bucket_type == bucket_type and p.replica.ready
+            ],
+            members=self,
+            request=self.links.request,
+            time=self.time,
+            read_pool=self.read_pool,
+        )
+
+    def nodes(self) -> Iterable[str]:
+        """The other live nodes (`aae.whole.Members`)."""
+        return [node for node in self.controller.registrations if node != self.settings.node.name]
+
+    def partitions(self, bucket_type: bytes) -> Sequence[int]:
+        """The partitions of a bucket type (`aae.whole.Members`). Raises BadInput, NotReady."""
+        name = bucket_type.decode(errors="replace")
+        found = [r for r in self.controller.records.values() if r.bucket_type == name]
+        if not found:
+            raise UnknownBucketType(f"there is no bucket type {name!r}")
+        if len(found) < found[0].partition_count:
+            raise NotReady(f"bucket type {name!r}: {len(found)} of {found[0].partition_count} partitions are known yet")
+        return [r.partition for r in found]
 
     def members(self) -> dict[str, Any]:
         """The live nodes of this cluster, for sinks of others; see `node.http.members`."""

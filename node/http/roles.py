@@ -54,10 +54,17 @@ HTTP_OPEN: Final[Mapping[str, frozenset[Role]]] = {
 PROBES: Final = frozenset({b"/ping", b"/livez", b"/readyz"})
 """What load balancers ask, who have no tokens; nothing of the cluster is in the answers but why it is not ready."""
 
+REPLICATION: Final = frozenset({b"queues", b"trees"})
+"""First pieces of the paths that only other clusters use."""
+
+NODES: Final = b"/cluster/nodes"
+"""Where sinks, and clients, learn which nodes live."""
+
 OPERATE: Final[tuple[tuple[bytes, ...], ...]] = (
     (b"queues", b"*", b"suspend"),
     (b"queues", b"*", b"resume"),
     (b"sink", b"*"),
+    (b"sink", b"dead-letters", b"retry"),
     (b"leaders", b"balance"),
 )
 """Paths below /admin/ that change what can be changed back; "*" is any one piece. All others need `admin`."""
@@ -80,35 +87,40 @@ HELP: Final[Mapping[str, str]] = {
 """Name -> what it counts (see repl.telemetry)."""
 
 
-def http_role(method: str, raw_path: bytes) -> Role | None:
-    """What a request of the client face needs; None: nothing."""
+READERS: Final = frozenset({Role.READ})
+ANYBODY: Final = frozenset(Role)
+"""Any one of a set does; `ANYBODY` still wants a token."""
+
+
+def http_roles(method: str, raw_path: bytes) -> frozenset[Role]:
+    """What a request of the client face needs, any one of these; none: nothing."""
     if raw_path in PROBES:
-        return None
-    parts = raw_path.split(b"/")[1:]
-    if len(parts) == 3 and parts[0] == b"queues":
-        return Role.REPLICATE
-    if method in ("GET", "HEAD"):
-        return Role.READ
-    if raw_path == b"/batch/get":
-        return Role.READ
+        return frozenset()
+    parts = (raw_path.rstrip(b"/") or b"/").split(b"/")[1:]  # a slash at the end says nothing to `app`
+    if parts[0] in REPLICATION:
+        return frozenset({Role.REPLICATE})
+    if raw_path == NODES:
+        return ANYBODY
+    if method in ("GET", "HEAD") or raw_path == b"/batch/get":
+        return READERS
     count = len(parts)
     bucket_props = count == 3 and parts[0] == b"buckets" and parts[2] == b"props"
     typed_props = count in (3, 5) and parts[0] == b"types" and parts[-1] == b"props"
     old_props = count == 2 and parts[0] == b"riak" and method == "PUT"
-    return Role.OPERATE if bucket_props or typed_props or old_props else Role.WRITE
+    return frozenset({Role.OPERATE if bucket_props or typed_props or old_props else Role.WRITE})
 
 
-def admin_role(method: str, raw_path: bytes) -> Role | None:
-    """What a request of the admin face needs; None: nothing."""
+def admin_roles(method: str, raw_path: bytes) -> frozenset[Role]:
+    """What a request of the admin face needs, any one of these; none: nothing."""
     if raw_path in PROBES:
-        return None
+        return frozenset()
     if method in ("GET", "HEAD"):
-        return Role.READ
+        return READERS
     parts = raw_path.split(b"/")[2:] if raw_path.startswith(b"/admin/") else []
     for known in OPERATE:
         if len(parts) == len(known) and all(k in (b"*", part) for k, part in zip(known, parts, strict=True)):
-            return Role.OPERATE
-    return Role.ADMIN
+            return frozenset({Role.OPERATE})
+    return frozenset({Role.ADMIN})
 
 
 class Guard:
@@ -117,7 +129,7 @@ class Guard:
     def __init__(self, listener: str, settings: TokenSettings) -> None:
         """Raises BadConfig when a file cannot be used. `listener` is "http" or "admin"."""
         self._listener = listener
-        self._role = http_role if listener == "http" else admin_role
+        self._roles = http_roles if listener == "http" else admin_roles
         self._digests = [(INCLUDES[Role(name)], watched_digests(path)) for name, path in settings.files.items()]
         self._open = HTTP_OPEN[settings.http_open] if listener == "http" else frozenset()
         self._metrics_open = settings.metrics_open
@@ -126,13 +138,13 @@ class Guard:
 
     def check(self, method: str, raw_path: bytes, headers: Headers) -> None:
         """Raises Refused, 401 or 403."""
-        wanted = self._role(method, raw_path)
-        if wanted is None or wanted in self._open or (self._metrics_open and raw_path == b"/metrics"):
+        wanted = self._roles(method, raw_path)
+        if not wanted or wanted & self._open or (self._metrics_open and raw_path == b"/metrics"):
             return
         token = _token_of(headers)
         if token is not None:
             known, found = self._granted(token)
-            if wanted in found:
+            if wanted & found:
                 return
             if known:
                 self._count(403)
@@ -168,9 +180,9 @@ def guard_of(listener: str, settings: TokenSettings) -> Guard | None:
     return Guard(listener, settings) if settings.files else None
 
 
-def _who_may(wanted: Role) -> str:
+def _who_may(wanted: frozenset[Role]) -> str:
     """The roles that would do, the least first."""
-    return " or ".join(role.value for role, included in INCLUDES.items() if wanted in included)
+    return " or ".join(role.value for role, included in INCLUDES.items() if wanted & included)
 
 
 def _token_of(headers: Headers) -> bytes | None:

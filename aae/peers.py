@@ -1,0 +1,116 @@
+"""The trees of another cluster, asked over HTTP: the sink of an exchange, with the face of `aae.whole`.
+
+Any node of the other cluster answers for all of it; when one does not, the next one is asked. An answer of another
+cluster than the one that is meant is an error, as is one in another form. Requests run in threads; how bytes travel
+is `repl.transport.http_client`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from aae import wire
+from aae.tree import BRANCH_COUNT, Hashes
+from aae.wire import ClocksAsked, LeavesAsked, RootsAsked, RowsTold
+from repl.model.errors import PeerFault
+from repl.transport.http_client import OPEN, Access, HttpPeer, Refused
+
+CONNECTIONS: Final = 2
+"""Of one peer node; an exchange asks one thing at a time, and folds may run beside it."""
+
+Answer = TypeVar("Answer")
+
+
+class WrongCluster(PeerFault):
+    """Another cluster answers than the one that is compared with."""
+
+    reason = "other-cluster"
+
+
+class PeerTrees:
+    """One other cluster. `urls` are some of its nodes' HTTP listeners; `cluster_name`, if given, must be its name, and
+    `own` must not be it. `cluster`: its uuid, known from the first answer on, and held to."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        own: bytes,
+        cluster_name: str = "",
+        timeout_ms: int,
+        access: Access = OPEN,
+    ) -> None:
+        self._peers = [HttpPeer(url, CONNECTIONS, access) for url in urls]
+        self._first = 0
+        self._own = own
+        self._name = cluster_name
+        self._timeout_ms = timeout_ms
+        self._pool = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="fullsync")
+        self.cluster: bytes | None = None
+        self.bytes_received = 0
+
+    async def roots(self, asked: RootsAsked) -> Hashes:
+        """See WholeTrees. Raises PeerFault, CodecError; so do all."""
+        return await self._ask(
+            0, wire.encode_roots_asked(asked), lambda body: wire.decode_hashes(body, BRANCH_COUNT).hashes
+        )
+
+    async def leaves(self, asked: LeavesAsked) -> Hashes:
+        """See WholeTrees."""
+        count = wire.leaf_count(asked)
+        return await self._ask(1, wire.encode_leaves_asked(asked), lambda body: wire.decode_hashes(body, count).hashes)
+
+    async def clocks(self, asked: ClocksAsked) -> RowsTold:
+        """See WholeTrees."""
+        return await self._ask(2, wire.encode_clocks_asked(asked), lambda body: wire.decode_rows(body, asked))
+
+    def close(self) -> None:
+        """End what is under way; every further question fails."""
+        for peer in self._peers:
+            peer.cut()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _ask(self, path: int, question: bytes, decode: Callable[[bytes], Answer]) -> Answer:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._asked, wire.PATHS[path], question, decode)
+
+    def _asked(self, path: str, question: bytes, decode: Callable[[bytes], Answer]) -> Answer:
+        """In a thread: from the node that answered last, or the next one that does."""
+        trouble: PeerFault | None = None
+        for turn in range(len(self._peers)):
+            at = (self._first + turn) % len(self._peers)
+            peer = self._peers[at]
+            try:
+                data = peer.post(
+                    path,
+                    question,
+                    media_type=wire.MEDIA_TYPE,
+                    timeout_ms=self._timeout_ms,
+                    limit_bytes=wire.MESSAGE_BYTES_MAX,
+                )
+            except Refused as error:
+                if error.status < 500:
+                    raise  # what is wrong with the question is wrong for every node
+                trouble = error
+            except PeerFault as error:
+                trouble = error
+            else:
+                self._first = at
+                self.bytes_received += len(data)
+                return decode(self._checked(peer.url, data))
+        assert trouble is not None
+        raise trouble
+
+    def _checked(self, url: str, data: bytes) -> bytes:
+        told = wire.decode_told(data)
+        if told.cluster == self._own:
+            raise WrongCluster(f"{url} is a node of this cluster: full-sync points at home")
+        if self._name and told.cluster_name != self._name:
+            raise WrongCluster(f"{url} answers for cluster {told.cluster_name}, the settings say {self._name}")
+        if self.cluster is not None and told.cluster != self.cluster:
+            raise WrongCluster(f"{url} answers for cluster {told.cluster.hex()}, others for {self.cluster.hex()}")
+        self.cluster = told.cluster
+        return told.body

@@ -1,0 +1,152 @@
+"""One run of full-sync: drives the exchange between this cluster and another one, and says how it ended.
+
+What both sides tell is asked for at the same time; what the machine wants repaired goes to `repair`, which waits for
+room where there is none. A run that could not look at everything is `incomplete`, `timed-out` or `error`, with the
+reason, never in sync. The machine is `aae.exchange`; when a run is due, `aae.schedule` knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from aae.compare import Difference
+from aae.exchange import (
+    SEGMENTS_AT_ONCE,
+    Ask,
+    Clocks,
+    Findings,
+    Leaves,
+    Listed,
+    Pause,
+    Repair,
+    Roots,
+    Verdict,
+    exchange,
+)
+from aae.tree import Hashes
+from aae.whole import Incomplete
+from aae.wire import ClocksAsked, LeavesAsked, RootsAsked, RowsTold
+from repl.model.errors import IsthmusError, Retryable
+from repl.model.keys import SEGMENT_BITS
+
+T = TypeVar("T")
+
+ROWS_AT_ONCE: Final = 50_000
+"""Rows of one answer after which it ends with the segment: about 5 MB."""
+
+
+class Side(Protocol):
+    """One cluster of an exchange. All raise IsthmusError."""
+
+    async def roots(self, asked: RootsAsked) -> Hashes:
+        """The hashes of all branches."""
+
+    async def leaves(self, asked: LeavesAsked) -> Hashes:
+        """The leaves of some."""
+
+    async def clocks(self, asked: ClocksAsked) -> RowsTold:
+        """The rows of the first segments."""
+
+
+class Scope(NamedTuple):
+    """What a run looks at. Trees are compared whole; rows are read of what was changed in [since_ms, before_ms) (0: no
+    bound). `wanted(bucket, key)`: what counts, None: everything."""
+
+    bucket_type: bytes
+    since_ms: int = 0
+    before_ms: int = 0
+    size_bits: int = SEGMENT_BITS
+    wanted: Callable[[bytes, bytes], bool] | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a run ended: the verdict, and why it is not more."""
+
+    verdict: Verdict
+    reason: str = ""
+    findings: Findings = field(default_factory=Findings)
+
+
+async def run(
+    source: Side,
+    sink: Side,
+    scope: Scope,
+    *,
+    findings: Findings,
+    repair: Callable[[Sequence[Difference]], Awaitable[int]],
+    pause: Callable[[], Awaitable[None]],
+    timeout_s: float | None,
+    segments_at_once: int = SEGMENTS_AT_ONCE,
+) -> Outcome:
+    """Compare, and hand over what differs; how it ended. `findings` fills while it runs. `pause` waits between two
+    looks; `repair` returns how many differences it queued. Never raises but for a cancellation."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            verdict = await _driven(source, sink, scope, findings, repair, pause, segments_at_once)
+    except TimeoutError:
+        return Outcome(Verdict.TIMED_OUT, f"not done after {timeout_s:g} s, at {findings.state}", findings)
+    except Incomplete as error:
+        return Outcome(Verdict.INCOMPLETE, str(error), findings)
+    except Retryable as error:
+        return Outcome(Verdict.INCOMPLETE, f"{findings.state}: {error}", findings)
+    except IsthmusError as error:
+        return Outcome(Verdict.ERROR, f"{findings.state}: {error}", findings)
+    return Outcome(verdict, "", findings)
+
+
+async def _driven(
+    source: Side,
+    sink: Side,
+    scope: Scope,
+    findings: Findings,
+    repair: Callable[[Sequence[Difference]], Awaitable[int]],
+    pause: Callable[[], Awaitable[None]],
+    segments_at_once: int,
+) -> Verdict:
+    machine = exchange(findings, size_bits=scope.size_bits, wanted=scope.wanted, segments_at_once=segments_at_once)
+    answer: object = None
+    while True:
+        try:
+            ask: Ask = machine.send(answer)
+        except StopIteration as end:
+            verdict: Verdict = end.value
+            return verdict
+        match ask:
+            case Roots():
+                roots = RootsAsked(scope.bucket_type)
+                answer = await _both(source.roots(roots), sink.roots(roots))
+            case Leaves():
+                leaves = LeavesAsked(scope.bucket_type, ask.branches, ask.size_bits)
+                answer = await _both(source.leaves(leaves), sink.leaves(leaves))
+            case Clocks():
+                since_ms, before_ms = (0, 0) if ask.all_times else (scope.since_ms, scope.before_ms)
+                clocks = ClocksAsked(scope.bucket_type, ask.segments, ask.size_bits, since_ms, before_ms, ROWS_AT_ONCE)
+                first, second = await _both(source.clocks(clocks), sink.clocks(clocks))
+                answer = (Listed(first.rows, first.covered), Listed(second.rows, second.covered))
+            case Pause():
+                await pause()
+                answer = None
+            case Repair():
+                answer = await repair(ask.differences)
+
+
+async def _both(first: Awaitable[T], second: Awaitable[T]) -> tuple[T, T]:
+    """Both answers; the error of one, once both have ended."""
+    one, other = await asyncio.gather(_tried(first), _tried(second))
+    for answer in (one, other):
+        if isinstance(answer, IsthmusError):
+            raise answer
+    assert not isinstance(one, IsthmusError)
+    assert not isinstance(other, IsthmusError)
+    return one, other
+
+
+async def _tried(answer: Awaitable[T]) -> T | IsthmusError:
+    try:
+        return await answer
+    except IsthmusError as error:
+        return error

@@ -1,0 +1,69 @@
+"""POST /trees/roots, /trees/leaves, /trees/clocks: another cluster compares its trees with ours.
+
+Any node answers for its whole cluster. Moves bodies only: what is in them is `aae.wire`'s, who adds up the nodes is
+`aae.whole`. Few run at once, since each reads rows or copies leaves; one more is refused with 503.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Final
+
+from aae import wire
+from aae.whole import WholeTrees
+from node.http.asgi import MSGPACK, Face, Request
+from node.http.statuses import Headers, Reply
+from repl.model.errors import Overloaded
+
+QUESTIONS_MAX: Final = 8
+"""Questions answered at once: an exchange asks one at a time, and each may hold some 10 MB."""
+
+_HEADERS: Final[Headers] = [(b"content-type", MSGPACK)]
+
+
+class TreeRoutes:
+    """The routes of the client face that other clusters' full-sync uses."""
+
+    def __init__(self, trees: WholeTrees, face: Face, *, cluster: bytes, cluster_name: str) -> None:
+        self._trees = trees
+        self._cluster = cluster
+        self._name = cluster_name
+        self.running = 0
+        for path, handler in zip(wire.PATHS, (self._roots, self._leaves, self._clocks), strict=True):
+            face.router.add("POST", path, handler)
+
+    async def _roots(self, request: Request) -> Reply:
+        asked = wire.decode_roots_asked(await self._question(request))
+        return await self._limited(self._roots_of(asked))
+
+    async def _leaves(self, request: Request) -> Reply:
+        asked = wire.decode_leaves_asked(await self._question(request))
+        return await self._limited(self._leaves_of(asked))
+
+    async def _clocks(self, request: Request) -> Reply:
+        asked = wire.decode_clocks_asked(await self._question(request))
+        return await self._limited(self._clocks_of(asked))
+
+    async def _roots_of(self, asked: wire.RootsAsked) -> bytes:
+        return wire.encode_hashes(wire.HashesTold((), await self._trees.roots(asked)))
+
+    async def _leaves_of(self, asked: wire.LeavesAsked) -> bytes:
+        return wire.encode_hashes(wire.HashesTold((), await self._trees.leaves(asked)))
+
+    async def _clocks_of(self, asked: wire.ClocksAsked) -> bytes:
+        return wire.encode_rows(await self._trees.clocks(asked))
+
+    @staticmethod
+    async def _question(request: Request) -> bytes:
+        return await request.body(wire.QUESTION_BYTES_MAX, "a question about trees")
+
+    async def _limited(self, answer: Coroutine[None, None, bytes]) -> Reply:
+        if self.running >= QUESTIONS_MAX:
+            answer.close()
+            raise Overloaded(f"{QUESTIONS_MAX} questions about trees are being answered, which is this node's limit")
+        self.running += 1
+        try:
+            told = wire.Told(self._cluster, self._name, await answer)
+        finally:
+            self.running -= 1
+        return Reply(200, _HEADERS, wire.encode_told(told))
