@@ -13,12 +13,16 @@ from config.settings import LimitSettings
 from node.http.asgi import Face, Receive, Scope, Send
 from node.http.batch import BatchRoutes
 from node.http.health import add_health
+from node.http.lacking import lacking
 from node.http.listings import ListingRoutes
 from node.http.objects import ObjectRoutes
+from node.http.old_forms import OldForms
 from node.http.queues import Fetching, QueueRoutes
+from node.http.riak_views import RiakViews, Sights
 from node.http.router import decode_segment
+from node.http.statuses import Refused
 from repl.model.keys import DEFAULT_BUCKET_TYPE
-from repl.model.ports import KeyValue
+from repl.model.ports import KeyValue, TimeSource
 from repl.telemetry import Sample
 
 HELP: Final[Mapping[str, str]] = {
@@ -40,13 +44,17 @@ class HttpFace(Face):
         queues: Fetching,
         *,
         limits: LimitSettings,
+        time: TimeSource,
+        sights: Sights,
         ready: Callable[[], tuple[bool, str]],
         metrics: Callable[[], bytes],
         certified_sinks: bool = False,
     ) -> None:
         super().__init__()
-        self._objects = ObjectRoutes(kv, limits, self)
+        self._objects = ObjectRoutes(kv, limits, time, self)
         self._listings = ListingRoutes(kv, self)
+        OldForms(self._listings, self)
+        RiakViews(sights, self)
         self._batch = BatchRoutes(kv, limits, self)
         self._queues = QueueRoutes(queues, self, certified=certified_sinks)
         add_health(self.router, ready=ready, metrics=metrics)
@@ -55,12 +63,20 @@ class HttpFace(Face):
         """See Face.answer: the object paths first, the router for all others."""
         parts = scope["raw_path"].split(b"/")
         count = len(parts)
-        if count == 5 and parts[1] == b"buckets" and parts[3] == b"keys":
+        if count == 5 and parts[1] == b"buckets" and parts[3] == b"keys" and parts[4]:
             await self._objects.answer(scope, receive, send, DEFAULT_BUCKET_TYPE, parts[2], parts[4])
-        elif count == 7 and parts[1] == b"types" and parts[3] == b"buckets" and parts[5] == b"keys":
+        elif count == 7 and parts[1] == b"types" and parts[3] == b"buckets" and parts[5] == b"keys" and parts[6]:
             await self._objects.answer(scope, receive, send, decode_segment(parts[2]), parts[4], parts[6])
+        elif count == 4 and parts[1] == b"riak" and parts[3]:
+            await self._objects.answer(scope, receive, send, DEFAULT_BUCKET_TYPE, parts[2], parts[3])
         else:
-            await super().answer(scope, receive, send)
+            if count > 2 and not parts[-1]:
+                # As in Riak, a slash at the end says nothing.
+                scope = {**scope, "raw_path": b"/".join(parts[:-1])}
+            try:
+                await super().answer(scope, receive, send)
+            except Refused as refused:
+                raise (lacking(parts) if refused.reason == "unknown-path" else None) or refused from None
 
     def stop(self) -> None:
         """The node is stopping: end long polls, so that they do not hold up the listener's drain."""

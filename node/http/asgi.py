@@ -164,7 +164,10 @@ class Stream(NamedTuple):
 class Request:
     """One request as a routed handler sees it. `params` are the decoded parts of the path."""
 
-    __slots__ = ("_budget", "_held", "_receive", "headers", "method", "params", "peer_names", "query", "raw_path")
+    __slots__ = (
+        "_budget", "_held", "_receive", "headers", "method", "params", "peer_names", "query", "query_string",
+        "raw_path",
+    )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, params: dict[str, bytes], budget: BodyBudget) -> None:
         self.method: str = scope["method"]
@@ -172,7 +175,8 @@ class Request:
         self.headers: Headers = scope["headers"]
         self.params = params
         self.peer_names: frozenset[NodeName] = scope.get(PEER_NAMES, NOBODY)
-        self.query = parse_query(scope["query_string"])
+        self.query_string: bytes = scope["query_string"]
+        self.query = parse_query(self.query_string)
         self._receive = receive
         self._budget = budget
         self._held = 0

@@ -15,7 +15,8 @@ import msgpack
 
 from config.settings import LimitSettings
 from node.http.asgi import MSGPACK, Face, Request
-from node.http.object_headers import is_header_name, is_header_value, parse_isolation, parse_request_id
+from node.http.object_headers import is_header_name, is_header_value, parse_request_id
+from node.http.object_query import parse_isolation
 from node.http.statuses import Headers, Refused, Reply, explanation, status_of
 from node.http.stored import read_stored
 from repl.model.errors import BadInput, IsthmusError, TooLarge

@@ -7,14 +7,16 @@ Names that are not UTF-8 are shown percent-encoded; `encoding=percent` shows all
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Final
 
 from node.http.asgi import JSON, Face, Request, Stream
+from node.http.object_query import timeout_of
 from node.http.router import encode_segment
-from node.http.statuses import Refused, Reply
-from repl.model.errors import Overloaded
+from node.http.statuses import Refused
+from repl.model.errors import Overloaded, TimedOut
 from repl.model.keys import DEFAULT_BUCKET_TYPE
 from repl.model.ports import KeyValue
 
@@ -30,17 +32,19 @@ class ListingRoutes:
         self._kv = kv
         self.running = 0
         for prefix in ("", "/types/{type}"):
-            face.router.add("GET", prefix + "/buckets", self._buckets)
-            face.router.add("GET", prefix + "/buckets/{bucket}/keys", self._keys)
+            face.router.add("GET", prefix + "/buckets", self.buckets)
+            face.router.add("GET", prefix + "/buckets/{bucket}/keys", self.keys)
 
-    async def _keys(self, request: Request) -> Reply | Stream:
+    async def keys(self, request: Request) -> Stream:
+        """The keys of a bucket."""
         bucket = request.params["bucket"]
         if not bucket:
             raise Refused(400, "bad-key", "the bucket must not be empty")
         mode = _mode(request, "keys")
         return await self._listing("keys", mode, request, self._kv.list_keys(_type(request), bucket))
 
-    async def _buckets(self, request: Request) -> Reply | Stream:
+    async def buckets(self, request: Request) -> Stream:
+        """The buckets of a type."""
         mode = _mode(request, "buckets")
         return await self._listing("buckets", mode, request, self._kv.list_buckets(_type(request)))
 
@@ -48,6 +52,9 @@ class ListingRoutes:
         encoding = request.query.get("encoding", "auto")
         if encoding not in ("auto", "percent"):
             raise Refused(400, "bad-query", f"encoding={encoding[:40]} is unknown: percent, or leave it out")
+        timeout_s = timeout_of(request.query)
+        if timeout_s is not None:
+            batches = _within(timeout_s, batches)
         if self.running >= LISTINGS_MAX:
             raise Overloaded(f"{LISTINGS_MAX} listings are running on this node, which is its limit")
         self.running += 1
@@ -94,6 +101,24 @@ def _percent(raw: bytes) -> str:
 
 Batches = AsyncIterator[list[bytes]]
 Show = Callable[[bytes], str]
+
+
+async def _within(timeout_s: float, batches: Batches) -> AsyncGenerator[list[bytes], None]:
+    """`batches`, broken off once they have taken `timeout_s` together, the client's reading included."""
+    end_s = asyncio.get_running_loop().time() + timeout_s
+    try:
+        while True:
+            async with asyncio.timeout_at(end_s):
+                batch = await anext(batches, None)
+            if batch is None:
+                return
+            yield batch
+    except TimeoutError:
+        raise TimedOut(f"the listing was not done within timeout={timeout_s * 1000:.0f} ms") from None
+    finally:
+        stop = getattr(batches, "aclose", None)
+        if stop is not None:
+            await stop()
 
 
 async def _whole(name: str, first: list[bytes], rest: Batches, show: Show) -> AsyncGenerator[bytes, None]:

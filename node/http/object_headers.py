@@ -13,11 +13,13 @@ from email.utils import formatdate
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from node.http.conditional import IF_MATCH, IF_NONE_MATCH, IF_NOT_MODIFIED, IF_UNMODIFIED_SINCE, write_condition
 from node.http.router import decode_segment, encode_segment
 from node.http.statuses import Headers, Refused
+from repl.model.conditions import Condition
 from repl.model.errors import CodecError
 from repl.model.objects import Links, Pairs, Sibling
-from repl.model.requests import REQUEST_ID_BYTES_MAX, Isolation
+from repl.model.requests import REQUEST_ID_BYTES_MAX
 from repl.model.vclock import Clock, decode_clock
 
 OCTETS: Final = b"application/octet-stream"
@@ -34,6 +36,7 @@ _CONDITIONAL: Final = 6
 _ACCEPT: Final = 7
 _OTHER: Final = 8
 _REQUEST_ID: Final = 9
+_IF_NOT_MODIFIED: Final = 10
 
 _KNOWN: Final = {
     b"content-length": _CONTENT_LENGTH,
@@ -41,10 +44,10 @@ _KNOWN: Final = {
     b"content-encoding": _CONTENT_ENCODING,
     b"x-riak-vclock": _VCLOCK,
     b"link": _LINK,
-    b"if-match": _CONDITIONAL,
-    b"if-none-match": _CONDITIONAL,
-    b"if-unmodified-since": _CONDITIONAL,
-    b"x-riak-if-not-modified": _CONDITIONAL,
+    IF_MATCH: _CONDITIONAL,
+    IF_NONE_MATCH: _CONDITIONAL,
+    IF_UNMODIFIED_SINCE: _CONDITIONAL,
+    IF_NOT_MODIFIED: _IF_NOT_MODIFIED,
     b"accept": _ACCEPT,
     b"x-isthmus-request-id": _REQUEST_ID,
     # Sent by most clients with every request: named here so that they cost one look-up.
@@ -74,17 +77,20 @@ class ObjectHeaders(NamedTuple):
     links: Links
     indexes: Pairs
     request_id: bytes
+    condition: Condition | None
 
 
 def parse_headers(headers: Headers) -> ObjectHeaders:
     """The object headers of a write. `declared_bytes` is -1 without Content-Length, `content_type` empty
-    when missing, `request_id` likewise. Raises Refused (400; 501 for a conditional write)."""
+    when missing, `request_id` likewise; `condition` None without any. Raises Refused (400)."""
     declared = -1
     context: Clock | None = None
     content_type = content_encoding = request_id = b""
     metadata: list[tuple[bytes, bytes]] | None = None
     indexes: list[tuple[bytes, bytes]] | None = None
     links: list[tuple[bytes, bytes, bytes]] | None = None
+    conditions: Headers | None = None
+    unmodified: Clock | None = None
     known = _KNOWN.get
     for name, value in headers:
         kind = known(name)
@@ -110,11 +116,12 @@ def parse_headers(headers: Headers) -> ObjectHeaders:
         elif kind == _REQUEST_ID:
             request_id = parse_request_id(value)
         elif kind == _CONDITIONAL:
-            raise Refused(
-                501,
-                "conditional-write",
-                f"{name.decode()} on a write is not answered by this version: write with X-Riak-Vclock",
-            )
+            conditions = [*(conditions or ()), (name, value)]
+        elif kind == _IF_NOT_MODIFIED:
+            unmodified = parse_vclock(value, "X-Riak-If-Not-Modified")
+    condition: Condition | None = None
+    if conditions is not None or unmodified is not None:
+        condition = write_condition(conditions or [])._replace(clock=unmodified)
     return ObjectHeaders(
         declared,
         context,
@@ -124,6 +131,7 @@ def parse_headers(headers: Headers) -> ObjectHeaders:
         tuple(links) if links else (),
         tuple(indexes) if indexes else (),
         request_id,
+        condition,
     )
 
 
@@ -144,26 +152,18 @@ def _length(value: bytes) -> int:
     return int(value)
 
 
-def parse_vclock(value: bytes) -> Clock:
+def parse_vclock(value: bytes, header: str = "X-Riak-Vclock") -> Clock:
     """The clock in an X-Riak-Vclock header. Raises Refused (400)."""
     try:
         return decode_clock(a2b_base64(value, strict_mode=True))
     except Base64Error as error:
-        raise _bad_vclock(f"not base64 ({error})") from error
+        raise _bad_vclock(header, f"not base64 ({error})") from error
     except CodecError as error:
-        raise _bad_vclock(str(error)) from error
+        raise _bad_vclock(header, str(error)) from error
 
 
-def _bad_vclock(fault: str) -> Refused:
-    return Refused(400, "bad-vclock", f"X-Riak-Vclock is {fault}: send it back as it was read")
-
-
-def parse_isolation(value: str) -> Isolation:
-    """What a read asks to see. Raises Refused (400)."""
-    try:
-        return Isolation(value)
-    except ValueError:
-        raise Refused(400, "isolation", f"isolation={value[:40]} is unknown: committed or uncommitted") from None
+def _bad_vclock(header: str, fault: str) -> Refused:
+    return Refused(400, "bad-vclock", f"{header} is {fault}: send it back as it was read")
 
 
 def vclock_header(clock: bytes) -> tuple[bytes, bytes]:
@@ -258,15 +258,21 @@ def _rarer_headers(sibling: Sibling) -> Headers:
 def prefers_multipart(accept: bytes | None) -> bool:
     """True when an Accept header names multipart/mixed with a higher weight than text/plain (which wins ties
     and wildcards, as in Riak)."""
-    if accept is None or b"multipart" not in accept.lower():
+    return prefers(accept, b"multipart/mixed", b"text/plain")
+
+
+def prefers(accept: bytes | None, wanted: bytes, usual: bytes) -> bool:
+    """True when an Accept header names `wanted` with a higher weight than `usual`, which wins ties and wildcards."""
+    family = wanted.partition(b"/")[0]
+    if accept is None or family not in accept.lower():
         return False
-    weights = {b"multipart/mixed": -1.0, b"text/plain": -1.0}
+    weights = {wanted: -1.0, usual: -1.0}
     for part in accept.lower().split(b","):
         kind, *parameters = (p.strip() for p in part.split(b";"))
-        name = b"multipart/mixed" if kind == b"multipart/*" else kind
+        name = wanted if kind == family + b"/*" else kind
         if name in weights:
             weights[name] = max(weights[name], _weight(parameters))
-    return weights[b"multipart/mixed"] > max(0.0, weights[b"text/plain"])
+    return weights[wanted] > max(0.0, weights[usual])
 
 
 def _weight(parameters: list[bytes]) -> float:

@@ -1,8 +1,9 @@
 """Paths and query strings: from raw bytes to decoded parts and a handler.
 
-Works on the path as it was sent, so that a `%2F` inside a key stays inside the key. Decoding is strict: a `%` that
-is not followed by two hex digits is refused, never passed through. Routes are few and looked up by their number of
-segments; the object routes, which are hot, are recognized in `app` before this room is asked.
+Works on the path as it was sent, so that a `%2F` inside a key stays inside the key. A `+` is a space in paths, too, as
+in Riak, whose clients write it so. Decoding is strict: a `%` that is not followed by two hex digits is refused, never
+passed through. Routes are few and looked up by their number of segments; the object routes, which are hot, are
+recognized in `app` before this room is asked.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _HEX: Final = {
 
 
 def decode_segment(segment: bytes) -> bytes:
-    """A path segment without its percent-encoding; `+` stays `+`. Raises Refused (400)."""
+    """A path segment without its percent-encoding; `+` is a space. Raises Refused (400)."""
+    if b"+" in segment:
+        segment = segment.replace(b"+", b" ")
     if b"%" not in segment:
         return segment
     first, *rest = segment.split(b"%")
@@ -59,7 +62,7 @@ def parse_query(query: bytes) -> dict[str, str]:
         raise Refused(400, "bad-query", f"more than {QUERY_PARAMETERS_MAX} query parameters")
     result: dict[str, str] = {}
     for parameter in parameters:
-        name, _, value = parameter.replace(b"+", b" ").partition(b"=")
+        name, _, value = parameter.partition(b"=")
         try:
             result[decode_segment(name).decode()] = decode_segment(value).decode()
         except UnicodeDecodeError:

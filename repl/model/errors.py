@@ -11,6 +11,7 @@
         Overloaded         a bounded window or queue is full
         OutOfStorage       the disk refuses appends
         NotReady           recovery or election has not finished
+        TimedOut           a read took longer than its client waits
       OutcomeUnknown       the write may or may not take effect                               (504)
       PeerFault            a node of another cluster answered wrongly or not at all
       LocalFault           this machine's disk, data or set-up is at fault: an operator must act
@@ -93,6 +94,12 @@ class NotReady(Retryable):
     """The partition has no serving leader yet: recovery or election is under way."""
 
     reason = "not-ready"
+
+
+class TimedOut(Retryable):
+    """A read or listing was not done within the time that its client gave it."""
+
+    reason = "timeout"
 
 
 class OutcomeUnknown(IsthmusError):

@@ -17,6 +17,7 @@ from config.settings import Address, LimitSettings, ListenSettings
 from node.http.app import HttpFace
 from node.http.listeners import Listener
 from queues.wire import FetchReply, FetchRequest, UnknownQueue
+from repl.model.conditions import Standing, judge_write, object_tag
 from repl.model.errors import BadInput, IsthmusError, Overloaded
 from repl.model.keys import Key
 from repl.model.objects import Object, decode_object, encode_object, merge, write
@@ -93,6 +94,10 @@ class MemoryCluster:
         if request.request_id and current is not None and (request.key, request.request_id) in self.requests:
             payload = found if found and request.payload_wanted else b""
             return Written(payload, encode_clock(current.clock), len(current.siblings), repeated=True)
+        if request.condition is not None:
+            failed = judge_write(request.condition, _standing(current))
+            if failed is not None:
+                raise failed
         self.requests.add((request.key, request.request_id))
         self.writes += 1
         context = request.context or ()
@@ -149,6 +154,13 @@ class MemoryCluster:
             yield batch
 
 
+def _standing(current: Object | None) -> Standing:
+    if current is None or current.deleted:
+        return Standing(False, "", 0, () if current is None else current.clock)
+    newest_ms = max(s.last_modified_ms for s in current.siblings)
+    return Standing(True, object_tag(encode_clock(current.clock), current.siblings), newest_ms // 1000, current.clock)
+
+
 class MemoryQueue:
     """The source side as the HTTP room sees it: one queue, `q`, that answers when `give` is set."""
 
@@ -168,6 +180,28 @@ class MemoryQueue:
                 self.cancelled += 1
                 raise
         return FetchReply(b"\x02" * 16, "east", 3, b"", 30_000, NOW_MS, "serving", ())
+
+
+class Standstill:
+    """A time source that stands still, a minute after everything was written."""
+
+    def now_ms(self) -> int:
+        return 1_000
+
+    def wall_ms(self) -> int:
+        return NOW_MS + 60_000
+
+
+class OneNode:
+    """What a cluster of one node knows of itself."""
+
+    def stats(self) -> dict[str, object]:
+        return {"nodename": "n1", "ring_members": ["n1"]}
+
+    def preflist(self, key: Key) -> list[dict[str, object]]:
+        if key.bucket_type != b"default":
+            raise NoSuchType(f"bucket type {key.bucket_type!r} does not exist")
+        return [{"partition": 0, "node": "n1", "primary": True}]
 
 
 @dataclass
@@ -258,7 +292,13 @@ class Room:
 def make_room(limits: LimitSettings | None = None) -> Room:
     kv, queue, ready = MemoryCluster(), MemoryQueue(), [(True, "")]
     face = HttpFace(
-        kv, queue, limits=limits or LimitSettings(), ready=lambda: ready[0], metrics=lambda: b"# no metrics\n"
+        kv,
+        queue,
+        limits=limits or LimitSettings(),
+        time=Standstill(),
+        sights=OneNode(),
+        ready=lambda: ready[0],
+        metrics=lambda: b"# no metrics\n",
     )
     return Room(kv, queue, face, ready)
 

@@ -9,7 +9,7 @@ import node.http
 from node.http.statuses import status_of
 from queues import wire
 from repl import proposal, routes
-from repl.model import errors
+from repl.model import conditions, errors
 
 ROOT = Path(node.http.__file__).parents[2]
 
@@ -45,7 +45,7 @@ def subclasses(kind):
 
 def test_the_documented_table_is_complete_and_true():
     """Every refusal that the code can make stands in docs/http.md with its status, and no other does."""
-    modules = {errors.__name__, routes.__name__, proposal.__name__, wire.__name__}
+    modules = {errors.__name__, conditions.__name__, routes.__name__, proposal.__name__, wire.__name__}
     classes = {c for c in subclasses(errors.IsthmusError) if c.__module__ in modules}
     made = {(status_of(c("x")), c.reason) for c in classes} | {(500, "internal"), (404, "not-found")}
     assert made | refused_in_the_code() == documented()

@@ -1,0 +1,119 @@
+"""Query parameters of objects: Riak's, and ours. Pure.
+
+Riak's quorums have no effect here, since a write is always on all replicas in sync and a read always as it asks to be
+isolated; but a program that gives a wrong one is told so, as Riak tells it. Parameters that nobody knows are left
+alone, as in Riak. The story goes on in `objects`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from node.http.router import parse_query
+from node.http.statuses import Refused
+from repl.model.requests import Isolation
+
+QUORUMS: Final = frozenset({"r", "w", "dw", "pr", "pw", "rw", "node_confirms"})
+QUORUM_WORDS: Final = frozenset({"one", "quorum", "all", "default", "backend"})
+FLAGS: Final = frozenset({"returnbody", "basic_quorum", "notfound_ok", "sloppy_quorum", "asis", "deletedvclock"})
+SYNC_WORDS: Final = frozenset({"default", "backend", "one", "all"})
+
+NUMBER_DIGITS_MAX: Final = 9
+"""Longest number: a timeout of 11 days, more than any that means something."""
+
+QUERIES_KEPT: Final = 512
+KEPT_BYTES_MAX: Final = 256
+"""Query strings whose meaning is kept, since a program sends the same few with every request, and the longest of them:
+together half a megabyte."""
+
+
+class ObjectQuery(NamedTuple):
+    """What a query asks of one object. `timeout_s` None: the node's own."""
+
+    returnbody: bool = False
+    vtag: str | None = None
+    isolation: Isolation | None = None
+    timeout_s: float | None = None
+
+
+NO_QUERY: Final = ObjectQuery()
+
+
+def parse_object_query(query: bytes) -> ObjectQuery:
+    """The parameters of an object's request. Raises Refused (400) for a value that is none of its parameter's."""
+    return _kept(query) if len(query) <= KEPT_BYTES_MAX else _parsed(query)
+
+
+def _parsed(query: bytes) -> ObjectQuery:
+    parameters = parse_query(query)
+    for name, value in parameters.items():
+        check = _CHECKS.get(name)
+        if check is not None:
+            check(name, value)
+    isolation = parameters.get("isolation")
+    return ObjectQuery(
+        parameters.get("returnbody", "").lower() == "true",
+        parameters.get("vtag"),
+        None if isolation is None else parse_isolation(isolation),
+        timeout_of(parameters),
+    )
+
+
+_kept: Final = lru_cache(maxsize=QUERIES_KEPT)(_parsed)
+
+
+def parse_isolation(value: str) -> Isolation:
+    """What a read asks to see. Raises Refused (400)."""
+    try:
+        return Isolation(value)
+    except ValueError:
+        raise Refused(400, "isolation", f"isolation={value[:40]} is unknown: committed or uncommitted") from None
+
+
+def timeout_of(parameters: Mapping[str, str]) -> float | None:
+    """The seconds in `timeout`, a whole number of milliseconds; None for 0 or when it is missing. Raises Refused."""
+    value = parameters.get("timeout")
+    if value is None:
+        return None
+    if not _is_number(value):
+        raise _bad("timeout", value, "a whole number of milliseconds, 0 for the node's own limit")
+    return int(value) / 1000 or None
+
+
+def _is_number(value: str) -> bool:
+    return value.isascii() and value.isdigit() and len(value) <= NUMBER_DIGITS_MAX
+
+
+def _bad(name: str, value: str, right: str) -> Refused:
+    shown = value[:40].encode("ascii", "backslashreplace").decode()
+    return Refused(400, "bad-query", f"{name}={shown} is not {right}")
+
+
+def _quorum(name: str, value: str) -> None:
+    if value not in QUORUM_WORDS and not _is_number(value):
+        raise _bad(name, value, "a whole number, one, quorum, all or default")
+
+
+def _flag(name: str, value: str) -> None:
+    if value.lower() not in ("true", "false", "default"):
+        raise _bad(name, value, "true or false")
+
+
+def _sync(name: str, value: str) -> None:
+    if value.lower() not in SYNC_WORDS:
+        raise _bad(name, value, "backend, one, all or default")
+
+
+def _n_val(name: str, value: str) -> None:
+    if value != "default" and (not _is_number(value) or int(value) < 1):
+        raise _bad(name, value, "a whole number from 1")
+
+
+_CHECKS: Final[Mapping[str, Callable[[str, str], None]]] = {
+    **dict.fromkeys(QUORUMS, _quorum),
+    **dict.fromkeys(FLAGS, _flag),
+    "sync_on_write": _sync,
+    "n_val": _n_val,
+}
