@@ -1,0 +1,198 @@
+"""When which check is due: a day cut into slots, shared out among nodes and peers by arithmetic alone.
+
+Each peer cluster has wants, a number of checks of each kind a day. Their sum makes the slots; their order is shuffled
+each day; within a slot every live node has its own moment, by its rank among the names of those that live, and so has
+every peer of a node, so that two exchanges rarely meet although nobody coordinates. What could not begin within half a
+slot of its moment is late and is skipped: another one follows. Pure: time, names and the generator are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+from typing import Final, NamedTuple
+
+DAY_MS: Final = 86_400_000
+HOUR_MS: Final = 3_600_000
+
+CHECKS_MAX: Final = 1_440
+"""Checks of one peer a day, at most: one a minute. More would be real time by other means."""
+
+RANGE_AHEAD_MS: Final = 5_000
+"""How far a range reaches beyond now: clocks of the cluster's machines differ."""
+
+
+class Kind(StrEnum):
+    """What a check looks at. `none` is a slot in which nothing is done, `auto` chooses when its time has come."""
+
+    NONE = "none"
+    ALL = "all"
+    DAY = "day"
+    HOUR = "hour"
+    RANGE = "range"
+    AUTO = "auto"
+
+
+class Plan(NamedTuple):
+    """One day of one peer: slot `i` of `slot_ms` has the check `kinds[i]`."""
+
+    start_ms: int
+    slot_ms: int
+    kinds: tuple[Kind, ...]
+
+    @property
+    def end_ms(self) -> int:
+        """When the next plan begins."""
+        return self.start_ms + self.slot_ms * len(self.kinds)
+
+
+class Place(NamedTuple):
+    """Whose plan it is: this node's rank among `nodes` live ones, and the peer's among the `peers` of this node."""
+
+    rank: int
+    nodes: int
+    peer: int
+    peers: int
+
+
+class Due(NamedTuple):
+    """The check of slot `slot`, and its moment."""
+
+    slot: int
+    kind: Kind
+    at_ms: int
+
+
+def planned(wants: Mapping[Kind, int], start_ms: int, chance: Random) -> Plan | None:
+    """The plan of the day that begins at `start_ms`; None when nothing is wanted at all, not even `none`."""
+    kinds = [kind for kind in Kind for _ in range(wants.get(kind, 0))]
+    if not kinds or all(kind is Kind.NONE for kind in kinds):
+        return None
+    assert len(kinds) <= CHECKS_MAX
+    chance.shuffle(kinds)
+    return Plan(start_ms, DAY_MS // len(kinds), tuple(kinds))
+
+
+def rank_of(node: str, live: Sequence[str]) -> tuple[int, int]:
+    """(rank, number) of `node` among the names of the live nodes, itself included although it may not be listed yet."""
+    names = sorted({*live, node})
+    return names.index(node), len(names)
+
+
+def moment(plan: Plan, slot: int, place: Place) -> int:
+    """When the check of `slot` is due here."""
+    parts = place.nodes * place.peers
+    part = place.rank * place.peers + place.peer
+    return plan.start_ms + plan.slot_ms * slot + plan.slot_ms * part // parts
+
+
+def due(plan: Plan, place: Place, after_slot: int, now_ms: int) -> tuple[Due | None, list[int]]:
+    """The next check behind `after_slot` that is not late, be its moment to come or just gone; and the slots that are
+    late and so are skipped. None when the plan has no more: another is to be made at its end."""
+    late_ms = plan.slot_ms // 2
+    skipped: list[int] = []
+    for slot in range(after_slot + 1, len(plan.kinds)):
+        at_ms = moment(plan, slot, place)
+        if at_ms + late_ms >= now_ms:
+            return Due(slot, plan.kinds[slot], at_ms), skipped
+        skipped.append(slot)
+    return None, skipped
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRange:
+    """Changes made in [since_ms, before_ms), of one bucket or of all."""
+
+    since_ms: int
+    before_ms: int
+    bucket: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Hours of the day (UTC) in which `auto` may check everything: from `first` until `end`, which may be past
+    midnight; equal ones mean that hour alone. `always` and `never` go before."""
+
+    first: int = 0
+    end: int = 0
+    always: bool = False
+    never: bool = False
+
+    def holds(self, wall_ms: int) -> bool:
+        """True when `wall_ms` lies within."""
+        if self.always or self.never:
+            return self.always
+        hour = wall_ms // HOUR_MS % 24
+        if self.first == self.end:
+            return hour == self.first
+        if self.first < self.end:
+            return self.first <= hour < self.end
+        return hour >= self.first or hour < self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known of a peer when a check is chosen. `succeeded_ms`: when the last check that ended in sync began
+    (the node's start, before the first); `failed`: the last one did not; `quiet`: checks of kind auto to leave out,
+    since the last one found differences where none could be repaired from here. `learned`: where repairs were, or what
+    an operator set."""
+
+    succeeded_ms: int
+    failed: bool = False
+    quiet: int = 0
+    learned: TimeRange | None = None
+
+
+def chosen(standing: Standing, window: Window, wall_ms: int, *, both_ways: bool) -> tuple[Kind, Standing]:
+    """What an `auto` check becomes, and the standing after that choice: what has been in sync is checked since then, a
+    learned range comes first, and a failure is followed by everything within the window, by a day outside. `both_ways`:
+    this peer is told to repair, too, so no failure is beyond us."""
+    if standing.learned is not None or not standing.failed:
+        return Kind.RANGE, standing
+    if standing.quiet and not both_ways:
+        return Kind.NONE, _with(standing, quiet=standing.quiet - 1)
+    return (Kind.ALL if window.holds(wall_ms) else Kind.DAY), standing
+
+
+def looked_at(kind: Kind, standing: Standing, wall_ms: int) -> TimeRange | None:
+    """The time range of a check that begins now; None: all times. A range without a learned one goes from the last
+    check that ended in sync until now."""
+    until_ms = wall_ms + RANGE_AHEAD_MS
+    if kind is Kind.DAY:
+        return TimeRange(wall_ms - DAY_MS, until_ms)
+    if kind is Kind.HOUR:
+        return TimeRange(wall_ms - HOUR_MS, until_ms)
+    if kind is Kind.RANGE:
+        return standing.learned or TimeRange(standing.succeeded_ms, until_ms)
+    return None
+
+
+QUIET_CHECKS: Final = 2
+"""Checks of kind auto that are left out after one that found only what cannot be repaired from here."""
+
+
+def after(
+    standing: Standing, kind: Kind, began_ms: int, *, in_sync: bool, repaired: int, learned: TimeRange | None
+) -> Standing:
+    """The standing after a check that ended. A learned range is used once; `learned` is the next."""
+    keeps = standing.learned if kind is not Kind.RANGE else None
+    if in_sync:
+        return Standing(began_ms, learned=keeps)
+    quiet = 0 if repaired else QUIET_CHECKS
+    return Standing(standing.succeeded_ms, True, quiet, learned or keeps)
+
+
+def learned_range(modified_ms: Sequence[int], buckets: set[bytes], most: int) -> TimeRange | None:
+    """Where many repairs were, so that the next check looks there first: when there were more than half of `most`, the
+    times of their last changes, a second wider each way, and their bucket if it is one."""
+    if len(modified_ms) <= most // 2:
+        return None
+    return TimeRange(
+        max(0, min(modified_ms) - 1_000), max(modified_ms) + 1_000, next(iter(buckets)) if len(buckets) == 1 else None
+    )
+
+
+def _with(standing: Standing, *, quiet: int) -> Standing:
+    return Standing(standing.succeeded_ms, standing.failed, quiet, standing.learned)
