@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
+from config.fullsync import FullSyncSettings
 from config.security import TlsSettings, TokenSettings
 from config.settings import (
     GB,
@@ -68,6 +69,8 @@ RANGES: Final[Mapping[tuple[type, str], Range]] = {
     (ReplicationSettings, "catch_up_rate_limit_bytes"): Range(64 * KB, 10 * GB),
     (ReplicationSettings, "dedup_window_count"): Range(1, 1_000_000),
     (ReplicationSettings, "handover_timeout_ms"): Range(100, 1 * HOUR),
+    # Below a second a record that is corrected at once would cost a copy; the disk is needed some day.
+    (ReplicationSettings, "removed_copy_grace_ms"): Range(1 * SECOND, 720 * HOUR),
     (ReplicationSettings, "balance_delay_ms"): Range(0, 1 * HOUR),
     # One at a time is the most careful; all of the most partitions that there can be at once is no limit.
     (ReplicationSettings, "balance_moves"): Range(1, 1024),
@@ -117,6 +120,17 @@ RANGES: Final[Mapping[tuple[type, str], Range]] = {
     (SinkSettings, "dead_letters_count"): Range(1, 100_000),
     (SinkSettings, "dead_letters_bytes"): Range(0, 100 * GB),
     (SinkSettings, "request_timeout_ms"): Range(100, 1 * HOUR),
+    # One check a minute is the most that is of use; see `aae.schedule`.
+    (FullSyncSettings, "all_count"): Range(0, 240),
+    (FullSyncSettings, "day_count"): Range(0, 240),
+    (FullSyncSettings, "hour_count"): Range(0, 240),
+    (FullSyncSettings, "range_count"): Range(0, 240),
+    (FullSyncSettings, "auto_count"): Range(0, 240),
+    (FullSyncSettings, "none_count"): Range(0, 240),
+    (FullSyncSettings, "pause_ms"): Range(0, 1 * MINUTE),
+    (FullSyncSettings, "timeout_ms"): Range(100, 1 * HOUR),
+    (FullSyncSettings, "run_timeout_ms"): Range(1 * SECOND, 24 * HOUR),
+    (FullSyncSettings, "repair_rate_limit_count"): Range(0, 10_000_000),
 }
 """Every whole number among the settings. The odd extremes serve tests (small) and large machines."""
 

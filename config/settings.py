@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from config.fullsync import FullSyncSettings
 from config.security import NO_TLS, NO_TOKENS, TlsSettings, TokenSettings
 
 KB = 1000
@@ -144,6 +145,10 @@ class ReplicationSettings:
 
     handover_timeout_ms: int = 5_000
     """How long a leader may drain before a hand-over is given up and it leads on."""
+
+    removed_copy_grace_ms: int = 600_000
+    """How long a node keeps its copy of a partition after it has read that it is no replica of it any more, before it
+    deletes it: time for an operator to take a move back without copying everything again. A guess."""
 
     balance: bool = True
     """Spread leaderships evenly by themselves; without it only `isthmus leader balance` does."""
@@ -326,8 +331,9 @@ class SinkSettings:
     """Fetch from every live node of a peer's cluster, as its nodes come and go; without it only from those listed
     here (behind a load balancer or NAT)."""
 
-    discovery_interval_ms: int = 60_000
-    """How often peers are asked which nodes live; sooner while a peer fails."""
+    discovery_interval_ms: int = 5_000
+    """How often peers are asked which nodes live: what a node that came waits at most before it is fetched from. One
+    small request to each listed peer."""
 
     dead_letters_count: int = 1_000
     """Changes that were refused for good and are kept for people; beyond it the oldest goes and is counted."""
@@ -364,6 +370,7 @@ class Settings:
     limits: LimitSettings = LimitSettings()
     queues: tuple[QueueSettings, ...] = ()
     sink: SinkSettings = SinkSettings()
+    fullsync: tuple[FullSyncSettings, ...] = ()
     log: LogSettings = LogSettings()
     origins: dict[str, str] = field(default_factory=dict, compare=False)
     """Key path -> "FILE:LINE" for every key that the file set; all others are defaults."""

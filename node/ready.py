@@ -18,7 +18,7 @@ def replicas_not_ready(
     missing = [p for p, record in records.items() if node in record.replicas and p not in partitions]
     if missing:
         return f"{len(missing)} partitions are still to be made here, partition {missing[0]} is one"
-    idle = [partition for partition in partitions.values() if not partition.serves]
+    idle = [partition for partition in partitions.values() if not partition.serves and not partition.removed]
     if idle:
         return f"{len(idle)} partitions are not served, partition {idle[0].id}: {idle[0].reason}"
     return ""

@@ -77,7 +77,7 @@ class Attaching:
         leo = self._replog.leo(partition)
         log_start = self._replog.start_of(partition)
         applied = self._replay.first_offset(partition)
-        far = self._far(partition, applied, log_start)
+        far = self._far(partition, applied, log_start, removed=self._node not in record.replicas)
         replica = Replica(
             partition=partition,
             node=self._node,
@@ -94,10 +94,15 @@ class Attaching:
         )
         return Partition(record, replica, actor_of(self._cluster_uuid, partition), log_start)
 
-    def _far(self, partition: int, applied: int, log_start: int) -> ev.FarStored | None:
+    def _far(self, partition: int, applied: int, log_start: int, *, removed: bool) -> ev.FarStored | None:
         """What a copy has whose rows come from elsewhere. One whose store ends below its log begins anew, and has
-        another gen already (`repl.settling`). Blocks, at a start, while rows are deleted."""
+        another gen already (`repl.settling`); so does one whose rows must be replayed (H36) while its record does not
+        name this node: nobody would say what of its log is committed. Blocks, at a start, while rows are deleted."""
         mark = self._store.far.marks().get(partition)
+        if removed and mark is None and self._store.needs_replay():
+            log.warning("attaching.removed_copy_emptied", partition=partition, applied=applied)
+            mark = self._store.far.begin(partition, empty=True)
+            self._replay.forget(partition)
         if mark is None and applied < log_start:
             log.warning("attaching.store_lost", partition=partition, applied=applied, log_start=log_start)
             mark = self._store.far.begin(partition, empty=True)
@@ -106,8 +111,11 @@ class Attaching:
 
     def wanted(self, records: Mapping[int, PartitionRecord], present: Collection[int]) -> None:
         """Begin to make the copies that `records` want of this node and that are not among `present`."""
+        deleting = self._identity.condemned()
         for partition, record in records.items():
-            if partition not in present and partition not in self._arriving and self._node in record.replicas:
+            if partition in present or partition in self._arriving or self._node not in record.replicas:
+                continue
+            if partition not in deleting:
                 self._arriving[partition] = record
         if self._arriving and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._attach())
@@ -119,9 +127,10 @@ class Attaching:
             unknown = [partition for partition in fresh if self._identity.partition(partition) is None]
             try:
                 if unknown:
-                    gens = dict.fromkeys(unknown, self._identity.spare)
+                    again, spare = self._identity.gens(), self._identity.spare
+                    gens = {partition: again.get(partition, spare) for partition in unknown}
                     await loop.run_in_executor(None, self._identity.note_gens, gens)
-                    log.info("attaching.new_copies", partitions=unknown, gen=self._identity.spare)
+                    log.info("attaching.new_copies", gens=gens)
                 await self._registrar.register()
             except (Unavailable, Ambiguous, Conflict, WrongIdentity) as error:
                 log.warning("attaching.waits", partitions=sorted(fresh), error=str(error))

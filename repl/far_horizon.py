@@ -47,6 +47,10 @@ class FarHorizon:
         """Once a second: end what is over, and pin the log for what is not."""
         self._storage.pins = self._serving.look(partitions)
 
+    def busy(self, partition: int) -> bool:
+        """True while rows of a partition are given or taken."""
+        return self._taking.busy(partition) or self._serving.busy(partition)
+
     def stop(self) -> None:
         """Give and take nothing more. Blocks until nothing uses the store."""
         self._serving.stop()

@@ -172,6 +172,10 @@ class FarServing:
         if snapshot is not None:
             snapshot.close()
 
+    def busy(self, partition: int) -> bool:
+        """True while a round of a partition is not ended."""
+        return any(key[0] == partition for key in self._rounds)
+
     def stop(self) -> None:
         """Send nothing more, and let go of the store. Blocks until the chunk that is being read is there."""
         for found in self._rounds.values():

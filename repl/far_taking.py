@@ -161,6 +161,11 @@ class FarTaking:
             tally.told_ms = now_ms
             log.info("far.takes", partition=partition.id, progress=partition.reason)
 
+    def busy(self, partition: int) -> bool:
+        """True while a piece of work of a partition is under way."""
+        task = self._tasks.get(partition)
+        return task is not None and not task.done()
+
     def stop(self) -> None:
         """Take nothing more. Blocks until what is being written is written."""
         for task in self._tasks.values():

@@ -22,6 +22,9 @@ from repl.slots import Slots, sync_directory
 
 IDENTITY_VERSION: Final = 1
 
+GONE: Final = ("condemned", "left")
+"""What is noted of copies that are being deleted, and that were: partition -> [gen of the next one, epoch seen]."""
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionIdentity:
@@ -48,6 +51,8 @@ class Identity:
             "spare": 0,
             "doubt": "",
             "partitions": {},
+            "condemned": {},
+            "left": {},
         }
         self._writing = Lock()
         self.is_new = value is None
@@ -130,13 +135,20 @@ class Identity:
         return int(self._value.get("spare", 0))
 
     def gens(self) -> dict[int, int]:
-        """Partition -> gen, of every copy that this directory holds."""
-        return {partition: found[0] for partition, found in self._value["partitions"].items()}
+        """Partition -> gen, of every copy that this directory holds, and of those that it may hold again after it
+        deleted one; all others that are still to be made have the spare one."""
+        gone = {**self._value.get("left", {}), **self._value.get("condemned", {})}
+        again = {partition: found[0] for partition, found in gone.items() if found[0]}
+        return again | {partition: found[0] for partition, found in self._value["partitions"].items()}
 
     @property
     def doubt(self) -> str:
         """Why none of the copies that this directory holds may count as what it was; "" when they may."""
         return str(self._value.get("doubt", ""))
+
+    def condemned(self) -> list[int]:
+        """The partitions whose copies here are being deleted."""
+        return sorted(self._value.get("condemned", {}))
 
     def partition(self, partition: int) -> PartitionIdentity | None:
         """What is known of the replica, or None when it was never here."""
@@ -167,7 +179,8 @@ class Identity:
         those that are still to be made, since a directory of an earlier time may not know of some that were made
         later (docs/protocol.md H39). Durable on return. Raises LocalFault."""
         with self._writing:
-            self._write(self._value | {"doubt": doubt, "spare": 0})
+            forgotten = {name: {p: [0, found[1]] for p, found in self._value.get(name, {}).items()} for name in GONE}
+            self._write(self._value | forgotten | {"doubt": doubt, "spare": 0})
 
     def adopt(self, cluster_uuid: bytes, node: str, boot_id: str, gens: Mapping[int, int], spare: int = 0) -> None:
         """Note who runs here now, the (new) gens, and the spare one unless it is 0; durable on return, not clean from
@@ -186,20 +199,39 @@ class Identity:
             self._write(self._with_gens(gens))
 
     def note_epochs(self, epochs: Mapping[int, int]) -> None:
-        """Raise the highest epochs seen; durable on return. Raises LocalFault."""
+        """Raise the highest epochs seen of copies that are here; durable on return. Raises LocalFault."""
         with self._writing:
             partitions = dict(self._value["partitions"])
             for partition, epoch in epochs.items():
+                if partition not in partitions:
+                    continue  # condemned since this was asked for
                 gen, seen = partitions[partition]
                 partitions[partition] = [gen, max(seen, epoch)]
             self._write(self._value | {"partitions": partitions})
 
+    def condemn(self, partition: int, gen: int) -> None:
+        """Note that the copy of `partition` here counts no more and is about to be deleted, and that one that may be
+        made later has `gen`, so that it is never taken for the deleted one. Durable on return. Raises LocalFault."""
+        with self._writing:
+            partitions = dict(self._value["partitions"])
+            epoch = partitions.pop(partition)[1]
+            condemned = {**self._value.get("condemned", {}), partition: [gen, epoch]}
+            self._write(self._value | {"partitions": partitions, "condemned": condemned})
+
+    def deleted(self, partition: int) -> None:
+        """Note that nothing of the copy is left; the highest epoch that it saw stays noted, for one that may be made
+        later (docs/protocol.md H32). Durable on return. Raises LocalFault."""
+        with self._writing:
+            condemned = dict(self._value["condemned"])
+            left = {**self._value.get("left", {}), partition: condemned.pop(partition)}
+            self._write(self._value | {"condemned": condemned, "left": left})
+
     def _with_gens(self, gens: Mapping[int, int]) -> dict[str, Any]:
-        partitions = dict(self._value["partitions"])
+        partitions, left = dict(self._value["partitions"]), dict(self._value.get("left", {}))
         for partition, gen in gens.items():
-            found = partitions.get(partition)
+            found = partitions.get(partition) or left.pop(partition, None)
             partitions[partition] = [gen, found[1] if found else 0]
-        return self._value | {"partitions": partitions}
+        return self._value | {"partitions": partitions, "left": left}
 
     def _write(self, value: dict[str, Any]) -> None:
         """Let `value` be what is known, once it is durable."""

@@ -68,6 +68,7 @@ class Partition:
         "appended",
         "bucket_type",
         "committed",
+        "deletion",
         "far",
         "groups",
         "handed_over_full",
@@ -106,6 +107,8 @@ class Partition:
         self.soft = SoftCursors()
         self.trouble = ""
         """What keeps this replica from its work that the core does not know of: "code: sentence"."""
+        self.deletion = ""
+        """When this copy is deleted, of one that is no replica any more."""
         self.far = ""
         """What came of the rows that this copy takes, while it is far."""
         self.handed_over_full = False
@@ -126,6 +129,12 @@ class Partition:
         return self.replica.role in (Role.LEADER, Role.RESIGNING)
 
     @property
+    def removed(self) -> bool:
+        """True when the record that is believed does not name this node: this copy is to go."""
+        record = self.replica.record
+        return record is not None and self.replica.member.node not in record.replicas
+
+    @property
     def serves(self) -> bool:
         """True when this replica does what it is for: it leads and is ready, or it follows."""
         return self.replica.ready or (self.replica.following and not self.trouble)
@@ -134,4 +143,6 @@ class Partition:
     def reason(self) -> str:
         """Why the replica is in its state: "code: sentence"."""
         reason = self.trouble or self.replica.reason
+        if self.deletion:
+            return f"{reason}; {self.deletion}"
         return f"{reason}; {self.far}" if self.far and self.replica.far_position is not None else reason

@@ -143,6 +143,10 @@ class RoundTrips:
         finally:
             del self._syncs[partition.id]
 
+    def busy(self, partition: int) -> bool:
+        """True while something of a partition is under way."""
+        return any(partition in kind for kind in (self._writes, self._renewals, self._syncs, self._wanted))
+
     def cancel(self) -> None:
         """Give up what is under way: the process is leaving."""
         for tasks in (self._writes, self._renewals, self._syncs):

@@ -20,7 +20,7 @@ import structlog
 
 from repl import measures
 from repl.apply import SOFT_CURSOR_INTERVAL_MS
-from repl.attaching import Attaching
+from repl.copies import Copies
 from repl.entry_times import EntryTimes
 from repl.far_horizon import FarHorizon
 from repl.full_disk import HAND_OVER_MS, FullDisk
@@ -71,6 +71,7 @@ class Runtime:
         window_bytes: int,
         entry_limit_bytes: int,
         checkpoint_interval_ms: int,
+        removed_grace_ms: int,
         on_fatal: Callable[[Exception], None],
     ) -> None:
         """`options_of` has the numbers of a bucket type's new replicas; an entry of `entry_limit_bytes` can be sent."""
@@ -100,30 +101,32 @@ class Runtime:
             on_applied=self._applied,
             fail=self._fail,
         )
-        self._attaching = Attaching(
+        self._round_trips = RoundTrips(identity, metastore, registrar, self.dispatch, self._fail)
+        self._outbox = Outbox(links, replog, time, self._fail)
+        self._far = FarHorizon(links, store, self._storage, time, self._feed, self._fail)
+        self._copies = Copies(
             node=node,
             cluster_uuid=cluster_uuid,
             options_of=options_of,
             identity=identity,
+            metastore=metastore,
             registrar=registrar,
             replog=replog,
             store=store,
-            replay=self._storage.replay,
-            take=self._take,
+            storage=self._storage,
+            partitions=self.partitions,
+            removed_grace_ms=removed_grace_ms,
+            dispatch=self.dispatch,
+            busy=lambda p: self._round_trips.busy(p) or self._far.busy(p),
             fail=self._fail,
         )
-        self._round_trips = RoundTrips(identity, metastore, registrar, self.dispatch, self._fail)
-        self._outbox = Outbox(links, replog, time, self._fail)
-        self._far = FarHorizon(links, store, self._storage, time, self._feed, self._fail)
         self._promises = Promises()
         self.entry_times = EntryTimes()
         self._full_disk = FullDisk(replog)
         self._inbox = Inbox(self.partitions, replog, self._full_disk, self._feed, self.soft_cursor)
         self._ticking = Ticking(self.partitions, time, lambda p: self._feed(p, ev.Tick()), self._storage.flush)
-        self._records: Mapping[int, PartitionRecord] = {}
         self._rollback_alarm = RollbackAlarm()
         self._second: asyncio.TimerHandle | None = None
-        self._inc: int | None = None
         self._fatal: Exception | None = None
         self._stopping = False
         self._closed = False
@@ -132,9 +135,7 @@ class Runtime:
 
     def attach(self, record: PartitionRecord) -> Partition:
         """Make the replica of `record` from what log, store and identity hold. Before `start`."""
-        partition = self._attaching.replica(record)
-        self.partitions[partition.id] = partition
-        return partition
+        return self._copies.attach(record)
 
     def start(self) -> None:
         """Start the threads of log, apply and checkpoint."""
@@ -155,7 +156,7 @@ class Runtime:
             await asyncio.sleep(0.01)
         self._closed = True
         self._round_trips.cancel()
-        self._attaching.cancel()
+        self._copies.cancel()
         self._outbox.stop()
         for partition in self.partitions.values():
             self._promises.break_all(partition)
@@ -167,7 +168,8 @@ class Runtime:
         self._ticking.stop()
         if self._second is not None:
             self._second.cancel()
-        await self._loop.run_in_executor(None, self._far.stop)
+        for using_the_store in (self._far, self._copies):
+            await self._loop.run_in_executor(None, using_the_store.stop)
         clean = await self._loop.run_in_executor(None, self._storage.close, timeout_s)
         return clean and self._fatal is None
 
@@ -175,33 +177,23 @@ class Runtime:
 
     def session_started(self, inc: int) -> None:
         """This process is registered as `inc`."""
-        self._inc = inc
+        self._copies.inc = inc
         self.dispatch_all(ev.SessionStarted(inc))
 
     def session_expired(self) -> None:
         """The session is definitely over."""
-        self._inc = None
+        self._copies.inc = None
         self.dispatch_all(ev.SessionExpired())
 
     def records_seen(self, records: Mapping[int, PartitionRecord]) -> None:
         """Tell the cores of records read from the metastore; begin to make copies that they want of this node."""
-        self._records = records
         for partition in self.partitions.values():
             if (record := records.get(partition.id)) is not None:
                 self._feed(partition, ev.RecordSeen(record))
                 self._rollback_alarm.look(partition)
         self._storage.flush()
         if not self._stopping:
-            self._attaching.wanted(records, self.partitions)
-
-    def _take(self, made: list[Partition]) -> None:
-        """New replicas are ready: tell them what the others know already."""
-        self.partitions |= {partition.id: partition for partition in made}
-        for partition in made:
-            if self._inc is not None:
-                self.dispatch(partition, ev.SessionStarted(self._inc))
-            if (record := self._records.get(partition.id)) is not None:
-                self.dispatch(partition, ev.RecordSeen(record))
+            self._copies.seen(records)
 
     def received(self, node: str, deliveries: Sequence[Delivery]) -> None:
         """Messages of another node's replicas, all of one frame."""
@@ -348,7 +340,11 @@ class Runtime:
 
     def _durable(self, ends: Mapping[int, int], truncations: Mapping[int, int]) -> None:
         for partition_id, end in ends.items():
-            partition = self.partitions[partition_id]
+            partition = self.partitions.get(partition_id)
+            if partition is None:
+                if partition_id in truncations:
+                    self._copies.log_restarted(partition_id)
+                continue
             if partition_id in truncations and not self._far.log_restarted(partition_id):
                 self._feed(partition, ev.Truncated(truncations[partition_id]))
             if partition.replica.far_position is None:
@@ -386,6 +382,8 @@ class Runtime:
     def _each_second(self) -> None:
         self._storage.flush_soft_cursors()
         self._far.look(self.partitions)
+        if not self._stopping:
+            self._copies.look(self.time.now_ms())
         for partition in filter(lambda p: p.leads, self.partitions.values()):
             self._outbox.share_cursors(partition)
         for partition in self._full_disk.look(self.partitions.values(), self.time.now_ms()):
@@ -394,6 +392,6 @@ class Runtime:
 
     def metrics(self) -> list[Sample]:
         """The node's log, apply, replicas and messages, as samples of `repl.telemetry.HELP`."""
-        parts = (self.entry_times, self._storage, self._outbox, self._full_disk, self._inbox, self._far)
+        parts = (self.entry_times, self._storage, self._outbox, self._full_disk, self._inbox, self._far, self._copies)
         own = measures.samples(self.partitions.values(), self.replog, self.store, self.time.now_ms())
         return own + [sample for part in parts for sample in part.metrics()]

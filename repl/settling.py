@@ -46,10 +46,10 @@ async def settle(
         gens = dict.fromkeys(doubted, gen)
         for partition, reason in doubted.items():
             log.warning("identity.new_gen", partition=partition, gen=gen, reason=reason)
-    known = identity.gens() | gens
+    known, again, deleting = {*identity.partitions()}, identity.gens(), {*identity.condemned()}
     for partition, record in records.items():
-        if node in record.replicas and partition not in known:
-            gens[partition] = spare or identity.spare
+        if node in record.replicas and partition not in known and partition not in deleting:
+            gens[partition] = again.get(partition) or spare or identity.spare
     identity.adopt(cluster_uuid, node, boot_id, gens, spare)
     return records
 

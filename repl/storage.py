@@ -154,6 +154,11 @@ class Storage:
         partition.log_start = at_offset
         log.info("log.restarted", partition=partition.id, at_offset=at_offset)
 
+    def let_go(self, partition: Partition) -> None:
+        """Free what is in memory of a copy that is not fed any more; nothing of it is on its way to log or store."""
+        self.held_bytes -= partition.unapplied.held_bytes
+        partition.unapplied = Unapplied(0, 0)
+
     def _durable_threadsafe(self, ends: Mapping[int, int], truncations: Mapping[int, int]) -> None:
         self._call(self._on_durable, ends, truncations)
 

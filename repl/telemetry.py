@@ -26,6 +26,7 @@ HELP: Final[Mapping[str, str]] = {
     "isthmus_unclean_elections": "Unclean elections that an operator has ordered of the partitions led here, ever.",
     "isthmus_isr_worst_members": "Members in sync of the partition led here that is closest to its min-ISR.",
     "isthmus_isr_worst_min_isr": "The min-ISR in force for that partition at this moment.",
+    "isthmus_copies_deleted_total": "Copies deleted here since no record named them any more.",
     "isthmus_leader_moves_total": "Leaderships that balancing moved, from this node as the controller, by outcome.",
     "isthmus_leader_imbalance": "Leaderships of the busiest node above the idlest, told by the controller alone.",
     "isthmus_leader_balancing": "1 while leaderships are being moved, told by the controller alone.",

@@ -157,16 +157,41 @@ class LevelFar:
 
     def _empty(self, partition: int) -> FarMark:
         """The mark says so before the first row goes, and all are gone before it says that they are."""
+        for _ in self._emptying(partition):
+            pass
+        return self._emptied(partition)
+
+    def _emptying(self, partition: int) -> Iterator[int]:
         self._mark(self._new_batch(), partition, FarKind.EMPTYING, 0, 0)
         self.sync()
         for tag in WIPED_TAGS:
-            self._delete_all(tag + rows.U32.pack(partition))
+            yield from self._deleting(tag + rows.U32.pack(partition))
+
+    def _emptied(self, partition: int) -> FarMark:
         self.sync()
         mark = self._mark(self._new_batch(), partition, FarKind.WHOLE, 0, 0)
         self.sync()
         return mark
 
+    def remove(self, partition: int) -> Iterator[int]:
+        """See the port. The mark stays until the floors, which a checkpoint writes, name the partition no more: a
+        floor without rows would be called damage."""
+        self._progress.forget(partition)
+        self._requests.forget(partition)
+        yield from self._emptying(partition)
+        self._emptied(partition)
+        self._checkpoint()
+        batch = self._new_batch()
+        batch.delete(rows.FAR_TAG + rows.U32.pack(partition))
+        self._write(batch)
+        self.sync()
+        del self._marks[partition]
+
     def _delete_all(self, prefix: bytes) -> None:
+        for _ in self._deleting(prefix):
+            pass
+
+    def _deleting(self, prefix: bytes) -> Iterator[int]:
         batch, count = self._new_batch(), 0
         with closing(self._source.names(prefix, rows.after_prefix(prefix))) as names:
             for name in names:
@@ -175,7 +200,9 @@ class LevelFar:
                 if count % WIPE_ROWS == 0:
                     self._write(batch)
                     batch = self._new_batch()
+                    yield WIPE_ROWS
         self._write(batch)
+        yield count % WIPE_ROWS
 
     def install_rows(self, partition: int, chunk: bytes, upto: int, epoch: int) -> FarMark:
         """See the port: the row that the key had in the index goes with the write of its new one."""

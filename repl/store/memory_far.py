@@ -154,6 +154,14 @@ class MemoryFar:
         before = self._marks[partition]
         return self._mark(partition, FarMark(before.position, before.epoch, False))
 
+    def remove(self, partition: int) -> Iterator[int]:
+        """See the port."""
+        self._progress.forget(partition)
+        self._requests.forget(partition)
+        kept = self._partitions.pop(partition, None)
+        self._marks.pop(partition, None)
+        yield 0 if kept is None else len(kept.names)
+
     def sync(self) -> None:
         """Nothing to sync."""
 

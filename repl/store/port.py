@@ -140,6 +140,11 @@ class FarStore(Protocol):
     def finish(self, partition: int, end: Applied) -> None:
         """It is applied to `end`, and not far any more, durably."""
 
+    def remove(self, partition: int) -> Iterator[int]:
+        """Delete everything of a partition that is to be here no more, mark and floor included. Each step takes some
+        thousand rows and says how many there were; once there are no more steps it is done, durably. Close the iterator
+        when done early, and begin again after a crash. Nothing else of the partition is under way."""
+
     def snapshot(self, partition: int) -> Snapshot:
         """The partition's rows as they are now. Close it."""
 

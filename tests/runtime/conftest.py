@@ -92,6 +92,7 @@ async def opened(
     log_size_bytes: int = 100_000_000,
     log_file_bytes: int = 10_000_000,
     checkpoint_interval_ms: int = 100_000,
+    removed_grace_ms: int = 600_000,
     balance: BalanceOptions | None = None,
 ) -> AsyncIterator[House]:
     """A serving node on `directory`. With `stop` False it is left as a kill would: nothing is handed over."""
@@ -159,6 +160,7 @@ async def opened(
         window_bytes=window_bytes,
         entry_limit_bytes=3_000_000,
         checkpoint_interval_ms=checkpoint_interval_ms,
+        removed_grace_ms=removed_grace_ms,
         on_fatal=failures.append,
     )
     pool = ThreadPoolExecutor(1)
@@ -198,7 +200,7 @@ async def opened(
     runtime.on_promoted = controller.promoted
     runtime.on_record_hint = controller.wake
     for record in records.values():
-        if node in record.replicas:
+        if identity.partition(record.partition) is not None:
             runtime.attach(record)
     runtime.start()
     runtime.session_started(await registrar.register())
@@ -230,10 +232,11 @@ async def _left(house: House) -> None:
     house.links._wires.unplug(house.node)
     await house.controller.stop()
     runtime._closed = True
-    for part in (runtime._round_trips, runtime._attaching):
-        part.cancel()
+    for part in (runtime._round_trips, runtime._copies):
+        part.cancel()  # type: ignore[attr-defined]
     runtime._outbox.stop()
-    await runtime._loop.run_in_executor(None, runtime._far.stop)
+    for using_the_store in (runtime._far, runtime._copies):
+        await runtime._loop.run_in_executor(None, using_the_store.stop)  # type: ignore[attr-defined]
     runtime._ticking.stop()
     if runtime._second is not None:
         runtime._second.cancel()

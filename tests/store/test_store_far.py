@@ -12,7 +12,7 @@ from repl.model.entry import EntryKind, decode_key_row, encode_key_row, make_ent
 from repl.model.errors import Corruption
 from repl.model.keys import key_hash
 from repl.model.objects import Summary
-from repl.store import transfer
+from repl.store import far, transfer
 from repl.store.leveldb import LevelStore
 from repl.store.memory import MemoryStore
 from repl.store.port import Applied, PartitionStep, Store
@@ -197,3 +197,44 @@ def test_a_copy_that_is_far_is_still_so_after_a_kill_and_empty_after_a_power_los
         assert decode_key_row(row.key_row).offset == row.offset
     taker.close()
     giver.close()
+
+
+def test_a_partition_is_removed_in_steps_and_begins_anew(pair: list[Store]) -> None:
+    """Nothing of it is left, the floors included; another partition keeps all, and the removed one may begin at 0."""
+    store, _ = pair
+    mine, other = Writer(), Writer(2).step(40)
+    store.write([mine.step(60), PartitionStep(4, other.entries)])
+    store.checkpoint()
+    assert sum(store.far.remove(PARTITION)) >= 20
+    assert list(store.list_keys(PARTITION, None, None)) == []
+    assert (store.applied(PARTITION), store.durable_floor(PARTITION)) == (Applied(0, 0), 0)
+    assert PARTITION not in store.far.marks()
+    assert seen(store)[1:] == ([], [])
+    assert store.applied(4).offset == 40
+    assert list(store.list_keys(4, None, None)) != []
+    again = Writer(3).step(10)
+    store.write([again])
+    assert store.applied(PARTITION).offset == 10
+
+
+def test_a_removal_that_was_cut_short_is_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill after any step leaves a mark, and no floor above what is there; the next removal ends it."""
+    monkeypatch.setattr(far, "WIPE_ROWS", 7)
+    whole = 0
+    for steps in range(40):
+        directory = tmp_path / str(steps)
+        store = opened(directory)
+        store.write([Writer().step(60)])
+        store.checkpoint()
+        removal = store.far.remove(PARTITION)
+        taken = [count for count, _ in zip(removal, range(steps), strict=False)]
+        whole += len(taken) < steps
+        store._db.close()
+        store = opened(directory, "boot-1" if steps % 2 else "boot-2")
+        assert sum(1 for _ in store.far.remove(PARTITION)) >= 1
+        assert list(store.list_keys(PARTITION, None, None)) == []
+        store.close()
+        store = opened(directory)
+        assert (store.applied_offsets(), store.far.marks()) == ({}, {})
+        store.close()
+    assert whole > 1
