@@ -1,53 +1,62 @@
-"""The sink of a node: its threads, its suspensions, its numbers.
+"""The sink of a node: which links there are, what an operator wants of them, its numbers.
 
-Without peers there is no thread and it says `idle: not configured`. A stop lets a batch that is being pushed finish and
-acknowledges it; a long poll is cut off, since what it would bring comes again.
+Without peers there is no thread and it says `idle: not configured`. Links follow the seeds of the config and the live
+nodes that peers tell of (`sink.discovery`); suspensions and limits are kept in the metastore, so every node follows
+what was asked of any. The threads are `sink.crew`'s. A stop lets a batch that is being pushed finish and acknowledges
+it; a long poll is cut off, since what it would bring comes again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import threading
-from collections import deque
-from collections.abc import Mapping
-from dataclasses import asdict
-from random import SystemRandom
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import structlog
 
-from config.settings import SinkSettings
+from config.settings import PeerSettings, SinkSettings
 from repl.metastore.port import Metastore, Unavailable
-from repl.model.errors import BadInput, CodecError, IsthmusError
+from repl.model.errors import BadInput, CodecError, IsthmusError, NotReady
 from repl.model.ports import KeyValue, TimeSource
+from repl.model.requests import PushItem, PushOutcome
 from repl.telemetry import Sample
-from repl.transport.http_client import HttpPeer
-from sink import listing, suspensions
-from sink.backoff import Result
-from sink.fetch import Fetcher
-from sink.push import DEAD_LETTERS_MAX, DeadLetter, Outcomes
-from sink.roster import LinkName, Roster
+from repl.transport.http_client import Access, HttpPeer
+from sink import discovery, limits, listing, suspensions
+from sink.crew import Crew, Seed
+from sink.dead_letters import DeadLetters
+from sink.discovery import Aim
+from sink.fetch import Home
+from sink.limits import ALL_NODES, InForce, Limits
+from sink.push import Tally
+from sink.roster import LinkName
 from sink.suspensions import Suspension
-from sink.worker import WORKING, Link, Slot, slot_session
+from sink.throttle import Rates
+from sink.worker import WORKING, Link, Shop
 
 log = structlog.get_logger(__name__)
-
-SLOTS: Final = 2
-"""Slots of a link: one waits at the source while the other pushes. More of them only make batches smaller."""
 
 STOP_PUSH_S: Final = 10.0
 """How long a stop waits for batches that are being pushed; what is not done by then comes again."""
 
-IDLE_WAIT_S: Final = 1.0
-"""How long a worker without a due slot sleeps at most before it looks again."""
-
 WATCH_INTERVAL_S: Final = 5.0
-"""How often suspensions made at another node are read again, beside the metastore's hints."""
+"""How often what was set at another node is read again, beside the metastore's hints."""
+
+WORKERS_MAX: Final = 256
+"""Most workers of a node, as in the config."""
+
+TALLIES_MAX: Final = 1_024
+"""Most (source cluster, queue) pairs that are counted apart; the links of one more count for the last of them."""
 
 
 class Sink:
-    """The actor. Its methods belong to the event loop; the workers are threads of its own."""
+    """The actor. Its methods belong to the event loop; the workers are threads of its own.
+
+    `nodes()` names the nodes of this cluster that an operator may mean.
+    """
 
     def __init__(
         self,
@@ -60,173 +69,285 @@ class Sink:
         node_name: str,
         metastore: Metastore,
         time: TimeSource,
+        letters: DeadLetters,
+        access_to: Callable[[PeerSettings], Access],
+        nodes: Callable[[], Collection[str]],
     ) -> None:
+        self._settings = settings
+        self._kv = kv
         self._metastore = metastore
         self._time = time
-        self._letters: deque[DeadLetter] = deque(maxlen=DEAD_LETTERS_MAX)
-        names = [LinkName(peer.queue, peer.url) for peer in settings.peers]
-        self._roster = Roster(names, SLOTS, settings.delay_min_ms, settings.delay_max_ms, SystemRandom())
-        self._links = {name: Link(name, Outcomes(name.queue, name.peer, self._letters)) for name in names}
-        incarnation = secrets.token_bytes(8)
-        self._slots: dict[tuple[LinkName, int], Slot] = {}
-        self._peers = {name: HttpPeer(name.peer, SLOTS) for name in names}
-        for name in names:
-            for slot in range(SLOTS):
-                session = slot_session(cluster_uuid, node_name, incarnation, len(self._slots))
-                fetcher = Fetcher(self._peers[name], name.queue, session, cluster_name, settings)
-                self._slots[name, slot] = Slot(self._links[name], fetcher, kv, loop, time)
-        self._suspensions: tuple[Suspension, ...] = ()
-        self._changed = threading.Condition()
+        self._letters = letters
+        self._node = node_name
+        self._nodes = nodes
+        self._seeds = {LinkName(p.queue, p.url): Seed(p.cluster, access_to(p)) for p in settings.peers}
+        self._tallies: dict[tuple[bytes, str], Tally] = {}
+        self._tally_lock = threading.Lock()
         self._stopping = threading.Event()
-        self._working = threading.Semaphore(WORKING)
-        count = min(settings.workers, len(self._slots))
-        self._threads = [threading.Thread(target=self._run, name=f"sink-{n}", daemon=True) for n in range(count)]
-        self._watch: asyncio.Task[None] | None = None
+        self._home = Home(cluster_uuid, cluster_name)
+        shop = Shop(kv, loop, time, letters, self._tally, threading.Semaphore(WORKING), self._stopping)
+        default = (
+            settings.workers,
+            settings.peer_limit_count,
+            settings.rate_limit_bytes,
+            settings.object_rate_limit_count,
+        )
+        self._default = InForce(*default, None)
+        self._in_force = self._default
+        rates = Rates(settings.rate_limit_bytes, settings.object_rate_limit_count)
+        self._crew = Crew(
+            settings,
+            shop,
+            self._home,
+            seeds=self._seeds,
+            node=node_name,
+            incarnation=secrets.token_bytes(8),
+            rates=rates,
+        )
+        self._askers = {name.peer: HttpPeer(name.peer, 1, seed.access) for name, seed in self._seeds.items()}
+        self._suspensions: tuple[Suspension, ...] = ()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._hinted = asyncio.Event()
         self._started = False
 
+    # ---------------------------------------------------------------- life
+
     async def start(self) -> None:
-        """Read the suspensions and start the workers."""
+        """Read what operators have set and start the workers."""
         self._started = True
-        if not self._links:
+        if not self._seeds:
             return
-        await self._read_suspensions()
-        for thread in self._threads:
-            thread.start()
-        self._watch = asyncio.get_running_loop().create_task(self._watch_suspensions())
+        await self._read_all()
+        self._metastore.watch(self._hint)
+        self._crew.set_links({name: Aim(None, name) for name in self._seeds}, self._held)
+        self._crew.start()
+        loop = asyncio.get_running_loop()
+        self._tasks.append(loop.create_task(self._watch()))
+        if self._settings.discover:
+            self._tasks.append(loop.create_task(self._discover()))
 
     async def stop(self) -> None:
         """Start no new fetch, let pushes finish (bounded), send their acknowledgements."""
-        self._stopping.set()
-        with self._changed:
-            self._changed.notify_all()
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
-        if not self._started:
-            return
+        self._crew.stop_taking()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + STOP_PUSH_S
-        while any(slot.pushing for slot in self._slots.values()) and loop.time() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)  # the workers are threads: nobody is there to set an asyncio event
-        await loop.run_in_executor(None, self._end_connections)
+        if self._started:
+            deadline = loop.time() + STOP_PUSH_S
+            while self._crew.pushing() and loop.time() < deadline:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)  # the workers are threads: nobody is there to set an asyncio event
+            await loop.run_in_executor(None, self._crew.end_connections)
+        for asker in self._askers.values():
+            asker.cut()
+        self._letters.close()
 
-    def _end_connections(self) -> None:
-        for (name, number), slot in self._slots.items():
-            if not self._in_cycle(name, number):
-                self._acknowledge(name, slot)
-        for peer in self._peers.values():
-            peer.cut()
+    def _tally(self, cluster: bytes, cluster_name: str, queue: str) -> Tally:
+        """The count of a source cluster's queue; called by workers."""
+        with self._tally_lock:
+            found = self._tallies.get((cluster, queue))
+            if found is None:
+                if len(self._tallies) >= TALLIES_MAX:
+                    return next(reversed(self._tallies.values()))
+                found = self._tallies[cluster, queue] = Tally(cluster, cluster_name, queue)
+            return found
 
-    def _acknowledge(self, name: LinkName, slot: Slot) -> None:
-        """Send what a slot has still to acknowledge, since its next fetch may be far; lost, it comes again."""
-        try:
-            slot.fetcher.acknowledge()
-        except IsthmusError as error:
-            log.info("sink.last_ack_lost", queue=name.queue, peer=name.peer, error=str(error))
+    # ---------------------------------------------------------------- the nodes of other clusters
 
-    def _in_cycle(self, name: LinkName, slot: int) -> bool:
-        with self._changed:
-            return slot in self._roster.running_slots(name)
-
-    # -- workers ----------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            with self._changed:
-                taken = self._roster.take(self._time.now_ms())
-                if taken is None:
-                    due_ms = self._roster.next_due_ms()
-                    wait_s = IDLE_WAIT_S if due_ms is None else (due_ms - self._time.now_ms()) / 1000
-                    self._changed.wait(min(IDLE_WAIT_S, max(0.001, wait_s)))
-                    continue
-            name, number = taken
-            slot = self._slots[name, number]
-            result, waited_ms = Result.ERROR, 0
+    async def _discover(self) -> None:
+        while True:
             try:
-                result, waited_ms = slot.cycle(self._working, self._stopping)
-            except Exception as error:
-                # A bug must not silence a link for good: it is told, counted and backed off from.
-                log.exception("sink.bug", queue=name.queue, peer=name.peer)
-                slot.link.last_error = f"a fault in this program: {error!r}"
-            if self._roster.suspended(name):
-                self._acknowledge(name, slot)
-            with self._changed:
-                self._roster.report(name, number, result, self._time.now_ms(), waited_ms)
-                self._changed.notify()
+                await self._look_around()
+            except Exception:
+                # One bad answer must not end the looking; links stay as they are meanwhile.
+                log.exception("sink.discovery_bug")
+            await asyncio.sleep(self._settings.discovery_interval_ms / 1000)
 
-    # -- suspensions --------------------------------------------------------------------------------------
+    async def _look_around(self) -> None:
+        """Ask the seeds which nodes live, and have links to those."""
+        loop = asyncio.get_running_loop()
+        urls = list(self._askers)
+        answers = await asyncio.gather(*(loop.run_in_executor(None, self._told, url) for url in urls))
+        known = dict(self._crew.each(lambda name, link: (name, Aim(link.cluster, link.seed))))
+        wanted = discovery.wanted(self._seeds, known, dict(zip(urls, answers, strict=True)))
+        if {name: aim.cluster for name, aim in wanted.items()} != {name: aim.cluster for name, aim in known.items()}:
+            self._crew.set_links(wanted, self._held)
 
-    async def suspend(self, queue: str | None, peer: str | None, by: str, reason: str) -> None:
+    def _told(self, url: str) -> discovery.Told | None:
+        try:
+            told = discovery.ask(self._askers[url])
+        except IsthmusError as error:
+            log.debug("sink.discovery_unanswered", peer=url, error=str(error))
+            return None
+        expected = {seed.cluster_name for name, seed in self._seeds.items() if name.peer == url and seed.cluster_name}
+        if told.cluster == self._home.cluster or (expected and told.cluster_name not in expected):
+            return None  # its fetches say what is wrong
+        return told
+
+    # ---------------------------------------------------------------- what operators want
+
+    async def suspend(self, queue: str | None, peer: str | None, by: str, reason: str, node: str | None = None) -> None:
         """Start no new fetch of what is named (None: every); running ones finish. Raises BadInput, Overloaded."""
-        self._check_named(queue, peer)
-        new = Suspension(queue, peer, by, self._time.wall_ms(), reason)
-        self._adopt(await suspensions.change(self._metastore, new, queue, peer))
-        log.info("sink.suspended", queue=queue, peer=peer, by=by, reason=reason)
+        self._check_named(queue, peer, node)
+        new = Suspension(queue, peer, by, self._time.wall_ms(), reason, node)
+        self._adopt(await suspensions.change(self._metastore, new, queue, peer, node))
+        log.info("sink.suspended", queue=queue, peer=peer, node=node, by=by, reason=reason)
 
-    async def resume(self, queue: str | None, peer: str | None) -> None:
+    async def resume(self, queue: str | None, peer: str | None, node: str | None = None) -> None:
         """End suspensions of what is named. Raises BadInput, Overloaded."""
-        self._check_named(queue, peer)
-        self._adopt(await suspensions.change(self._metastore, None, queue, peer))
-        log.info("sink.resumed", queue=queue, peer=peer)
+        self._check_named(queue, peer, node)
+        self._adopt(await suspensions.change(self._metastore, None, queue, peer, node))
+        log.info("sink.resumed", queue=queue, peer=peer, node=node)
 
-    def _check_named(self, queue: str | None, peer: str | None) -> None:
+    async def set_limits(self, wish: Limits, node: str | None, forget: bool = False) -> None:
+        """Set what `wish` names on `node` (None: on all), or with `forget` let the config count again. Raises BadInput,
+        NotReady."""
+        self._check_named(None, None, node)
+        if wish.workers is not None and not 1 <= wish.workers <= WORKERS_MAX and not forget:
+            raise BadInput(f"{wish.workers} workers: from 1 to {WORKERS_MAX} are possible")
+        self._adopt_limits(await limits.change(self._metastore, node or ALL_NODES, wish, forget))
+        log.info("sink.limits_set", node=node, by=wish.by, reason=wish.reason, in_force=self._in_force[:4])
+
+    def _check_named(self, queue: str | None, peer: str | None, node: str | None) -> None:
+        names = [*self._crew.links, *self._seeds]
         for what, value, known in (
-            ("queue", queue, {n.queue for n in self._links}),
-            ("peer", peer, {n.peer for n in self._links}),
+            ("queue", queue, {name.queue for name in names}),
+            ("peer", peer, {name.peer for name in names}),
         ):
             if value is not None and value not in known:
-                names = ", ".join(sorted(known)) or "none"
-                raise BadInput(f"this node fetches from no {what} {value!r}; configured: {names}")
+                listed = ", ".join(sorted(known)) or "none"
+                raise BadInput(f"this node fetches from no {what} {value!r}; known: {listed}")
+        if node is not None and node not in self._nodes():
+            listed = ", ".join(sorted(self._nodes())) or "none"
+            raise BadInput(f"no node {node!r} of this cluster is live; there are: {listed}")
+
+    def _held(self, name: LinkName) -> bool:
+        return any(s.fits(name, self._node) for s in self._suspensions)
 
     def _adopt(self, found: tuple[Suspension, ...]) -> None:
         self._suspensions = found
-        with self._changed:
-            for name in self._links:
-                self._roster.suspend(name, any(s.fits(name) for s in found))
-            self._changed.notify_all()
+        self._crew.suspend(self._held)
 
-    async def _read_suspensions(self) -> None:
+    def _adopt_limits(self, entries: Mapping[str, Limits]) -> None:
+        self._in_force = now = limits.settings_for(self._node, entries, self._default)
+        workers = max(1, min(WORKERS_MAX, now.workers))
+        self._crew.limit(workers, now.peer_limit, Rates(now.bytes_per_second, now.objects_per_second))
+
+    def _hint(self, path: str) -> None:
+        if path in (suspensions.PATH, limits.PATH):
+            self._hinted.set()
+
+    async def _watch(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hinted.wait(), WATCH_INTERVAL_S)
+            self._hinted.clear()
+            await self._read_all()
+
+    async def _read_all(self) -> None:
         try:
             self._adopt(await suspensions.read(self._metastore))
-        except Unavailable as error:
-            log.warning("sink.suspensions_unread", error=str(error))
+            self._adopt_limits(await limits.read(self._metastore))
+        except (Unavailable, NotReady) as error:
+            log.warning("sink.settings_unread", error=str(error))
         except CodecError as error:
-            log.error("sink.suspensions_malformed", error=str(error))
+            log.error("sink.settings_malformed", error=str(error))
 
-    async def _watch_suspensions(self) -> None:
-        while True:
-            await asyncio.sleep(WATCH_INTERVAL_S)
-            await self._read_suspensions()
+    # ---------------------------------------------------------------- dead letters
 
-    # -- numbers ------------------------------------------------------------------------------------------
+    async def dead_letters(self) -> list[dict[str, Any]]:
+        """What was refused for good, the oldest first. Raises LocalFault."""
+        loop = asyncio.get_running_loop()
+        return [letter.shown() for letter in await loop.run_in_executor(None, self._letters.letters)]
+
+    async def drop_dead_letters(self, numbers: Sequence[int] | None) -> int:
+        """Forget these (None: all); returns how many there were. Raises LocalFault."""
+        chosen = await self._chosen(numbers)
+        dropped = await asyncio.get_running_loop().run_in_executor(None, self._letters.drop, chosen)
+        log.info("sink.dead_letters_dropped", count=dropped)
+        return dropped
+
+    async def retry_dead_letters(self, numbers: Sequence[int] | None) -> list[dict[str, Any]]:
+        """Push these (None: all) again, one by one: {"id", "outcome", "reason", "error"} of each. What this cluster
+        takes now is no dead letter any more; what it refuses again stays, with the new reason. Raises LocalFault."""
+        loop = asyncio.get_running_loop()
+        answers = []
+        for number in await self._chosen(numbers):
+            letter = await loop.run_in_executor(None, self._letters.find, number)
+            answer: dict[str, Any] = {"id": number, "outcome": None, "reason": None, "error": None}
+            answers.append(answer)
+            if letter is None:
+                answer |= {"reason": "unknown-letter", "error": f"there is no dead letter {number}"}
+            elif letter.payload is None:
+                answer |= {
+                    "reason": "object-not-kept",
+                    "error": f"its object of {letter.size} bytes was not kept (sink.dead_letters_size): have the "
+                    f"source give it again (there: isthmus queue push {letter.queue} ...), then drop it here",
+                }
+            else:
+                (result,) = await self._kv.push([PushItem(letter.key, letter.source, letter.payload)])
+                answer["outcome"] = result.outcome.value
+                if result.error is not None:
+                    answer |= {"reason": result.error.reason, "error": str(result.error)}
+                if result.outcome is PushOutcome.REJECTED and result.error is not None:
+                    again = replace(
+                        letter, at_ms=self._time.wall_ms(), reason=result.error.reason, error=str(result.error)
+                    )
+                    await loop.run_in_executor(None, self._letters.add, [again])
+                elif result.outcome is not PushOutcome.FAILED:
+                    await loop.run_in_executor(None, self._letters.drop, [number])
+        return answers
+
+    async def _chosen(self, numbers: Sequence[int] | None) -> list[int]:
+        if numbers is not None:
+            return list(dict.fromkeys(numbers))
+        letters = await asyncio.get_running_loop().run_in_executor(None, self._letters.letters)
+        return [letter.id for letter in letters]
+
+    # ---------------------------------------------------------------- numbers
 
     def status(self) -> dict[str, str]:
         """What this actor does: {"actor", "state", "reason"}."""
-        if not self._links:
+        if not self._seeds:
             return {"actor": "sink", "state": "idle", "reason": "not configured"}
         if not self._started:
             return {"actor": "sink", "state": "idle", "reason": "not started"}
-        suspended = sum(any(s.fits(name) for s in self._suspensions) for name in self._links)
-        if suspended == len(self._links):
+        links = list(self._crew.links) or list(self._seeds)
+        suspended = sum(map(self._held, links))
+        if suspended == len(links):
             return {"actor": "sink", "state": "suspended", "reason": f"by {self._suspensions[0].by}"}
         return {"actor": "sink", "state": "running", "reason": f"{suspended} links suspended" if suspended else ""}
 
     def listing(self) -> list[dict[str, Any]]:
         """One row a link."""
         now_ms = self._time.wall_ms()
-        return [listing.row(link, self._roster, self._suspensions, now_ms) for link in self._links.values()]
 
-    def dead_letters(self) -> list[Mapping[str, Any]]:
-        """What was refused for good, oldest first; bounded, in memory."""
-        return [
-            {**asdict(letter), "key": [part.decode("utf-8", "backslashreplace") for part in letter.key]}
-            for letter in list(self._letters)
-        ]
+        def row(name: LinkName, link: Link) -> dict[str, Any]:
+            held = next((s for s in self._suspensions if s.fits(name, self._node)), None)
+            return listing.row(link, self._crew.roster, held, now_ms, seed=name in self._seeds)
+
+        return self._crew.each(row)
+
+    def overview(self) -> dict[str, Any]:
+        """The node's sink as a whole: workers, throttle, what came from each source cluster, dead letters."""
+        set_by = self._in_force.set_by
+        kept, overflowed = self._letters.counts()
+        return {
+            "node": self._node,
+            **self.status(),
+            **self._crew.shown(),
+            "limits_set": None if set_by is None else {"by": set_by.by, "at_ms": set_by.at_ms, "reason": set_by.reason},
+            "sources": [tally.shown() for tally in list(self._tallies.values())],
+            "dead_letters": {"kept": kept, "given_up": overflowed},
+            "suspensions": [s.shown() for s in self._suspensions],
+        }
 
     def metrics(self) -> list[Sample]:
         """Samples of every link; their help lines are `sink.listing.HELP`."""
+        if not self._seeds:
+            return []
         now_ms = self._time.wall_ms()
-        result: list[Sample] = []
-        for link in self._links.values():
-            result += listing.samples(link, self._roster, self._suspensions, now_ms)
-        return result
+        roster = self._crew.roster
+        links = self._crew.each(lambda name, link: listing.samples(link, roster, self._held(name), now_ms))
+        whole = listing.overall(self._crew.shown(), self._letters.counts())
+        return [sample for samples in links for sample in samples] + whole

@@ -1,21 +1,15 @@
 """How long a link waits before its next fetch: a pure function of results.
 
-Shorter on results, slightly longer on empties, greatly longer on errors, with jitter; and back at once on the
-first success, where Riak's sink needs seventeen successes to forget one error.
+Shorter on results (at once none), slightly longer on empties, greatly longer on errors, with jitter; and back at once
+on the first success, where Riak's sink needs seventeen successes to forget one error. Bounds and steps are settings.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
-from typing import Final
-
-EMPTY_STEP_MS: Final = 5
-"""What one empty answer adds. A long poll has waited already; this only paces sources that answer at once."""
-
-EMPTY_MAX_MS: Final = 250
-"""Longest delay after empties: what a source that is suspended or starting is asked at most (four times a second)."""
+from typing import NamedTuple
 
 
 class Result(StrEnum):
@@ -29,29 +23,41 @@ class Result(StrEnum):
     """The source did not answer, or wrongly."""
 
 
+class Delays(NamedTuple):
+    """Bounds and steps: after errors from `min_ms` to `max_ms`; after empties from `empty_min_ms` to `empty_max_ms`;
+    each further one in a row multiplies by `factor`."""
+
+    min_ms: int = 10
+    max_ms: int = 8_000
+    empty_min_ms: int = 5
+    empty_max_ms: int = 250
+    factor: int = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """One link's delay. `delay_ms` is drawn with jitter by `pause_ms`; `errors` counts those in a row."""
 
-    min_ms: int
-    max_ms: int
+    delays: Delays
     delay_ms: int = 0
     errors: int = 0
 
     def after(self, result: Result, waited_ms: int) -> Backoff:
-        """The delay after `result`; `waited_ms` is how long the source held the fetch."""
+        """The delay after `result`; `waited_ms` is how long the source held the fetch: one that it held has paced
+        the link already."""
+        delays = self.delays
         match result:
             case Result.ITEMS:
-                return Backoff(self.min_ms, self.max_ms)
+                return Backoff(delays)
+            case Result.EMPTY if waited_ms >= delays.empty_max_ms:
+                return Backoff(delays)
             case Result.EMPTY:
                 before = 0 if self.errors else self.delay_ms
-                delay = 0 if waited_ms >= EMPTY_MAX_MS else min(EMPTY_MAX_MS, before * 2 + EMPTY_STEP_MS)
-                return Backoff(self.min_ms, self.max_ms, delay)
+                return Backoff(delays, min(delays.empty_max_ms, before * delays.factor + delays.empty_min_ms))
             case Result.FAILED | Result.ERROR:
                 before = self.delay_ms if self.errors else 0
-                return Backoff(
-                    self.min_ms, self.max_ms, min(self.max_ms, max(self.min_ms, before * 2)), self.errors + 1
-                )
+                delay = min(delays.max_ms, max(delays.min_ms, before * delays.factor))
+                return replace(self, delay_ms=delay, errors=self.errors + 1)
 
     def pause_ms(self, random: Random) -> int:
         """The wait before the next fetch: half the delay to the whole, so that many sinks do not march in step."""

@@ -2,17 +2,19 @@
 
 A slot acknowledges its last batch with its next fetch. It also says which batches it still works on (none, when it
 fetches): what the source believes to be with this slot and is not, was lost on the way and comes again
-at once instead of after its lease.
+at once instead of after its lease. An answer of another cluster than the one that the link belongs to is refused, so
+that a reused address brings nothing here.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from config.settings import SinkSettings
 from queues.batches import Session
-from queues.wire import MEDIA_TYPE, Ack, FetchReply, FetchRequest, decode_reply, encode_request
+from queues.wire import BYTES_MAX, MEDIA_TYPE, Ack, FetchReply, FetchRequest, decode_reply, encode_request
+from repl.model.errors import PeerFault
 from repl.transport.http_client import HttpPeer
 
 ANSWER_OVERHEAD_BYTES: Final = 200_000_000
@@ -20,45 +22,87 @@ ANSWER_OVERHEAD_BYTES: Final = 200_000_000
 siblings, as far as the source's own limits let it), and each change costs up to 10 KB of names."""
 
 
+class OtherCluster(PeerFault):
+    """Another cluster answers than the one that this link belongs to."""
+
+    reason = "other-cluster"
+
+
+class OwnAnswer(PeerFault):
+    """The cluster of this sink answers: the peer points at home."""
+
+    reason = "own-cluster"
+
+
+class Asked(NamedTuple):
+    """What a fetch asks for: changes, bytes, and how long the source may hold it."""
+
+    changes: int
+    size: int
+    wait_ms: int
+
+
+class Home(NamedTuple):
+    """Who fetches: this node's cluster."""
+
+    cluster: bytes
+    cluster_name: str
+
+
 class Fetcher:
     """One slot's side of one queue at one peer; for one thread at a time. `peer` may be shared by slots."""
 
-    def __init__(self, peer: HttpPeer, queue: str, session: Session, cluster_name: str, settings: SinkSettings) -> None:
+    def __init__(self, peer: HttpPeer, queue: str, session: Session, home: Home, settings: SinkSettings) -> None:
         self._peer = peer
         self._path = f"/queues/{quote(queue, safe='')}/fetch"
         self._session = session
-        self._cluster_name = cluster_name
-        self._settings = settings
+        self._home = home
+        self._timeout_ms = settings.request_timeout_ms
+        self.answer_bytes = 0
+        """Size of the last answer's body."""
         self.ack: Ack | None = None
         """What became of the last batch; goes with the next fetch and stays until that was answered."""
 
-    def fetch(self) -> FetchReply:
-        """The next batch, after a long poll if there is none. Raises PeerFault, CodecError."""
-        return self._post(self._settings.batch_count, self._settings.poll_ms)
+    def fetch(self, asked: Asked, expected: bytes | None, expected_name: str) -> FetchReply:
+        """The next batch, after a long poll if there is none. `expected` is the uuid of the cluster that must
+        answer, `expected_name` its name; None and "" for any. Raises PeerFault, OtherCluster, OwnAnswer, CodecError."""
+        reply = self._post(asked)
+        if reply.cluster == self._home.cluster:
+            raise OwnAnswer(f"{self._peer.url} is a node of this cluster, {self._home.cluster_name}: it points at home")
+        if expected is not None and reply.cluster != expected:
+            raise OtherCluster(
+                f"{self._peer.url} answers for cluster {reply.cluster_name} ({reply.cluster.hex()}); this link belongs "
+                f"to {expected.hex()}: if the cluster was made anew, restart this node"
+            )
+        if expected_name and reply.cluster_name != expected_name:
+            raise OtherCluster(
+                f"{self._peer.url} answers for cluster {reply.cluster_name}, sink.peers says {expected_name}"
+            )
+        self.ack = None
+        return reply
 
     def acknowledge(self) -> None:
         """Send a waiting acknowledgement by itself, when the next fetch may be far. Raises PeerFault, CodecError."""
         if self.ack is not None:
-            self._post(0, 0)
+            self._post(Asked(0, 0, 0))
+            self.ack = None
 
-    def _post(self, max_count: int, wait_ms: int) -> FetchReply:
-        settings = self._settings
+    def _post(self, asked: Asked) -> FetchReply:
         request = FetchRequest(
             self._session,
-            self._cluster_name,
+            self._home.cluster_name,
             () if self.ack is None else (self.ack,),
             (),
-            max_count,
-            settings.batch_bytes,
-            wait_ms,
+            asked.changes,
+            asked.size,
+            asked.wait_ms,
         )
         body = self._peer.post(
             self._path,
             encode_request(request),
             media_type=MEDIA_TYPE,
-            timeout_ms=settings.request_timeout_ms + wait_ms,
-            limit_bytes=settings.batch_bytes + ANSWER_OVERHEAD_BYTES,
+            timeout_ms=self._timeout_ms + asked.wait_ms,
+            limit_bytes=min(asked.size, BYTES_MAX) + ANSWER_OVERHEAD_BYTES,
         )
-        reply = decode_reply(body)
-        self.ack = None
-        return reply
+        self.answer_bytes = len(body)
+        return decode_reply(body)

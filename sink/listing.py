@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from repl.model.requests import PushOutcome
@@ -19,38 +19,52 @@ HELP: Final[Mapping[str, str]] = {
     "isthmus_sink_lag_seconds": "Lag of the last minute by quantile; absent when nothing was stored in it.",
     "isthmus_sink_delay_seconds": "Delay of a link before its next fetch.",
     "isthmus_sink_suspended": "1 while an operator has suspended the link.",
+    "isthmus_sink_workers": "Workers that may fetch at once.",
+    "isthmus_sink_workers_busy": "Workers that fetch or push now.",
+    "isthmus_sink_throttled_seconds_total": "Time in which no fetch could begin because of a rate limit.",
+    "isthmus_sink_limit_bytes_per_second": "Bytes a second that may be fetched; 0: no limit.",
+    "isthmus_sink_limit_objects_per_second": "Changes a second that may be fetched; 0: no limit.",
+    "isthmus_sink_dead_letters": "Changes that were refused for good and are kept for people.",
+    "isthmus_sink_dead_letters_given_up_total": "Dead letters that went because there were too many.",
 }
 """Name -> what it counts."""
 
 
-def row(link: Link, roster: Roster, suspensions: Sequence[Suspension], now_ms: int) -> dict[str, Any]:
-    """One link; None where a number is unknown."""
-    name = link.name
-    suspended = next((s for s in suspensions if s.fits(name)), None)
-    errors = roster.errors(name)
+def state_of(link: Link, errors: int, suspended: Suspension | None, leaving: bool) -> tuple[str, str]:
+    """(state, reason) of a link, in this order: what an operator did counts before what happens."""
     if suspended is not None:
-        state, reason = "suspended", f"by {suspended.by}" + (f": {suspended.reason}" if suspended.reason else "")
-    elif errors:
-        state, reason = "failing", link.last_error or f"{errors} errors in a row"
-    elif not link.fetches:
-        state, reason = "starting", "no answer yet"
-    elif link.source_state != "serving":
-        state, reason = "waiting", f"the source is {link.source_state}"
-    else:
-        state, reason = "running", ""
+        return "suspended", f"by {suspended.by}" + (f": {suspended.reason}" if suspended.reason else "")
+    if leaving:
+        return "leaving", "its cluster lists it no longer"
+    if errors:
+        return "failing", link.last_error or f"{errors} errors in a row"
+    if not link.fetches:
+        return "starting", "no answer yet"
+    if link.source_state != "serving":
+        return "waiting", f"the source is {link.source_state}"
+    return "running", ""
+
+
+def row(link: Link, roster: Roster, suspended: Suspension | None, now_ms: int, *, seed: bool) -> dict[str, Any]:
+    """One link; None where a number is unknown. `seed`: the config lists it."""
+    name = link.name
+    errors = roster.errors(name)
+    state, reason = state_of(link, errors, suspended, roster.leaving(name))
     with link.lock:
         recent = link.lag.recent(now_ms)
-        counts = link.outcomes.counts
+        counts = link.outcomes
         return {
             "queue": name.queue,
             "peer": name.peer,
             "source_cluster": link.source_cluster or None,
+            "source_uuid": None if link.cluster is None else link.cluster.hex(),
+            "from": "config" if seed else "discovery",
+            "since_ms": link.since_ms,
             "state": state,
             "reason": reason,
-            "suspended": None
-            if suspended is None
-            else {"by": suspended.by, "at_ms": suspended.at_ms, "reason": suspended.reason},
+            "suspended": None if suspended is None else suspended.shown(),
             "delay_ms": roster.delay_ms(name),
+            "errors_in_a_row": errors,
             "running": roster.running(name),
             **{outcome.value: counts[outcome] for outcome in PushOutcome},
             "fetches": link.fetches,
@@ -60,30 +74,47 @@ def row(link: Link, roster: Roster, suspensions: Sequence[Suspension], now_ms: i
             "lag_ms_p99": link.lag.all.quantile_ms(0.99),
             "recent_lag_ms_p50": recent.quantile_ms(0.5),
             "recent_lag_ms_p99": recent.quantile_ms(0.99),
+            "last_answer_ms": link.last_answer_ms,
             "last_batch_ms": link.last_batch_ms,
             "last_error": link.last_error or None,
+            "last_error_reason": link.last_error_reason or None,
             "last_error_ms": link.last_error_ms,
         }
 
 
-def samples(link: Link, roster: Roster, suspensions: Sequence[Suspension], now_ms: int) -> list[Sample]:
+def samples(link: Link, roster: Roster, suspended: bool, now_ms: int) -> list[Sample]:
     """One link's samples."""
     name = link.name
     labels = {"queue": name.queue, "peer": name.peer}
     with link.lock:
         recent = link.lag.recent(now_ms)
         result: list[Sample] = [
-            ("isthmus_sink_changes_total", {**labels, "outcome": o.value}, link.outcomes.counts[o]) for o in PushOutcome
+            ("isthmus_sink_changes_total", {**labels, "outcome": o.value}, link.outcomes[o]) for o in PushOutcome
         ]
         result += [
             ("isthmus_sink_fetches_total", labels, link.fetches),
             ("isthmus_sink_batches_total", labels, link.batches),
             ("isthmus_sink_errors_total", labels, link.errors),
             ("isthmus_sink_delay_seconds", labels, roster.delay_ms(name) / 1000),
-            ("isthmus_sink_suspended", labels, any(s.fits(name) for s in suspensions)),
+            ("isthmus_sink_suspended", labels, suspended),
         ]
     for quantile in (0.5, 0.99):
         lag_ms = recent.quantile_ms(quantile)
         if lag_ms is not None:
             result.append(("isthmus_sink_lag_seconds", {**labels, "quantile": str(quantile)}, lag_ms / 1000))
     return result
+
+
+def overall(shown: Mapping[str, Any], letters: tuple[int, int]) -> list[Sample]:
+    """The node's samples; `shown` is `Crew.shown`, `letters` those kept and given up."""
+    workers, throttle = shown["workers"], shown["throttle"]
+    configured = throttle["configured"]
+    return [
+        ("isthmus_sink_workers", {}, workers["count"]),
+        ("isthmus_sink_workers_busy", {}, workers["busy"]),
+        ("isthmus_sink_throttled_seconds_total", {}, throttle["throttled_seconds"]),
+        ("isthmus_sink_limit_bytes_per_second", {}, configured["bytes_per_second"] or 0),
+        ("isthmus_sink_limit_objects_per_second", {}, configured["objects_per_second"] or 0),
+        ("isthmus_sink_dead_letters", {}, letters[0]),
+        ("isthmus_sink_dead_letters_given_up_total", {}, letters[1]),
+    ]

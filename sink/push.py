@@ -1,34 +1,22 @@
 """One push: the changes of a batch into this cluster, and what became of each.
 
-Every change gets one outcome (`repl.model.requests.PushOutcome`). A rejected one will never be taken, so it is
-acknowledged and kept in a bounded list for people; a failed one is not acknowledged and comes again.
+Every change gets one outcome (`repl.model.requests.PushOutcome`). A rejected one will never be taken as it is, so it is
+kept for people (`sink.dead_letters`) and then acknowledged; a failed one is not acknowledged and comes again. `Tally`
+counts per source cluster and queue, over links that come and go: it is the sink's half of the ledger.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import threading
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Any
 
 from queues.rules import Item
 from repl.model.keys import Key
 from repl.model.requests import PushItem, PushOutcome, PushResult
-
-DEAD_LETTERS_MAX: Final = 1_000
-"""Rejected changes kept for inspection, newest last (names and reasons, not values); older ones are only counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A change that this cluster refuses for good."""
-
-    at_ms: int
-    queue: str
-    peer: str
-    key: Key
-    reason: str
-    error: str
+from sink.dead_letters import DeadLetter
+from sink.roster import LinkName
 
 
 def pushes(items: Sequence[Item], source: bytes) -> list[PushItem]:
@@ -42,29 +30,57 @@ def failed_indexes(results: Sequence[PushResult]) -> tuple[int, ...]:
     return tuple(n for n, result in enumerate(results) if result.outcome is PushOutcome.FAILED)
 
 
-class Outcomes:
-    """Counts of one link's outcomes, and its dead letters."""
+def dead_letters(
+    name: LinkName, source: bytes, source_name: str, items: Sequence[Item], results: Sequence[PushResult], now_ms: int
+) -> list[DeadLetter]:
+    """What of a batch was rejected, with the reason."""
+    return [
+        DeadLetter(
+            now_ms, name.queue, name.peer, source, source_name, Key(item[3], item[4], item[5]), result.error.reason,
+            str(result.error), len(item[8]), item[8],
+        )
+        for item, result in zip(items, results, strict=True)
+        if result.outcome is PushOutcome.REJECTED and result.error is not None
+    ]  # fmt: skip
 
-    def __init__(self, queue: str, peer: str, letters: deque[DeadLetter]) -> None:
-        self._queue = queue
-        self._peer = peer
-        self._letters = letters
-        self.counts: Counter[PushOutcome] = Counter()
 
-    def note(self, items: Sequence[Item], results: Sequence[PushResult], now_ms: int) -> None:
-        """Count a batch's results and keep what was rejected."""
-        counts = Counter([result.outcome for result in results])
-        self.counts.update(counts)
-        if counts[PushOutcome.REJECTED]:
-            for item, result in zip(items, results, strict=True):
-                if result.outcome is PushOutcome.REJECTED and result.error is not None:
-                    self._letters.append(
-                        DeadLetter(
-                            now_ms,
-                            self._queue,
-                            self._peer,
-                            Key(item[3], item[4], item[5]),
-                            result.error.reason,
-                            str(result.error),
-                        )
-                    )
+class Tally:
+    """What was pushed from one source cluster's queue since the node began, by outcome; shared by its links' threads.
+    A failed push is no end: the change comes again and has its outcome then."""
+
+    def __init__(self, cluster: bytes, cluster_name: str, queue: str) -> None:
+        self.cluster = cluster
+        self.cluster_name = cluster_name
+        self.queue = queue
+        self.last_batch_ms: int | None = None
+        self._lock = threading.Lock()
+        self._outcomes: Counter[PushOutcome] = Counter()
+        self._fetched = 0
+        self._fetched_bytes = 0
+
+    def fetched(self, count: int, size: int) -> None:
+        """A batch came in."""
+        with self._lock:
+            self._fetched += count
+            self._fetched_bytes += size
+
+    def pushed(self, outcomes: Counter[PushOutcome], now_ms: int) -> None:
+        """It has its outcomes."""
+        with self._lock:
+            self._outcomes.update(outcomes)
+            self.last_batch_ms = now_ms
+
+    def shown(self) -> dict[str, Any]:
+        """For listings: fetched = applied + merged + superseded + rejected + failed + under way."""
+        with self._lock:
+            outcomes, fetched, size = self._outcomes.copy(), self._fetched, self._fetched_bytes
+        return {
+            "source_cluster": self.cluster_name,
+            "source_uuid": self.cluster.hex(),
+            "queue": self.queue,
+            "fetched": fetched,
+            "fetched_bytes": size,
+            **{outcome.value: outcomes[outcome] for outcome in PushOutcome},
+            "under_way": fetched - outcomes.total(),
+            "last_batch_ms": self.last_batch_ms,
+        }

@@ -1,18 +1,27 @@
 """Who fetches next: slots of links, taken by a finite pool of workers. Pure; times come in.
 
-A link is one queue at one peer. It has a few slots, so that one can wait in a long poll while another
-pushes what it got. Of the slots that are due, the one that has rested longest goes first, so a busy link
-cannot starve the others. A link whose source fails is probed by one slot at a time; one whose changes this cluster
-did not store is not, since the slot that got them must say so soon.
+A link is one queue at one peer. It has a few slots, so that one can fetch while another pushes what it got; while the
+source has nothing, one of them waits there for all (`fetched` says that it found something). Of the slots that are
+due, the one that has rested longest goes first, so a busy link cannot starve the others. No peer gets more workers
+than its limit, so one that hangs holds its share and no more. When there are more links than workers, nobody waits at
+a source for long (`Turn.may_wait`): then delays favour the peers that have something. A link whose source fails is
+probed by one slot at a time; one whose changes this cluster did not store is not, since the slot that got them must
+say so soon.
+
+    resting -> fetching   taken: due, not suspended, not leaving, within the limits of pool and peer
+    fetching -> pushing   it found something; the link is busy, and its other slots may go
+    fetching | pushing -> resting   the cycle's result is reported; the link's delay follows it
+    any -> gone           a link that left, once none of its slots runs
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from random import Random
+from typing import NamedTuple
 
-from sink.backoff import Backoff, Result
+from sink.backoff import Backoff, Delays, Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,63 +32,81 @@ class LinkName:
     peer: str
 
 
+class Turn(NamedTuple):
+    """A slot's turn to fetch. `may_wait` is False when its worker is wanted elsewhere: it should not poll for long."""
+
+    name: LinkName
+    slot: int
+    may_wait: bool
+
+
 @dataclass(slots=True)
 class _Link:
     backoff: Backoff
     due_ms: int
     rested_since: list[int]
-    running: set[int]
+    fetching: set[int] = field(default_factory=set)
+    pushing: set[int] = field(default_factory=set)
+    busy: bool = False
+    """Its last answer held something."""
     suspended: bool = False
+    leaving: bool = False
     probing: bool = False
     """The source failed at the last cycle that ended."""
 
+    @property
+    def running(self) -> int:
+        return len(self.fetching) + len(self.pushing)
+
     def may_run(self) -> bool:
-        return not self.suspended and not (self.probing and self.running)
+        if self.suspended or self.leaving or (self.probing and self.running):
+            return False
+        return self.running < len(self.rested_since) and (self.busy or not self.fetching)
+
+    def demand(self) -> int:
+        """Workers that it would keep busy if there were enough."""
+        if self.suspended or self.leaving:
+            return self.running
+        return max(self.running, len(self.rested_since) if self.busy and not self.probing else 1)
 
 
 class Roster:
     """The links of one node. Methods are told the time; none waits."""
 
-    def __init__(
-        self, names: Iterable[LinkName], slots: int, delay_min_ms: int, delay_max_ms: int, random: Random
-    ) -> None:
+    def __init__(self, slots: int, delays: Delays, random: Random, *, workers: int, peer_limit: int = 0) -> None:
+        self._slots = slots
+        self._delays = delays
         self._random = random
         self._turn = 0
-        self._links = {name: _Link(Backoff(delay_min_ms, delay_max_ms), 0, [0] * slots, set()) for name in names}
+        self._links: dict[LinkName, _Link] = {}
+        self.workers = workers
+        self.peer_limit_set = peer_limit
+        """Workers that one peer may have; 0: an equal share."""
 
-    def take(self, now_ms: int) -> tuple[LinkName, int] | None:
-        """A (link, slot) that is due now, which is running from here on; None when none is."""
-        best: tuple[int, LinkName, int] | None = None
-        for name, link in self._links.items():
-            if link.due_ms > now_ms or not link.may_run():
-                continue
-            for slot, since in enumerate(link.rested_since):
-                if slot not in link.running and (best is None or since < best[0]):
-                    best = (since, name, slot)
-        if best is None:
-            return None
-        _, name, slot = best
-        self._links[name].running.add(slot)
-        return name, slot
+    # ---------------------------------------------------------------- links and limits
 
-    def report(self, name: LinkName, slot: int, result: Result, now_ms: int, waited_ms: int) -> None:
-        """The cycle of a taken slot is over."""
-        link = self._links[name]
-        link.running.remove(slot)
-        self._turn += 1
-        link.rested_since[slot] = self._turn
-        link.probing = result is Result.ERROR
-        link.backoff = link.backoff.after(result, waited_ms)
-        link.due_ms = now_ms + link.backoff.pause_ms(self._random)
+    def add(self, name: LinkName) -> None:
+        """A link begins, due at once; one that was leaving stays."""
+        link = self._links.get(name)
+        if link is None:
+            self._links[name] = _Link(Backoff(self._delays), 0, [0] * self._slots)
+        else:
+            link.leaving = False
 
-    def next_due_ms(self) -> int | None:
-        """When a resting slot of a link that may run is due; None when there is none."""
-        due = [
-            link.due_ms
-            for link in self._links.values()
-            if link.may_run() and len(link.running) < len(link.rested_since)
-        ]
-        return min(due, default=None)
+    def leave(self, name: LinkName) -> None:
+        """No new cycle of the link begins; it is gone once those that run have ended (`gone`)."""
+        self._links[name].leaving = True
+
+    def gone(self) -> list[LinkName]:
+        """Links that left and of which nothing runs any more; they are forgotten."""
+        names = [name for name, link in self._links.items() if link.leaving and not link.running]
+        for name in names:
+            del self._links[name]
+        return names
+
+    def leaving(self, name: LinkName) -> bool:
+        """True while the link's last cycles end."""
+        return self._links[name].leaving
 
     def suspend(self, name: LinkName, suspended: bool) -> None:
         """Whether new cycles of a link may begin; running ones finish. A resumed link is due at once."""
@@ -87,6 +114,79 @@ class Roster:
         if link.suspended and not suspended:
             link.due_ms = 0
         link.suspended = suspended
+
+    def peer_limit(self) -> int:
+        """Workers that one peer may have now."""
+        peers = {name.peer for name, link in self._links.items() if not link.leaving and not link.suspended}
+        return self.peer_limit_set or max(1, -(-self.workers // max(1, len(peers))))
+
+    # ---------------------------------------------------------------- turns
+
+    def take(self, now_ms: int) -> Turn | None:
+        """The slot whose turn it is now, which is fetching from here on; None when there is none."""
+        busy = self._busy_workers()
+        if busy.total() >= self.workers:
+            return None
+        limit = self.peer_limit()
+        best: tuple[int, LinkName, int] | None = None
+        for name, link in self._links.items():
+            if link.due_ms > now_ms or not link.may_run() or busy[name.peer] >= limit:
+                continue
+            for slot, since in enumerate(link.rested_since):
+                if slot not in link.fetching and slot not in link.pushing and (best is None or since < best[0]):
+                    best = (since, name, slot)
+        if best is None:
+            return None
+        _, name, slot = best
+        self._links[name].fetching.add(slot)
+        return Turn(name, slot, not self._crowded(name.peer, limit))
+
+    def _busy_workers(self) -> Counter[str]:
+        busy: Counter[str] = Counter()
+        for name, link in self._links.items():
+            busy[name.peer] += link.running
+        return busy
+
+    def _crowded(self, peer: str, limit: int) -> bool:
+        """True when more workers are wanted than there are, in the pool or for this peer."""
+        total = here = 0
+        for name, link in self._links.items():
+            demand = link.demand()
+            total += demand
+            if name.peer == peer:
+                here += demand
+        return total > self.workers or here > limit
+
+    def fetched(self, name: LinkName, slot: int) -> None:
+        """A fetching slot found something and pushes it now: the link's other slots may fetch meanwhile."""
+        link = self._links[name]
+        link.fetching.remove(slot)
+        link.pushing.add(slot)
+        link.busy, link.probing = True, False
+
+    def report(self, name: LinkName, slot: int, result: Result, now_ms: int, waited_ms: int) -> None:
+        """The cycle of a taken slot is over."""
+        link = self._links[name]
+        link.fetching.discard(slot)
+        link.pushing.discard(slot)
+        self._turn += 1
+        link.rested_since[slot] = self._turn
+        link.probing = result is Result.ERROR
+        if result is Result.EMPTY or result is Result.ERROR:
+            link.busy = False
+        link.backoff = link.backoff.after(result, waited_ms)
+        link.due_ms = now_ms + link.backoff.pause_ms(self._random)
+
+    def next_due_ms(self) -> int | None:
+        """When a link that may run is due; None when there is none, or no worker for it."""
+        busy = self._busy_workers()
+        limit = self.peer_limit()
+        if busy.total() >= self.workers:
+            return None
+        due = [link.due_ms for name, link in self._links.items() if link.may_run() and busy[name.peer] < limit]
+        return min(due, default=None)
+
+    # ---------------------------------------------------------------- what is shown
 
     def suspended(self, name: LinkName) -> bool:
         """True while no new cycle of the link may begin."""
@@ -102,12 +202,17 @@ class Roster:
 
     def running(self, name: LinkName) -> int:
         """Slots of the link that are in a cycle."""
-        return len(self._links[name].running)
+        return self._links[name].running
 
     def running_slots(self, name: LinkName) -> frozenset[int]:
-        """The slots of the link that are in a cycle."""
-        return frozenset(self._links[name].running)
+        """The slots of the link that are in a cycle; none of a link that is gone."""
+        link = self._links.get(name)
+        return frozenset() if link is None else frozenset(link.fetching | link.pushing)
+
+    def running_count(self) -> int:
+        """Slots of all links that are in a cycle."""
+        return sum(link.running for link in self._links.values())
 
     def names(self) -> list[LinkName]:
-        """All links, in the order of the settings."""
+        """All links, in the order in which they came."""
         return list(self._links)

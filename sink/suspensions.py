@@ -1,6 +1,7 @@
 """Which links an operator has suspended: kept in the metastore, so that it survives a restart and says who and when.
 
-A suspension names a queue, a peer, both or neither (all). A link is suspended while any of them fits it.
+A suspension names a queue, a peer, both or neither (all), on one node or on all. A link is suspended while any of
+them fits it.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Any, Final
 
 from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
 from repl.model.errors import BadInput, CodecError, Overloaded
@@ -25,17 +26,22 @@ TRIES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Suspension:
-    """One act of an operator; None means every queue, every peer."""
+    """One act of an operator; None means every queue, every peer, every node."""
 
     queue: str | None
     peer: str | None
     by: str
     at_ms: int
     reason: str
+    node: str | None = None
 
-    def fits(self, name: LinkName) -> bool:
-        """True when it suspends this link."""
-        return self.queue in (None, name.queue) and self.peer in (None, name.peer)
+    def fits(self, name: LinkName, node: str) -> bool:
+        """True when it suspends this link of `node`."""
+        return self.queue in (None, name.queue) and self.peer in (None, name.peer) and self.node in (None, node)
+
+    def shown(self) -> dict[str, Any]:
+        """For listings."""
+        return asdict(self)
 
 
 def decode(value: bytes) -> tuple[Suspension, ...]:
@@ -48,10 +54,11 @@ def decode(value: bytes) -> tuple[Suspension, ...]:
                 str(row["by"]),
                 int(row["at_ms"]),
                 str(row["reason"]),
+                None if row.get("node") is None else str(row["node"]),
             )
             for row in json.loads(value)
         )
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CodecError(f"{PATH} in the metastore is not a list of suspensions: {error}") from error
 
 
@@ -67,39 +74,45 @@ async def read(metastore: Metastore) -> tuple[Suspension, ...]:
 
 
 def added(before: Sequence[Suspension], new: Suspension) -> tuple[Suspension, ...]:
-    """`before` with `new`, which replaces one of the same queue and peer. Raises BadInput at the limit."""
-    kept = [s for s in before if (s.queue, s.peer) != (new.queue, new.peer)]
+    """`before` with `new`, which replaces one of the same queue, peer and node. Raises BadInput at the limit."""
+    kept = [s for s in before if (s.queue, s.peer, s.node) != (new.queue, new.peer, new.node)]
     if len(kept) >= SUSPENSIONS_MAX:
         raise BadInput(f"{SUSPENSIONS_MAX} suspensions are kept at most: resume some first")
     return (*kept, new)
 
 
-def without(before: Sequence[Suspension], queue: str | None, peer: str | None) -> tuple[Suspension, ...]:
+def without(
+    before: Sequence[Suspension], queue: str | None, peer: str | None, node: str | None = None
+) -> tuple[Suspension, ...]:
     """`before` without those that the request covers: resuming all ends every one. Raises BadInput when another one
     would keep all of what was named suspended, or when only such that it does not cover hold any of it."""
-    covered = [s for s in before if queue in (None, s.queue) and peer in (None, s.peer)]
+    wish = (queue, peer, node)
+    covered = [s for s in before if all(w in (None, has) for w, has in zip(wish, _named(s), strict=True))]
     kept = tuple(s for s in before if s not in covered)
-    held = [s for s in kept if s.queue in (None, queue) and s.peer in (None, peer)]
+    held = [s for s in kept if all(has in (None, w) for w, has in zip(wish, _named(s), strict=True))]
     if not covered:
-        held += [
-            s for s in kept if (queue is None or s.queue in (None, queue)) and (peer is None or s.peer in (None, peer))
-        ]
+        held += [s for s in kept if all(w is None or has in (None, w) for w, has in zip(wish, _named(s), strict=True))]
     if held:
-        what = " and ".join(f"{k} {v}" for k, v in (("queue", held[0].queue), ("peer", held[0].peer)) if v)
+        named = zip(("queue", "peer", "node"), _named(held[0]), strict=True)
+        what = " and ".join(f"{kind} {value}" for kind, value in named if value)
         raise BadInput(f"still suspended as part of {what or 'all sinks'} (by {held[0].by}): resume that")
     return kept
 
 
+def _named(suspension: Suspension) -> tuple[str | None, str | None, str | None]:
+    return suspension.queue, suspension.peer, suspension.node
+
+
 async def change(
-    metastore: Metastore, new: Suspension | None, queue: str | None, peer: str | None
+    metastore: Metastore, new: Suspension | None, queue: str | None, peer: str | None, node: str | None = None
 ) -> tuple[Suspension, ...]:
-    """Add `new`, or when it is None take away what (queue, peer) covers; returns what stands then. Raises BadInput,
-    Overloaded when other writers or an outage were in the way throughout."""
+    """Add `new`, or when it is None take away what (queue, peer, node) covers; returns what stands then. Raises
+    BadInput, Overloaded when other writers or an outage were in the way throughout."""
     for _ in range(TRIES):
         try:
             found = await metastore.get(PATH)
             before = () if found is None else decode(found.value)
-            after = without(before, queue, peer) if new is None else added(before, new)
+            after = without(before, queue, peer, node) if new is None else added(before, new)
             if after != before:
                 await metastore.put(PATH, encode(after), None if found is None else found.version)
         except (Conflict, Ambiguous):

@@ -14,6 +14,7 @@ import ssl
 import threading
 import weakref
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, Final, NamedTuple
 
 import requests
@@ -27,6 +28,13 @@ from repl.transport.tls import SCHEME, TlsFiles, client_contexts, names_of, show
 CONNECT_TIMEOUT_MS_MAX: Final = 5_000
 """Longest wait for a connection, whatever an answer may take: a machine that is there accepts within milliseconds,
 and a stop must not wait for one that is not."""
+
+READ_BYTES: Final = 1 << 20
+"""Most bytes taken from a connection at once."""
+
+RATE_MIN_BYTES: Final = 1_000
+"""Bytes a second below which an answer is given up once it has taken longer than the wait for a byte: a peer that
+trickles would hold its thread for ever. An eighth of a link of 64 kbit/s."""
 
 REFUSAL_BYTES_MAX: Final = 2_000
 """How much of an answer with an error status is read: enough for the sentence that says why."""
@@ -156,8 +164,6 @@ class HttpPeer:
         request = self._request("POST", path, media_type)
         request.body = body
         request.headers["Content-Length"] = str(len(body))
-        if self._token is not None:
-            request.headers["Authorization"] = f"Bearer {self._token()}"
         return self._exchange(request, timeout_ms, limit_bytes)
 
     def get(self, path: str, *, timeout_ms: int, limit_bytes: int) -> bytes:
@@ -165,6 +171,8 @@ class HttpPeer:
         return self._exchange(self._request("GET", path, ""), timeout_ms, limit_bytes)
 
     def _exchange(self, request: requests.PreparedRequest, timeout_ms: int, limit_bytes: int) -> bytes:
+        if self._token is not None:
+            request.headers["Authorization"] = f"Bearer {self._token()}"
         connect_s = min(timeout_ms, CONNECT_TIMEOUT_MS_MAX) / 1000
         try:
             response = self._adapter.send(request, stream=True, timeout=(connect_s, timeout_ms / 1000))
@@ -172,7 +180,7 @@ class HttpPeer:
                 status = response.status_code
                 if status != 200:
                     raise self._refused(response, status)
-                return self._read(response, limit_bytes)
+                return self._read(response, limit_bytes, timeout_ms / 1000)
         except (OSError, HTTPError) as error:  # requests' own errors are OSErrors
             raise PeerFault(f"{self.url}: {cause_of(error)}") from error
 
@@ -190,14 +198,21 @@ class HttpPeer:
             self._prepared[method, path] = prepared
         return prepared.copy()
 
-    def _read(self, response: requests.Response, limit_bytes: int) -> bytes:
+    def _read(self, response: requests.Response, limit_bytes: int, patience_s: float) -> bytes:
         declared = response.headers.get("Content-Length", "")
         if declared.isdecimal() and int(declared) > limit_bytes:
             raise PeerFault(f"{self.url}: an answer of {declared} bytes, at most {limit_bytes} are taken")
-        body: bytes = response.raw.read(limit_bytes + 1 if not declared else None, decode_content=False)
-        if len(body) > limit_bytes:
-            raise PeerFault(f"{self.url}: an answer of more than {limit_bytes} bytes")
-        return body
+        began_s, size = monotonic(), 0
+        pieces: list[bytes] = []
+        while piece := response.raw.read1(READ_BYTES, decode_content=False):
+            pieces.append(piece)
+            size += len(piece)
+            if size > limit_bytes:
+                raise PeerFault(f"{self.url}: an answer of more than {limit_bytes} bytes")
+            taken_s = monotonic() - began_s
+            if taken_s > patience_s and size < taken_s * RATE_MIN_BYTES:
+                raise PeerFault(f"{self.url}: an answer that trickles: {size} bytes in {taken_s:.0f} s")
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _refused(self, response: requests.Response, status: int) -> Refused:
         text: str = response.raw.read(REFUSAL_BYTES_MAX, decode_content=False).decode("utf-8", "replace")

@@ -7,11 +7,14 @@ The server may be told to misbehave (`faults`); the cluster remembers what it st
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 from config.settings import PeerSettings, QueueSettings, SinkSettings
 from queues.wire import decode_request, encode_reply
@@ -20,7 +23,9 @@ from repl.model.errors import BadInput, IsthmusError, NotReady, TooLarge
 from repl.model.keys import Key
 from repl.model.objects import Object, decode_object, merge
 from repl.model.requests import PushItem, PushOutcome, PushResult
+from repl.transport.http_client import OPEN
 from sink.actor import Sink
+from sink.dead_letters import DeadLetters
 from tests.queues.home import Home
 from tests.queues.source_world import SINK
 
@@ -140,6 +145,8 @@ class Pair:
     async def __aenter__(self) -> Pair:
         await self.home.start()
         await self.metastore.start(lambda state: None)
+        self._folder = tempfile.TemporaryDirectory()
+        self.folder = Path(self._folder.name)
         self.bridge = Bridge(self.home, asyncio.get_running_loop())
         return self
 
@@ -150,6 +157,7 @@ class Pair:
         await self.home.queues.stop()
         await asyncio.get_running_loop().run_in_executor(None, self.bridge.close)
         await self.home.close()
+        self._folder.cleanup()
 
     async def sink(
         self,
@@ -159,6 +167,7 @@ class Pair:
         start: bool = True,
         peers: bool = True,
         poll_ms: int = 1_000,
+        **more: Any,
     ) -> Sink:
         settings = SinkSettings(
             peers=tuple(PeerSettings(self.bridge.url, queue) for queue in queues or ("q",) if peers),
@@ -168,6 +177,7 @@ class Pair:
             delay_min_ms=2,
             delay_max_ms=50,
             request_timeout_ms=5_000,
+            **{"discover": False, **more},
         )
         sink = Sink(
             settings,
@@ -178,6 +188,9 @@ class Pair:
             node_name="w1",
             metastore=self.metastore,
             time=self.home.clock,
+            letters=DeadLetters(self.folder / "letters.sqlite", 3, 1_000),
+            access_to=lambda _peer: OPEN,
+            nodes=lambda: ["w1", "w2"],
         )
         self.sinks.append(sink)
         if start:

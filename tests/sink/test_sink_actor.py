@@ -15,7 +15,9 @@ import pytest
 import sink.worker as worker_room
 from repl.model.errors import BadInput
 from repl.model.requests import PushOutcome
+from sink.actor import Sink
 from sink.listing import HELP
+from sink.worker import Slot
 from tests.queues.home import PARTITIONS
 from tests.queues.source_world import OURS, THIRD
 from tests.sink.bridge import Pair
@@ -31,6 +33,10 @@ def joined(test: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
             await test(pair)
 
     asyncio.run(run())
+
+
+def slots_of(sink: Sink) -> list[Slot]:
+    return [slot for slots in sink._crew._slots.values() for slot in slots]
 
 
 async def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
@@ -96,7 +102,7 @@ def test_a_lossy_link_and_malformed_answers_lose_nothing() -> None:
         await pair.equal(30)
         assert all(pair.bridge.seen[fault] for fault in bad)
         assert sink.listing()[0]["errors"] >= 10
-        assert all(thread.is_alive() for thread in sink._threads)
+        assert all(thread.is_alive() for thread in sink._crew.threads())
 
     joined(test)
 
@@ -110,8 +116,8 @@ def test_a_crash_between_push_and_acknowledgement_redelivers_and_changes_nothing
         home.put(b"a", b"b", b"c")
         cluster.before = first._stopping.set  # no further fetch, so no acknowledgement
         await until(lambda: cluster.pushed == 3)
-        await until(lambda: not any(slot.pushing for slot in first._slots.values()))
-        for slot in first._slots.values():
+        await until(lambda: not first._crew.pushing())
+        for slot in slots_of(first):
             slot.fetcher.ack = None
         await first.stop()
         stored = dict(cluster.objects)
@@ -134,11 +140,12 @@ def test_a_stop_acknowledges_what_was_stored_and_ends_long_polls() -> None:
         await until(lambda: pair.home.served()[0].waiters)
         pair.cluster.before = sink._stopping.set  # the stop comes while a batch is being pushed
         pair.home.put(b"a")
-        await until(lambda: any(slot.fetcher.ack for slot in sink._slots.values()))
+        await until(lambda: any(slot.fetcher.ack for slot in slots_of(sink)))
         await until(lambda: sink.listing()[0]["running"] <= 1)
+        threads = sink._crew.threads()
         began = time.monotonic()
         await sink.stop()
-        for thread in sink._threads:
+        for thread in threads:
             await asyncio.get_running_loop().run_in_executor(None, thread.join, 5)
             assert not thread.is_alive()
         assert time.monotonic() - began < 4
@@ -155,7 +162,7 @@ def test_rejected_changes_are_acknowledged_and_kept_for_people() -> None:
         pair.home.put(b"a", b"big\xff", b"c")
         sink = await pair.sink()
         await until(lambda: pair.home.served()[0].machine.counts.acknowledged == 3)
-        (letter,) = sink.dead_letters()
+        (letter,) = await sink.dead_letters()
         assert letter["key"] == ["default", "bucket", "big\\xff"]
         assert (letter["reason"], letter["queue"]) == ("too-large", "q")
         assert json.dumps(letter)
@@ -261,7 +268,7 @@ def test_without_peers_the_actor_is_there_and_idle() -> None:
         await sink.stop()
         nothing = await pair.sink(peers=False)
         assert nothing.status() == {"actor": "sink", "state": "idle", "reason": "not configured"}
-        assert nothing.listing() == nothing.metrics() == nothing.dead_letters() == []
-        assert not nothing._threads
+        assert nothing.listing() == nothing.metrics() == await nothing.dead_letters() == []
+        assert not nothing._crew.threads()
 
     joined(test)

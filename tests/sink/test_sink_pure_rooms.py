@@ -12,23 +12,38 @@ from hypothesis import strategies as st
 
 from repl.metastore.memory import MemoryMetastore, WriteFault
 from repl.model.errors import BadInput, CodecError, Overloaded
-from sink.backoff import EMPTY_MAX_MS, Backoff, Result
+from sink.backoff import Backoff, Delays, Result
+from sink.discovery import Aim, Told, parse, wanted
 from sink.lag import SLICE_MS, SLICES, Lag, LagHistogram
+from sink.limits import ALL_NODES, InForce, Limits, settings_for
+from sink.limits import change as change_limits
+from sink.limits import decode as decode_limits
+from sink.limits import read as read_limits
 from sink.roster import LinkName, Roster
 from sink.suspensions import SUSPENSIONS_MAX, Suspension, added, change, decode, encode, read, without
+from sink.throttle import Rates, Throttle
 
-A, B = LinkName("q", "http://east"), LinkName("q", "http://north")
+A, B, C = LinkName("q", "http://east"), LinkName("q", "http://north"), LinkName("r", "http://east")
 _results = st.sampled_from(list(Result))
 
 
 # ---------------------------------------------------------------- back-off
 
+DELAYS = Delays(10, 8_000, 5, 250, 2)
+
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(st.lists(st.tuples(_results, st.integers(0, 5_000)), max_size=30))
-def test_the_first_success_ends_any_delay_and_errors_cost_more_than_empties(history: list[tuple[Result, int]]) -> None:
-    """Whatever came before: results bring the delay to 0, empties keep it small, errors double it up to the bound."""
-    backoff = Backoff(10, 8_000)
+@given(
+    st.builds(
+        Delays, st.integers(1, 50), st.integers(50, 9_000), st.integers(1, 50), st.integers(50, 900), st.integers(1, 10)
+    ),
+    st.lists(st.tuples(_results, st.integers(0, 5_000)), max_size=30),
+)
+def test_the_first_success_ends_any_delay_and_errors_cost_more_than_empties(
+    delays: Delays, history: list[tuple[Result, int]]
+) -> None:
+    """Whatever came before: results bring the delay to 0, empties keep it small, errors multiply it up to the bound."""
+    backoff = Backoff(delays)
     for result, waited_ms in history:
         before, backoff = backoff, backoff.after(result, waited_ms)
         match result:
@@ -36,12 +51,14 @@ def test_the_first_success_ends_any_delay_and_errors_cost_more_than_empties(hist
                 assert (backoff.delay_ms, backoff.errors) == (0, 0)
             case Result.EMPTY:
                 assert backoff.errors == 0
-                assert backoff.delay_ms <= EMPTY_MAX_MS
-                assert waited_ms < EMPTY_MAX_MS or backoff.delay_ms == 0, "a held fetch needs no pause"
+                assert backoff.delay_ms <= delays.empty_max_ms
+                assert waited_ms < delays.empty_max_ms or backoff.delay_ms == 0, "a held fetch needs no pause"
+                assert waited_ms >= delays.empty_max_ms or backoff.delay_ms >= delays.empty_min_ms
             case Result.ERROR | Result.FAILED:
                 assert backoff.errors == before.errors + 1
-                assert 10 <= backoff.delay_ms <= 8_000
-                assert not before.errors or backoff.delay_ms == min(8_000, 2 * before.delay_ms)
+                assert delays.min_ms <= backoff.delay_ms <= delays.max_ms
+                wanted = max(delays.min_ms, before.delay_ms * delays.factor)
+                assert not before.errors or backoff.delay_ms == min(delays.max_ms, wanted)
     assert backoff.after(Result.ITEMS, 0).delay_ms == 0
 
 
@@ -49,82 +66,300 @@ def test_the_first_success_ends_any_delay_and_errors_cost_more_than_empties(hist
 @given(st.integers(0, 8_000), st.integers(0, 99))
 def test_pauses_are_spread(delay_ms: int, seed: int) -> None:
     """The pause lies between half the delay and the whole, so that many sinks do not march in step."""
-    pause = Backoff(10, 8_000, delay_ms).pause_ms(Random(seed))
+    pause = Backoff(DELAYS, delay_ms).pause_ms(Random(seed))
     assert delay_ms // 2 <= pause <= delay_ms
 
 
 # ---------------------------------------------------------------- roster
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(st.data())
-def test_the_roster_keeps_its_rules_under_any_order_of_results(data: st.DataObject) -> None:
-    """At most the slots of a link run, none of a suspended one begins, a failing source is probed by one slot, and
-    when nobody may go the roster says when somebody may."""
-    slots, now = 2, 0
-    roster = Roster([A, B], slots, 10, 1_000, Random(data.draw(st.integers(0, 9))))
+def roster_of(*names: LinkName, workers: int = 8, peer_limit: int = 0, seed: int = 1) -> Roster:
+    roster = Roster(2, Delays(10, 1_000), Random(seed), workers=workers, peer_limit=peer_limit)
+    for name in names:
+        roster.add(name)
+    return roster
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_the_roster_keeps_its_rules_under_any_order_of_results(seed: int) -> None:
+    """At most the workers run, of a peer at most its share, of a link its slots; none of a suspended or leaving one
+    begins, a failing source is probed by one slot, one slot waits for an idle link, and when nobody may go the roster
+    says when somebody may."""
+    rng = Random(seed)
+    workers, now = rng.randint(1, 6), 0
+    links = [A, B, C]
+    roster = roster_of(*links, workers=workers, peer_limit=rng.choice([0, 1, 3]))
     running: list[tuple[LinkName, int]] = []
-    failing = {A: False, B: False}
-    for _ in range(data.draw(st.integers(1, 40))):
-        match data.draw(st.sampled_from(["take", "take", "report", "time", "suspend", "resume"])):
+    pushing: set[tuple[LinkName, int]] = set()
+    failing, busy = dict.fromkeys(links, False), dict.fromkeys(links, False)
+    steps = ["take"] * 3 + ["report"] * 2 + ["fetched", "time", "suspend", "resume", "leave", "add", "workers"]
+    for _ in range(rng.randint(1, 50)):
+        match rng.choice(steps):
             case "take":
-                alone = {name: roster.running(name) == 0 for name in (A, B)}
                 taken = roster.take(now)
-                due = roster.next_due_ms()
                 if taken is None:
+                    due = roster.next_due_ms()
                     assert due is None or due > now
                     continue
-                assert taken not in running
-                assert not roster.suspended(taken[0])
-                assert alone[taken[0]] or not failing[taken[0]]
-                running.append(taken)
+                name, slot, _ = taken
+                mine = [run for run in running if run[0] == name]
+                assert (name, slot) not in running
+                assert not roster.suspended(name)
+                assert not roster.leaving(name)
+                assert not (failing[name] and mine)
+                assert busy[name] or all(run in pushing for run in mine), "one slot waits for all"
+                running.append((name, slot))
+                assert len(running) <= roster.workers
+                assert len([run for run in running if run[0].peer == name.peer]) <= roster.peer_limit()
+            case "fetched" if [run for run in running if run not in pushing]:
+                run = rng.choice([run for run in running if run not in pushing])
+                roster.fetched(*run)
+                pushing.add(run)
+                busy[run[0]], failing[run[0]] = True, False
             case "report" if running:
-                name, slot = running.pop(data.draw(st.integers(0, len(running) - 1)))
-                result = data.draw(_results)
-                failing[name] = result is Result.ERROR
-                roster.report(name, slot, result, now, data.draw(st.sampled_from([0, 5_000])))
+                run = running.pop(rng.randint(0, len(running) - 1))
+                result = rng.choice([Result.ITEMS, Result.FAILED] if run in pushing else [Result.EMPTY, Result.ERROR])
+                pushing.discard(run)
+                failing[run[0]] = result is Result.ERROR
+                if result in (Result.EMPTY, Result.ERROR):
+                    busy[run[0]] = False
+                roster.report(*run, result, now, rng.choice([0, 5_000]))
+                for gone in roster.gone():
+                    assert all(r[0] != gone for r in running)
+                    roster.add(gone)
+                    failing[gone] = busy[gone] = False
             case "time":
-                now += data.draw(st.sampled_from([1, 100, 10_000]))
-            case "suspend":
-                roster.suspend(data.draw(st.sampled_from([A, B])), True)
-            case "resume":
-                roster.suspend(data.draw(st.sampled_from([A, B])), False)
-        for name in (A, B):
-            assert roster.running(name) == len(roster.running_slots(name)) <= slots
-    for name in (A, B):
-        roster.suspend(name, False)
+                now += rng.choice([1, 100, 10_000])
+            case "suspend" | "resume" as act:
+                roster.suspend(rng.choice(links), act == "suspend")
+            case "leave":
+                roster.leave(rng.choice(links))
+            case "add":
+                roster.add(rng.choice(links))
+            case "workers":
+                roster.workers = rng.randint(max(1, len(running)), 6 + len(running))
     for name, slot in running:
         roster.report(name, slot, Result.ITEMS, now, 0)
-    assert {roster.take(now + 1_000), roster.take(now + 1_000)} - {None}, "everything is taken up again"
+    for name in links:
+        roster.add(name)
+        roster.suspend(name, False)
+    assert roster.take(now + 1_000) is not None, "everything is taken up again"
 
 
 def test_a_busy_link_does_not_starve_the_others() -> None:
     """One worker serves links in turn, however eager one of them is."""
-    roster = Roster([A, B], 2, 10, 1_000, Random(1))
+    roster = roster_of(A, B, workers=1)
     order = []
     for _ in range(8):
         taken = roster.take(0)
         assert taken is not None
-        order.append(taken[0])
-        roster.report(*taken, Result.ITEMS, 0, 0)
+        order.append(taken.name)
+        roster.fetched(*taken[:2])
+        roster.report(*taken[:2], Result.ITEMS, 0, 0)
     assert order.count(A) == order.count(B) == 4
+
+
+def test_a_peer_that_hangs_holds_its_share_and_no_more() -> None:
+    """Of three peers with two queues each and six workers, one that never answers holds two; the others go on."""
+    slow, fast, third = "http://slow", "http://fast", "http://third"
+    names = [LinkName(queue, peer) for peer in (slow, fast, third) for queue in ("q", "r")]
+    roster = roster_of(*names, workers=6)
+    hanging, served = 0, 0
+    for step in range(200):
+        taken = roster.take(step)
+        if taken is None:
+            continue
+        roster.fetched(*taken[:2])
+        if taken.name.peer == slow:
+            hanging += 1
+            continue
+        served += 1
+        roster.report(*taken[:2], Result.ITEMS, step, 0)
+    assert hanging == roster.peer_limit() == 2
+    assert served >= 190
+
+
+def test_nobody_waits_at_a_source_while_workers_are_wanted_elsewhere() -> None:
+    """With as many workers as links every fetch may wait for long; with fewer none may, and busy peers get the turns
+    of those that have nothing."""
+    names = [LinkName("q", f"http://p{n}") for n in range(4)]
+    roster = roster_of(*names, workers=4)
+    turns = [roster.take(0) for _ in range(4)]
+    assert all(turn is not None and turn.may_wait for turn in turns)
+    roster = roster_of(*names, workers=2)
+    served = dict.fromkeys(names, 0)
+    for now in range(400):
+        turn = roster.take(now)
+        if turn is None:
+            continue
+        assert not turn.may_wait
+        served[turn.name] += 1
+        if turn.name == names[0]:
+            roster.fetched(*turn[:2])
+            roster.report(*turn[:2], Result.ITEMS, now, 0)
+        else:
+            roster.report(*turn[:2], Result.EMPTY, now, 0)
+    assert served[names[0]] > 10 * served[names[1]] > 0
 
 
 def test_a_slot_whose_changes_were_not_stored_need_not_wait_for_the_others() -> None:
     """Only a source that fails is probed by one slot; a failed push is told to the source after its delay, while
     another slot waits there in a long poll."""
-    roster = Roster([A], 2, 10, 1_000, Random(1))
-    first, second = roster.take(0), roster.take(0)
+    roster = roster_of(A)
+    first = roster.take(0)
     assert first is not None
+    assert roster.take(0) is None, "one slot waits for all"
+    roster.fetched(*first[:2])
+    second = roster.take(0)
     assert second is not None
-    roster.report(*first, Result.FAILED, 0, 0)
+    roster.report(*first[:2], Result.FAILED, 0, 0)
     assert roster.take(0) is None
-    assert roster.take(10) == first
-    roster.report(*first, Result.ERROR, 10, 0)
+    again = roster.take(10)
+    assert again is not None
+    assert again[:2] == first[:2]
+    roster.report(*first[:2], Result.ERROR, 10, 0)
     assert roster.take(10_000) is None
     assert roster.next_due_ms() is None
-    roster.report(*second, Result.EMPTY, 10_000, 5_000)
+    roster.report(*second[:2], Result.EMPTY, 10_000, 5_000)
     assert roster.take(10_000) is not None
+
+
+# ---------------------------------------------------------------- throttle
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.integers(1, 50_000),
+    st.integers(0, 5_000),
+    st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 600), st.integers(1, 90_000)), min_size=1, max_size=20),
+)
+def test_no_more_is_fetched_than_the_rates_allow(
+    byte_rate: int, object_rate: int, fetches: list[tuple[int, int, int]]
+) -> None:
+    """Whatever comes when: before each fetch no more was taken than the rate gives, one second's worth saved up and
+    one batch beyond; the time in which nothing may begin is what is told as throttled."""
+    throttle = Throttle(Rates(byte_rate, object_rate), 0)
+    now = took_bytes = took_objects = blocked = 0
+    last = (0, 0)
+    for pause, count, size in fetches:
+        now += pause
+        wait = throttle.wait_ms(now)
+        blocked += wait
+        now += wait
+        assert took_bytes - last[0] <= byte_rate * (1 + now / 1000) + 1
+        assert not object_rate or took_objects - last[1] <= object_rate * (1 + now / 1000) + 1
+        room, space = throttle.room(count, 4_000_000, now)
+        assert 1 <= room <= count
+        assert space >= 1
+        throttle.spent(room, size, now)
+        took_bytes, took_objects, last = took_bytes + size, took_objects + room, (size, room)
+    told = throttle.shown(now + 10**12)
+    assert told["throttled_seconds"] * 1000 >= blocked
+    assert told["binding"] is None
+    assert told["achieved"] == {"bytes_per_second": 0, "objects_per_second": 0}
+
+
+def test_the_limit_that_binds_is_named_and_a_new_one_counts_at_once() -> None:
+    """Of two limits the one that holds fetches back longer is named; lifting it ends the wait and its count."""
+    throttle = Throttle(Rates(bytes=1_000_000, objects=100), 0)
+    assert throttle.wait_ms(0) == 0
+    assert throttle.room(512, 4_000_000, 0) == (100, 1_000_000)
+    throttle.spent(300, 500_000, 0)
+    told = throttle.shown(0)
+    assert told["binding"] == "objects"
+    assert told["achieved"] == {"bytes_per_second": 500_000, "objects_per_second": 300}
+    assert 1_900 <= throttle.wait_ms(100) <= 2_000
+    throttle.change(Rates(bytes=1_000_000), 500)
+    assert throttle.wait_ms(500) == 0
+    assert throttle.shown(500)["throttled_seconds"] == 0.5
+    throttle.spent(1, 3_000_000, 500)
+    assert throttle.shown(500)["binding"] == "bytes"
+    assert Throttle(Rates(), 0).room(512, 4_000_000, 0) == (512, 4_000_000)
+
+
+# ---------------------------------------------------------------- limits
+
+
+def test_limits_of_a_node_count_before_those_of_all_and_those_before_the_file() -> None:
+    """Field by field; what was set is kept in the metastore, and unsetting the last field takes the entry away."""
+
+    async def run() -> None:
+        metastore = MemoryMetastore()
+        await metastore.start(lambda state: None)
+        default = InForce(24, 0, 0, 0, None)
+        await change_limits(metastore, ALL_NODES, Limits(workers=5, bytes_per_second=100, by="ann", at_ms=1))
+        entries = await change_limits(metastore, "w1", Limits(workers=7, by="bob", at_ms=2))
+        assert entries == await read_limits(metastore)
+        mine, others = settings_for("w1", entries, default), settings_for("w2", entries, default)
+        assert mine[:4] == (7, 0, 100, 0)
+        assert others[:4] == (5, 0, 100, 0)
+        assert mine.set_by is not None
+        assert (mine.set_by.by, default.set_by) == ("bob", None)
+        entries = await change_limits(metastore, "w1", Limits(workers=1, by="bob"), forget=True)
+        assert set(entries) == {ALL_NODES}
+        for bad in (b"[]", b"x", b'{"*": 7}', b'{"*": {"workers": -1}}', b'{"*": {"workers": "7"}}'):
+            with pytest.raises(CodecError):
+                decode_limits(bad)
+
+    asyncio.run(run())
+
+
+# ---------------------------------------------------------------- discovery
+
+EAST, NORTH = b"e" * 16, b"n" * 16
+E1, E2, E3 = (f"http://10.0.0.{n}:8098" for n in (1, 2, 3))
+N1 = "http://10.1.0.1:8098"
+
+
+def test_links_follow_the_nodes_that_peers_tell_of() -> None:
+    """Nodes that come are fetched from, nodes that go are not; what was known of a silent cluster stays, and a seed
+    that is down stays to be tried."""
+    first, other = LinkName("q", E1), LinkName("r", N1)
+    told = {E1: Told(EAST, "east", (E1, E2)), N1: None}
+    found = wanted([first, other], {}, told)
+    assert found == {first: Aim(EAST, first), LinkName("q", E2): Aim(EAST, first), other: Aim(None, other)}
+    found = wanted([first, other], found, {E1: Told(EAST, "east", (E1, E3)), N1: None})
+    assert set(found) == {first, LinkName("q", E3), other}
+    silent = wanted([first, other], found, {E1: None, N1: None})
+    assert silent == found
+    without_seed = wanted([first, LinkName("q", E2)], found, {E1: None, E2: Told(EAST, "east", (E2, E3))})
+    assert set(without_seed) == {first, LinkName("q", E2), LinkName("q", E3)}, "a seed that is down is still tried"
+
+
+def test_a_list_that_cannot_be_meant_is_passed_over() -> None:
+    """Loopback addresses of a far peer, other schemes, and another cluster behind a known address change nothing; a
+    balancer is replaced by the nodes that it leads to."""
+    seed = LinkName("q", E1)
+    for urls in (("http://127.0.0.1:8098",), ("http://0.0.0.0:8098", "http://localhost:1"), ("https://10.0.0.1:8098",)):
+        assert wanted([seed], {}, {E1: Told(EAST, "east", urls)}) == {seed: Aim(None, seed)}
+    here = LinkName("q", "http://localhost:1")
+    near = wanted([here], {}, {here.peer: Told(EAST, "east", ("http://127.0.0.1:1",))})
+    assert set(near) == {LinkName("q", "http://127.0.0.1:1")}
+    known = {seed: Aim(EAST, seed)}
+    assert wanted([seed], known, {E1: Told(NORTH, "north", (E2,))}) == known
+    balancer = LinkName("q", "http://lb:80")
+    assert set(wanted([balancer], {}, {balancer.peer: Told(EAST, "east", (E1, E2))})) == {
+        LinkName("q", E1),
+        LinkName("q", E2),
+    }
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"[]", b"{}", b"\xff", b'{"cluster":"e","cluster_uuid":"00","nodes":[]}',
+        b'{"cluster":7,"cluster_uuid":"65656565656565656565656565656565","nodes":[]}',
+        b'{"cluster":"e","cluster_uuid":"65656565656565656565656565656565","nodes":[{"http":"ftp://x"}]}',
+        b'{"cluster":"e","cluster_uuid":"65656565656565656565656565656565","nodes":[7]}',
+        b'{"cluster":"e","cluster_uuid":"65656565656565656565656565656565","nodes":['
+        + b",".join([b'{"http":"http://a:1"}'] * 257) + b"]}",
+        b"[" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_list_of_nodes_that_is_none_is_told(body: bytes) -> None:
+    """What a peer answers wrongly is a CodecError, whatever it is, and long lists are not believed."""
+    with pytest.raises(CodecError):
+        parse(body)
 
 
 # ---------------------------------------------------------------- lag
@@ -167,31 +402,37 @@ def test_recent_lag_forgets_and_lag_since_the_start_does_not() -> None:
 
 _names = st.sampled_from([None, "q", "r"])
 _peers = st.sampled_from([None, "http://east", "http://north"])
+_nodes = st.sampled_from([None, "n1", "n2"])
 _LINKS = [LinkName(queue, peer) for queue in ("q", "r") for peer in ("http://east", "http://north")]
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(st.lists(st.tuples(_names, _peers), max_size=4), _names, _peers)
+@given(st.lists(st.tuples(_names, _peers, _nodes), max_size=4), _names, _peers, _nodes)
 def test_a_resume_that_is_not_refused_frees_what_it_covers(
-    acts: list[tuple[str | None, str | None]], queue: str | None, peer: str | None
+    acts: list[tuple[str | None, str | None, str | None]], queue: str | None, peer: str | None, node: str | None
 ) -> None:
     """After suspensions every link they name is held; a resume frees at least one of those it names, or says who
     holds them, or there was none."""
     held: tuple[Suspension, ...] = ()
     for at_ms, act in enumerate(acts):
-        held = added(held, Suspension(*act, "ann", at_ms, ""))
-        assert len({(s.queue, s.peer) for s in held}) == len(held)
+        held = added(held, Suspension(*act[:2], "ann", at_ms, "", act[2]))
+        assert len({(s.queue, s.peer, s.node) for s in held}) == len(held)
     assert decode(encode(held)) == held
-    named = [link for link in _LINKS if queue in (None, link.queue) and peer in (None, link.peer)]
-    before = [link for link in named if any(s.fits(link) for s in held)]
+    places = [(link, at) for link in _LINKS for at in ("n1", "n2")]
+    named = [
+        (link, at)
+        for link, at in places
+        if queue in (None, link.queue) and peer in (None, link.peer) and node in (None, at)
+    ]
+    before = [place for place in named if any(s.fits(*place) for s in held)]
     try:
-        after = without(held, queue, peer)
+        after = without(held, queue, peer, node)
     except BadInput:
         assert before, "refused though nothing that was named is held"
         return
-    freed = [link for link in before if not any(s.fits(link) for s in after)]
+    freed = [place for place in before if not any(s.fits(*place) for s in after)]
     assert freed or not before or len(after) < len(held)
-    if queue is None and peer is None:
+    if queue is None and peer is None and node is None:
         assert after == ()
 
 

@@ -1,0 +1,24 @@
+"""GET /cluster/nodes: the live nodes of this cluster, for sinks of other clusters that want to follow them.
+
+Names and client addresses only; what is behind them, operators ask of the admin face. The reader is `sink.discovery`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from node.http.asgi import Face, Request, json_reply
+from node.http.statuses import Reply
+
+Members = Callable[[], dict[str, Any]]
+"""{"cluster", "cluster_uuid", "nodes": [{"node", "http"}, ...]}: the nodes that live and are not leaving."""
+
+
+def add_members(face: Face, members: Members) -> None:
+    """Add the route."""
+
+    async def nodes(_request: Request) -> Reply:
+        return json_reply(members())
+
+    face.router.add("GET", "/cluster/nodes", nodes)
