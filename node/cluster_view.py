@@ -7,7 +7,7 @@ Records and registrations are the metastore's, as this node last read them; fact
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from node.gathering import Facts, ReplicaFacts
@@ -20,14 +20,16 @@ PROBLEMS_MAX: Final = 20
 """Sentences on what is amiss; a cluster that has lost a node would otherwise list every partition."""
 
 
-def node_rows(records: Records, registrations: Registrations) -> list[dict[str, Any]]:
-    """Every node that is registered or holds a replica, by name."""
+def node_rows(
+    records: Records, registrations: Registrations, drained: Collection[str] = (), known: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """Every node that is registered, holds a replica, or is among `drained` or `known`, by name."""
     leads = Counter(r.leader.node for r in records.values() if r.leader is not None)
     holds = Counter(node for r in records.values() for node in r.replicas)
     in_sync = Counter(member.node for r in records.values() for member in r.isr)
     return [
-        _node_row(name, registrations.get(name), leads[name], holds[name], in_sync[name])
-        for name in sorted({*registrations, *holds})
+        _node_row(name, registrations.get(name), leads[name], holds[name], in_sync[name]) | {"drained": name in drained}
+        for name in sorted({*registrations, *holds, *drained, *known})
     ]
 
 
@@ -68,8 +70,9 @@ def replica_counts(records: Records) -> dict[str, int]:
 
 
 def under_replicated(records: Records) -> list[int]:
-    """Partitions with fewer replicas in sync than they have."""
-    return [p for p, record in sorted(records.items()) if len(record.isr) < len(record.replicas)]
+    """Partitions with fewer replicas in sync than their replication factor; while a placement changes, than the smaller
+    of before and after: who is only on the way lacks nobody yet."""
+    return [p for p, record in sorted(records.items()) if len(record.isr) < record.factor]
 
 
 def below_min_isr(records: Records) -> list[int]:
@@ -82,13 +85,13 @@ def unclean_elections(records: Records) -> dict[str, int]:
     return {str(p): record.lineage for p, record in sorted(records.items()) if record.lineage}
 
 
-def problems(records: Records, registrations: Registrations, waiting: str) -> list[str]:
+def problems(records: Records, registrations: Registrations, waiting: str, drained: Collection[str] = ()) -> list[str]:
     """What is not as it should be, a sentence each; empty when every partition is online on all its replicas."""
     found = [f"bucket type default: {waiting}"] if waiting else []
     found += [
         f"node {row['name']} is {row['state']}: {row['reason']}"
         for row in node_rows(records, registrations)
-        if row["state"] != "live"
+        if row["state"] != "live" and not (row["name"] in drained and not row["replicas"])
     ]
     offline = [r for _, r in sorted(records.items()) if r.status is not PartitionStatus.ONLINE]
     found += [f"partition {r.partition} is {r.status.value}: {r.reason}" for r in offline]
@@ -103,13 +106,16 @@ def problems(records: Records, registrations: Registrations, waiting: str) -> li
     return found
 
 
-def state_of(balancing: Mapping[str, Any] | None, problems: list[str]) -> tuple[str, str]:
+def state_of(balancing: Mapping[str, Any] | None, problems: list[str], moving: str = "") -> tuple[str, str]:
     """The cluster's state in a word, and why. `balancing` is what the node that controls says of leaderships, None
-    when it says nothing. While they move, partitions are elected one by one: that is the state, not the problem."""
+    when it says nothing. While they move, partitions are elected one by one: that is the state, not the problem.
+    `moving`: how far replicas are that are moved by order."""
     if balancing is not None and balancing["state"] == "leadership-balancing":
         return "leadership-balancing", str(balancing["reason"])
     if problems:
         return "degraded", problems[0]
+    if moving:
+        return "placement-changing", moving
     return "online", ""
 
 
@@ -139,6 +145,8 @@ def _partition_row(
         "index": record.index,
         "leader": leader,
         "replicas": list(record.replicas),
+        "adding": list(record.adding),
+        "removing": list(record.removing),
         "isr": sorted(m.node for m in record.isr),
         "elr": sorted(m.node for m in record.elr),
         "min_isr": record.effective_min_isr,
@@ -199,5 +207,11 @@ def _reason(record: PartitionRecord, lead: ReplicaFacts | None, states: list[dic
         found.append(f"writes are refused: {len(record.isr)} in sync, min-ISR is {record.effective_min_isr}")
     if lead is not None and not lead.ready:
         found.append(f"not served yet: {lead.reason}")
-    found += [f"{state['node']} is out of sync: {state['reason']}" for state in states if not state["in_sync"]]
+    if record.adding or record.removing:
+        found.append(lead.changing if lead is not None and lead.changing else "its replicas change")
+    found += [
+        f"{state['node']} is out of sync: {state['reason']}"
+        for state in states
+        if not state["in_sync"] and state["node"] not in record.removing
+    ]
     return "; ".join(found) or "all in sync"

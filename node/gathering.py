@@ -42,6 +42,8 @@ class ReplicaFacts(NamedTuple):
     reason: str
     log_epoch: int = 0
     """The last epoch in its log."""
+    changing: str = ""
+    """Of a leader: what a change of the partition's replicas waits for."""
 
 
 Facts = Mapping[int, ReplicaFacts]
@@ -61,6 +63,7 @@ def facts_of(replica: Replica, reason: str) -> ReplicaFacts:
         ready=replica.ready,
         reason=reason[:REASON_MAX],
         log_epoch=last_epoch(replica.epoch_table),
+        changing=replica.reassigning[:REASON_MAX],
     )
 
 
@@ -120,12 +123,13 @@ def _unpacked(body: bytes) -> Facts:
 def _facts(row: object) -> ReplicaFacts:
     if not isinstance(row, list) or len(row) != len(ReplicaFacts._fields):
         raise CodecError(f"{METHOD}: {row!r:.80} is no replica")
-    role, *numbers, ready, reason, log_epoch = row
-    if not isinstance(role, str) or not isinstance(ready, bool) or not isinstance(reason, str):
+    role, *numbers, ready, reason, log_epoch, changing = row
+    if not isinstance(role, str) or not isinstance(ready, bool) or not (type(reason) is type(changing) is str):
         raise CodecError(f"{METHOD}: {row!r:.80} is no replica")
     epoch, gen, leo, durable, hw, applied = map(_number, numbers)
     log_epoch = _number(log_epoch)
-    return ReplicaFacts(role, epoch, gen, leo, durable, hw, applied, ready, reason[:REASON_MAX], log_epoch)
+    rest = (reason[:REASON_MAX], log_epoch, changing[:REASON_MAX])
+    return ReplicaFacts(role, epoch, gen, leo, durable, hw, applied, ready, *rest)
 
 
 def _number(value: object) -> int:

@@ -15,6 +15,7 @@ import click
 from config.options import MIN_ISR
 from node.cli.cluster import listed
 from node.cli.exits import CommandFailed, Exit
+from node.cli.moves import set_replication_factor
 from node.cli.output import cell, echo_json, echo_table, output_option, printable
 from node.cli.partition import read_map
 from node.cli.remote import AdminClient, admin_option, whoami
@@ -30,7 +31,10 @@ COLUMNS = ("bucket type", "partitions", "replication factor", "min-isr", "online
 
 @click.group("bucket-type")
 def bucket_type_group() -> None:
-    """Make bucket types, and look where they are."""
+    """Make and change bucket types, and look where they are."""
+
+
+bucket_type_group.add_command(set_replication_factor)
 
 
 @bucket_type_group.command("list")
@@ -55,9 +59,14 @@ def show(name: str, admin: AdminClient, output: str) -> None:
     rows = listed(answer, "partitions")
     if output != "json":
         echo_table(COLUMNS, [[answer.get(key) for key in KEYS]])
+        if answer.get("orders"):
+            then, changing = cell(answer.get("replication_factor_then")), cell(answer.get("changing"))
+            what = f"{changing} partitions change now, replication factor {then} then"
+            click.echo(printable(f"order {cell(answer.get('orders'))}: {what}; `isthmus partition moves` shows it"))
         click.echo()
-        keys = ("id", "partition", "leader", "nodes", "replicas", "status")
-        echo_table(("index", "partition", "leader", "nodes", "ids", "status"), ([r.get(k) for k in keys] for r in rows))
+        keys = ("id", "partition", "leader", "nodes", "replicas", "adding", "removing", "status")
+        columns = ("index", "partition", "leader", "nodes", "ids", "adding", "removing", "status")
+        echo_table(columns, ([row.get(key) for key in keys] for row in rows))
         return
     gone = sorted(
         {node for r in rows for node, number in zip(r["nodes"], r["replicas"], strict=True) if number is None}

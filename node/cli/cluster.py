@@ -16,7 +16,19 @@ from node.cli.output import cell, echo_facts, echo_json, echo_table, moment, out
 from node.cli.remote import AdminClient, admin_option
 from node.cli.telemetry import telemetry
 
-NODE_KEYS: Final = ("name", "id", "rack", "state", "leaders", "replicas", "in_sync", "http", "admin", "cluster")
+NODE_KEYS: Final = (
+    "name",
+    "id",
+    "rack",
+    "state",
+    "drained",
+    "leaders",
+    "replicas",
+    "in_sync",
+    "http",
+    "admin",
+    "cluster",
+)
 STATUSES: Final = ("online", "election", "candidate_found", "offline")
 
 
@@ -58,6 +70,7 @@ def _echo(answer: dict[str, Any], problems: list[str]) -> None:
             ("controller", answer.get("controller")),
             ("metastore", f"{cell(answer.get('metastore'))}, read {moment(answer.get('read_at_ms'))}"),
             ("partitions", ", ".join([online, *counted])),
+            *(("moving", each) for each in _moving(answer)),
             ("under-replicated", answer.get("under_replicated")),
             ("below min-ISR", answer.get("below_min_isr")),
             *(("unclean elections", each) for each in _unclean(answer)),
@@ -85,6 +98,12 @@ def _list(answer: dict[str, Any], key: str) -> list[Any]:
 
 
 def _unclean(answer: dict[str, Any]) -> list[str]:
+def _moving(answer: dict[str, Any]) -> list[str]:
+    """One sentence if replicas are moved by order."""
+    found = answer.get("moving")
+    return [found["reason"]] if isinstance(found, dict) and found.get("reason") else []
+
+
     """One sentence if an operator ever had a leader elected that may have lacked something."""
     found = answer.get("unclean_elections")
     if not isinstance(found, dict) or not found:

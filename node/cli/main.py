@@ -36,11 +36,17 @@ class Noun(NamedTuple):
 NOUNS: Final[Mapping[str, Noun]] = {
     "demo": Noun("node.cli.demo", "demo_command", "Two clusters on this machine: load, replicate, prove them equal."),
     "local": Noun("node.cli.local", "local_group", "Start and stop clusters on this machine."),
-    "node": Noun("node.cli.node", "node_group", "Run a node; give a restored one a new identity."),
+    "node": Noun(
+        "node.cli.node", "node_group", "Run a node; list, drain and remove nodes; give a restored one a new identity."
+    ),
     "config": Noun("node.cli.config", "config_group", "Check and show config files."),
     "cluster": Noun("node.cli.cluster", "cluster_group", "Look at a cluster as a whole, and mend it."),
-    "partition": Noun("node.cli.partition", "partition_group", "Look at partitions, place them, and force a leader."),
-    "bucket-type": Noun("node.cli.bucket_type", "bucket_type_group", "Make bucket types, and look where they are."),
+    "partition": Noun(
+        "node.cli.partition", "partition_group", "Look at partitions, place and move them, and force a leader."
+    ),
+    "bucket-type": Noun(
+        "node.cli.bucket_type", "bucket_type_group", "Make and change bucket types, and look where they are."
+    ),
     "option": Noun("node.cli.option", "option_group", "Look at dynamic options; set and unset them."),
     "leader": Noun("node.cli.leader", "leader_group", "Look at leaderships, and spread them evenly."),
     "queue": Noun("node.cli.queue", "queue_group", "Look at source queues; suspend and resume them."),

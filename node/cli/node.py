@@ -1,7 +1,7 @@
-"""`isthmus node`: the daemon, and what is done to a node's directory while it does not run.
+"""`isthmus node`: the daemon, what is done to a node's directory while it does not run, and the nodes of a cluster.
 
 All of the daemon is `node.daemon`, imported only when it is to run; what a data directory knows of itself is
-`repl.identity`'s.
+`repl.identity`'s. Listing, draining and removing nodes stand in `node.cli.moves`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from config.loading import load_file
+from node.cli.moves import drain, list_nodes, remove
 from node.cli.output import echo_json, output_option, printable
 from node.cli.remote import whoami
 from repl.identity import Identity
@@ -21,7 +22,11 @@ FILE = click.argument("file", type=click.Path(path_type=Path))
 
 @click.group("node")
 def node_group() -> None:
-    """Run a node; give a restored one a new identity."""
+    """Run a node; list, drain and remove nodes; give a restored one a new identity."""
+
+
+for command in (list_nodes, drain, remove):
+    node_group.add_command(command)
 
 
 @node_group.command("run")

@@ -1,5 +1,7 @@
 """`isthmus partition`: where partitions are, how a placement would look, and placing a bucket type by a file.
 
+Moving what exists is `node.cli.moves`', forcing a leader `node.cli.acts`'.
+
 `plan` is offline and prints what `assign` reads; the rules of both are `repl.isr.placement` and
 `repl.isr.replica_map`, so a file that passes here passes at the node, which checks it once more against the nodes that
 live.
@@ -17,6 +19,7 @@ from config.rules import check_name
 from node.cli.acts import force_leader
 from node.cli.cluster import listed
 from node.cli.exits import CommandFailed, Exit
+from node.cli.moves import moves, reassign
 from node.cli.output import cell, echo_json, echo_table, output_option
 from node.cli.remote import AdminClient, admin_option
 from repl.isr.placement import ReplicaMap, placed
@@ -48,10 +51,12 @@ def _bucket_type(_context: click.Context, _parameter: click.Parameter, value: st
 
 @click.group("partition")
 def partition_group() -> None:
-    """Look at partitions, place them, and force a leader."""
+    """Look at partitions, place and move them, and force a leader."""
 
 
 partition_group.add_command(force_leader)
+partition_group.add_command(reassign)
+partition_group.add_command(moves)
 
 
 @partition_group.command("list")
@@ -151,7 +156,7 @@ def _echo_plan(found: ReplicaMap, racks: dict[int, str], output: str) -> None:
 @admin_option
 @output_option
 def assign(path: Path, validate_only: bool, bucket_type: str, admin: AdminClient, output: str) -> None:
-    """Create bucket type T with the placement in a file, as `plan -o json` prints it. What exists is not moved."""
+    """Create bucket type T with the placement in a file, as `plan -o json` prints it. `reassign` moves what exists."""
     replica_map = read_map(path)
     body = {"bucket_type": bucket_type, "validate_only": validate_only, **replica_map_document(replica_map)}
     try:

@@ -10,13 +10,14 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
 from config.rules import check_name
-from node import cluster_view
+from node import cluster_view, moves_view
 from node.gathering import Gathering
 from node.http.acts import ActsAdmin
 from node.http.asgi import Face, Request, json_reply
 from node.http.bucket_types import BucketTypesAdmin
 from node.http.health import add_health
 from node.http.leaderships import LeadershipsAdmin, glance
+from node.http.moves import MovesAdmin
 from node.http.options import OptionsAdmin
 from node.http.sink import SinkAdmin
 from node.http.statuses import Refused, Reply, refusal
@@ -64,6 +65,7 @@ class Admin(Face):
         LeadershipsAdmin(node, router)
         SinkAdmin(node, router)
         TelemetryAdmin(node, router)
+        MovesAdmin(node, gathering, router)
 
     def refusal(self, error: IsthmusError) -> Reply:
         """See Face.refusal; here as JSON."""
@@ -85,8 +87,10 @@ class Admin(Face):
         elif node.session is not SessionState.CONNECTED:
             doubts.append(f"this node's session with the metastore is {node.session.value}: what is shown may be old")
         balancing = await glance(node)
-        problems = [*doubts, *cluster_view.problems(records, registrations, controller.waiting)]
-        state, state_reason = cluster_view.state_of(balancing, problems)
+        drained = controller.placement.drained
+        problems = [*doubts, *cluster_view.problems(records, registrations, controller.waiting, drained)]
+        moving = moves_view.glance_of(controller.placement, records, registrations)
+        state, state_reason = cluster_view.state_of(balancing, problems, moving["reason"])
         return json_reply(
             {
                 "cluster": node.settings.node.cluster,
@@ -109,7 +113,9 @@ class Admin(Face):
                 "waiting": controller.waiting,
                 "balancing": balancing,
                 "problems": problems,
-                "nodes": cluster_view.node_rows(records, registrations),
+                "warnings": node.locks.problems(),
+                "nodes": cluster_view.node_rows(records, registrations, drained),
+                "moving": moving,
                 "actors": [node.queues.status(), node.sink.status(), node.fullsync.status()],
             }
         )

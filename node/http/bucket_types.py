@@ -63,8 +63,10 @@ class BucketTypesAdmin:
         partitions = [
             {
                 "id": record.index,
-                "replicas": [ids.get(node) for node in record.replicas],
-                "nodes": list(record.replicas),
+                "replicas": [ids.get(node) for node in record.staying],
+                "nodes": list(record.staying),
+                "adding": list(record.adding),
+                "removing": list(record.removing),
                 "partition": record.partition,
                 "leader": None if record.leader is None else record.leader.node,
                 "status": record.status.value,
@@ -136,7 +138,10 @@ class BucketTypesAdmin:
         (min_isr,) = option_rows(
             controller.options, controller.records, self._node.options, names=[MIN_ISR], bucket_type=name
         )
-        factors = sorted({len(record.replicas) for record in records})
+        factors = sorted({record.factor for record in records})
+        pending = controller.placement.pending()
+        then = sorted({len(pending[r.partition][1] if r.partition in pending else r.staying) for r in records})
+        orders = self._orders(records)
         return {
             "bucket_type": name,
             "partition_count": len(records),
@@ -144,5 +149,13 @@ class BucketTypesAdmin:
             "min_isr": min_isr["effective"],
             "min_isr_set": min_isr["set"],
             "online": sum(record.status is PartitionStatus.ONLINE for record in records),
-            "in_sync": sum(len(record.isr) == len(record.replicas) for record in records),
+            "in_sync": sum(len(record.isr) >= record.factor for record in records),
+            "changing": sum(bool(record.adding or record.removing) for record in records),
+            "replication_factor_then": then[0] if len(then) == 1 else None,
+            "orders": orders,
         }
+
+    def _orders(self, records: list[PartitionRecord]) -> list[int]:
+        """The orders not over that change partitions of a bucket type."""
+        pending = self._node.controller.placement.pending()
+        return sorted({pending[record.partition][0].number for record in records if record.partition in pending})

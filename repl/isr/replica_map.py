@@ -47,15 +47,20 @@ class BadReplicaMap(BadInput):
 
 def parse_replica_map(text: str | bytes) -> ReplicaMap:
     """The map in a file's text. Raises BadReplicaMap."""
+    return checked_replica_map(read_document(text))
+
+
+def read_document(text: str | bytes) -> object:
+    """The JSON value in a file's text, bounded, no key twice. Raises BadReplicaMap."""
     if len(text) > MAP_BYTES_MAX:
         raise BadReplicaMap([f"the map has {len(text)} bytes, at most {MAP_BYTES_MAX} are read"])
     try:
-        document = json.loads(text, object_pairs_hook=_once_each)
+        found: object = json.loads(text, object_pairs_hook=_once_each)
     except _Repeated as error:
         raise BadReplicaMap([f"the map names {error} twice in one object: once is right"]) from error
     except (ValueError, RecursionError) as error:
         raise BadReplicaMap([f"the map is not JSON ({error}): the form is {FORM}"]) from error
-    return checked_replica_map(document)
+    return found
 
 
 def checked_replica_map(document: object) -> ReplicaMap:

@@ -17,6 +17,7 @@ from repl.isr.replica_map import BadReplicaMap, replica_map_document
 from repl.metastore.port import SessionState
 from repl.model.errors import NotReady, OutcomeUnknown
 from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from repl.placement_orders import Placement
 
 
 class ToldController:
@@ -36,6 +37,7 @@ class ToldController:
         )
         self.records = {0: record}
         self.registrations = {"n1": Registration("n1", 7, True, id=1)}
+        self.placement = Placement()
         self.waiting = ""
         self.controller = "n1"
         self.read_at_ms: int | None = 5

@@ -169,6 +169,7 @@ def a_replica(partition: int) -> Any:
         applied=6,
         ready=False,
         reason="r",
+        reassigning="",
     )
 
 
