@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args, get_origin, get_type_hints
 
 from config import rules
+from config.fullsync import FullSyncSettings
 from config.settings import Address, ListenSettings, MetastoreSettings, NodeSettings, PeerSettings, Settings
 from config.texts import toml_text
 from config.units import format_duration, format_size
@@ -104,7 +105,7 @@ def range_text(key: Key) -> str:
                 return f"{least} to {most}"
     if where in rules.CHOICES:
         return ", ".join(toml_text(choice) for choice in rules.CHOICES[where])
-    if where in rules.NAMES or where in ((NodeSettings, "rack"), (PeerSettings, "cluster")):
+    if where in rules.NAMES or where in _NAME_OR_NONE:
         return "a name"
     if where == (ListenSettings, "advertise"):
         return "a host"
@@ -112,8 +113,24 @@ def range_text(key: Key) -> str:
         return "HOST:PORT,..."
     if where == (PeerSettings, "url"):
         return "http(s)://HOST:PORT"
+    if where in _FULLSYNC_FORMS:
+        return _FULLSYNC_FORMS[where]
     forms = {Kind.ADDRESS: "HOST:PORT", Kind.PATH: "a path", Kind.FLAG: "true, false", Kind.TEXT: "a path of nodes"}
     return forms[key.kind]
+
+
+_NAME_OR_NONE: Final = (
+    (NodeSettings, "rack"),
+    (PeerSettings, "cluster"),
+    (FullSyncSettings, "cluster"),
+    (FullSyncSettings, "peer_queue"),
+)
+
+_FULLSYNC_FORMS: Final[dict[tuple[type, str], str]] = {
+    (FullSyncSettings, "urls"): "http(s)://HOST:PORT,...",
+    (FullSyncSettings, "bucket_types"): "NAME,...",
+    (FullSyncSettings, "all_window"): "FIRST-END, always, never",
+}
 
 
 def _kind(name: str, hint: Any) -> tuple[Kind, type | None]:

@@ -12,10 +12,12 @@ import re
 import tomllib
 from collections.abc import Callable
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from config import rules
+from config import fullsync_rules, rules
+from config.fullsync import FullSyncSettings
 from config.keys import Key, Kind, as_text, keys_of, range_text
 from config.positions import KeyPath, line_of_keys
 from config.settings import ListenSettings, MetastoreSettings, NodeSettings, PeerSettings, Settings
@@ -103,7 +105,7 @@ def load_text(text: str, path: Path) -> Settings:
     reader = _Reader(path, lines)
     settings: Settings = reader.table(Settings, values, (), "")
     settings = dataclasses.replace(settings, origins=reader.origins)
-    for broken in rules.broken_relations(settings):
+    for broken in chain(rules.broken_relations(settings), fullsync_rules.broken_fullsync(settings)):
         reader.relation(broken)
     if reader.faults:
         raise ConfigError(str(path), sorted(reader.faults, key=lambda fault: (fault.line, fault.path)))
@@ -268,6 +270,11 @@ _FORMS: Final[dict[tuple[type, str], Callable[[str], str]]] = {
     (MetastoreSettings, "root"): rules.check_root,
     (PeerSettings, "url"): rules.check_peer_url,
     (PeerSettings, "cluster"): rules.check_cluster,
+    (FullSyncSettings, "cluster"): rules.check_cluster,
+    (FullSyncSettings, "peer_queue"): rules.check_cluster,
+    (FullSyncSettings, "urls"): fullsync_rules.check_urls,
+    (FullSyncSettings, "bucket_types"): fullsync_rules.check_types,
+    (FullSyncSettings, "all_window"): fullsync_rules.check_window,
 }
 
 

@@ -149,7 +149,14 @@ CHOICES: Final[Mapping[tuple[type, str], tuple[str, ...]]] = {
 }
 
 NAMES: Final = frozenset(
-    [(NodeSettings, "name"), (NodeSettings, "cluster"), (QueueSettings, "name"), (PeerSettings, "queue")]
+    [
+        (NodeSettings, "name"),
+        (NodeSettings, "cluster"),
+        (QueueSettings, "name"),
+        (PeerSettings, "queue"),
+        (FullSyncSettings, "name"),
+        (FullSyncSettings, "queue"),
+    ]
 )
 
 NAME_RULE: Final = "1 to 64 letters, digits, - _ . and begins with a letter or digit"

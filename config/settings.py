@@ -225,11 +225,21 @@ class LimitSettings:
     object_bytes: int = 50 * MB
     """Largest value of one object, as in Riak; above it 413."""
 
+    object_warn_bytes: int = 5 * MB
+    """Larger values are taken, logged and counted, as in Riak; 0: none."""
+
     key_bytes: int = 4096
     """Longest bucket or key after percent-decoding; above it 400. Long keys bloat three rows each."""
 
     siblings: int = 100
     """Most siblings of one object; a write that would exceed it is refused with 422, a push is kept."""
+
+    siblings_warn: int = 25
+    """Objects with more siblings are logged and counted, as in Riak; 0: none."""
+
+    listings: int = 8
+    """Most listings that run at once on a node; one more is refused with 503. Each holds a snapshot of the store and
+    reads every key row in its way. A guess: enough for people, too few to starve writers."""
 
     batch_items: int = 10_000
     """Most items of one /batch request; above it 413."""

@@ -1,0 +1,66 @@
+"""[[fullsync]]: every wrong value is named with what would be right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from config.loading import ConfigError, load_file
+
+BASE = """
+[node]
+name = "n1"
+cluster = "east"
+data_dir = "data"
+
+[[queues]]
+name = "to-west"
+
+[[fullsync]]
+name = "west"
+urls = "http://10.0.0.7:8098, http://10.0.0.8:8098/"
+queue = "to-west"
+"""
+
+
+def test_a_full_sync_needs_a_name_urls_and_a_queue(tmp_path: Path) -> None:
+    """The least that is needed; the rest has defaults, and urls are tidied."""
+    file = tmp_path / "n1.toml"
+    file.write_text(BASE)
+    (peer,) = load_file(file).fullsync
+    assert peer.urls == "http://10.0.0.7:8098,http://10.0.0.8:8098"
+    assert (peer.auto_count, peer.all_count, peer.bidirectional) == (24, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('urls = "10.0.0.7"', "not the URL of a node"),
+        ('urls = "http://a:1,http://a:1"', "once"),
+        ('queue = "nowhere"', "is no queue of this file; there are: to-west"),
+        ('bucket_types = "a,a"', "each of 1 to 256 bucket types once"),
+        ('bucket_types = "a b"', "is not a name"),
+        ('all_window = "25-3"', '"22-6"'),
+        ("all = 500", "allowed is 0 to 240"),
+        ("bidirectional = true", "set peer_queue"),
+        ('pause = "2h"', "allowed is 0s to 1m"),
+        ("alll = 3", "all"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, line: str, message: str) -> None:
+    """One fault, at its key, with a sentence."""
+    key = line.partition(" ")[0]
+    kept = [row for row in BASE.splitlines() if not row.startswith(key + " ")]
+    file = tmp_path / "n1.toml"
+    file.write_text("\n".join([*kept, line]))
+    with pytest.raises(ConfigError, match=message):
+        load_file(file)
+
+
+def test_two_of_one_name_are_one_too_many(tmp_path: Path) -> None:
+    """Both places are named."""
+    file = tmp_path / "n1.toml"
+    file.write_text(BASE + BASE[BASE.index("[[fullsync]]") :])
+    with pytest.raises(ConfigError, match='two full-syncs are called "west"'):
+        load_file(file)
