@@ -1,6 +1,6 @@
-"""`isthmus sink`: what this cluster fetches from others, and its suspension by queue or by peer.
+"""`isthmus sink`: what this cluster fetches from others; suspending, limiting, and what was refused for good.
 
-Shows and asks what a node's admin listener offers; the rules of suspension are kept in `sink`.
+Shows and asks what a node's admin listener offers; the rules are kept in `sink`, and told in docs/sinks.md.
 """
 
 from __future__ import annotations
@@ -9,63 +9,216 @@ from typing import Any, Final
 
 import click
 
+from config.units import parse_size
 from node.cli.cluster import listed
-from node.cli.output import echo_json, echo_table, milliseconds, output_option, printable
+from node.cli.dead_letters import dead_letters_group
+from node.cli.exits import CommandFailed, Exit
+from node.cli.output import echo_facts, echo_json, echo_table, milliseconds, moment, output_option, printable
 from node.cli.queue import BY, REASON
 from node.cli.remote import AdminClient, admin_option
 
 QUEUE = click.option("--queue", help="Only fetches from the queue of this name.")
 PEER = click.option("--peer", metavar="URL", help="Only fetches from this peer.")
+NODE = click.option("--node", help="Only on the node of this name; without it on all.")
+DEFAULT = click.option("--default", "forget", is_flag=True, help="Let the config files count again.")
 
 OUTCOMES: Final = ("applied", "superseded", "merged", "rejected")
 
 
 @click.group("sink")
 def sink_group() -> None:
-    """Look at sinks; suspend and resume them."""
+    """Look at sinks; suspend, resume and limit them."""
+
+
+sink_group.add_command(dead_letters_group)
 
 
 @sink_group.command("list")
+@click.option(
+    "--all", "everywhere", is_flag=True, help="Of every node of the cluster, not only of the one that answers."
+)
 @admin_option
 @output_option
-def list_sinks(admin: AdminClient, output: str) -> None:
+def list_sinks(everywhere: bool, admin: AdminClient, output: str) -> None:
     """Every queue and peer that is fetched from, with outcomes and lag."""
-    answer = admin.get("/admin/sink")
+    answer = admin.get("/admin/sink/nodes" if everywhere else "/admin/sink")
     if output == "json":
         echo_json(answer)
         return
     columns = ("queue", "peer", "state", "delay", *OUTCOMES, "lag p50", "lag p99", "reason", "last error")
-    echo_table(columns, (_row(sink) for sink in listed(answer, "sinks")))
+    if not everywhere:
+        echo_table(columns, (_row(sink) for sink in listed(answer, "sinks")))
+        return
+    rows: list[list[Any]] = []
+    for node in listed(answer, "nodes"):
+        sinks = listed(node["sink"], "sinks") if isinstance(node.get("sink"), dict) else [{}]
+        rows += [[node.get("node"), *_row(sink)] for sink in sinks]
+    echo_table(("node", *columns), rows)
+
+
+@sink_group.command("show")
+@admin_option
+@output_option
+def show(admin: AdminClient, output: str) -> None:
+    """One node's sink as a whole: workers, limits and which one binds, what came from each source cluster."""
+    answer = admin.get("/admin/sink")
+    if output == "json":
+        echo_json(answer)
+        return
+    workers, throttle = _inner(answer, "workers"), _inner(answer, "throttle")
+    letters, achieved = _inner(answer, "dead_letters"), _inner(throttle, "achieved")
+    echo_facts(
+        (
+            ("node", answer.get("node")),
+            ("state", f"{answer.get('state')} {answer.get('reason') or ''}".strip()),
+            ("workers", f"{workers.get('count')}, {workers.get('busy')} busy"),
+            ("workers per peer", workers.get("peer_limit")),
+            ("limit", _rates(_inner(throttle, "configured"), "none")),
+            ("binding", throttle.get("binding") or ""),
+            ("achieved", _rates(achieved, "0")),
+            ("throttled", milliseconds(1000 * throttle.get("throttled_seconds", 0))),
+            ("limits set", _set_by(answer.get("limits_set"))),
+            ("dead letters", f"{letters.get('kept')} kept, {letters.get('given_up')} given up"),
+        )
+    )
+    columns = ("source", "queue", "fetched", *OUTCOMES, "failed", "under way", "last")
+    keys = ("source_cluster", "queue", "fetched", *OUTCOMES, "failed", "under_way")
+    sources = [s for s in answer.get("sources", ()) if isinstance(s, dict)]
+    if sources:
+        echo_table(columns, ([*(s.get(key) for key in keys), moment(s.get("last_batch_ms"))] for s in sources))
 
 
 @sink_group.command("suspend")
 @QUEUE
 @PEER
+@NODE
 @BY
 @REASON
 @admin_option
 @output_option
-def suspend(queue: str | None, peer: str | None, by: str, reason: str, admin: AdminClient, output: str) -> None:
+def suspend(
+    queue: str | None, peer: str | None, node: str | None, by: str, reason: str, admin: AdminClient, output: str
+) -> None:
     """Start no new fetch until resumed, over restarts too; running ones finish. Without options: of all."""
-    answer = admin.post("/admin/sink/suspend", {"queue": queue, "peer": peer, "by": by, "reason": reason})
-    _echo(answer, output, f"{_what(queue, peer)}: suspended")
+    wish = {"queue": queue, "peer": peer, "node": node, "by": by, "reason": reason}
+    _echo(admin.post("/admin/sink/suspend", wish), output, f"{_what(queue, peer, node)}: suspended")
 
 
 @sink_group.command("resume")
 @QUEUE
 @PEER
+@NODE
 @BY
 @admin_option
 @output_option
-def resume(queue: str | None, peer: str | None, by: str, admin: AdminClient, output: str) -> None:
+def resume(queue: str | None, peer: str | None, node: str | None, by: str, admin: AdminClient, output: str) -> None:
     """Fetch again. Without options: from all."""
-    answer = admin.post("/admin/sink/resume", {"queue": queue, "peer": peer, "by": by, "reason": ""})
-    _echo(answer, output, f"{_what(queue, peer)}: resumed")
+    wish = {"queue": queue, "peer": peer, "node": node, "by": by, "reason": ""}
+    _echo(admin.post("/admin/sink/resume", wish), output, f"{_what(queue, peer, node)}: resumed")
 
 
-def _what(queue: str | None, peer: str | None) -> str:
+@sink_group.command("set-workers")
+@click.argument("count", type=click.IntRange(1, 256), required=False)
+@click.option("--per-peer", type=click.IntRange(0, 256), help="Most of them at one peer; 0: an equal share.")
+@DEFAULT
+@NODE
+@BY
+@REASON
+@admin_option
+@output_option
+def set_workers(
+    count: int | None,
+    per_peer: int | None,
+    forget: bool,
+    node: str | None,
+    by: str,
+    reason: str,
+    admin: AdminClient,
+    output: str,
+) -> None:
+    """Let COUNT workers fetch at once on each node, from now on and over restarts."""
+    if (count is None and per_peer is None) != forget:
+        raise CommandFailed(Exit.USAGE, "bad-input", "give COUNT, --per-peer, or both; or --default alone")
+    wish: dict[str, Any] = {"workers": count, "per_peer": per_peer}
+    if forget:
+        wish = {"workers": 1, "per_peer": 0, "forget": True}
+    wish |= {"node": node, "by": by, "reason": reason}
+    answer = admin.post("/admin/sink/limits", wish)
+    workers = _inner(answer, "workers")
+    numbers = f"{workers.get('count')} workers, {workers.get('peer_limit')} per peer"
+    _echo(
+        answer, output, f"sink{_at(node)}: {'as the config says' if forget else 'set'}; {answer.get('node')}: {numbers}"
+    )
+
+
+@sink_group.command("throttle")
+@click.option("--bytes", "size", metavar="RATE", help='Bytes a second, such as "5MB"; 0: no limit.')
+@click.option("--objects", type=click.IntRange(0), help="Changes a second; 0: no limit.")
+@click.option("--off", is_flag=True, help="Neither limit.")
+@DEFAULT
+@NODE
+@BY
+@REASON
+@admin_option
+@output_option
+def throttle(
+    size: str | None,
+    objects: int | None,
+    off: bool,
+    forget: bool,
+    node: str | None,
+    by: str,
+    reason: str,
+    admin: AdminClient,
+    output: str,
+) -> None:
+    """Limit what each node fetches a second, from now on and over restarts."""
+    if (size is not None or objects is not None) + off + forget != 1:
+        raise CommandFailed(Exit.USAGE, "bad-input", "give --bytes, --objects, or both; or --off; or --default")
+    wish: dict[str, Any] = {"bytes_per_second": _rate(size), "objects_per_second": objects}
+    if off or forget:
+        wish = {"bytes_per_second": 0, "objects_per_second": 0, "forget": forget}
+    wish |= {"node": node, "by": by, "reason": reason}
+    answer = admin.post("/admin/sink/limits", wish)
+    configured = _inner(_inner(answer, "throttle"), "configured")
+    _echo(answer, output, f"sink{_at(node)}: limit set; {answer.get('node')}: {_rates(configured, 'none')}")
+
+
+def _rate(text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return 0 if text == "0" else parse_size(text.removesuffix("/s"))
+    except ValueError as error:
+        raise CommandFailed(Exit.USAGE, "bad-input", f"--bytes: {error}") from None
+
+
+def _rates(rates: dict[str, Any], nothing: str) -> str:
+    size, objects = rates.get("bytes_per_second"), rates.get("objects_per_second")
+    parts = [f"{size / 1_000_000:.3g} MB/s"] if size else []
+    parts += [f"{objects:.0f} changes/s"] if objects else []
+    return ", ".join(parts) or nothing
+
+
+def _set_by(value: Any) -> str:
+    if not isinstance(value, dict):
+        return "by the config"
+    reason = f": {value['reason']}" if value.get("reason") else ""
+    return f"by {value.get('by')}, {moment(value.get('at_ms'))}{reason}"
+
+
+def _inner(answer: dict[str, Any], name: str) -> dict[str, Any]:
+    value = answer.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _at(node: str | None) -> str:
+    return "" if node is None else f" on node {node}"
+
+
+def _what(queue: str | None, peer: str | None, node: str | None) -> str:
     parts = [f"queue {queue}"] * (queue is not None) + [f"peer {peer}"] * (peer is not None)
-    return "sink, " + (" at ".join(parts) if parts else "all queues and peers")
+    return "sink, " + (" at ".join(parts) if parts else "all queues and peers") + _at(node)
 
 
 def _echo(answer: dict[str, Any], output: str, sentence: str) -> None:

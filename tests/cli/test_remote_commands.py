@@ -251,8 +251,8 @@ def test_a_sink_is_suspended_by_queue_by_peer_or_whole(
     by = remote.whoami()
     assert "@" in by
     assert listener.posted == [
-        ("/admin/sink/suspend", {"queue": "q", "peer": "http://p:1", "by": by, "reason": "r"}),
-        ("/admin/sink/resume", {"queue": None, "peer": None, "by": by, "reason": ""}),
+        ("/admin/sink/suspend", {"queue": "q", "peer": "http://p:1", "node": None, "by": by, "reason": "r"}),
+        ("/admin/sink/resume", {"queue": None, "peer": None, "node": None, "by": by, "reason": ""}),
     ]
 
 

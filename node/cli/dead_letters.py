@@ -1,0 +1,83 @@
+"""`isthmus sink dead-letters`: changes of other clusters that one node's sink refused for good.
+
+They lie on the node that fetched them, so `--admin` says whose are meant. What they are: docs/sinks.md.
+"""
+
+from __future__ import annotations
+
+import click
+
+from node.cli.cluster import listed
+from node.cli.exits import CommandFailed, Exit
+from node.cli.output import cell, echo_json, echo_table, moment, output_option
+from node.cli.queue import BY
+from node.cli.remote import AdminClient, admin_option
+
+IDS = click.argument("ids", metavar="[ID]...", nargs=-1, type=click.IntRange(1))
+ALL = click.option("--all", "everything", is_flag=True, help="All of them.")
+
+
+@click.group("dead-letters")
+def dead_letters_group() -> None:
+    """Look at changes that were refused for good; push them again, or drop them."""
+
+
+@dead_letters_group.command("list")
+@admin_option
+@output_option
+def list_letters(admin: AdminClient, output: str) -> None:
+    """Every one that this node keeps, the oldest first."""
+    answer = admin.get("/admin/sink/dead-letters")
+    if output == "json":
+        echo_json(answer)
+        return
+    columns = ("id", "at", "queue", "source", "type", "bucket", "key", "bytes", "kept", "tries", "reason", "error")
+    rows = []
+    for letter in listed(answer, "dead_letters"):
+        key = letter.get("key")
+        parts = key if isinstance(key, list) and len(key) == 3 else [None, None, None]
+        plain = [letter.get(name) for name in ("size_bytes", "object_kept", "tries", "reason", "error")]
+        where = [letter.get("queue"), letter.get("source_cluster")]
+        rows.append([letter.get("id"), moment(letter.get("at_ms")), *where, *parts, *plain])
+    echo_table(columns, rows)
+
+
+@dead_letters_group.command("retry")
+@IDS
+@ALL
+@BY
+@admin_option
+@output_option
+def retry(ids: tuple[int, ...], everything: bool, by: str, admin: AdminClient, output: str) -> Exit:
+    """Push these again. What is taken now is off the list; code 1 when one was not."""
+    answer = admin.post("/admin/sink/dead-letters/retry", {"ids": _chosen(ids, everything), "by": by})
+    retried = listed(answer, "retried")
+    if output == "json":
+        echo_json(answer)
+    else:
+        for letter in retried:
+            why = f": {cell(letter.get('error'))}" if letter.get("error") else ""
+            click.echo(f"{letter.get('id')}: {cell(letter.get('outcome') or letter.get('reason'))}{why}")
+    taken = all(letter.get("outcome") in ("applied", "superseded", "merged") for letter in retried)
+    return Exit.OK if taken else Exit.DIFFERS
+
+
+@dead_letters_group.command("drop")
+@IDS
+@ALL
+@BY
+@admin_option
+@output_option
+def drop(ids: tuple[int, ...], everything: bool, by: str, admin: AdminClient, output: str) -> None:
+    """Forget these. The change stays what it is at its source; full-sync may find that the clusters differ."""
+    answer = admin.post("/admin/sink/dead-letters/drop", {"ids": _chosen(ids, everything), "by": by})
+    if output == "json":
+        echo_json(answer)
+    else:
+        click.echo(f"dropped: {cell(answer.get('dropped'))}")
+
+
+def _chosen(ids: tuple[int, ...], everything: bool) -> list[int] | None:
+    if bool(ids) == everything:
+        raise CommandFailed(Exit.USAGE, "bad-input", "give the ids of dead letters, or --all")
+    return None if everything else list(ids)

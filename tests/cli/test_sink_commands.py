@@ -1,0 +1,116 @@
+"""`isthmus sink ...` against an admin listener that answers as it is told: what is asked, what is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from node.cli import main as cli
+from node.cli import remote
+from node.cli.exits import Exit
+from tests.cli.test_remote_commands import SINK, ToldListener, listener
+
+__all__ = ["listener"]
+
+OVERVIEW = {
+    "node": "west-1",
+    "state": "running",
+    "reason": "",
+    "workers": {"count": 24, "busy": 3, "threads": 4, "peer_limit": 8},
+    "throttle": {
+        "configured": {"bytes_per_second": 5_000_000, "objects_per_second": None},
+        "binding": "bytes",
+        "achieved": {"bytes_per_second": 4_900_000.0, "objects_per_second": 4_700.0},
+        "throttled_seconds": 12.5,
+    },
+    "limits_set": {"by": "ann", "at_ms": 0, "reason": "day"},
+    "sources": [
+        {"source_cluster": "east", "queue": "to-west", "fetched": 9, "applied": 8, "superseded": 1, "merged": 0,
+         "rejected": 0, "failed": 0, "under_way": 0, "last_batch_ms": 0}
+    ],
+    "dead_letters": {"kept": 1, "given_up": 0},
+}  # fmt: skip
+
+
+def test_a_nodes_sink_is_shown_with_the_limit_that_binds(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Workers, limits configured and achieved, who set them, and what came from each source; unknowns are told."""
+    listener.tell("/admin/sink", OVERVIEW)
+    assert cli.main(["sink", "show"]) == Exit.OK
+    told = capsys.readouterr().out
+    for line in (
+        "workers: 24, 3 busy",
+        "limit: 5 MB/s",
+        "binding: bytes",
+        "achieved: 4.9 MB/s, 4700 changes/s",
+        "throttled: 12.5 s",
+        "limits set: by ann, 1970-01-01 00:00:00Z: day",
+        "dead letters: 1 kept, 0 given up",
+    ):
+        assert line in told.splitlines()
+    assert "east to-west 9 8 1 0 0 0 0 1970-01-01 00:00:00Z" in [" ".join(line.split()) for line in told.splitlines()]
+    listener.tell("/admin/sink", {})
+    assert cli.main(["sink", "show"]) == Exit.OK
+    assert "node: unknown" in capsys.readouterr().out
+
+
+def test_sinks_of_all_nodes_are_listed_and_a_silent_one_is_unknown(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One row a link with its node's name; a node that does not answer has a row of unknowns."""
+    nodes = [{"node": "w1", "sink": {"sinks": [SINK]}}, {"node": "w2", "sink": None}]
+    listener.tell("/admin/sink/nodes", {"nodes": nodes})
+    assert cli.main(["sink", "list", "--all"]) == Exit.OK
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert rows[1].startswith("w1 west http://10.0.0.7:8098 fetching")
+    assert rows[2].startswith("w2 unknown unknown unknown")
+
+
+def test_limits_are_asked_for_as_they_are_meant(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """Workers, workers per peer and rates go as numbers, for one node or all; what makes no sense is a usage error."""
+    listener.tell("/admin/sink/limits", OVERVIEW)
+    by = remote.whoami()
+    common = {"node": None, "by": by, "reason": ""}
+    rates = "bytes_per_second", "objects_per_second"
+    for arguments, wish in (
+        (["set-workers", "7", "--per-peer", "2"], {"workers": 7, "per_peer": 2}),
+        (["set-workers", "--default", "--node", "w1"], {"workers": 1, "per_peer": 0, "forget": True, "node": "w1"}),
+        (["throttle", "--bytes", "5MB/s"], dict(zip(rates, (5_000_000, None), strict=True))),
+        (["throttle", "--objects", "100", "--bytes", "0"], dict(zip(rates, (0, 100), strict=True))),
+        (["throttle", "--off"], {**dict.fromkeys(rates, 0), "forget": False}),
+        (["throttle", "--default"], {**dict.fromkeys(rates, 0), "forget": True}),
+    ):
+        assert cli.main(["sink", *arguments]) == Exit.OK
+        assert listener.posted.pop() == ("/admin/sink/limits", {**common, **wish})
+    assert "west-1: limit set" not in capsys.readouterr().out.splitlines()[0]
+    for wrong in (["set-workers"], ["set-workers", "3", "--default"], ["throttle"], ["throttle", "--off", "--default"],
+                  ["throttle", "--bytes", "fast"], ["set-workers", "0"]):  # fmt: skip
+        assert cli.main(["sink", *wrong]) == Exit.USAGE, wrong
+
+
+def test_dead_letters_are_listed_retried_and_dropped(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ids or --all, never both or neither; a retry that is refused again ends with 1 and says why."""
+    letter = {"id": 4, "at_ms": 0, "queue": "q", "source_cluster": "east", "key": ["default", "b", "k"],
+              "size_bytes": 9, "object_kept": True, "tries": 1, "reason": "too-large", "error": "no room"}  # fmt: skip
+    path = "/admin/sink/dead-letters"
+    listener.tell(path, {"dead_letters": [letter]})
+    assert cli.main(["sink", "dead-letters", "list"]) == Exit.OK
+    assert "4 1970-01-01 00:00:00Z q east default b k 9 yes 1 too-large no room" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    answer = {"id": 4, "outcome": "rejected", "reason": "too-large", "error": "still no room"}
+    listener.tell(f"{path}/retry", {"retried": [answer]})
+    assert cli.main(["sink", "dead-letters", "retry", "4"]) == Exit.DIFFERS
+    assert capsys.readouterr().out == "4: rejected: still no room\n"
+    listener.tell(f"{path}/retry", {"retried": [{"id": 4, "outcome": "applied", "reason": None, "error": None}]})
+    assert cli.main(["sink", "dead-letters", "retry", "--all"]) == Exit.OK
+    listener.tell(f"{path}/drop", {"dropped": 1})
+    assert cli.main(["sink", "dead-letters", "drop", "4", "5"]) == Exit.OK
+    by = remote.whoami()
+    assert [body for _, body in listener.posted] == [
+        {"ids": [4], "by": by}, {"ids": None, "by": by}, {"ids": [4, 5], "by": by},
+    ]  # fmt: skip
+    assert cli.main(["sink", "dead-letters", "drop"]) == Exit.USAGE
+    assert cli.main(["sink", "dead-letters", "drop", "4", "--all"]) == Exit.USAGE
