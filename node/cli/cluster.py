@@ -75,6 +75,7 @@ def _echo(answer: dict[str, Any], problems: list[str]) -> None:
             ("below min-ISR", answer.get("below_min_isr")),
             *(("unclean elections", each) for each in _unclean(answer)),
             *(("amiss", each) for each in problems),
+            *(("warning", each) for each in _list(answer, "warnings") if isinstance(each, str)),
         ]
     )
     click.echo()
@@ -97,13 +98,13 @@ def _list(answer: dict[str, Any], key: str) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _unclean(answer: dict[str, Any]) -> list[str]:
 def _moving(answer: dict[str, Any]) -> list[str]:
     """One sentence if replicas are moved by order."""
     found = answer.get("moving")
     return [found["reason"]] if isinstance(found, dict) and found.get("reason") else []
 
 
+def _unclean(answer: dict[str, Any]) -> list[str]:
     """One sentence if an operator ever had a leader elected that may have lacked something."""
     found = answer.get("unclean_elections")
     if not isinstance(found, dict) or not found:
