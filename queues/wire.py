@@ -10,6 +10,9 @@ Request, a map:
     holding      batch ids that this link still works on; what it holds no longer comes back at once. nil: not told
     max_count    changes wanted, 0: acknowledge only              max_bytes    payload bytes wanted
     wait_ms      how long the source may wait for something to give
+    outcomes     for each of acks [applied, merged, superseded, rejected], nil: not told. Absent: not told
+    compress     "zstd": items may come compressed. Absent: as they are
+    properties   {bucket type: digest of the properties that must agree, 8 bytes}. Absent: not told
 
 Answer, a map:
 
@@ -17,21 +20,28 @@ Answer, a map:
     owner_version                   goes back with the acknowledgement
     batch                           id, empty when there are no items
     lease_ms, now_ms                how long the batch is held; the source's wall clock
-    state                           serving, suspended, starting
+    state                           serving, suspended, starting, throttled, off
     items        [[kind, partition, offset, bucket type, bucket, key, origin, time ms, payload], ...]
+    zstd         instead of items: the same in msgpack, one zstd frame that tells its size. Only when asked for
+    priority     3 real time (absent: this), 2 full-sync, 1 fold: of all items of the batch
+    properties   as in the request, of the source cluster
 
-An item's payload is the whole object in canonical bytes, kept as opaque bytes on both sides. Every length is
-bounded by that of the body, which the caller bounds before reading; a decoder answers hostile bytes with
-CodecError. The story goes on in `queues.registry` (source) and `sink.fetch` (sink).
+An item's payload is the whole object in canonical bytes, kept as opaque bytes on both sides. At priorities 2 and 1
+partition and offset only tell the items of a batch apart, and the time is when the reference was queued. Every
+length is bounded by that of the body, which the caller bounds before reading; a decoder answers hostile bytes with
+CodecError. Fields that are added may be absent, and one that is not known is passed over, so that nodes of
+neighbouring versions understand each other under one version number; another number is refused (`UnknownVersion`).
+The story goes on in `queues.registry` (source) and `sink.fetch` (sink).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgpack
+import zstandard
 
 from queues.batches import Session
 from queues.rules import Item
@@ -64,6 +74,44 @@ SUSPENDED: Final = "suspended"
 STARTING: Final = "starting"
 """`state` when no partition stands under the queue's owner version yet."""
 
+THROTTLED: Final = "throttled"
+"""`state` when changes wait but a rate limit of the queue holds them back."""
+
+OFF: Final = "off"
+"""`state` when the whole source is switched off on the node."""
+
+REAL_TIME: Final = 3
+FULL_SYNC: Final = 2
+FOLD: Final = 1
+PRIORITIES: Final = (REAL_TIME, FULL_SYNC, FOLD)
+"""Served in this order, strictly."""
+
+ZSTD: Final = "zstd"
+
+ZSTD_LEVEL: Final = 1
+"""The fastest of zstd's usual levels: a link is to be spared, not an archive made."""
+
+ZSTD_FROM_BYTES: Final = 512
+"""Smaller batches are not compressed: nothing is gained."""
+
+UNPACKED_MAX: Final = 300_000_000
+"""Largest compressed answer once it is whole again; a frame that says more, or nothing, is refused before anything is
+allocated. Above what `BYTES_MAX`, one large object and the names of `COUNT_MAX` changes come to."""
+
+TYPES_MAX: Final = 1_024
+"""Most bucket types whose properties are told."""
+
+DIGEST_BYTES: Final = 8
+
+OUTCOME_FIELDS: Final = 4
+"""Applied, merged, superseded, rejected."""
+
+
+class UnknownVersion(CodecError):
+    """The message is of a protocol version that this program does not speak."""
+
+    reason = "unknown-version"
+
 
 class UnknownQueue(BadInput):
     """No queue of that name is configured here (404)."""
@@ -85,11 +133,13 @@ class OwnCluster(BadInput):
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """What became of a batch; `failed` indexes must come again, None means all."""
+    """What became of a batch; `failed` indexes must come again, None means all. `outcomes`: how many of the others were
+    applied, merged, superseded, rejected; None: not told."""
 
     batch: bytes
     owner_version: int
     failed: tuple[int, ...] | None = ()
+    outcomes: tuple[int, int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +153,8 @@ class FetchRequest:
     max_count: int = 512
     max_bytes: int = 4_000_000
     wait_ms: int = 0
+    compress: str = ""
+    properties: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +169,8 @@ class FetchReply:
     now_ms: int
     state: str
     items: Sequence[Item]
+    priority: int = REAL_TIME
+    properties: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
 def encode_request(request: FetchRequest) -> bytes:
@@ -135,6 +189,9 @@ def encode_request(request: FetchRequest) -> bytes:
             "max_count": request.max_count,
             "max_bytes": request.max_bytes,
             "wait_ms": request.wait_ms,
+            "outcomes": [ack.outcomes for ack in request.acks],
+            "compress": request.compress,
+            "properties": request.properties,
         }
     )
     return packed
@@ -161,16 +218,27 @@ def decode_request(body: bytes) -> FetchRequest:
     return FetchRequest(
         session,
         _text(fields, "name"),
-        tuple(_ack(ack) for ack in acks),
+        tuple(map(_ack, acks, _outcomes(fields, len(acks)))),
         holding,
         min(_number(fields, "max_count"), COUNT_MAX),
         min(_number(fields, "max_bytes"), BYTES_MAX),
         min(_number(fields, "wait_ms"), WAIT_MS_MAX),
+        _text(fields, "compress") if "compress" in fields else "",
+        _properties(fields),
     )
 
 
-def encode_reply(reply: FetchReply) -> bytes:
-    """The answer's body."""
+def encode_reply(reply: FetchReply, compress: str = "") -> bytes:
+    """The answer's body; its items compressed when `compress` is ZSTD and there is something to gain. Beside the event
+    loop when it is: compressing takes milliseconds a megabyte."""
+    if compress == ZSTD and reply.items:
+        plain = msgpack.packb(reply.items)
+        if len(plain) >= ZSTD_FROM_BYTES:
+            return _packed(reply, "zstd", zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(plain))
+    return _packed(reply, "items", reply.items)
+
+
+def _packed(reply: FetchReply, name: str, items: Any) -> bytes:
     packed: bytes = msgpack.packb(
         {
             "v": WIRE_VERSION,
@@ -181,7 +249,9 @@ def encode_reply(reply: FetchReply) -> bytes:
             "lease_ms": reply.lease_ms,
             "now_ms": reply.now_ms,
             "state": reply.state,
-            "items": reply.items,
+            name: items,
+            "priority": reply.priority,
+            "properties": reply.properties,
         }
     )
     return packed
@@ -193,7 +263,10 @@ _ITEM_TYPES: Final = (int, int, int, bytes, bytes, bytes, bytes, int, bytes)
 def decode_reply(body: bytes) -> FetchReply:
     """The answer in `body`. Raises CodecError for anything that `encode_reply` would not write."""
     fields = _unpack(body, "fetch answer")
-    items, batch = fields.get("items"), fields.get("batch")
+    items = _unzipped(fields["zstd"]) if "zstd" in fields else fields.get("items")
+    batch, priority = fields.get("batch"), fields.get("priority", REAL_TIME)
+    if priority not in PRIORITIES:
+        raise CodecError("fetch answer: an unknown priority")
     if type(items) is not tuple or type(batch) is not bytes or len(batch) > NAME_MAX or bool(items) != bool(batch):
         raise CodecError("fetch answer: no items, or no batch id for them")
     for item in items:
@@ -208,7 +281,20 @@ def decode_reply(body: bytes) -> FetchReply:
         _number(fields, "now_ms"),
         _text(fields, "state"),
         items,
+        priority,
+        _properties(fields),
     )
+
+
+def _unzipped(frame: object) -> Any:
+    """The items of a compressed answer."""
+    try:
+        if type(frame) is not bytes or not 0 < zstandard.frame_content_size(frame) <= UNPACKED_MAX:
+            raise CodecError(f"fetch answer: no zstd frame that says its size, of at most {UNPACKED_MAX} bytes")
+        plain = zstandard.ZstdDecompressor().decompress(frame, max_output_size=UNPACKED_MAX)
+        return msgpack.unpackb(plain, use_list=False, max_ext_len=0, max_map_len=0)
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError, zstandard.ZstdError) as error:
+        raise CodecError(f"fetch answer: its compressed items cannot be read: {error}") from error
 
 
 def _unpack(body: bytes, what: str) -> dict[str, Any]:
@@ -219,11 +305,34 @@ def _unpack(body: bytes, what: str) -> dict[str, Any]:
     if type(raw) is not dict:
         raise CodecError(f"not a {what}: no map at the top")
     if raw.get("v") != WIRE_VERSION:
-        raise CodecError(f"{what} of version {raw.get('v')!r}, this program speaks {WIRE_VERSION}")
+        raise UnknownVersion(f"{what} of version {raw.get('v')!r:.40}, this program speaks {WIRE_VERSION}")
     return raw
 
 
-def _ack(raw: object) -> Ack:
+def _outcomes(fields: dict[str, Any], count: int) -> tuple[tuple[int, int, int, int] | None, ...]:
+    """What the request says became of each acknowledged batch."""
+    raw = fields.get("outcomes", (None,) * count)
+    if type(raw) is not tuple or len(raw) != count:
+        raise CodecError("fetch request: outcomes do not fit acks")
+    for one in raw:
+        if one is None:
+            continue
+        if type(one) is not tuple or len(one) != OUTCOME_FIELDS or not all(type(n) is int and n >= 0 for n in one):
+            raise CodecError("fetch request: outcomes are no four numbers")
+    return raw
+
+
+def _properties(fields: dict[str, Any]) -> dict[bytes, bytes]:
+    raw = fields.get("properties", {})
+    if type(raw) is not dict or len(raw) > TYPES_MAX:
+        raise CodecError(f"fetch: properties are no map of at most {TYPES_MAX} bucket types")
+    for name, digest in raw.items():
+        if type(name) is not bytes or len(name) > NAME_MAX or type(digest) is not bytes or len(digest) != DIGEST_BYTES:
+            raise CodecError("fetch: properties have a wrong shape")
+    return raw
+
+
+def _ack(raw: object, outcomes: tuple[int, int, int, int] | None) -> Ack:
     if type(raw) is not tuple or len(raw) != 3:
         raise CodecError("fetch request: an acknowledgement has a wrong shape")
     batch, version, failed = raw
@@ -231,7 +340,7 @@ def _ack(raw: object) -> Ack:
         raise CodecError("fetch request: an acknowledgement has a wrong shape")
     if failed is not None and (type(failed) is not tuple or not all(type(i) is int for i in failed)):
         raise CodecError("fetch request: failed indexes are no list of numbers")
-    return Ack(batch, version, failed)
+    return Ack(batch, version, failed, outcomes)
 
 
 def _bytes(fields: dict[str, Any], name: str, length: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgpack
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,10 +16,13 @@ from queues.wire import (
     COUNT_MAX,
     REQUEST_BYTES_MAX,
     SERVING,
+    UNPACKED_MAX,
     WAIT_MS_MAX,
+    ZSTD,
     Ack,
     FetchReply,
     FetchRequest,
+    UnknownVersion,
     decode_reply,
     decode_request,
     encode_reply,
@@ -42,6 +46,9 @@ _items = st.lists(
 )
 
 
+_outcomes = st.none() | st.tuples(_number, _number, _number, _number)
+
+
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     st.builds(
@@ -49,12 +56,14 @@ _items = st.lists(
         st.builds(Session, _bytes(16), st.text(max_size=9), _bytes(8), _number),
         st.text(max_size=9),
         st.lists(
-            st.builds(Ack, _small, _number, st.none() | st.lists(_number, max_size=4).map(tuple)), max_size=3
+            st.builds(Ack, _small, _number, st.none() | st.lists(_number, max_size=4).map(tuple), _outcomes), max_size=3
         ).map(tuple),
         st.none() | st.lists(_small, max_size=3).map(tuple),
         st.integers(0, COUNT_MAX),
         st.integers(0, BYTES_MAX),
         st.integers(0, WAIT_MS_MAX),
+        st.sampled_from(("", ZSTD)),
+        st.dictionaries(_small, _bytes(8), max_size=3),
     )
 )  # fmt: skip
 def test_requests_come_back_as_they_went(request: FetchRequest) -> None:
@@ -68,6 +77,48 @@ def test_answers_come_back_as_they_went(items: list[Item], name: str) -> None:
     """Encoding and decoding an answer changes nothing; payloads are opaque."""
     reply = FetchReply(b"c" * 16, name, 4, b"b" if items else b"", 5, 6, SERVING, tuple(items))
     assert decode_reply(encode_reply(reply)) == reply
+
+
+def test_compressed_answers_come_back_as_they_went_and_are_smaller() -> None:
+    """A batch that was asked for in zstd is the same on the other side; one with nothing to gain goes as it is."""
+    items = tuple((1, 2, n, b"default", b"bucket", b"key", b"o" * 16, 7, b"payload" * 50) for n in range(20))
+    reply = FetchReply(b"c" * 16, "east", 1, b"b", 5, 6, SERVING, items, 2, {b"default": b"d" * 8})
+    body = encode_reply(reply, ZSTD)
+    assert decode_reply(body) == reply
+    assert len(body) < len(encode_reply(reply)) // 10
+    assert encode_reply(REPLY, ZSTD) == encode_reply(REPLY)
+
+
+def test_a_frame_that_says_too_much_or_nothing_is_refused_unread() -> None:
+    """A compressed answer is believed no size above the bound, nor one that does not say its size."""
+    body = msgpack.unpackb(encode_reply(REPLY))
+    del body["items"]
+    endless = zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 1000)
+    huge = b"\x28\xb5\x2f\xfd\xa0" + (UNPACKED_MAX + 1).to_bytes(4, "little")
+    for frame in (endless, huge, b"", b"noise", 7, zstandard.ZstdCompressor().compress(b"\xc1")):
+        with pytest.raises(CodecError):
+            decode_reply(msgpack.packb(body | {"zstd": frame}))
+
+
+def test_messages_of_before_the_added_fields_are_understood() -> None:
+    """Fields that came later may be absent, and an unknown one is passed over: neighbouring versions talk."""
+    old = msgpack.unpackb(encode_request(FetchRequest(SESSION, "west", (Ack(b"b", 1),))))
+    for name in ("outcomes", "compress", "properties"):
+        del old[name]
+    assert decode_request(msgpack.packb(old | {"later": 1})).acks == (Ack(b"b", 1),)
+    answer = msgpack.unpackb(encode_reply(REPLY))
+    del answer["priority"], answer["properties"]
+    assert decode_reply(msgpack.packb(answer | {"later": 1})) == REPLY
+
+
+def test_another_version_is_refused_with_a_reason() -> None:
+    """A message of an unknown protocol version names both versions and is refused as such."""
+    for body, decode in (
+        (encode_request(FetchRequest(SESSION, "west")), decode_request),
+        (encode_reply(REPLY), decode_reply),
+    ):
+        with pytest.raises(UnknownVersion, match="version 2, this program speaks 1"):
+            decode(msgpack.packb(msgpack.unpackb(body) | {"v": 2}))
 
 
 def test_what_is_asked_for_is_cut_to_the_limits() -> None:
