@@ -88,7 +88,11 @@ def balance_options_of(settings: Settings) -> BalanceOptions:
 
 def write_limits_of(settings: Settings) -> WriteLimits:
     """Limits of one write."""
-    return WriteLimits(settings.limits.object_bytes, settings.limits.siblings, entry_limit_bytes(settings))
+    limits = settings.limits
+    entry_bytes = entry_limit_bytes(settings)
+    return WriteLimits(
+        limits.object_bytes, limits.siblings, entry_bytes, limits.object_warn_bytes, limits.siblings_warn
+    )
 
 
 def metastore_of(settings: Settings, hosts: str, tls: Callable[[], ssl.SSLContext] | None = None) -> ZooKeeperMetastore:

@@ -40,6 +40,7 @@ from node.http.admin import Admin
 from node.http.app import HttpFace
 from node.http.listeners import Listeners, bind
 from node.http.members import add_members
+from node.http.properties import PropertyRoutes
 from node.http.trees import TreeRoutes
 from node.locks import Locks
 from node.metrics import Metrics
@@ -151,6 +152,7 @@ class Node(Parts):
         self.locks.start(self.links.certificates_expire_s)
         await self._register()
         self.controller.start()
+        await self.property_book.start()
         await self.queues.start()
         await self.sink.start()
         await self.listeners.start(self.face, self.admin)
@@ -210,6 +212,7 @@ class Node(Parts):
             certified_sinks=self.locks.certified_sinks,
         )
         add_members(self.face, self.members)
+        PropertyRoutes(self.properties, self.face)
         TreeRoutes(self.fullsync.whole, self.face, cluster=self.cluster_uuid, cluster_name=self.settings.node.cluster)
         self.admin = Admin(self, self.gathering)
         self.face.guard, self.admin.guard = self.locks.guards["http"], self.locks.guards["admin"]
@@ -276,6 +279,7 @@ class Node(Parts):
         await self.listeners.drain()
         await self.sink.stop()
         await self.queues.stop()
+        await self.property_book.stop()
         await self.controller.resign()
         await self.runtime.resign(STOP_TIMEOUT_S)
         await self.links.take_leave()

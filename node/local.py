@@ -2,9 +2,10 @@
 
 One supervisor (`node.supervisor`) owns all ZooKeepers and nodes of a directory. In it are, beside the supervisor's
 own files: `NODE/node.toml` (made from the topology), `NODE/node.log`, `NODE/data`, `zookeeper-CLUSTER/` (of an
-ensemble `zookeeper-CLUSTER-1/` and so on), `ports.json` (ports that were chosen, kept for the next time) and
-`clusters.json` (what is set up here). ZooKeepers are always restarted; nodes only when asked for, since who kills one
-wants to see it dead. What runs is shown, and single nodes are stopped and started, in `node.places`.
+ensemble `zookeeper-CLUSTER-1/` and so on), `ports.json` (ports that were chosen, kept for the next time),
+`clusters.json` (what is set up here) and, with `secure = true`, `security/` (certificates and tokens). ZooKeepers are
+always restarted; nodes only when asked for, since who kills one wants to see it dead. What runs is shown, and single
+nodes are stopped and started, in `node.places`.
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from node import places, supervisor
+from node import dev_security, places, supervisor
 from node.children import ChildSpec, Restart
-from node.plans import ANY_PORT, LOCAL_HOST, ClusterPlan, NodePlan, Topology
+from node.plans import ANY_PORT, LOCAL_HOST, SECURITY, ClusterPlan, NodePlan, Topology
 from node.ports import PortBook
 from node.processes import ProcessId
 from node.supervision import Spec
 from repl.metastore import embedded
 from repl.metastore.java import Java, find_java
 from repl.model.errors import LocalFault
+from repl.transport.tls import NodeName
 
 OWNER_LINGER_MS: Final = 5_000
 """How long clusters that belong to a process outlive it when it is killed: long enough not to race its own stop."""
@@ -68,12 +71,16 @@ class LocalClusters:
         """Start what does not run and return once every partition is Online:
         {"clusters": {NAME: {"nodes": [{"name", "http", "admin", "pid"}]}}}, http and admin as base URLs.
 
-        `on_progress` is given one line whenever it changes. Raises LocalFault, with the failing child's last words and
-        its log; unless some of it ran before, all is stopped then."""
+        Where all of it runs but for some nodes, these are started beside it. `on_progress` is given one line whenever
+        it changes. Raises LocalFault, with the failing child's last words and its log; unless some of it ran before,
+        all is stopped then."""
         state = supervisor.running_state(self.directory)
         spec = self._prepare(supervisor.recorded_children(self.directory), state)
         if state is None:
             supervisor.launch(self.directory, spec)
+        elif digests(state) != _digests_of(spec.children):
+            for child in spec.children:
+                supervisor.ask(self.directory, {"do": "add", "child": child.to_json()})
         try:
             if state is not None:
                 self._start_again(spec)
@@ -122,22 +129,45 @@ class LocalClusters:
             for node in cluster.nodes
         }
         java = find_java()
-        children: list[ChildSpec] = []
         for cluster in self.topology.clusters.values():
             self._check_zookeepers(cluster)
-            children += self._zookeeper_children(cluster, ports, java)
-        for name, text in texts.items():
-            children.append(self._node_child(name, text))
-        if state is not None and digests(state) != {child.name: child.digest() for child in children}:
+        children = self._children(self.topology, ports, java)
+        grown = state is not None and digests(state) != _digests_of(children)
+        if state is not None and grown and not self._has_only_grown(digests(state), ports, java):
             raise LocalFault(
                 f"{self.directory} runs another topology, or the same with other ports or other software: "
                 f"take it down first (`isthmus local down --dir {self.directory}`; its data is kept)"
             )
-        if state is None:
+        if state is None or grown:
             self._check_ports_free(ports, ours)
         self._write_files(texts, ports)
+        self._make_secure()
         me = ProcessId.of(os.getpid()) if self._owned else None
         return Spec(tuple(children), me, OWNER_LINGER_MS)
+
+    def _children(self, topology: Topology, ports: Mapping[str, int], java: Java) -> list[ChildSpec]:
+        """ZooKeepers, then nodes."""
+        children: list[ChildSpec] = []
+        for cluster in topology.clusters.values():
+            children += self._zookeeper_children(cluster, ports, java)
+        for cluster in topology.clusters.values():
+            children += [self._node_child(n.name, topology.node_text(cluster, n, ports)) for n in cluster.nodes]
+        return children
+
+    def _has_only_grown(self, running: Mapping[str, str], ports: Mapping[str, int], java: Java) -> bool:
+        """True when what runs is this topology without some of its nodes: these are started, and the files of the
+        others, which may name them as peers, are read at their next start."""
+        clusters = {
+            name: replace(cluster, nodes=tuple(node for node in cluster.nodes if node.name in running))
+            for name, cluster in self.topology.clusters.items()
+        }
+        before = {
+            name: replace(cluster, peers=tuple(peer for peer in cluster.peers if clusters[peer.cluster].nodes))
+            for name, cluster in clusters.items()
+            if cluster.nodes
+        }
+        smaller = replace(self.topology, clusters=before)
+        return bool(before) and _digests_of(self._children(smaller, ports, java)) == running
 
     def _ports(self, ours: Mapping[str, ProcessId]) -> dict[str, int]:
         wanted = self.topology.ports()
@@ -185,7 +215,7 @@ class LocalClusters:
             env=supervisor.house_environment(),
             restart=self._restart,
             rank=NODE_RANK,
-            reads=hashlib.sha256(text.encode()).hexdigest()[:16],
+            reads=hashlib.sha256(text.partition("\n")[2].encode()).hexdigest()[:16],  # but for whence it was made
             stop_timeout_ms=places.NODE_STOP_TIMEOUT_MS,
         )
 
@@ -200,6 +230,12 @@ class LocalClusters:
         except OSError as error:
             raise LocalFault(f"cannot set up clusters in {self.directory}: {error}") from error
 
+    def _make_secure(self) -> None:
+        if self.topology.secure:
+            clusters = self.topology.clusters.values()
+            names = [NodeName(cluster.name, node.name) for cluster in clusters for node in cluster.nodes]
+            dev_security.ensure(self.directory / SECURITY, names)
+
     def _write_cluster(
         self, cluster: ClusterPlan, texts: Mapping[str, str], ports: Mapping[str, int]
     ) -> dict[str, Any]:
@@ -210,16 +246,16 @@ class LocalClusters:
             "zookeepers": [
                 {"name": server.name, "address": f"{LOCAL_HOST}:{ports[server.name]}"} for server in cluster.zookeepers
             ],
-            "nodes": [node_place(node, ports) for node in cluster.nodes],
+            "nodes": [node_place(node, ports, self.topology.scheme) for node in cluster.nodes],
         }
 
 
-def node_place(node: NodePlan, ports: Mapping[str, int]) -> dict[str, str]:
+def node_place(node: NodePlan, ports: Mapping[str, int], scheme: str = "http") -> dict[str, str]:
     """A node in `clusters.json`: base URLs of its listeners for people and programs, the address of that for nodes."""
     return {
         "name": node.name,
-        "http": f"http://{node.address('http', ports)}",
-        "admin": f"http://{node.address('admin', ports)}",
+        "http": f"{scheme}://{node.address('http', ports)}",
+        "admin": f"{scheme}://{node.address('admin', ports)}",
         "cluster": str(node.address("cluster", ports)),
     }
 
@@ -233,6 +269,10 @@ def ensemble_of(cluster: ClusterPlan, ports: Mapping[str, int]) -> tuple[embedde
         for number, server in enumerate(cluster.zookeepers, 1)
         if server.in_ensemble
     )
+
+
+def _digests_of(children: Iterable[ChildSpec]) -> dict[str, str]:
+    return {child.name: child.digest() for child in children}
 
 
 def digests(state: Mapping[str, Any]) -> dict[str, str]:

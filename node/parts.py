@@ -29,6 +29,7 @@ from node.gathering import Gathering
 from node.http.listeners import Listeners, published
 from node.live_options import LiveOptions
 from node.locks import Locks
+from node.property_office import PropertyOffice
 from node.sink_gathering import SinkGathering
 from node.telemetry_gathering import TelemetryGathering
 from node.timesource import SystemTime
@@ -40,6 +41,7 @@ from repl.leaderships import Leaderships
 from repl.metastore.port import Metastore, SessionState
 from repl.model.errors import NotReady
 from repl.model.record import PartitionRecord, Registration
+from repl.properties import PropertyBook
 from repl.registering import Registrar
 from repl.replog.log import FileLog
 from repl.routes import UnknownBucketType
@@ -108,6 +110,7 @@ class Parts:
             removed_grace_ms=settings.replication.removed_copy_grace_ms,
             on_fatal=on_fatal,
         )
+        self.property_book = PropertyBook(metastore)
         self.coordinator = Coordinator(
             self.runtime,
             links=self.links,
@@ -116,6 +119,7 @@ class Parts:
             key_limit_bytes=settings.limits.key_bytes,
             request_timeout_ms=settings.listen.request_timeout_ms,
             read_isolation=settings.replication.read_isolation,
+            properties_of=self.property_book.of_type,
         )
         self.controller = Controller(
             metastore,
@@ -126,6 +130,13 @@ class Parts:
             default_type=default_type_of(settings),
             on_records=self._records,
             on_registrations=self._registrations,
+        )
+        self.properties = PropertyOffice(
+            self.property_book,
+            metastore,
+            self.time,
+            records=lambda: self.controller.records,
+            key_limit_bytes=settings.limits.key_bytes,
         )
         self.options.attach(self.controller, self.runtime, self.coordinator, self.links)
         self.runtime.on_promoted = self.controller.promoted
@@ -155,6 +166,7 @@ class Parts:
             read_pool=self.read_pool,
         )
         self.runtime.hooks.append(self.queues)
+        self.coordinator.owed = self.queues.owed
         self.sink = Sink(
             settings.sink,
             kv=self.coordinator,

@@ -19,11 +19,14 @@ from typing import Any, Final
 
 from node import supervisor
 from node.children import ChildState
+from node.dev_security import access_of
+from node.plans import SECURITY
 from node.processes import ProcessId
 from node.readiness import NodeProbe, Online
 from node.suggestions import no_such
 from repl.metastore import embedded
 from repl.model.errors import BadInput, LocalFault
+from repl.transport.http_client import Access
 
 READY_TIMEOUT_S: Final = 120.0
 """How long to wait for nodes. Six and their ZooKeepers take some 15 s on two quiet cores, a restarted one 3 s."""
@@ -106,7 +109,7 @@ def status_of(directory: Path, *, ask_nodes: bool = True) -> dict[str, Any]:
     boss = None if state is None else ProcessId.from_json(state["supervisor"])
     children = _unsupervised(directory) if state is None else state["children"]
     running = [place for place in places_of(directory) if _child(place.name, children)["state"] == ChildState.RUNNING]
-    looks = _looks(running) if ask_nodes else {}
+    looks = _looks(running, access_of(directory / SECURITY)) if ask_nodes else {}
     shown: dict[str, Any] = {}
     for name, cluster in clusters.items():
         nodes = []
@@ -124,11 +127,11 @@ def status_of(directory: Path, *, ask_nodes: bool = True) -> dict[str, Any]:
     return {"supervisor": None if boss is None else boss.pid, "clusters": shown}
 
 
-def _looks(places: Sequence[Place]) -> dict[str, Online]:
+def _looks(places: Sequence[Place], access: Access) -> dict[str, Online]:
     """What each node says of itself now, by name."""
 
     def look(place: Place) -> Online:
-        with NodeProbe(place.http, place.admin) as probe:
+        with NodeProbe(place.http, place.admin, access) as probe:
             return probe.online()
 
     if not places:
@@ -236,7 +239,8 @@ def _wait(
     deadline = time.monotonic() + timeout_s
     line = ""
     with ExitStack() as stack:
-        probes = {place.name: stack.enter_context(NodeProbe(place.http, place.admin)) for place in places}
+        access = access_of(directory / SECURITY)
+        probes = {place.name: stack.enter_context(NodeProbe(place.http, place.admin, access)) for place in places}
         told = {place.name: Online(caught_up=False, complete=False, text="starting") for place in places}
         waiting = list(places)
         while waiting:

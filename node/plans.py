@@ -25,6 +25,12 @@ LOCAL_HOST: Final = "127.0.0.1"
 
 ANY_PORT: Final = 0
 
+SECURITY: Final = "security"
+"""Folder of DIR with the certificates and tokens of clusters with `secure`."""
+
+ROLES: Final = ("read", "write", "operate", "replicate", "admin")
+"""Keys of [tokens]."""
+
 FACTOR_MOST: Final = 3
 """Replicas of a partition unless the file says otherwise: as many as there are nodes, up to the usual three."""
 
@@ -115,6 +121,13 @@ class Topology:
 
     path: Path
     clusters: Mapping[str, ClusterPlan]
+    secure: bool = False
+    """TLS and tokens on every listener, from the folder SECURITY."""
+
+    @property
+    def scheme(self) -> str:
+        """What URLs of nodes begin with."""
+        return "https" if self.secure else "http"
 
     def ports(self) -> tuple[Port, ...]:
         """Every port that the clusters need."""
@@ -134,7 +147,7 @@ class Topology:
         if replication.setdefault("factor", 0) == 0:
             replication["factor"] = min(FACTOR_MOST, len(cluster.nodes))
         peers = [
-            {"url": f"http://{peer.address('http', ports)}", "queue": plan.queue}
+            {"url": f"{self.scheme}://{peer.address('http', ports)}", "queue": plan.queue, **self._shown_to(plan)}
             for plan in cluster.peers
             for peer in self.clusters[plan.cluster].nodes
         ]
@@ -150,5 +163,21 @@ class Topology:
             "replication": replication,
             "queues": cluster.sections.get("queues", []),
             "sink": {**sections["sink"], "peers": peers},
+            **self._locks(node),
         }
         return f"# Made from {self.path.name}; changes belong there.\n{toml_document(whole)}"
+
+    def _shown_to(self, plan: PeerPlan) -> dict[str, str]:
+        """What a sink expects of a peer, and shows it."""
+        if not self.secure:
+            return {}
+        return {"cluster": plan.cluster, "token_file": f"../{SECURITY}/replicate.token"}
+
+    def _locks(self, node: NodePlan) -> dict[str, Any]:
+        if not self.secure:
+            return {}
+        pair = {"certificate": f"../{SECURITY}/{node.name}.crt", "key": f"../{SECURITY}/{node.name}.key"}
+        return {
+            "tls": {**pair, "authority": f"../{SECURITY}/ca.crt"},
+            "tokens": {role: f"../{SECURITY}/{role}.token" for role in ROLES},
+        }

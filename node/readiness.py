@@ -33,10 +33,10 @@ class Online:
 class NodeProbe:
     """Asks one node; keeps its connections between questions."""
 
-    def __init__(self, http_url: str, admin_url: str) -> None:
+    def __init__(self, http_url: str, admin_url: str, access: http_client.Access = http_client.OPEN) -> None:
         self._http_url = http_url
         self._admin_url = admin_url
-        self._session = http_client.session()
+        self._session = http_client.session(access=access)
 
     def __enter__(self) -> Self:
         return self

@@ -1,5 +1,6 @@
 """A topology file: clusters on this machine, from which each node's own config file is made.
 
+    secure = true                        TLS and tokens on every listener, made by `node.dev_security`
     [clusters.east]                      zookeepers, zookeeper_port, and any section of a node's file but [node]
     [[clusters.east.nodes]]              name, id, rack, http, admin, cluster
     [[clusters.east.queues]]             as in a node's file
@@ -38,7 +39,7 @@ OWN_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Keys of these sections that the topology itself gives: addresses stand at the nodes, the ZooKeeper is ours."""
 
-RESERVED_NAMES: Final = re.compile(r"(supervisor|spec|state|ports|clusters)(\..*)?|zookeeper-.*")
+RESERVED_NAMES: Final = re.compile(r"(supervisor|spec|state|ports|clusters|security)(\..*)?|zookeeper-.*")
 """Names of other things in DIR, where each node has a folder of its name."""
 
 LOOPBACK: Final = (LOCAL_HOST, "localhost")
@@ -97,7 +98,10 @@ class _Reader:
         self.faults: list[Fault] = []
 
     def topology(self, values: dict[str, Any]) -> Topology:
-        self._unknown(values, (), ("clusters",))
+        self._unknown(values, (), ("clusters", "secure"))
+        secure = values.get("secure", False)
+        if type(secure) is not bool:
+            self._fault(("secure",), f"{shown(secure)} is neither true nor false")
         clusters = self._table(values.get("clusters", {}), ("clusters",))
         if not clusters and not self.faults:
             self._fault((), "no clusters; write [clusters.NAME] and its nodes below")
@@ -105,7 +109,7 @@ class _Reader:
         for name, value in clusters.items():
             self._checked(partial(check_name, name), ("clusters", name))
             plans[name] = self._cluster(name, self._table(value, ("clusters", name)))
-        return Topology(self._path, plans)
+        return Topology(self._path, plans, secure is True)
 
     def _cluster(self, name: str, values: dict[str, Any]) -> ClusterPlan:
         where: KeyPath = ("clusters", name)

@@ -35,6 +35,7 @@ class Noun(NamedTuple):
 
 NOUNS: Final[Mapping[str, Noun]] = {
     "demo": Noun("node.cli.demo", "demo_command", "Two clusters on this machine: load, replicate, prove them equal."),
+    "dev": Noun("node.cli.dev", "dev_group", "Certificates and tokens for trying things out."),
     "local": Noun("node.cli.local", "local_group", "Start and stop clusters on this machine."),
     "node": Noun(
         "node.cli.node", "node_group", "Run a node; list, drain and remove nodes; give a restored one a new identity."
@@ -47,6 +48,7 @@ NOUNS: Final[Mapping[str, Noun]] = {
     "bucket-type": Noun(
         "node.cli.bucket_type", "bucket_type_group", "Make and change bucket types, and look where they are."
     ),
+    "bucket": Noun("node.cli.bucket", "bucket_group", "Properties of single buckets: show, set and unset them."),
     "option": Noun("node.cli.option", "option_group", "Look at dynamic options; set and unset them."),
     "leader": Noun("node.cli.leader", "leader_group", "Look at leaderships, and spread them evenly."),
     "queue": Noun("node.cli.queue", "queue_group", "Look at source queues; suspend and resume them."),

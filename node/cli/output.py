@@ -12,7 +12,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -37,6 +37,8 @@ class Invocation:
     """What one run of the command line was asked for; `node.cli.main` reads it when a command fails."""
 
     output: str = "table"
+    credentials: dict[str, str] = field(default_factory=dict)
+    """Files named by `node.cli.credentials`; never what is in them."""
 
 
 def _remember(context: click.Context, _parameter: click.Parameter, value: str) -> str:

@@ -11,14 +11,17 @@ import getpass
 import json
 import os
 import socket
+import ssl
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import click
 
 from config.rules import check_peer_url
+from node.cli.credentials import access_from, credential_options
 from node.cli.exits import CommandFailed, Exit
-from repl.transport.http_client import session
+from repl.transport.http_client import OPEN, Access, WrongPeer, session
+from repl.transport.tls import trouble_of
 
 DEFAULT_ADMIN: Final = "http://127.0.0.1:8099"
 """Where a node's admin listener is unless its config says otherwise."""
@@ -32,18 +35,24 @@ ANSWER_TIMEOUT_S: Final = 20.0
 ANSWER_BYTES_MAX: Final = 64_000_000
 """Largest answer taken into memory; a listing of 1,024 partitions has less than one megabyte."""
 
+TLS_WANTED: Final = "tls"
+"""What a listener with TLS gives as its reason to who comes without."""
+
+UNAUTHORIZED: Final = 401
+TOKEN_HINT: Final = "; --token-file FILE or ISTHMUS_TOKEN gives one"  # noqa: S105 - a sentence
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class AdminClient:
     """One node's admin listener. `url` is http(s)://HOST:PORT; raises CommandFailed (usage) when it is not."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, access: Access = OPEN) -> None:
         try:
             self.url = check_peer_url(url)
         except ValueError as error:
             raise CommandFailed(Exit.USAGE, "bad-input", f"--admin: {error}") from None
-        self._session = session()
+        self._session = session(access=access)
 
     def get(self, path: str) -> dict[str, Any]:
         """The JSON object at `path`. Raises CommandFailed: UNAVAILABLE or REFUSED."""
@@ -63,7 +72,7 @@ class AdminClient:
                 allow_redirects=False,
                 stream=True,
             ) as response:
-                status = response.status_code
+                status, said = response.status_code, response.headers.get("X-Isthmus-Reason", "")
                 raw = b""
                 for chunk in response.iter_content(65_536):
                     raw += chunk
@@ -71,6 +80,8 @@ class AdminClient:
                         raise self._unavailable(f"answers with more than {ANSWER_BYTES_MAX} bytes")
         except OSError as error:  # everything that requests raises is one
             raise self._unavailable(f"does not answer: {_cause(error)}") from error
+        if said == TLS_WANTED:
+            raise self._unavailable("speaks TLS: write https://")
         return self._judged(status, raw)
 
     def _judged(self, status: int, raw: bytes) -> dict[str, Any]:
@@ -87,7 +98,7 @@ class AdminClient:
         raise CommandFailed(
             Exit.REFUSED if status < 500 else Exit.UNAVAILABLE,
             reason if isinstance(reason, str) else "unknown",
-            answer["error"],
+            answer["error"] + (TOKEN_HINT if status == UNAUTHORIZED else ""),
         )
 
     def _unavailable(self, what: str) -> CommandFailed:
@@ -96,12 +107,12 @@ class AdminClient:
 
 
 def admin_option(command: Command) -> Command:
-    """Adds `--admin URL` to a command, which gets an `AdminClient` as the argument `admin`."""
+    """Adds `--admin URL`, which a command gets as the `AdminClient` `admin`, and the options of `credentials`."""
 
-    def client(_context: click.Context, _parameter: click.Parameter, value: str) -> AdminClient:
-        return AdminClient(value)
+    def client(context: click.Context, _parameter: click.Parameter, value: str) -> AdminClient:
+        return AdminClient(value, access_from(context))
 
-    return click.option(
+    option = click.option(
         "--admin",
         metavar="URL",
         envvar="ISTHMUS_ADMIN",
@@ -110,7 +121,8 @@ def admin_option(command: Command) -> Command:
         show_envvar=True,
         callback=client,
         help="Admin listener of any node of the cluster.",
-    )(command)
+    )
+    return option(credential_options(command))
 
 
 @functools.cache
@@ -128,6 +140,11 @@ def _cause(error: BaseException) -> str:
     words = "no valid answer"
     seen: BaseException | None = error
     while seen is not None:
+        if isinstance(seen, ssl.SSLError):
+            trouble = trouble_of(seen)
+            return f"{trouble.words}{'; write http://' if trouble.code == 'plaintext' else ''}"
+        if isinstance(seen, WrongPeer):
+            return str(seen)
         if isinstance(seen, TimeoutError):
             return f"no answer within {ANSWER_TIMEOUT_S:.0f} s"
         if isinstance(seen, OSError) and seen.strerror:

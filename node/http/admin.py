@@ -19,6 +19,7 @@ from node.http.health import add_health
 from node.http.leaderships import LeadershipsAdmin, glance
 from node.http.moves import MovesAdmin
 from node.http.options import OptionsAdmin
+from node.http.property_admin import PropertiesAdmin
 from node.http.sink import SinkAdmin
 from node.http.statuses import Refused, Reply, refusal
 from node.http.telemetry import TelemetryAdmin
@@ -61,11 +62,12 @@ class Admin(Face):
         router.add("POST", "/admin/queues/{queue}/resume", self.queue_resume)
         BucketTypesAdmin(node, router)
         OptionsAdmin(node, router)
+        PropertiesAdmin(node, router)
         ActsAdmin(node, gathering, router)
         LeadershipsAdmin(node, router)
+        MovesAdmin(node, gathering, router)
         SinkAdmin(node, router)
         TelemetryAdmin(node, router)
-        MovesAdmin(node, gathering, router)
 
     def refusal(self, error: IsthmusError) -> Reply:
         """See Face.refusal; here as JSON."""
@@ -112,10 +114,10 @@ class Admin(Face):
                 "unclean_elections": cluster_view.unclean_elections(records),
                 "waiting": controller.waiting,
                 "balancing": balancing,
+                "moving": moving,
                 "problems": problems,
                 "warnings": node.locks.problems(),
                 "nodes": cluster_view.node_rows(records, registrations, drained),
-                "moving": moving,
                 "actors": [node.queues.status(), node.sink.status(), node.fullsync.status()],
             }
         )

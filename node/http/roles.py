@@ -66,6 +66,10 @@ OPERATE: Final[tuple[tuple[bytes, ...], ...]] = (
     (b"sink", b"*"),
     (b"sink", b"dead-letters", b"retry"),
     (b"leaders", b"balance"),
+    (b"bucket-types", b"*", b"properties", b"set"),
+    (b"bucket-types", b"*", b"properties", b"unset"),
+    (b"buckets", b"*", b"*", b"properties", b"set"),
+    (b"buckets", b"*", b"*", b"properties", b"unset"),
 )
 """Paths below /admin/ that change what can be changed back; "*" is any one piece. All others need `admin`."""
 

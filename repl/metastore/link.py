@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, Final, assert_never
 
@@ -55,6 +56,32 @@ class _InOrder(SequentialThreadingHandler):  # type: ignore[misc]
 
     running = False
 
+    def __init__(self, tls: Callable[[], ssl.SSLContext] | None) -> None:
+        super().__init__()
+        self._tls = tls
+        self.tls_error: ssl.SSLError | None = None
+
+    def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        """A socket that is connected. TLS is ours: kazoo's own would believe the system's authorities, too."""
+        sock = super().create_connection(*args, **kwargs)
+        if self._tls is None:
+            return sock
+        try:
+            sock.settimeout(kwargs["timeout"])
+            wrapped = self._tls().wrap_socket(sock, server_hostname=kwargs["hostname"])
+        except OSError as error:
+            sock.close()
+            if isinstance(error, ssl.SSLError):
+                self.tls_error = error
+            raise
+        self.tls_error = None
+        return wrapped
+
+    def select(self, rlist: Any, *others: Any) -> Any:
+        """What TLS has decrypted already makes no socket readable: kazoo would let it lie until its next ping."""
+        decrypted = [each for each in rlist if isinstance(each, ssl.SSLSocket) and each.pending()]
+        return (decrypted, [], []) if decrypted else super().select(rlist, *others)
+
     def start(self) -> None:
         """No thread is needed."""
 
@@ -86,6 +113,7 @@ class ZooKeeperLink:
         session_timeout_ms: int,
         on_session: Callable[[SessionState], None],
         on_change: Callable[[str], None],
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         """Both callbacks are called on the loop. `on_change` hears each path once per `armed` read that changed; after
         a disconnection it hears every path that was armed, since watches do not survive one."""
@@ -100,11 +128,13 @@ class ZooKeeperLink:
         self._revival: asyncio.Task[Any] | None = None
         self._inquiry: asyncio.Task[None] | None = None
         self._rolled_back = ""
+        self._tls = tls
+        self._handler = _InOrder(tls)
         try:
             self._client: Any = _Client(
                 hosts=hosts,
                 timeout=self._timeout_s,
-                handler=_InOrder(),
+                handler=self._handler,
                 connection_retry=KazooRetry(
                     max_tries=-1, delay=RECONNECT_DELAY_FIRST_S, backoff=2, max_delay=RECONNECT_DELAY_MAX_S
                 ),
@@ -113,6 +143,12 @@ class ZooKeeperLink:
             )
         except ValueError as error:
             raise LocalFault(f'[metastore] hosts = "{hosts}" is not "host:port,host:port": {error}') from error
+
+    @property
+    def why_no_tls(self) -> str:
+        """What the last handshake failed of, as the end of a sentence; "" when none did."""
+        error = self._handler.tls_error
+        return "" if error is None else f"; the last TLS handshake: {' '.join(str(error).split())}"
 
     # --- life ---
 
@@ -163,7 +199,7 @@ class ZooKeeperLink:
         self._on_session(told)
         if told is not SessionState.CONNECTED:
             if self._inquiry is None:
-                inquiry = watch_for_rollback(self.hosts, lambda: int(self._client.last_zxid), self._set_rolled_back)
+                inquiry = watch_for_rollback(self.hosts, self._seen, self._set_rolled_back, self._tls)
                 self._inquiry = self._loop.create_task(inquiry)
         else:
             if self._inquiry is not None:
@@ -172,6 +208,10 @@ class ZooKeeperLink:
             self._rolled_back = ""
             for path in sorted(self._armed):
                 self._changed(path)
+
+    def _seen(self) -> int:
+        """The newest zxid that this process was told."""
+        return int(self._client.last_zxid)
 
     def _set_rolled_back(self, why: str) -> None:
         self._rolled_back = why

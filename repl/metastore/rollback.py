@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from collections.abc import Callable
 from typing import Final
 
@@ -29,12 +30,18 @@ ANSWER_BYTES_MAX: Final = 4096
 """An answer has 250."""
 
 
-async def watch_for_rollback(hosts: str, seen: Callable[[], int], on_rollback: Callable[[str], None]) -> None:
-    """Ask until cancelled. `seen` gives the newest zxid that this process was told; `on_rollback` gets a sentence."""
+async def watch_for_rollback(
+    hosts: str,
+    seen: Callable[[], int],
+    on_rollback: Callable[[str], None],
+    tls: Callable[[], ssl.SSLContext] | None = None,
+) -> None:
+    """Ask until cancelled, over TLS with `tls`. `seen` gives the newest zxid that this process was told; `on_rollback`
+    gets a sentence."""
     behind = 0
     while True:
         await asyncio.sleep(INTERVAL_S)
-        answers = await asyncio.gather(*map(server_zxid, hosts.split("/")[0].split(",")))
+        answers = await asyncio.gather(*(server_zxid(host, tls) for host in hosts.split("/")[0].split(",")))
         newest = max((zxid for zxid in answers if zxid is not None), default=None)
         behind = behind + 1 if newest is not None and newest < seen() else 0
         if behind == ROUNDS:
@@ -46,12 +53,15 @@ async def watch_for_rollback(hosts: str, seen: Callable[[], int], on_rollback: C
             on_rollback(why)
 
 
-async def server_zxid(host: str) -> int | None:
+async def server_zxid(host: str, tls: Callable[[], ssl.SSLContext] | None = None) -> int | None:
     """How far the server at "host:port" is (its `srvr` command); None when it does not serve or does not say."""
     name, _, port = host.strip().rpartition(":")
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(name.strip("[]"), int(port), limit=ANSWER_BYTES_MAX)
+            context = None if tls is None else tls()
+            reader, writer = await asyncio.open_connection(
+                name.strip("[]"), int(port), limit=ANSWER_BYTES_MAX, ssl=context
+            )
             try:
                 writer.write(b"srvr")
                 answer = await reader.read(ANSWER_BYTES_MAX)

@@ -7,6 +7,7 @@ errors are `repl.metastore.link`'s; the twin with faults at will is `repl.metast
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 
 import structlog
@@ -23,11 +24,20 @@ class ZooKeeperMetastore(TreeMetastore):
     """`repl.metastore.port.Metastore` on a ZooKeeper ensemble."""
 
     def __init__(
-        self, hosts: str, root: str, cluster: str, *, session_timeout_ms: int, connect_timeout_ms: int
+        self,
+        hosts: str,
+        root: str,
+        cluster: str,
+        *,
+        session_timeout_ms: int,
+        connect_timeout_ms: int,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """`hosts` is "host:port,host:port"; everything lies below `root`/`cluster`."""
+        """`hosts` is "host:port,host:port"; everything lies below `root`/`cluster`; with `tls`, which gives the
+        context of each connection, the session speaks TLS."""
         super().__init__(f"/{root.strip('/')}/{cluster}" if root.strip("/") else f"/{cluster}")
         self._hosts = hosts
+        self._tls = tls
         self._session_timeout_ms = session_timeout_ms
         self._connect_timeout_s = connect_timeout_ms / 1000
         self._link: ZooKeeperLink | None = None
@@ -37,7 +47,7 @@ class ZooKeeperMetastore(TreeMetastore):
 
     async def start(self, on_session: Callable[[SessionState], None]) -> None:
         """See the port. `on_session` hears its first state just before this returns."""
-        self._link = ZooKeeperLink(self._hosts, self._session_timeout_ms, self._session_event, self._changed)
+        self._link = ZooKeeperLink(self._hosts, self._session_timeout_ms, self._session_event, self._changed, self._tls)
         self._settle(self._link)
         self._link.start()
         try:
@@ -48,6 +58,7 @@ class ZooKeeperMetastore(TreeMetastore):
             raise LocalFault(
                 f"no ZooKeeper answers at {self._hosts} within {self._connect_timeout_s:g} s; "
                 f"check that it runs and that [metastore] hosts is right"
+                f"{self._link.why_no_tls}"
             ) from error
         except LocalFault:
             await self.stop()

@@ -153,7 +153,8 @@ class Connection(asyncio.Protocol):
         if self._closing:
             self._transport.abort()
             return
-        self._transport.set_write_buffer_limits(high=0)
+        # TLS pauses at this many bytes, not above it: with 0 it would pause for ever.
+        self._transport.set_write_buffer_limits(high=0 if transport.get_extra_info("sslcontext") is None else 1, low=0)
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -90,6 +90,7 @@ def an_admin(
         queues=actor,
         sink=actor,
         fullsync=actor,
+        locks=SimpleNamespace(problems=list),
     )
 
     async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:

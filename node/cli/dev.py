@@ -1,0 +1,108 @@
+"""`isthmus dev`: certificates of a test authority, and tokens. The work is `node.dev_security`'s.
+
+What is made here is for trials: the authority's key lies beside what it signs. docs/security.md says what differs in
+production.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from config.rules import check_name
+from node import certificates, dev_security
+from node.cli.exits import CommandFailed, Exit
+from node.cli.output import echo_json, echo_table, moment, output_option
+from node.topology import load_topology
+from repl.transport.tls import NodeName
+
+directory_argument = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+
+
+@click.group("dev")
+def dev_group() -> None:
+    """Certificates and tokens for trying things out."""
+
+
+@dev_group.command("certs")
+@directory_argument
+@click.option("--cluster", help="The cluster of the nodes that --node names.")
+@click.option("--node", "nodes", multiple=True, help="A node to make a certificate for; may be repeated.")
+@click.option(
+    "--for",
+    "topology",
+    type=click.Path(path_type=Path),
+    metavar="TOPOLOGY",
+    help="Make one for every node of a file of `isthmus local`.",
+)
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    default=dev_security.LOCAL_HOSTS,
+    show_default=True,
+    help="A name or address at which the nodes answer; may be repeated.",
+)
+@click.option("--days", type=click.FloatRange(min=0.001, max=3650), default=certificates.DAYS, show_default=True)
+@output_option
+def certs(
+    directory: Path,
+    cluster: str | None,
+    nodes: tuple[str, ...],
+    topology: Path | None,
+    hosts: tuple[str, ...],
+    days: float,
+    output: str,
+) -> None:
+    """Make a test authority in DIR and a certificate for each node, with private keys that only you can read.
+
+    An authority that is there stays, so that nodes can be added; certificates of the nodes named are made anew.
+    """
+    wanted = _named(cluster, nodes) + ([] if topology is None else _of(topology))
+    if not wanted:
+        raise CommandFailed(Exit.USAGE, "usage", "name nodes by --cluster NAME --node NAME, or a file by --for")
+    paths = dev_security.make_certificates(directory, wanted, hosts, days)
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name.uri(),
+            "certificate": str(path),
+            "key": str(path.with_suffix(".key")),
+            "expires_ms": certificates.expires_ms(path),
+        }
+        for name, path in zip(wanted, paths, strict=True)
+    ]
+    if output == "json":
+        echo_json({"authority": str(directory / "ca.crt"), "certificates": rows})
+        return
+    echo_table(
+        ("name", "certificate", "key", "expires"),
+        ([row["name"], row["certificate"], row["key"], moment(row["expires_ms"])] for row in rows),
+    )
+
+
+@dev_group.command("tokens")
+@directory_argument
+@output_option
+def tokens(directory: Path, output: str) -> None:
+    """Make a token for each role in DIR, in files that only you can read. Those that are there stay."""
+    paths = dev_security.make_tokens(directory)
+    if output == "json":
+        echo_json({"tokens": {path.stem: str(path) for path in paths}})
+        return
+    echo_table(("role", "file"), ([path.stem, str(path)] for path in paths))
+
+
+def _named(cluster: str | None, nodes: tuple[str, ...]) -> list[NodeName]:
+    if bool(cluster) != bool(nodes):
+        raise CommandFailed(Exit.USAGE, "usage", "--cluster and --node belong together")
+    try:
+        return [NodeName(check_name(cluster or ""), check_name(node)) for node in nodes]
+    except ValueError as error:
+        raise CommandFailed(Exit.USAGE, "bad-input", str(error)) from None
+
+
+def _of(topology: Path) -> list[NodeName]:
+    plan = load_topology(topology)
+    return [NodeName(cluster.name, node.name) for cluster in plan.clusters.values() for node in cluster.nodes]
