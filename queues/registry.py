@@ -20,6 +20,7 @@ from config.settings import QueueSettings
 from queues.batches import Batch
 from queues.cursors import CursorState, decode_state, encode_soft, encode_state, position_of
 from queues.listing import listed, samples_of
+from queues.owing import owed
 from queues.ownership import (
     SERVING_SUSPENDED,
     Owner,
@@ -34,13 +35,7 @@ from queues.ownership import (
     suspension_path,
 )  # fmt: skip
 from queues.serving import ServedQueue
-from queues.wire import (
-    FetchReply,
-    FetchRequest,
-    OwnCluster,
-    OwnedByOther,
-    UnknownQueue,
-)  # fmt: skip
+from queues.wire import FetchReply, FetchRequest, OwnCluster, OwnedByOther, UnknownQueue
 from repl.metastore.port import Metastore
 from repl.model.entry import Entry, EntryKind
 from repl.model.errors import BadInput, CodecError, IsthmusError, NotReady, OutcomeUnknown, Retryable
@@ -190,6 +185,10 @@ class SourceQueues:
             if start < len(entries):
                 queue.machine.add(partition, entries[start:], now_ms)
             self._follow_up(queue)
+
+    def owed(self, partition: int, offset: int, pusher: bytes) -> bool:
+        """See `queues.owing`; asked on the write path."""
+        return owed((queue.machine for queue in self._queues.values()), partition, offset, pusher)
 
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
         """See `repl.model.ports.AfterApply`; all entries below `applied_offset` are applied."""

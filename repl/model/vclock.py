@@ -55,6 +55,11 @@ def pack_counter(epoch: int, offset: int) -> int:
     return (epoch << OFFSET_BITS) | offset
 
 
+def offset_of(counter: int) -> int:
+    """The offset in a counter: where in its partition's log the write stands."""
+    return counter & MAX_OFFSET
+
+
 def counter_of(clock: Clock, actor: bytes) -> int:
     """The greatest counter of `actor` that `clock` has seen; 0 when none (counters start above 0)."""
     for a, c, _ in clock:

@@ -1,0 +1,26 @@
+"""Which writes of ours some other cluster has not got yet (pure; docs/protocol.md R-OWED).
+
+A push that replaces such a write counts as ours, or that cluster would never hear of the key: the row's origin would be
+foreign. Asked on the write path, for pushes that replace something only. The story goes on in `repl.proposal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from queues.source_queue import SourceQueue
+
+
+def owed(queues: Iterable[SourceQueue], partition: int, offset: int, pusher: bytes) -> bool:
+    """Whether a queue of another cluster than `pusher` still has to give out what was written at `offset`.
+
+    A queue that nobody owns yet counts, since who takes it begins at its cursor; one whose cursor is not known here yet
+    counts, too. One that cascades does not: it offers the pushed change whoever made it.
+    """
+    for queue in queues:
+        if queue.owner == pusher:
+            continue
+        window = queue.windows.get(partition)
+        if window is None or (window.cursor <= offset and not window.origins.cascade):
+            return True
+    return False

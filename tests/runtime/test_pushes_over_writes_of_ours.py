@@ -1,0 +1,124 @@
+"""Pushes that replace writes of ours, and such that name writes of ours which nobody made (R-OWED, R-FORGED)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from queues.cursors import CursorState, Position
+from queues.owing import owed
+from queues.rules import Budget
+from queues.source_queue import SourceQueue
+from repl.metastore.memory import MemoryEnsemble
+from repl.model.entry import Entry
+from repl.model.keys import Key
+from repl.model.objects import Content, decode_object, encode_object, write
+from repl.model.requests import PushItem, PushOutcome, WriteRequest
+from repl.model.vclock import actor_of, pack_counter
+
+Houses = Callable[..., AbstractAsyncContextManager]
+
+WEST, NORTH = b"west-cluster-016", b"north-cluster-16"
+
+
+class Origins:
+    """The origin of each entry, by key, as the leader applied them."""
+
+    def __init__(self) -> None:
+        self.of: dict[bytes, list[bytes]] = {}
+
+    def applied(self, partition: int, entries: Sequence[Entry], leader: bool) -> None:
+        for entry in entries:
+            if entry.key and leader:
+                self.of.setdefault(entry.key, []).append(entry.origin)
+
+    def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
+        """Nothing to note."""
+
+
+def test_a_push_over_a_write_that_is_owed_counts_as_ours(tmp_path: Path, house: Houses) -> None:
+    """R-OWED: while another cluster still has to get what the push replaces, the result is ours and goes out to it;
+    once it has it, or when nothing of ours was replaced, the origin is the pusher's."""
+
+    async def story() -> None:
+        origins = Origins()
+        async with house(tmp_path, MemoryEnsemble()) as h:
+            h.runtime.hooks.append(origins)
+            asked: list[tuple[int, bytes]] = []
+            owes = True
+
+            def owing(partition: int, offset: int, pusher: bytes) -> bool:
+                asked.append((offset, pusher))
+                return owes
+
+            h.coordinator.owed = owing
+            for name in (b"k", b"later"):
+                await h.coordinator.write(WriteRequest(Key(b"default", b"b", name), Content(b"mine")))
+
+            async def push(name: bytes, counter: int) -> None:
+                key = Key(b"default", b"b", name)
+                stored = await h.coordinator.get(key)
+                current = None if stored is None else decode_object(stored)
+                seen = () if current is None else current.clock
+                newer = write(current, seen, Content(b"theirs"), (actor_of(WEST, 1), counter), 5)
+                (result,) = await h.coordinator.push([PushItem(key, WEST, encode_object(newer))])
+                assert result.outcome is PushOutcome.APPLIED
+
+            await push(b"k", 1)
+            await push(b"k", 2)
+            await push(b"theirs", 3)
+            owes = False
+            await push(b"later", 4)
+            ours = h.runtime.cluster_uuid
+            assert origins.of[b"k"] == [ours, ours, ours], "owed through further pushes, as long as it is owed"
+            assert origins.of[b"theirs"] == [WEST]
+            assert origins.of[b"later"] == [ours, WEST]
+            assert {pusher for _, pusher in asked} == {WEST}
+            assert len(asked) == 3, "only what replaces something of ours is asked about"
+
+    asyncio.run(story())
+
+
+def test_what_is_owed_follows_owners_and_cursors() -> None:
+    """A queue of the pusher's own owes nothing; one of another cluster owes what stands at or above its cursor; one
+    that cascades, or that nobody owns, is judged by what it would do."""
+
+    def queue(owner: bytes, cursor: int, *, cascade: bool = False, led: bool = True) -> SourceQueue:
+        made = SourceQueue("q", b"o" * 16, cascade, 1_000, Budget(1, 1, 1), b"lifelife")
+        if owner:
+            made.set_owner(owner, 1)
+        if led:
+            made.lead(3, b"default", Position(0, CursorState(cursor, 1, owner), cursor), cursor)
+        return made
+
+    assert not owed([], 3, 5, WEST)
+    assert not owed([queue(WEST, 0)], 3, 5, WEST)
+    assert owed([queue(WEST, 0), queue(NORTH, 5)], 3, 5, WEST)
+    assert not owed([queue(NORTH, 6)], 3, 5, WEST)
+    assert owed([queue(NORTH, 6, led=False)], 3, 5, WEST), "a cursor that is not known yet may be anywhere"
+    assert not owed([queue(NORTH, 0, cascade=True)], 3, 5, WEST)
+    assert owed([queue(b"", 0)], 3, 5, WEST), "whoever takes it begins at its cursor"
+
+
+def test_a_pushed_clock_that_has_seen_writes_of_ours_to_come_is_refused(tmp_path: Path, house: Houses) -> None:
+    """R-FORGED: such a clock would make our next writes look old; it is rejected by name, and nothing is disturbed."""
+
+    async def story() -> None:
+        async with house(tmp_path, MemoryEnsemble()) as h:
+            key = Key(b"default", b"b", b"k")
+            await h.coordinator.write(WriteRequest(key, Content(b"mine")))
+            stored = decode_object(await h.coordinator.get(key))
+            ((actor, counter, _),) = stored.clock
+            for ahead in (counter + 1, pack_counter(900, 7)):
+                forged = write(None, ((actor, ahead, 5),), Content(b"x"), (actor_of(WEST, 1), 1), 5)
+                (result,) = await h.coordinator.push([PushItem(key, WEST, encode_object(forged))])
+                assert result.outcome is PushOutcome.REJECTED
+                assert result.error is not None
+                assert result.error.reason == "forged-clock"
+            assert encode_object(stored) == await h.coordinator.get(key)
+            written = await h.coordinator.write(WriteRequest(key, Content(b"next"), stored.clock))
+            assert [s.value for s in decode_object(written.payload).live] == [b"next"]
+
+    asyncio.run(story())
