@@ -47,6 +47,8 @@ bench: venv
 	@$(BIN)/python bench/put.py $(ARGS)
 	@$(BIN)/python bench/replicate.py $(ARGS)
 	@$(BIN)/python -m bench.isr $(ARGS)
+	@$(BIN)/python -m bench.far $(ARGS)
+	@$(BIN)/python -m bench.handover $(filter-out --profile,$(ARGS))
 	@$(BIN)/python -m bench.balance $(if $(findstring --json,$(ARGS)),--json)
 
 clean:

@@ -24,8 +24,9 @@ from tests.faults.disks import SmallDisk
 from tests.faults.lab import Lab, Story, last_words
 from tests.faults.linearizability import check
 from tests.faults.load import History, Load, read_all
-from tests.faults.nemeses import NEMESES, Nemesis, Stage
+from tests.faults.nemeses import NEMESES
 from tests.faults.network import Network
+from tests.faults.stage import Nemesis, Stage
 
 KEYS: Final = 12
 """Of each act: three a partition on average, few enough to be written many times each."""
@@ -45,8 +46,12 @@ COPIED: Final = (OBJECT_TAG, KEY_TAG, CHANGE_TAG)
 DISK_MB: Final = 1_500
 """Of a small disk: room for the log (below), its reserve, and the store. The file below it is sparse."""
 
-SMALL_LOG: Final = 'log_size = "800MB"'
-"""Longer than any run makes it: a node with an emptied disk is caught up from the log, from its beginning on."""
+LONG_LOG: Final = 'log_size = "800MB"'
+"""Longer than any run makes it: a node with an emptied disk is caught up from the log, from its beginning on. (The
+default may outgrow a small disk.)"""
+
+SHORT_LOG: Final = 'log_size = "1MB"\nlog_file_size = "128KB"\nlog_batch_size = "128KB"\ncheckpoint_interval = "1s"'
+"""The shortest there is: a node that misses two megabytes is beyond it, and takes rows of its leaders' stores."""
 
 
 @dataclass
@@ -206,7 +211,8 @@ def staged(
             disks = {name: SmallDisk(directory / f"disk-{name}", DISK_MB) for name in hosts[1:]}
             for disk in disks.values():
                 stack.enter_context(disk)
-            sections["replication"] = f"{SMALL_LOG}\n{sections.get('replication', '')}"
+        if "replication" not in sections and (disks or any(nemesis.far for nemesis in wanted)):
+            sections["replication"] = SHORT_LOG if any(nemesis.far for nemesis in wanted) else LONG_LOG
         lab = Lab(
             directory,
             nodes,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -159,6 +160,28 @@ class LabNode(LabProcess):
         self.admin = Place(name, address, ports[1])
         self.data_dir = data_dir
 
+    @property
+    def config(self) -> Path:
+        """Its file."""
+        return self.directory / "node.toml"
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What its process finds in its environment."""
+        return {**os.environ, **self._environ}
+
+    def metric(self, name: str) -> float | None:
+        """The sum of a metric's samples, None while the node does not answer."""
+        connection = Connection(self.admin, 2.0)
+        try:
+            reply = connection.request("GET", "/metrics", {})
+        except (NotSent, Broken):
+            return None
+        finally:
+            connection.close()
+        lines = (line for line in reply.body.decode().splitlines() if line.startswith((f"{name} ", f"{name}{{")))
+        return sum(float(line.rpartition(" ")[2]) for line in lines) if reply.status == 200 else None
+
     def ask(self, path: str, timeout_s: float = 2.0) -> dict[str, Any] | None:
         """An admin answer; None when it does not give one."""
         connection = Connection(self.admin, timeout_s)
@@ -203,7 +226,7 @@ class Lab:
         self.ended: list[Ended] = []
         self._settings = dict(settings or {})
         self._taken: set[int] = set()
-        self._loopback = "127." + ".".join(str(random.SystemRandom().randrange(1, 255)) for _ in range(3))
+        self._loopback = self._new_loopback()
         """Without a network: an address of our own, so that nobody takes the port of a node that is down."""
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -321,10 +344,36 @@ class Lab:
                 return {row["partition"]: row["leader"] for row in answer["partitions"] if row["leader"] is not None}
         return {}
 
+    def readdress(self, node: LabNode) -> None:
+        """Let a node that is down live at another address and other ports from its next start on."""
+        assert not node.running
+        if self.network is not None:
+            self.network.readdress(node.name)
+            address = self.network.hosts[node.name].address
+        else:
+            address = self._new_loopback()
+        http, admin, cluster = self._port(), self._port(), self._port()
+        listen = f'http = "{address}:{http}"\nadmin = "{address}:{admin}"\ncluster = "{address}:{cluster}"'
+        node.config.write_text(re.sub(r"(?<=\[listen\]\n)(\w+ = .*\n)+", f"{listen}\n", node.config.read_text()))
+        node.address = address
+        node.place, node.admin = Place(node.name, address, http), Place(node.name, address, admin)
+
+    def stranger(self, node: LabNode) -> LabProcess:
+        """A node of another cluster, of the same name, that listens for its fellows where a node that is down does."""
+        assert not node.running
+        directory = node.directory.with_name(f"stranger-of-{node.name}-{self._port()}")
+        (cluster,) = re.findall(r'^cluster = "(.*:\d+)"$', node.config.read_text(), re.MULTILINE)
+        made = self._node(node.name, 0, directory, directory / "data", 1, "stranger", cluster)
+        return LabProcess(f"stranger of {node.name}", directory, made._argv, made.address, made._environ)
+
     def set_clock(self, node: LabNode, offset_s: int) -> None:
         """Move a node's wall clock."""
         assert self._movable_clocks
         moved_clock.move(node.directory / "clock", offset_s)
+
+    @staticmethod
+    def _new_loopback() -> str:
+        return "127." + ".".join(str(random.SystemRandom().randrange(1, 255)) for _ in range(3))
 
     # -- making it ------------------------------------------------------------------------------------------
 
@@ -348,15 +397,24 @@ class Lab:
         java = embedded.zookeeper_command(find_java(), embedded.find_jars(), directory, self._zookeeper_port)
         return LabProcess("zookeeper", directory, [*command, *java], address, {})
 
-    def _node(self, name: str, number: int, directory: Path, data_dir: Path, count: int) -> LabNode:
+    def _node(
+        self,
+        name: str,
+        number: int,
+        directory: Path,
+        data_dir: Path,
+        count: int,
+        cluster: str = CLUSTER,
+        cluster_listens: str = "",
+    ) -> LabNode:
         command, address = self._host(name)
         ports = self._port(), self._port()
+        listens = (*(f"{address}:{port}" for port in ports), cluster_listens or f"{address}:{self._port()}")
         directory.mkdir(parents=True, exist_ok=True)
         sections = {
-            "node": f'name = "{name}"\ncluster = "{CLUSTER}"\nid = {number + 1}\ndata_dir = "{data_dir}"',
+            "node": f'name = "{name}"\ncluster = "{cluster}"\nid = {number + 1}\ndata_dir = "{data_dir}"',
             "listen": "\n".join(
-                f'{key} = "{address}:{port}"'
-                for key, port in zip(("http", "admin", "cluster"), (*ports, self._port()), strict=True)
+                f'{key} = "{where}"' for key, where in zip(("http", "admin", "cluster"), listens, strict=True)
             ),
             "metastore": (
                 f'hosts = "{self.zookeeper.address}:{self._zookeeper_port}"\nsession_timeout = "{SESSION_MS}ms"'

@@ -1,81 +1,29 @@
 """What is done to a cluster: each nemesis does one kind of harm for a while and takes it back.
 
 A nemesis only does; whether the cluster bore it is for `tests.faults.campaign` to find out. All of them are listed in
-NEMESES with what they need and what a node may do because of them.
+NEMESES with what they need and what a node may do because of them; those that are about whole copies, lost, old and
+moved, are in `tests.faults.copies`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import random
 import resource
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from repl.replog.log import RESERVE_BYTES
-from tests.faults.disks import SmallDisk
-from tests.faults.lab import KILLED, SESSION_MS, Lab, LabNode, Story
-from tests.faults.network import Network
-
-SESSION_S: Final = SESSION_MS / 1000
-STORAGE_FAILED: Final = 70
-"""The exit code of a node whose log, store or identity could not be written."""
-
-FAULT: Final = 5
-"""The exit code of a node that could not start because of its machine."""
+from tests.faults.copies import COPIES
+from tests.faults.lab import KILLED, LabNode
+from tests.faults.stage import FAULT, SESSION_S, STORAGE_FAILED, Nemesis, Stage
 
 ATTACH_TIMEOUT_S: Final = 10.0
-
-
-@dataclass
-class Stage:
-    """What a nemesis may lay hands on."""
-
-    lab: Lab
-    chance: random.Random
-    network: Network | None = None
-    disks: Mapping[str, SmallDisk] = field(default_factory=dict)
-
-    @property
-    def story(self) -> Story:
-        """Where a nemesis says what it does."""
-        return self.lab.story
-
-    def victim(self) -> LabNode:
-        """Any node; every other time one that leads something."""
-        leaders = sorted(set(self.lab.leaders().values()) & set(self.lab.nodes)) if self.chance.random() < 0.5 else []
-        return self.lab.nodes[self.chance.choice(leaders or list(self.lab.nodes))]
-
-    def others(self, node: LabNode) -> list[LabNode]:
-        """The rest."""
-        return [other for other in self.lab.nodes.values() if other is not node]
-
-    def wait(self, low_s: float, high_s: float) -> None:
-        """Let it hurt for a while."""
-        time.sleep(self.chance.uniform(low_s, high_s))
-
-
-@dataclass(frozen=True)
-class Nemesis:
-    """One kind of harm. `exits`: codes with which a node may end by itself; `excuses`: answers to clients that are no
-    surprise under it."""
-
-    act: Callable[[Stage], None]
-    nodes: int = 1
-    """How many there must be."""
-    network: bool = False
-    disks: bool = False
-    strace: bool = False
-    clocks: bool = False
-    exits: tuple[int, ...] = ()
-    excuses: tuple[str, ...] = ()
 
 
 # -- processes --------------------------------------------------------------------------------------------------
@@ -433,10 +381,7 @@ def lost_disk(stage: Stage) -> None:
 
 def _emptied(stage: Stage, node: LabNode) -> None:
     node.kill()
-    for path in node.data_dir.iterdir():
-        with contextlib.suppress(OSError):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    stage.story.note(f"killed {node.name}, and emptied its disk")
+    stage.empty(node)
     stage.wait(0.0, 2.0)
     stage.lab.start(node)
 
@@ -470,6 +415,7 @@ NEMESES: Final[Mapping[str, Nemesis]] = {
     "clocks": Nemesis(clocks, clocks=True),
     "corrupt": Nemesis(corrupt, nodes=3),
     "lost-disk": Nemesis(lost_disk, nodes=3),
+    **COPIES,
 }
 """By the names that the command line knows."""
 

@@ -77,6 +77,16 @@ class Network:
         while self._made:
             subprocess.run(self._made.pop(), capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False)
 
+    def readdress(self, name: str) -> None:
+        """Let a host have another address; nothing of it may run."""
+        host = self.hosts[name]
+        net, _, number = host.address.rpartition(".")
+        fresh = host._replace(address=f"{net}.{int(number) + 60 if int(number) < 130 else int(number) - 110}")
+        device = ["-n", host.namespace, "addr"]
+        _run("ip", *device, "add", f"{fresh.address}/24", "dev", "eth0")
+        _run("ip", *device, "del", f"{host.address}/24", "dev", "eth0")
+        self.hosts[name] = fresh
+
     def drop(self, source: str, target: str) -> None:
         """Nothing that `source` sends reaches `target` any more; the other way is not touched."""
         self._iptables(self.hosts[target], "-A", "INPUT", "-s", self.hosts[source].address, "-j", "DROP")

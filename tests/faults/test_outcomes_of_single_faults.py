@@ -14,6 +14,7 @@ from typing import Final
 
 import pytest
 
+from repl.far_serving import PIN_MS
 from repl.model.keys import key_hash, partition_index
 from repl.replog.log import RESERVE_BYTES
 from tests.faults.campaign import staged
@@ -184,3 +185,88 @@ def _with_data(lab: Lab, data: Path, fresh: Path, aside: Path) -> None:
     fresh.rename(data)
     for process in lab.processes:
         lab.start(process)
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.network
+@pytest.mark.timeout(200)
+def test_rows_come_over_a_slow_link_while_clients_write(tmp_path: Path) -> None:
+    """A node with an empty disk behind links of 8 Mbit/s, under load, is in sync before anybody mends them: its rounds
+    end, at most three a partition, and nothing that was acknowledged is missing."""
+    with staged(tmp_path, ["replaced-disk", "slow-link"]) as stage:
+        lab, network = stage.lab, stage.network
+        assert network is not None
+        node = lab.nodes["n3"]
+        node.kill()
+        stage.fill(4)
+        stage.empty(node)
+        for name in ("n1", "n2"):
+            network.slow(name, "8mbit")
+        history = History()
+        load = Load(lab.places, KEYS, history, random.Random(1))
+        load.start()
+        try:
+            lab.start(node)
+            lab.wait_well(100)
+            rounds = node.metric("isthmus_far_rounds_taken_total")
+        finally:
+            load.stop()
+        assert rounds is not None
+        assert PARTITIONS <= rounds <= 3 * PARTITIONS
+        network.heal()
+        read_all(lab.places, KEYS, history, random.Random(2), 20)
+        for operations in history.keys.values():
+            check(operations)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(250)
+def test_a_follower_that_stands_still_amid_its_rows_does_not_hold_the_log_for_ever(tmp_path: Path) -> None:
+    """While a follower that takes rows is paused for longer than its pin lives, its leaders' logs stay bounded and are
+    trimmed past it; when it goes on, it takes what is new and is in sync."""
+    with staged(tmp_path, ["replaced-disk"]) as stage:
+        lab, node = stage.lab, stage.lab.nodes["n3"]
+        stage.fill(8)
+        node.kill()
+        stage.empty(node)
+        stage.tell("/admin/options/replication.catch.up.rate/set", {"value": "500KB", "by": "tests"})
+        lab.start(node)
+        until("rows come", lambda: node.metric("isthmus_far_bytes_taken_total"), 30)
+        node.send(signal.SIGSTOP)
+        ended = time.monotonic() + PIN_MS / 1000 + 10
+        largest = 0.0
+        while time.monotonic() < ended:
+            stage.fill(1)
+            sizes = [lab.nodes[name].metric("isthmus_replog_size_bytes") for name in ("n1", "n2")]
+            largest = max([largest, *(size for size in sizes if size is not None)])
+            time.sleep(1)
+        told = [lab.nodes[name].log.read_text() for name in ("n1", "n2")]
+        assert any("far.pin_dropped" in log for log in told)
+        stage.fill(3)
+        assert largest < 3 * 1_000_000 + 1_000_000, "a log of 1 MB, as much again for pins, files whole, one still open"
+        node.send(signal.SIGCONT)
+        stage.tell("/admin/options/replication.catch.up.rate/unset", {"by": "tests"})
+        lab.wait_well(100)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_a_strangers_node_at_a_known_address_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+    """A node of another cluster that listens where a dead one did is dialled and refused as `wrong-cluster`; the dead
+    one is in sync again from another address, and no key of either cluster gets into the other."""
+    with staged(tmp_path, ["readdressed"]) as stage:
+        lab, node = stage.lab, stage.lab.nodes["n2"]
+        assert put(lab, "n1", "ours", "x").status == 204
+        node.kill()
+        stranger = lab.stranger(node)
+        stranger.start()
+        others = [lab.nodes[name] for name in ("n1", "n3")]
+        try:
+            until("it is refused", lambda: any("wrong-cluster" in each.log.read_text() for each in others), 30)
+            lab.readdress(node)
+            lab.start(node)
+            lab.wait_well(60)
+        finally:
+            stranger.kill()
+        assert {put(lab, name, "ours", name).status for name in lab.nodes} == {204}

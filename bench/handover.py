@@ -1,0 +1,210 @@
+"""How long writes to a partition wait while its leadership is handed over by plan, with everybody alive.
+
+    python -m bench.handover [--json] [--moves 6] [--stops 3]
+
+Three nodes, four partitions, a client each that writes one key of it as fast as it is answered, at a node that
+neither loses nor gets the leadership where there is such a one. A move is one that balancing makes after a
+node was away (`isthmus leader balance`); a stop is a node that is told to stop while it leads. What is measured is the
+longest time between two acknowledged writes of a partition that changed its leader, all the client's own time included.
+"""
+
+from __future__ import annotations
+
+import http.client
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import click
+
+from bench.figures import Figure, Target, machine, report
+from bench.nodes import THREE_NODES, BenchFailed, Nodes
+from node import places
+from node.demo.client import Trouble
+from repl.model.errors import IsthmusError
+from repl.model.keys import key_hash, partition_index
+
+HAND_OVER: Final = Target(100, "ms without a write, the median", at_least=False)
+
+PARTITIONS: Final = 4
+TOPOLOGY: Final = THREE_NODES.replace("partitions = 1\n", f"partitions = {PARTITIONS}\nbalance = false\n")
+"""Leaderships move when they are told to, and only then."""
+
+BUCKET: Final = "handover"
+TIMEOUT_S: Final = 120.0
+REQUEST_TIMEOUT_S: Final = 30.0
+AGAIN_S: Final = 0.002
+"""Pause before a refused write is tried again, the only time that a client itself adds."""
+
+CALM_S: Final = 1.0
+"""Load before and after a hand-over."""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--moves", default=6, show_default=True, help="Leaderships that balancing moves, at least.")
+@click.option("--stops", default=3, show_default=True, help="Nodes that are told to stop.")
+@click.option(
+    "--dir", "directory", type=click.Path(path_type=Path), help="Where data lies; decides what an fsync costs."
+)
+def main(as_json: bool, moves: int, stops: int, directory: Path | None) -> None:
+    """Planned hand-overs, by balancing and by stopping nodes."""
+    try:
+        where = machine()
+        with Nodes(TOPOLOGY, directory) as nodes:
+            figures = _HandOvers(nodes).all(moves, stops)
+        report("handover", where, figures, as_json, [])
+    except (BenchFailed, IsthmusError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
+
+
+class _HandOvers:
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._turn = 0
+
+    def all(self, moves: int, stops: int) -> list[Figure]:
+        """Both kinds."""
+        by_stop: list[float] = []
+        by_balance: list[float] = []
+        self._well()
+        while len(by_balance) < moves or self._turn < stops:
+            stopped = sorted(self._nodes.admin)[self._turn % 3]
+            self._turn += 1
+            by_stop += self._gaps(stopped, lambda name=stopped: places.stop_node(self._nodes.directory, name))  # type: ignore[misc]
+            places.start_node(self._nodes.directory, stopped, None)
+            self._well()
+            by_balance += self._gaps(stopped, self._balance)
+            if self._turn > moves + stops:
+                raise BenchFailed(f"{self._turn} nodes were stopped, and balancing moved {len(by_balance)} leaderships")
+        return [
+            _figure("leadership moved by balancing", by_balance, HAND_OVER),
+            _figure("leader told to stop", by_stop, HAND_OVER),
+        ]
+
+    def _gaps(self, away: str, act: Callable[[], None]) -> list[float]:
+        """Seconds without a write, of each partition whose leader the act changed."""
+        before = self._leaders()
+        at = next(name for name in sorted(self._nodes.admin) if name != away)
+        clients = [_Client(self._nodes.http[at], partition) for partition in range(PARTITIONS)]
+        for client in clients:
+            client.start()
+        try:
+            time.sleep(CALM_S)
+            act()
+            time.sleep(CALM_S)
+        finally:
+            for client in clients:
+                client.stop()
+        after = self._leaders(away)
+        return [client.longest_s for client in clients if before[client.partition] != after[client.partition]]
+
+    def _balance(self) -> None:
+        deadline_s = time.perf_counter() + TIMEOUT_S
+        self._ask("/admin/leaders/balance", {"by": "bench"})
+        while time.perf_counter() < deadline_s:
+            status = self._ask("/admin/leaders")
+            if not status["plan"] and status["state"] != "leadership-balancing":
+                return
+            if status["state"] == "uneven":
+                self._ask("/admin/leaders/balance", {"by": "bench"})
+            time.sleep(0.1)
+        raise BenchFailed(f"leaderships are not even after {TIMEOUT_S:.0f} s: {status['reason']}")
+
+    def _ask(self, path: str, wish: dict[str, Any] | None = None) -> dict[str, Any]:
+        error: Trouble | None = None
+        deadline_s = time.perf_counter() + TIMEOUT_S
+        while time.perf_counter() < deadline_s:
+            for admin in self._nodes.admin.values():
+                try:
+                    answer: dict[str, Any] = admin.document(path) if wish is None else admin.post(path, wish)
+                except Trouble as trouble:
+                    error = trouble
+                else:
+                    return answer
+            time.sleep(0.1)
+        raise BenchFailed(f"nobody answers {path}: {error}")
+
+    def _leaders(self, away: str = "") -> dict[int, str]:
+        """Who leads what, as soon as nobody is without a leader, or led by one who is away."""
+        deadline_s = time.perf_counter() + TIMEOUT_S
+        while time.perf_counter() < deadline_s:
+            rows = self._ask("/admin/partitions")["partitions"]
+            leaders = {row["partition"]: row["leader"] for row in rows}
+            if len(leaders) == PARTITIONS and None not in leaders.values():
+                return leaders
+            time.sleep(0.05)
+        raise BenchFailed(f"{leaders} are the leaders after {TIMEOUT_S:.0f} s; {away or 'nobody'} was away")
+
+    def _well(self) -> None:
+        """Every replica in sync."""
+        deadline_s = time.perf_counter() + TIMEOUT_S
+        while time.perf_counter() < deadline_s:
+            rows = self._ask("/admin/partitions")["partitions"]
+            if len(rows) == PARTITIONS and all(row["leader"] and len(row["isr"]) == 3 for row in rows):
+                self._nodes.look()
+                return
+            time.sleep(0.1)
+        raise BenchFailed(f"not all replicas are in sync after {TIMEOUT_S:.0f} s")
+
+
+class _Client(threading.Thread):
+    """Writes one key of one partition, one write after the other."""
+
+    def __init__(self, url: str, partition: int) -> None:
+        super().__init__(daemon=True)
+        self.partition = partition
+        self.longest_s = 0.0
+        self._address = urlsplit(url)
+        names = (f"k{number}" for number in range(1_000_000))
+        key = next(n for n in names if partition_index(key_hash(BUCKET.encode(), n.encode()), PARTITIONS) == partition)
+        self._path = f"/buckets/{BUCKET}/keys/{key}"
+        self._ending = threading.Event()
+
+    def stop(self) -> None:
+        """End after the write under way."""
+        self._ending.set()
+        self.join(TIMEOUT_S)
+
+    def run(self) -> None:
+        """Until stopped. Each write carries the context of the one before."""
+        connection = http.client.HTTPConnection(
+            self._address.hostname or "", self._address.port, timeout=REQUEST_TIMEOUT_S
+        )
+        clock: dict[str, str] = {}
+        last_s = time.perf_counter()
+        while not self._ending.is_set():
+            try:
+                headers = {"Content-Type": "text/plain", **clock}
+                connection.request("PUT", f"{self._path}?returnbody=true", b"x", headers)
+                answer = connection.getresponse()
+                answer.read()
+            except (OSError, http.client.HTTPException):
+                connection.close()
+                time.sleep(AGAIN_S)
+                continue
+            if answer.status == http.client.OK:
+                clock = {"X-Riak-Vclock": answer.headers["X-Riak-Vclock"]}
+                now_s = time.perf_counter()
+                self.longest_s, last_s = max(self.longest_s, now_s - last_s), now_s
+            else:
+                time.sleep(AGAIN_S)
+        connection.close()
+
+
+def _figure(work: str, gaps_s: list[float], target: Target) -> Figure:
+    found = sorted(1000 * gap for gap in gaps_s)
+    if not found:
+        return Figure(work, f"{PARTITIONS} keys", values={"handovers": 0.0})
+    median = found[len(found) // 2]
+    values = {"handovers": float(len(found)), "min_ms": found[0], "median_ms": median, "max_ms": found[-1]}
+    return Figure(work, f"{PARTITIONS} keys", values=values, target=target, measured=median)
+
+
+if __name__ == "__main__":
+    main()
