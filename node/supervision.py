@@ -235,6 +235,15 @@ class Supervisor:
                 self._watch_owner()
                 self._write_state()
                 return {"ok": True, "state": self._state()}
+            case "add":
+                spec = ChildSpec.from_json(command["child"])
+                found = self._children.get(spec.name)
+                if found is None:
+                    self._children[spec.name] = Child(spec, self._write_state)
+                else:
+                    found.spec = spec  # its process goes on; the next one is started so
+                self._write_state()
+                return {"ok": True, "state": self._state()}
             case "start" | "restart" | "stop-child" as verb:
                 child = self._children.get(command["child"])
                 if child is None:

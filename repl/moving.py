@@ -9,6 +9,7 @@ that was to get replicas stays away, another one gets them. The rules are `repl.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 import structlog
@@ -60,7 +61,7 @@ class Moving:
             return away_ms
         sites = sites_of(placement, records, registrations)
         for order in placement.orders:
-            changed = replanned(order, records, registrations, sites, lost)
+            changed = await asyncio.to_thread(replanned, order, records, registrations, sites, lost)
             if changed != order:
                 log.info("placement.replanned", order=order.number, title=order.title, gone=sorted(lost))
                 await self._change(placement, placement.with_changed(changed))

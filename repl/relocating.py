@@ -7,6 +7,7 @@ is refused when it would be another one by now. Any node may do it. Planning is 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -229,6 +230,8 @@ def _notes(wish: Wish, moves: Sequence[Move], ground: Ground) -> list[str]:
         kind = [record for record in ground.records.values() if record.bucket_type == wish.bucket_type]
         clamped = {min(record.min_isr, wish.factor) for record in kind}
         found.append(f"min-ISR is {', '.join(map(str, sorted(clamped)))} then, unless it is set otherwise")
+        if 1 < wish.factor <= max(clamped):
+            found.append("that is all replicas: while one of them is away, its partitions take no writes")
     return found
 
 
@@ -238,9 +241,10 @@ def _notes(wish: Wish, moves: Sequence[Move], ground: Ground) -> list[str]:
 async def planned(metastore: Metastore, wish: Wish) -> Plan:
     """The plan of a wish as the cluster is now. Raises NoSuch, PlanRefused, NotReady."""
     try:
-        return plan_of(wish, await Ground.read(metastore))
+        ground = await Ground.read(metastore)
     except (Unavailable, Ambiguous, Conflict) as error:
         raise NotReady(f"the metastore cannot be reached: {error}") from error
+    return await asyncio.to_thread(plan_of, wish, ground)  # a second where partitions are many: others go on meanwhile
 
 
 async def ordered(metastore: Metastore, wish: Wish, digest: str | None, by: str, at_ms: int) -> tuple[Plan, int | None]:

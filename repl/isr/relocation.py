@@ -225,7 +225,9 @@ class Board:
                 for p, source, target in way:
                     self._sets[p] = _swapped(self._sets[p], source, target)
                     del self._has[source][p]
-                    self._has[target][p] = None
+                    for node in self._sets[p]:  # last in turn from now on: others are to change first
+                        self._has[node].pop(p, None)
+                        self._has[node][p] = None
             if not moved:
                 return
 
