@@ -7,7 +7,7 @@ side that lacked something has got meanwhile was `transient`. Pure. Rules: docs/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -61,16 +61,14 @@ def by_key(rows: Iterable[Row]) -> Rows:
     return {(row.bucket, row.key): row for row in rows}
 
 
-def compared(source: Rows, sink: Rows, wanted: Callable[[bytes, bytes], bool] | None = None) -> list[Difference]:
-    """What differs between the rows of both sides, in key order. `wanted(bucket, key)` says what counts: what a queue's
-    filter leaves out is never a difference. Raises CodecError for a clock that is none."""
+def compared(source: Rows, sink: Rows) -> list[Difference]:
+    """What differs between the rows of both sides, in key order. Raises CodecError for a clock that is none."""
     found = []
     for name in sorted(source.keys() | sink.keys()):
         mine, theirs = source.get(name), sink.get(name)
         if mine is not None and theirs is not None and mine.clock == theirs.clock and mine.hash64 == theirs.hash64:
             continue
-        if wanted is None or wanted(*name):
-            found.append(_difference(name, mine, theirs))
+        found.append(_difference(name, mine, theirs))
     return found
 
 

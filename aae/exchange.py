@@ -97,6 +97,11 @@ class Findings:
     segments_compared: int = 0
     keys_compared: int = 0
     transient: int = 0
+    filtered: int = 0
+    """Keys that differ, and that the filter leaves out."""
+    segments_unexplained: int = 0
+    """Segments whose leaves differed at every look while no row of them did: it came in between, or the change that
+    differs lies outside the run's time range."""
     queued: int = 0
     by_kind: Counter[tuple[Kind, Side]] = field(default_factory=Counter)
 
@@ -114,13 +119,15 @@ def exchange(
     *,
     size_bits: int = SEGMENT_BITS,
     wanted: Callable[[bytes, bytes], bool] | None = None,
+    partial: bool = False,
     branches_at_once: int = BRANCHES_AT_ONCE,
     segments_at_once: int = SEGMENTS_AT_ONCE,
 ) -> Machine:
-    """The machine of one run over the trees of 2^size_bits segments; `wanted` as in `aae.compare.compared`.
+    """The machine of one run over trees of 2^size_bits segments. `wanted(bucket, key)`: what counts. `partial`: rows
+    come of a time range alone.
 
     The driver sends the answer to each Ask and gets the next; the return value is IN_SYNC, REPAIRED when all that
-    differs was queued, or DIFFERING. It throws into the machine what keeps it from going on.
+    differs was queued, DIFFERING, or INCOMPLETE when leaves differ and no row of the time range explains it.
     """
     findings.state = "root-compare"
     branches = yield from _confirmed(_roots, findings, "root-confirm")
@@ -130,7 +137,7 @@ def exchange(
         findings.branches_done += len(part)
     findings.state = "done"
     if not findings.differences:
-        return Verdict.IN_SYNC
+        return Verdict.INCOMPLETE if partial and findings.segments_unexplained else Verdict.IN_SYNC
     return Verdict.REPAIRED if findings.queued >= findings.differences else Verdict.DIFFERING
 
 
@@ -162,12 +169,15 @@ def _segments(
     source, sink, covered = yield from _rows(segments, size_bits, all_times=False)
     findings.segments_compared += covered
     findings.keys_compared += len(source.keys() | sink.keys())
-    first = compared(source, sink, wanted)
+    shift = 64 - size_bits
+    every = compared(source, sink)
+    findings.segments_unexplained += covered - len({_segment(difference, shift) for difference in every})
+    first = every if wanted is None else [each for each in every if wanted(each.bucket, each.key)]
+    findings.filtered += len(every) - len(first)
     if not first:
         return covered
     findings.state = "clock-confirm"
     yield Pause()
-    shift = 64 - size_bits
     again = sorted({_segment(difference, shift) for difference in first})
     left: Sequence[int] = again
     while left:

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from aae import wire
 from aae.tree import BRANCH_COUNT, Hashes
-from aae.wire import ClocksAsked, LeavesAsked, RootsAsked, RowsTold
+from aae.wire import ClocksAsked, LeavesAsked, RepairAsked, RootsAsked, RowsTold
 from repl.model.errors import PeerFault
 from repl.transport.http_client import OPEN, Access, HttpPeer, Refused
 
@@ -66,6 +66,11 @@ class PeerTrees:
     async def clocks(self, asked: ClocksAsked) -> RowsTold:
         """See WholeTrees."""
         return await self._ask(2, wire.encode_clocks_asked(asked), lambda body: wire.decode_rows(body, asked))
+
+    async def repair(self, queue: str, bucket_type: bytes, names: Sequence[tuple[bytes, bytes]]) -> int:
+        """Let the other cluster put what is ahead there into its queue; how many keys it took."""
+        question = wire.encode_repair_asked(RepairAsked(queue, bucket_type, tuple(names)))
+        return await self._ask(3, question, wire.decode_repaired)
 
     def close(self) -> None:
         """End what is under way; every further question fails."""

@@ -95,7 +95,17 @@ async def run(
         return Outcome(Verdict.INCOMPLETE, f"{findings.state}: {error}", findings)
     except IsthmusError as error:
         return Outcome(Verdict.ERROR, f"{findings.state}: {error}", findings)
-    return Outcome(verdict, "", findings)
+    return Outcome(verdict, _why(verdict, findings), findings)
+
+
+def _why(verdict: Verdict, findings: Findings) -> str:
+    match verdict:
+        case Verdict.INCOMPLETE:
+            return f"{findings.segments_unexplained} segments differ by changes outside the time range"
+        case Verdict.DIFFERING:
+            return f"{findings.differences - findings.queued} keys differ and were not queued"
+        case _:
+            return ""
 
 
 async def _driven(

@@ -14,6 +14,8 @@ from enum import StrEnum
 from random import Random
 from typing import Final, NamedTuple
 
+from config.fullsync import FullSyncSettings
+
 DAY_MS: Final = 86_400_000
 HOUR_MS: Final = 3_600_000
 
@@ -196,3 +198,23 @@ def learned_range(modified_ms: Sequence[int], buckets: set[bytes], most: int) ->
 
 def _with(standing: Standing, *, quiet: int) -> Standing:
     return Standing(standing.succeeded_ms, standing.failed, quiet, standing.learned)
+
+
+def wants_of(settings: FullSyncSettings) -> dict[Kind, int]:
+    """Checks a day by kind."""
+    return {
+        Kind.NONE: settings.none_count,
+        Kind.ALL: settings.all_count,
+        Kind.DAY: settings.day_count,
+        Kind.HOUR: settings.hour_count,
+        Kind.RANGE: settings.range_count,
+        Kind.AUTO: settings.auto_count,
+    }
+
+
+def window_of(text: str) -> Window:
+    """The hours of `all_window`, as `config` has checked them."""
+    if text in ("always", "never"):
+        return Window(always=text == "always", never=text == "never")
+    first, _, end = text.partition("-")
+    return Window(int(first), int(end) % 24)

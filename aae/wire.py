@@ -37,8 +37,11 @@ CLUSTER_BYTES: Final = 16
 
 MEDIA_TYPE: Final = "application/msgpack"
 
-PATHS: Final = ("/trees/roots", "/trees/leaves", "/trees/clocks")
-"""Where a cluster answers another one: roots, leaves, clocks."""
+PATHS: Final = ("/trees/roots", "/trees/leaves", "/trees/clocks", "/trees/repair")
+"""Where a cluster answers another one: roots, leaves, clocks, and takes keys to repair."""
+
+REPAIRS_MAX: Final = 10_000
+"""Keys of one request to repair."""
 
 QUESTION_BYTES_MAX: Final = 1024 * 1024
 """Largest question: 2^17 segments, several times what is asked for at once."""
@@ -178,6 +181,47 @@ def decode_told(data: bytes) -> Told:
         case [bytes(cluster), str(name), bytes(body)] if len(cluster) == CLUSTER_BYTES:
             return Told(cluster, name, body)
     raise CodecError("not an answer about trees: cluster, its name, and the answer")
+
+
+class RepairAsked(NamedTuple):
+    """Put references to these (bucket, key) into `queue`, at full-sync's priority: what is ahead here."""
+
+    queue: str
+    bucket_type: bytes
+    names: tuple[tuple[bytes, bytes], ...]
+
+
+def encode_repair_asked(asked: RepairAsked) -> bytes:
+    """Its bytes."""
+    return _pack([VERSION, *asked])
+
+
+def decode_repair_asked(data: bytes) -> RepairAsked:
+    """Raises CodecError."""
+    match _unpack(data, "a request to repair"):
+        case [str(queue), bytes(bucket_type), list(names)] if len(names) <= REPAIRS_MAX and all(map(_is_name, names)):
+            return RepairAsked(queue, bucket_type, tuple((bucket, key) for bucket, key in names))
+    raise CodecError(f"not a request to repair: queue, bucket type, up to {REPAIRS_MAX} pairs of bucket and key")
+
+
+def encode_repaired(count: int) -> bytes:
+    """The answer: how many were queued."""
+    return _pack([VERSION, count])
+
+
+def decode_repaired(data: bytes) -> int:
+    """Raises CodecError."""
+    match _unpack(data, "an answer to a repair"):
+        case [int(count)] if 0 <= count <= REPAIRS_MAX:
+            return count
+    raise CodecError("not an answer to a repair")
+
+
+def _is_name(raw: object) -> bool:
+    match raw:
+        case [bytes(bucket), bytes(key)]:
+            return bool(bucket and key)
+    return False
 
 
 def leaf_count(asked: LeavesAsked) -> int:

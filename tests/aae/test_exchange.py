@@ -75,7 +75,12 @@ class Run:
     ) -> Verdict:
         """Drive it to its end."""
         machine = exchange(
-            self.findings, size_bits=SIZE_BITS, wanted=wanted, branches_at_once=100, segments_at_once=segments_at_once
+            self.findings,
+            size_bits=SIZE_BITS,
+            wanted=wanted,
+            partial=since_ms > 0,
+            branches_at_once=100,
+            segments_at_once=segments_at_once,
         )
         answer: object = None
         while True:
@@ -186,6 +191,7 @@ def test_what_a_filter_leaves_out_is_never_a_difference() -> None:
     assert set(run.repaired) == {b"2"}
     run = Run(source, sink)
     assert run.verdict(wanted=lambda bucket, key: False) is Verdict.IN_SYNC
+    assert run.findings.filtered == 2
 
 
 def test_a_run_limited_to_recent_changes_calls_nothing_missing_that_is_old() -> None:
@@ -196,6 +202,16 @@ def test_a_run_limited_to_recent_changes_calls_nothing_missing_that_is_old() -> 
     run = Run(source, sink)
     assert run.verdict(since_ms=4_000) is Verdict.REPAIRED
     assert run.repaired == {b"3": (Kind.BEHIND, Side.SINK)}
+
+
+def test_a_range_that_explains_nothing_is_not_in_sync() -> None:
+    """Leaves differ and no row of the time range does: the run is incomplete, and with all times it finds the key."""
+    source, sink = two_clusters(50)
+    del sink.rows[b"b", b"4"]
+    run = Run(source, sink)
+    assert run.verdict(since_ms=4_000) is Verdict.INCOMPLETE
+    assert run.findings.segments_unexplained == 1
+    assert Run(source, sink).verdict() is Verdict.REPAIRED
 
 
 def test_what_could_not_be_queued_is_said() -> None:

@@ -1,0 +1,143 @@
+"""One check of one peer: a run over a bucket type, whose differences become references of a queue.
+
+Where this side is ahead, or both changed, the key goes into the queue of the settings, at full-sync's priority, and is
+read from its leader when it is served; how fast is bounded. Where the other side is ahead the key is counted and left
+alone, unless the settings let the other cluster be told. What is corrupt is named: pushing it would change nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Final, NamedTuple, Protocol
+
+import structlog
+
+from aae.compare import Difference, Kind, Side
+from aae.exchange import Findings
+from aae.peers import PeerTrees
+from aae.runs import Outcome, Scope, run
+from aae.runs import Side as Cluster
+from aae.schedule import Kind as CheckKind
+from aae.schedule import TimeRange
+from config.fullsync import FullSyncSettings
+from repl.model.keys import Key
+
+log = structlog.get_logger(__name__)
+
+REPAIRS_AT_ONCE: Final = 500
+"""Keys that are queued together; between two such groups the rate is kept."""
+
+LEARNED_MAX: Final = 100_000
+"""Times of repaired keys that are remembered during a check, to learn a range from."""
+
+
+class Repairs(Protocol):
+    """The source queues, as full-sync needs them."""
+
+    async def push(self, queue: str, keys: Sequence[Key]) -> int:
+        """Put references to the keys into a queue at full-sync's priority, waiting for room; how many it took: keys
+        that its filter leaves out are not among them. Raises BadInput for an unknown queue, Retryable."""
+
+    def wanted(self, queue: str, bucket_type: bytes) -> Callable[[bytes, bytes], bool] | None:
+        """Which (bucket, key) the queue's filter lets through; None: all. Raises BadInput for an unknown queue."""
+
+
+class Check(NamedTuple):
+    """What is to be checked. `times` None: all."""
+
+    bucket_type: str
+    kind: CheckKind
+    times: TimeRange | None
+    by: str
+
+
+class Checker:
+    """Runs the checks of one peer, one at a time."""
+
+    def __init__(
+        self, settings: FullSyncSettings, *, source: Cluster, sink: PeerTrees, repairs: Repairs, chance: Random
+    ) -> None:
+        self._settings = settings
+        self._source = source
+        self._sink = sink
+        self._repairs = repairs
+        self._chance = chance
+        self.modified_ms: list[int] = []
+        """Last changes of the keys that the last check queued, as far as LEARNED_MAX lets."""
+        self.buckets: set[bytes] = set()
+        """Their buckets."""
+
+    def close(self) -> None:
+        """End what is under way."""
+        self._sink.close()
+
+    async def check(self, check: Check, findings: Findings) -> Outcome:
+        """Run it; `findings` fill meanwhile. Raises nothing but cancellation."""
+        settings = self._settings
+        self.modified_ms, self.buckets = [], set()
+        bucket_type = check.bucket_type.encode()
+        times = check.times
+        wanted = self._repairs.wanted(settings.queue, bucket_type)
+        if times is not None and times.bucket is not None:
+            wanted = _within(times.bucket, wanted)
+
+        async def repair(differences: Sequence[Difference]) -> int:
+            return await self._repair(bucket_type, differences)
+
+        scope = Scope(
+            bucket_type,
+            since_ms=0 if times is None else times.since_ms,
+            before_ms=0 if times is None else times.before_ms,
+            wanted=wanted,
+        )
+        return await run(
+            self._source,
+            self._sink,
+            scope,
+            findings=findings,
+            repair=repair,
+            pause=self._pause,
+            timeout_s=settings.run_timeout_ms / 1000,
+        )
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self._settings.pause_ms / 1000 * (0.5 + self._chance.random()))
+
+    async def _repair(self, bucket_type: bytes, differences: Sequence[Difference]) -> int:
+        ours = [d for d in differences if d.side is not Side.SOURCE and d.kind is not Kind.CORRUPT]
+        theirs = [d for d in differences if d.side is Side.SOURCE] if self._settings.bidirectional else []
+        for corrupt in (d for d in differences if d.kind is Kind.CORRUPT):
+            log.error("fullsync.corrupt", bucket=str(corrupt.bucket), key=str(corrupt.key))
+        queued = 0
+        for part in _parts(ours):
+            queued += await self._repairs.push(self._settings.queue, [Key(bucket_type, d.bucket, d.key) for d in part])
+            self._learn(part)
+            await self._keep_rate(len(part))
+        for part in _parts(theirs):
+            names = [(d.bucket, d.key) for d in part]
+            queued += await self._sink.repair(self._settings.peer_queue, bucket_type, names)
+            await self._keep_rate(len(part))
+        return queued
+
+    def _learn(self, part: Sequence[Difference]) -> None:
+        room = LEARNED_MAX - len(self.modified_ms)
+        self.modified_ms += [d.source.modified_ms for d in part[:room] if d.source is not None]
+        self.buckets |= {d.bucket for d in part[:room]}
+        if self._settings.repair_log:
+            for d in part:
+                log.info("fullsync.queued", bucket=str(d.bucket), key=str(d.key), kind=d.kind.value, side=d.side.value)
+
+    async def _keep_rate(self, count: int) -> None:
+        rate = self._settings.repair_rate_limit_count
+        if rate:
+            await asyncio.sleep(count / rate)
+
+
+def _parts(differences: Sequence[Difference]) -> list[Sequence[Difference]]:
+    return [differences[at : at + REPAIRS_AT_ONCE] for at in range(0, len(differences), REPAIRS_AT_ONCE)]
+
+
+def _within(bucket: bytes, wanted: Callable[[bytes, bytes], bool] | None) -> Callable[[bytes, bytes], bool]:
+    return lambda name, key: name == bucket and (wanted is None or wanted(name, key))

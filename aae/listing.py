@@ -1,0 +1,131 @@
+"""How full-sync is shown: to operators as JSON, to Prometheus as numbers.
+
+Reads only; what is not known is None, never a guess. The story goes on in `node` (admin face, command line).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from aae.exchange import Findings
+from aae.manager import Manager, Peer
+from aae.memory import Result
+from aae.schedule import TimeRange
+from repl.telemetry import Sample
+
+HELP: Final[Mapping[str, str]] = {
+    "isthmus_fullsync_running": "1 while a check runs.",
+    "isthmus_fullsync_checks_total": "Checks of bucket types that ended, by peer and verdict.",
+    "isthmus_fullsync_repairs_total": "Keys that checks queued for repair.",
+    "isthmus_fullsync_proven_age_seconds": "Time since the peer was proven in sync; absent: never.",
+}
+"""Name -> what it counts (see repl.telemetry)."""
+
+
+def samples(manager: Manager, wall_ms: int) -> list[Sample]:
+    """For Prometheus."""
+    found: list[Sample] = [
+        ("isthmus_fullsync_running", {}, manager.running is not None),
+        ("isthmus_fullsync_repairs_total", {}, manager.queued_total),
+    ]
+    found += [
+        ("isthmus_fullsync_checks_total", {"peer": name, "verdict": verdict.value}, count)
+        for (name, verdict), count in manager.totals.items()
+    ]
+    found += [
+        (
+            "isthmus_fullsync_proven_age_seconds",
+            {"peer": name, "bucket_type": bucket_type},
+            max(0, wall_ms - at_ms) / 1000,
+        )
+        for name, peer in manager.peers.items()
+        for bucket_type, at_ms in peer.remembered.proven_ms.items()
+    ]
+    return found
+
+
+def listed(manager: Manager, results: int, wall_ms: int) -> dict[str, Any]:
+    """The check that runs, and every peer with its newest `results`."""
+    running = manager.running
+    return {
+        "running": None
+        if running is None
+        else {
+            "peer": running.peer,
+            "kind": running.kind.value,
+            "bucket_type": running.bucket_type,
+            "began_ms": running.began_ms,
+            "by": running.by,
+            "state": running.findings.state,
+            "branches_differing": running.findings.branches_differing,
+            "branches_done": running.findings.branches_done,
+            "keys_compared": running.findings.keys_compared,
+            "differences": running.findings.differences,
+            "queued": running.findings.queued,
+            "estimate_s": _estimate_s(running.began_ms, running.findings, wall_ms),
+        },
+        "peers": [_peer(manager, peer, results) for peer in manager.peers.values()],
+    }
+
+
+def _peer(manager: Manager, peer: Peer, results: int) -> dict[str, Any]:
+    settings, remembered = peer.settings, peer.remembered
+    upcoming = manager.upcoming(settings.name)
+    suspended, learned = remembered.suspended, remembered.standing.learned
+    bucket_types = settings.bucket_types.split(",")
+    return {
+        "name": settings.name,
+        "urls": settings.urls.split(","),
+        "queue": settings.queue,
+        "bucket_types": bucket_types,
+        "bidirectional": settings.bidirectional,
+        "state": "suspended" if suspended is not None else "idle" if peer.plan is None else "scheduled",
+        "reason": _why(peer),
+        "suspended": None if suspended is None else asdict(suspended),
+        "next_ms": upcoming[0][0] if upcoming else None,
+        "next_kind": upcoming[0][1].value if upcoming else None,
+        "range": None if learned is None else _ranged(learned),
+        "proven_ms": {name: remembered.proven_ms.get(name) for name in bucket_types},
+        "results": [shown(result) for result in list(remembered.results)[-results:]] if results else [],
+    }
+
+
+def scheduled(manager: Manager) -> list[dict[str, Any]]:
+    """Every peer's rest of the day, and what was left out of it."""
+    return [
+        {
+            "name": name,
+            "suspended": peer.remembered.suspended is not None,
+            "checks": [{"at_ms": at_ms, "kind": kind.value} for at_ms, kind in manager.upcoming(name)],
+            "skipped": [{"at_ms": one.at_ms, "kind": one.kind.value, "reason": one.reason} for one in peer.skipped],
+        }
+        for name, peer in manager.peers.items()
+    ]
+
+
+def shown(result: Result) -> dict[str, Any]:
+    """A result for people and programs."""
+    return {**asdict(result), "differences": dict(result.differences)}
+
+
+def _why(peer: Peer) -> str:
+    suspended = peer.remembered.suspended
+    if suspended is not None:
+        because = f": {suspended.reason}" if suspended.reason else ""
+        return f"by {suspended.by}{because}"
+    if peer.plan is None:
+        return "no checks are wanted: all counts are 0"
+    return f"{len(peer.plan.kinds)} checks a day"
+
+
+def _ranged(times: TimeRange) -> dict[str, Any]:
+    bucket = None if times.bucket is None else times.bucket.decode(errors="replace")
+    return {"since_ms": times.since_ms, "before_ms": times.before_ms, "bucket": bucket}
+
+
+def _estimate_s(began_ms: int, findings: Findings, wall_ms: int) -> float | None:
+    """Seconds that a running check still needs, by the branches done; None while nothing can be said."""
+    done, every = findings.branches_done, findings.branches_differing
+    return round((wall_ms - began_ms) / 1000 * (every - done) / done, 1) if done else None

@@ -1,0 +1,384 @@
+"""The manager of a node's full-sync: which check is due, one at a time, and what became of it.
+
+It knows the peers of the settings, makes each day's plan (`aae.schedule`), lets an alarm ring at the next moment, runs
+the check (`aae.check`), and remembers (`aae.memory`). Operators run checks, suspend peers and set ranges through
+it. Nodes and clusters are not coordinated: moments within a slot are apart, and on one node a check that
+is still running makes the next one late, so that it is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from aae.alarm import Alarm
+from aae.check import Check, Checker
+from aae.exchange import Findings, Verdict
+from aae.memory import Memory, Remembered, Result, Suspended
+from aae.schedule import (
+    DAY_MS,
+    Kind,
+    Place,
+    Plan,
+    TimeRange,
+    Window,
+    after,
+    chosen,
+    due,
+    learned_range,
+    looked_at,
+    moment,
+    planned,
+    rank_of,
+    wants_of,
+    window_of,
+)
+from config.fullsync import FullSyncSettings
+from repl.model.errors import BadInput, LocalFault, Retryable
+from repl.model.ports import TimeSource
+
+log = structlog.get_logger(__name__)
+
+SKIPPED_KEPT: Final = 50
+"""Newest slots of a peer that were left out, shown to operators."""
+
+LEARNS_FROM: Final = 1_000
+"""Repairs of one check above half of which their range is learned."""
+
+
+class UnknownPeer(BadInput):
+    """No [[fullsync]] of that name."""
+
+    reason = "unknown-fullsync"
+
+
+class Busy(Retryable):
+    """A check is running; one runs at a time on a node."""
+
+    reason = "busy"
+
+
+class Skipped(NamedTuple):
+    """A slot that was left out, and why."""
+
+    at_ms: int
+    kind: Kind
+    reason: str
+
+
+@dataclass(slots=True)
+class Peer:
+    """One other cluster, as the manager keeps it."""
+
+    settings: FullSyncSettings
+    place: int
+    checker: Checker
+    remembered: Remembered
+    window: Window
+    plan: Plan | None = None
+    slot: int = -1
+    skipped: deque[Skipped] = field(default_factory=lambda: deque(maxlen=SKIPPED_KEPT))
+
+
+class Running(NamedTuple):
+    """The check that runs now."""
+
+    peer: str
+    kind: Kind
+    bucket_type: str
+    began_ms: int
+    by: str
+    findings: Findings
+
+
+class Manager:
+    """The manager. All methods belong to the event loop."""
+
+    def __init__(
+        self,
+        settings: Sequence[FullSyncSettings],
+        *,
+        node: str,
+        checker_of: Callable[[FullSyncSettings], Checker],
+        memory: Memory,
+        alarm_of: Callable[[], Alarm],
+        live: Callable[[], Iterable[str]],
+        time: TimeSource,
+        chance: Random,
+    ) -> None:
+        """`checker_of` makes what runs a peer's checks, `live()` names the nodes of this cluster that live."""
+        self._settings = settings
+        self._node = node
+        self._checker_of = checker_of
+        self._memory = memory
+        self._alarm_of = alarm_of
+        self._alarm: Alarm | None = None
+        self._live = live
+        self._time = time
+        self._chance = chance
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.peers: dict[str, Peer] = {}
+        self._taken = ""
+        self.running: Running | None = None
+        self.totals: dict[tuple[str, Verdict], int] = {}
+        """(peer, verdict) -> checks of bucket types that ended so, since this node's start."""
+        self.queued_total = 0
+
+    # -- life -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Read what is remembered, plan, and wait for the first moment. Raises LocalFault."""
+        if not self._settings:
+            return
+        self._memory.load()
+        for place, settings in enumerate(self._settings):
+            self.peers[settings.name] = Peer(
+                settings,
+                place,
+                self._checker_of(settings),
+                self._memory.of(settings.name),
+                window_of(settings.all_window),
+            )
+        self._alarm = self._alarm_of()
+        self._arm()
+
+    async def stop(self) -> None:
+        """End the check that runs, and everything else."""
+        if self._alarm is not None:
+            self._alarm.stop()
+            self._alarm = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for peer in self.peers.values():
+            peer.checker.close()
+
+    # -- what is due ------------------------------------------------------------------------------------
+
+    def _place(self, peer: Peer) -> Place:
+        rank, nodes = rank_of(self._node, list(self._live()))
+        return Place(rank, nodes, peer.place, len(self.peers))
+
+    def _next(self, peer: Peer, now_ms: int) -> int | None:
+        """When the peer's next check is due; plans are made, and late slots left out, on the way."""
+        for _ in range(2):
+            if peer.plan is None or now_ms >= peer.plan.end_ms:
+                start_ms = now_ms if peer.plan is None or now_ms >= peer.plan.end_ms + DAY_MS else peer.plan.end_ms
+                peer.plan = planned(wants_of(peer.settings), start_ms, self._chance)
+                peer.slot = -1
+            if peer.plan is None:
+                return None
+            found, late = due(peer.plan, self._place(peer), peer.slot, now_ms)
+            for slot in late:
+                at_ms = moment(peer.plan, slot, self._place(peer))
+                self._skip(peer, at_ms, peer.plan.kinds[slot], "late")
+                peer.slot = slot
+            if found is not None:
+                return found.at_ms
+            if now_ms < peer.plan.end_ms:
+                return peer.plan.end_ms
+        return None
+
+    def _skip(self, peer: Peer, at_ms: int, kind: Kind, reason: str) -> None:
+        peer.skipped.append(Skipped(at_ms, kind, reason))
+        log.info("fullsync.skipped", peer=peer.settings.name, kind=kind.value, reason=reason)
+
+    def _arm(self) -> None:
+        """Let the alarm ring when something is due next; while a check runs nothing is, its end arms anew."""
+        if self._taken:
+            return
+        now_ms = self._time.wall_ms()
+        moments = [at for at in (self._next(peer, now_ms) for peer in self.peers.values()) if at is not None]
+        if moments and self._alarm is not None:
+            self._alarm.ring_at(min(moments), self._ring)
+
+    def _ring(self) -> None:
+        """Something is due: begin it."""
+        if self._taken:
+            return
+        now_ms = self._time.wall_ms()
+        for peer in self.peers.values():
+            at_ms = self._next(peer, now_ms)
+            if at_ms is None or at_ms > now_ms or peer.plan is None or now_ms >= peer.plan.end_ms:
+                continue
+            peer.slot += 1
+            kind = peer.plan.kinds[peer.slot]
+            suspended = peer.remembered.suspended
+            if suspended is not None:
+                self._skip(peer, at_ms, kind, f"suspended by {suspended.by}")
+            elif kind is not Kind.NONE:
+                self._take(peer)
+                self._spawn(self._check(peer, kind, by=""))
+                return  # what else is due waits for its end, until it is late
+        self._arm()
+
+    # -- a check ----------------------------------------------------------------------------------------
+
+    async def run(self, name: str, kind: Kind, by: str) -> list[Result]:
+        """Run a check now, of every bucket type of the peer; its results. Raises UnknownPeer, Busy. A suspended peer
+        is checked all the same: somebody asks for it."""
+        peer = self.peer(name)
+        self._take(peer)
+        return await self._check(peer, kind, by)
+
+    def begin(self, name: str, kind: Kind, by: str) -> None:
+        """As `run`, without waiting. Raises UnknownPeer, Busy."""
+        peer = self.peer(name)
+        self._take(peer)
+        self._spawn(self._check(peer, kind, by))
+
+    def _take(self, peer: Peer) -> None:
+        if self._taken:
+            raise Busy(f"a check of {self._taken} is running; one runs at a time on a node")
+        self._taken = peer.settings.name
+
+    async def _check(self, peer: Peer, kind: Kind, by: str) -> list[Result]:
+        """The check for which this manager was taken."""
+        try:
+            return await self._checked(peer, kind, by)
+        except LocalFault:
+            return []  # what was found stands in the log; that it is not remembered, too
+        finally:
+            self.running, self._taken = None, ""
+            self._arm()
+
+    async def _checked(self, peer: Peer, kind: Kind, by: str) -> list[Result]:
+        began_ms = self._time.wall_ms()
+        remembered = peer.remembered
+        if kind is Kind.AUTO:
+            kind, remembered.standing = chosen(
+                remembered.standing, peer.window, began_ms, both_ways=peer.settings.bidirectional
+            )
+        if kind is Kind.NONE:
+            return []
+        times = looked_at(kind, remembered.standing, began_ms)
+        results: list[Result] = []
+        modified: list[int] = []
+        buckets: set[bytes] = set()
+        for name in peer.settings.bucket_types.split(","):
+            findings = Findings()
+            self.running = Running(peer.settings.name, kind, name, self._time.wall_ms(), by, findings)
+            results.append(await self._one(peer, Check(name, kind, times, by), findings))
+            modified += peer.checker.modified_ms
+            buckets |= peer.checker.buckets
+        whole = all(result.verdict is Verdict.IN_SYNC for result in results)
+        repaired = sum(result.queued for result in results)
+        remembered.standing = after(
+            remembered.standing,
+            kind,
+            began_ms,
+            in_sync=whole,
+            repaired=repaired,
+            learned=learned_range(modified, buckets, LEARNS_FROM),
+        )
+        await self._save()
+        return results
+
+    async def _one(self, peer: Peer, check: Check, findings: Findings) -> Result:
+        began_ms = self._time.wall_ms()
+        began = self._time.now_ms()
+        outcome = await peer.checker.check(check, findings)
+        left = findings.differences - findings.queued
+        proven = outcome.verdict is Verdict.IN_SYNC and (check.times is None or findings.branches_differing == 0)
+        result = Result(
+            bucket_type=check.bucket_type,
+            kind=check.kind,
+            began_ms=began_ms,
+            seconds=(self._time.now_ms() - began) / 1000,
+            verdict=outcome.verdict,
+            reason=outcome.reason,
+            proven=proven,
+            segments=findings.segments_compared,
+            keys=findings.keys_compared,
+            differences={f"{kind.value}@{side.value}": count for (kind, side), count in findings.by_kind.items()},
+            queued=findings.queued,
+            left=left,
+            transient=findings.transient,
+            filtered=findings.filtered,
+            by=check.by,
+        )
+        name = peer.settings.name
+        peer.remembered.results.append(result)
+        if proven:
+            peer.remembered.proven_ms[check.bucket_type] = began_ms
+        self.totals[name, result.verdict] = self.totals.get((name, result.verdict), 0) + 1
+        self.queued_total += findings.queued
+        tell = log.warning if outcome.verdict in (Verdict.ERROR, Verdict.TIMED_OUT) else log.info
+        tell(
+            "fullsync.checked",
+            peer=name,
+            bucket_type=check.bucket_type,
+            kind=check.kind.value,
+            verdict=result.verdict.value,
+            reason=result.reason,
+            seconds=result.seconds,
+            differences=dict(result.differences),
+            queued=result.queued,
+        )
+        return result
+
+    # -- acts of operators ------------------------------------------------------------------------------
+
+    def peer(self, name: str) -> Peer:
+        """The peer of that name. Raises UnknownPeer."""
+        found = self.peers.get(name)
+        if found is None:
+            known = ", ".join(sorted(self.peers)) or "none is configured"
+            raise UnknownPeer(f"there is no full-sync {name!r} on this node; known: {known}")
+        return found
+
+    async def suspend(self, name: str | None, by: str, reason: str) -> None:
+        """Let no check of a peer, or of any, be due until `resume`; remembered over restarts. Raises UnknownPeer,
+        LocalFault."""
+        at_ms = self._time.wall_ms()
+        for peer in self._named(name):
+            peer.remembered.suspended = Suspended(by, at_ms, reason)
+        await self._save()
+
+    async def resume(self, name: str | None) -> None:
+        """Let checks be due again. Raises UnknownPeer, LocalFault."""
+        for peer in self._named(name):
+            peer.remembered.suspended = None
+        await self._save()
+
+    async def set_range(self, name: str, times: TimeRange | None) -> None:
+        """What the next check of kind range looks at; None: what it would by itself. Raises UnknownPeer, LocalFault."""
+        remembered = self.peer(name).remembered
+        standing = remembered.standing
+        remembered.standing = type(standing)(standing.succeeded_ms, standing.failed, standing.quiet, times)
+        await self._save()
+
+    def upcoming(self, name: str) -> list[tuple[int, Kind]]:
+        """(moment, kind) of the rest of the peer's day. Raises UnknownPeer."""
+        peer = self.peer(name)
+        if peer.plan is None:
+            return []
+        place = self._place(peer)
+        kinds = peer.plan.kinds
+        return [(moment(peer.plan, slot, place), kinds[slot]) for slot in range(peer.slot + 1, len(kinds))]
+
+    def _named(self, name: str | None) -> list[Peer]:
+        return list(self.peers.values()) if name is None else [self.peer(name)]
+
+    async def _save(self) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, self._memory.save)
+        except LocalFault as error:
+            log.error("fullsync.not_remembered", error=str(error))
+            raise
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("fullsync.bug", exc_info=task.exception())

@@ -1,0 +1,141 @@
+"""What full-sync remembers between starts: results, learned ranges, what operators suspended. In the data directory.
+
+One small document in two slot files (`repl.slots`), written after each check and each act. One that cannot be read is
+begun anew, with a line in the log: nothing in it decides about data.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from aae.exchange import Verdict
+from aae.schedule import Kind, Standing, TimeRange
+from repl.model.errors import Corruption
+from repl.slots import Slots
+
+log = structlog.get_logger(__name__)
+
+RESULTS_KEPT: Final = 200
+"""Newest results of one peer: a day of the most checks that people look at, and 100 KB."""
+
+FORM: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """Who suspended a peer's checks, when and why."""
+
+    by: str
+    at_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One check of one bucket type. Times are wall clock. `proven`: equal at `began_ms`, all of it that the filter lets
+    through."""
+
+    bucket_type: str
+    kind: Kind
+    began_ms: int
+    seconds: float
+    verdict: Verdict
+    reason: str
+    proven: bool
+    segments: int
+    keys: int
+    differences: Mapping[str, int]
+    queued: int
+    left: int
+    transient: int
+    filtered: int
+    by: str
+    """Who asked for it; "" when it was due."""
+
+
+@dataclass(slots=True)
+class Remembered:
+    """Of one peer."""
+
+    standing: Standing
+    suspended: Suspended | None = None
+    results: deque[Result] = field(default_factory=lambda: deque(maxlen=RESULTS_KEPT))
+    proven_ms: dict[str, int] = field(default_factory=dict)
+    """Bucket type -> when it was proven in sync last."""
+
+
+class Memory:
+    """All peers of this node, by name."""
+
+    def __init__(self, directory: Path, started_ms: int) -> None:
+        self._slots = Slots(directory, "fullsync")
+        self._started_ms = started_ms
+        self.peers: dict[str, Remembered] = {}
+
+    def load(self) -> None:
+        """Read what is there. Raises LocalFault when the disk refuses."""
+        try:
+            raw = self._slots.read()
+            self.peers = {} if raw is None else {str(name): _peer(one) for name, one in _document(raw).items()}
+        except (Corruption, KeyError, TypeError, ValueError) as error:
+            log.error("fullsync.memory_unreadable", error=str(error), begun="anew")
+            self.peers = {}
+
+    def of(self, name: str) -> Remembered:
+        """What is known of a peer; of a new one, that it has been looked at since this node's start."""
+        found = self.peers.get(name)
+        if found is None:
+            found = self.peers[name] = Remembered(Standing(self._started_ms))
+        return found
+
+    def save(self) -> None:
+        """Durable on return. Blocks; raises LocalFault."""
+        self._slots.write({"v": FORM, "peers": {name: _plain(one) for name, one in self.peers.items()}})
+
+
+def _document(raw: Any) -> dict[Any, Any]:
+    if not isinstance(raw, dict) or raw.get("v") != FORM or not isinstance(raw.get("peers"), dict):
+        raise ValueError("not the memory of full-sync, or of another version")
+    found: dict[Any, Any] = raw["peers"]
+    return found
+
+
+def _plain(one: Remembered) -> dict[str, Any]:
+    return {
+        "standing": asdict(one.standing),
+        "suspended": None if one.suspended is None else asdict(one.suspended),
+        "results": [{**asdict(result), "differences": dict(result.differences)} for result in one.results],
+        "proven": one.proven_ms,
+    }
+
+
+def _peer(raw: Mapping[str, Any]) -> Remembered:
+    standing = raw["standing"]
+    learned = standing["learned"]
+    return Remembered(
+        Standing(
+            int(standing["succeeded_ms"]),
+            bool(standing["failed"]),
+            int(standing["quiet"]),
+            None if learned is None else TimeRange(**learned),
+        ),
+        None if raw["suspended"] is None else Suspended(**raw["suspended"]),
+        deque(
+            (
+                Result(**{**one, "kind": Kind(one["kind"]), "verdict": Verdict(one["verdict"])})
+                for one in raw["results"]
+            ),
+            maxlen=RESULTS_KEPT,
+        ),
+        {str(name): int(at_ms) for name, at_ms in raw["proven"].items()},
+    )
+
+
+def _result(raw: Mapping[str, Any]) -> Result:
+    return Result(**{**raw, "kind": Kind(raw["kind"]), "verdict": Verdict(raw["verdict"])})

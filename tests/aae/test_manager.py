@@ -1,0 +1,362 @@
+"""The manager under a clock of its own: what is due, what is left out, what operators want, and what is remembered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from aae.check import Check, Checker, Repairs
+from aae.compare import Difference, Row, Side
+from aae.compare import Kind as DifferenceKind
+from aae.exchange import Findings, Verdict
+from aae.listing import listed, samples, scheduled
+from aae.manager import Busy, Manager, UnknownPeer
+from aae.memory import Memory
+from aae.runs import Outcome
+from aae.schedule import DAY_MS, HOUR_MS, Kind, TimeRange, window_of
+from config.fullsync import FullSyncSettings
+from repl.model.errors import BadInput
+from repl.model.keys import Key
+
+START = 1_700_000_000_000
+
+WEST = FullSyncSettings("west", "http://10.0.0.7:8098", "to-west", auto_count=0, hour_count=24)
+
+
+class Clock:
+    """Time that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.ms = START
+
+    def wall_ms(self) -> int:
+        """Now."""
+        return self.ms
+
+    def now_ms(self) -> int:
+        """Now."""
+        return self.ms
+
+
+class Bell:
+    """An Alarm that a test rings."""
+
+    def __init__(self) -> None:
+        self.at_ms: int | None = None
+        self.call: Callable[[], None] = lambda: None
+
+    def ring_at(self, wall_ms: int, call: Callable[[], None]) -> None:
+        """See Alarm."""
+        self.at_ms, self.call = wall_ms, call
+
+    def stop(self) -> None:
+        """See Alarm."""
+        self.at_ms = None
+
+
+class FakeChecker(Checker):
+    """Ends as it is told; `gate` holds it."""
+
+    def __init__(self) -> None:
+        self.checks: list[Check] = []
+        self.outcomes: list[Verdict] = []
+        self.gate: asyncio.Event | None = None
+        self.modified_ms = []
+        self.buckets = set()
+        self.differences = 0
+
+    async def check(self, check: Check, findings: Findings) -> Outcome:
+        """See Checker."""
+        self.checks.append(check)
+        findings.by_kind.update({(DifferenceKind.BEHIND, Side.SINK): self.differences})
+        findings.queued = self.differences
+        if self.gate is not None:
+            await self.gate.wait()
+        verdict = self.outcomes.pop(0) if self.outcomes else Verdict.IN_SYNC
+        if verdict is not Verdict.IN_SYNC:
+            findings.branches_differing = 1
+        return Outcome(verdict, "", findings)
+
+    def close(self) -> None:
+        """See Checker."""
+
+
+class Desk:
+    """A manager, its clock, its bell and its checkers."""
+
+    def __init__(self, directory: Path, *settings: FullSyncSettings, live: Sequence[str] = ("n1",)) -> None:
+        self.clock = Clock()
+        self.bell = Bell()
+        self.checkers = {one.name: FakeChecker() for one in settings}
+        self.live = list(live)
+        directory.mkdir(exist_ok=True)
+        self.memory = Memory(directory, START)
+        self.manager = Manager(
+            settings,
+            node="n1",
+            checker_of=lambda one: self.checkers[one.name],
+            memory=self.memory,
+            alarm_of=lambda: self.bell,
+            live=lambda: self.live,
+            time=self.clock,
+            chance=Random(7),
+        )
+        self.manager.start()
+
+    async def pass_until(self, end_ms: int) -> None:
+        """Let the bell ring whenever it is due until `end_ms`."""
+        while self.bell.at_ms is not None and self.bell.at_ms <= end_ms:
+            self.clock.ms = max(self.clock.ms, self.bell.at_ms)
+            self.bell.call()
+            for _ in range(50):
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.002)
+            while self.manager.running is not None:
+                await asyncio.sleep(0.002)
+        self.clock.ms = end_ms
+
+
+def story(work: Callable[[], Awaitable[None]]) -> None:
+    """Run it."""
+
+    async def whole() -> None:
+        async with asyncio.timeout(30):
+            await work()
+
+    asyncio.run(whole())
+
+
+def test_a_day_has_the_checks_that_are_wanted(tmp_path: Path) -> None:
+    """Two peers: each check of the day runs once, two days run twice as many."""
+
+    async def work() -> None:
+        east = FullSyncSettings("east", "http://10.0.0.8:8098", "to-east", auto_count=0, all_count=2, day_count=3)
+        desk = Desk(tmp_path, WEST, east)
+        await desk.pass_until(START + 2 * DAY_MS - 1)
+        counts = Counter(check.kind for check in desk.checkers["east"].checks)
+        assert counts == {Kind.ALL: 4, Kind.DAY: 6}
+        assert Counter(check.kind for check in desk.checkers["west"].checks) == {Kind.HOUR: 48}
+        await desk.manager.stop()
+        assert desk.bell.at_ms is None
+
+    story(work)
+
+
+def test_nothing_configured_is_idle_and_no_wants_are_too(tmp_path: Path) -> None:
+    """No alarm is set."""
+
+    async def work() -> None:
+        assert Desk(tmp_path / "a").bell.at_ms is None
+        assert Desk(tmp_path / "b", replace(WEST, hour_count=0)).bell.at_ms is None
+        assert Desk(tmp_path / "c", replace(WEST, hour_count=0, none_count=5)).bell.at_ms is None
+
+    story(work)
+
+
+def test_nodes_of_a_cluster_check_at_different_moments(tmp_path: Path) -> None:
+    """The rank among the live nodes moves the moment, and a node that goes moves it back."""
+
+    async def work() -> None:
+        desk = Desk(tmp_path, WEST, live=["n0", "n1", "n2"])
+        assert desk.bell.at_ms == START + HOUR_MS // 3
+        desk.live = ["n1"]
+        await desk.pass_until(START + HOUR_MS // 3)
+        assert desk.bell.at_ms == START + HOUR_MS
+
+    story(work)
+
+
+def test_one_check_runs_at_a_time_and_what_is_due_meanwhile_follows(tmp_path: Path) -> None:
+    """What becomes due during a long check begins after it, unless it is late by then; one asked for is Busy."""
+
+    async def work() -> None:
+        east = replace(WEST, name="east")
+        desk = Desk(tmp_path, WEST, east)
+        gate = desk.checkers["west"].gate = asyncio.Event()
+        desk.bell.call()
+        await asyncio.sleep(0.01)
+        assert desk.manager.running is not None
+        with pytest.raises(Busy, match="a check of west is running"):
+            desk.manager.begin("east", Kind.ALL, "ann")
+        desk.clock.ms = START + HOUR_MS // 2 + 1
+        desk.bell.call()
+        await asyncio.sleep(0.01)
+        assert desk.checkers["east"].checks == []
+        gate.set()
+        await asyncio.sleep(0.05)
+        assert desk.manager.running is None
+        desk.bell.call()
+        await asyncio.sleep(0.05)
+        assert len(desk.checkers["east"].checks) == 1
+        results = await desk.manager.run("east", Kind.ALL, "ann")
+        assert [(result.by, result.verdict, result.proven) for result in results] == [("ann", Verdict.IN_SYNC, True)]
+        gate.clear()
+        desk.clock.ms = START + HOUR_MS
+        desk.bell.call()
+        await asyncio.sleep(0.01)
+        desk.clock.ms = START + 4 * HOUR_MS
+        gate.set()
+        await asyncio.sleep(0.05)
+        assert [one.reason for one in desk.manager.peers["east"].skipped] == ["late", "late"]
+
+    story(work)
+
+
+def test_what_is_late_is_left_out_and_shown(tmp_path: Path) -> None:
+    """After hours asleep only the next check runs."""
+
+    async def work() -> None:
+        desk = Desk(tmp_path, WEST)
+        desk.clock.ms = START + 5 * HOUR_MS + HOUR_MS // 2 + 5
+        desk.bell.call()
+        await asyncio.sleep(0.01)
+        assert desk.checkers["west"].checks == []
+        assert [one.reason for one in desk.manager.peers["west"].skipped] == ["late"] * 6
+        assert desk.bell.at_ms == START + 6 * HOUR_MS
+        assert [row["reason"] for row in scheduled(desk.manager)[0]["skipped"]] == ["late"] * 6
+
+    story(work)
+
+
+def test_a_suspended_peer_is_left_alone_also_after_a_restart(tmp_path: Path) -> None:
+    """Nothing is due until it is resumed; who, when and why are kept; an operator may still run one."""
+
+    async def work() -> None:
+        desk = Desk(tmp_path, WEST)
+        await desk.manager.suspend("west", "ann", "maintenance")
+        await desk.pass_until(START + 3 * HOUR_MS)
+        assert desk.checkers["west"].checks == []
+        await desk.manager.stop()
+        again = Desk(tmp_path, WEST)
+        row = listed(again.manager, 10, again.clock.ms)["peers"][0]
+        assert (row["state"], row["reason"]) == ("suspended", "by ann: maintenance")
+        assert row["suspended"] == {"by": "ann", "at_ms": START, "reason": "maintenance"}
+        await again.manager.run("west", Kind.HOUR, "bob")
+        assert len(again.checkers["west"].checks) == 1
+        await again.manager.resume(None)
+        await again.pass_until(START + 3 * HOUR_MS)
+        assert len(again.checkers["west"].checks) == 4 + 1
+        with pytest.raises(UnknownPeer, match="known: west"):
+            await again.manager.suspend("east", "ann", "")
+
+    story(work)
+
+
+def test_results_and_proofs_survive_a_restart(tmp_path: Path) -> None:
+    """What was found, and since when both are proven equal; a check of an hour whose leaves differed proves nothing."""
+
+    async def work() -> None:
+        desk = Desk(tmp_path, WEST)
+        checker = desk.checkers["west"]
+        await desk.manager.run("west", Kind.ALL, "ann")
+        desk.clock.ms += 5_000
+        checker.outcomes, checker.differences = [Verdict.REPAIRED], 7
+        await desk.manager.run("west", Kind.HOUR, "ann")
+        checker.outcomes, checker.differences = [Verdict.TIMED_OUT], 0
+        await desk.manager.run("west", Kind.ALL, "ann")
+        await desk.manager.stop()
+        row = listed(Desk(tmp_path, WEST).manager, 10, START)["peers"][0]
+        assert [result["verdict"] for result in row["results"]] == ["in-sync", "repaired", "timed-out"]
+        assert row["results"][1]["differences"] == {"behind@sink": 7}
+        assert row["proven_ms"] == {"default": START}
+        names = {(name, labels.get("verdict")): value for name, labels, value in samples(desk.manager, START + 9_000)}
+        assert names["isthmus_fullsync_checks_total", "repaired"] == 1
+        assert names["isthmus_fullsync_proven_age_seconds", None] == 9.0
+        (tmp_path / "fullsync.0").write_bytes(b"rubbish")
+        (tmp_path / "fullsync.1").write_bytes(b"rubbish")
+        assert listed(Desk(tmp_path, WEST).manager, 10, START)["peers"][0]["results"] == []
+
+    story(work)
+
+
+def test_auto_goes_by_what_was_found(tmp_path: Path) -> None:
+    """In sync: since then. Differences: a day, or everything in its hours. A set range comes first, and once."""
+
+    async def work() -> None:
+        desk = Desk(tmp_path, replace(WEST, hour_count=0, auto_count=24, all_window="never"))
+        checker = desk.checkers["west"]
+        checker.outcomes = [Verdict.IN_SYNC, Verdict.REPAIRED, Verdict.REPAIRED]
+        checker.differences = 3
+        for _ in range(3):
+            await desk.manager.run("west", Kind.AUTO, "")
+        await desk.manager.set_range("west", TimeRange(5, 9, b"b"))
+        await desk.manager.run("west", Kind.AUTO, "")
+        await desk.manager.run("west", Kind.RANGE, "")
+        kinds = [(check.kind, None if check.times is None else check.times.since_ms) for check in checker.checks]
+        assert kinds == [
+            (Kind.RANGE, START), (Kind.RANGE, START), (Kind.DAY, START - DAY_MS), (Kind.RANGE, 5), (Kind.RANGE, START),
+        ]  # fmt: skip
+
+    story(work)
+
+
+def test_windows_of_the_settings() -> None:
+    """Hours, always, never."""
+    assert window_of("always").holds(0)
+    assert not window_of("never").holds(0)
+    assert window_of("22-6").holds(23 * HOUR_MS)
+    assert window_of("0-24").holds(0)
+
+
+class Queue(Repairs):
+    """Takes keys up to its room."""
+
+    def __init__(self) -> None:
+        self.keys: list[Key] = []
+
+    async def push(self, queue: str, keys: Sequence[Key]) -> int:
+        """See Repairs."""
+        assert queue == "to-west"
+        self.keys += keys
+        return len(keys)
+
+    def wanted(self, queue: str, bucket_type: bytes) -> Callable[[bytes, bytes], bool] | None:
+        """See Repairs."""
+        assert bucket_type == b"default"
+        if queue != "to-west":
+            raise BadInput("no such queue")
+        return None
+
+
+class Other:
+    """The other cluster's half that takes repairs."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, list[tuple[bytes, bytes]]]] = []
+
+    async def repair(self, queue: str, bucket_type: bytes, names: Iterable[tuple[bytes, bytes]]) -> int:
+        """See PeerTrees."""
+        assert bucket_type == b"default"
+        self.told.append((queue, list(names)))
+        return len(self.told[-1][1])
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+def test_what_is_repaired_and_what_is_left(both_ways: bool) -> None:
+    """What is ahead here or changed on both sides is queued; what is ahead there is left alone unless both ways are
+    wanted; what is corrupt is never queued."""
+
+    def row(key: bytes) -> Row:
+        return Row(b"b", key, b"\x90", 1, 5_000, False)
+
+    differences = [
+        Difference(b"b", b"1", DifferenceKind.MISSING, Side.SINK, row(b"1"), None),
+        Difference(b"b", b"2", DifferenceKind.CONCURRENT, Side.BOTH, row(b"2"), row(b"2")),
+        Difference(b"b", b"3", DifferenceKind.CORRUPT, Side.BOTH, row(b"3"), row(b"3")),
+        Difference(b"b", b"4", DifferenceKind.BEHIND, Side.SOURCE, row(b"4"), row(b"4")),
+    ]
+    queue, other = Queue(), Other()
+    settings = replace(WEST, bidirectional=both_ways, peer_queue="to-east", repair_rate_limit_count=0)
+    checker = Checker(settings, source=None, sink=other, repairs=queue, chance=Random(1))  # type: ignore[arg-type]
+    queued = asyncio.run(checker._repair(b"default", differences))
+    assert [key.key for key in queue.keys] == [b"1", b"2"]
+    assert other.told == ([("to-east", [(b"b", b"4")])] if both_ways else [])
+    assert queued == (3 if both_ways else 2)
+    assert checker.modified_ms == [5_000, 5_000]
+    assert checker.buckets == {b"b"}
