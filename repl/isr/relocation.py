@@ -169,10 +169,10 @@ class Board:
         while len(nodes) < count:
             self._give(p, min((n for n in self._open if n not in nodes), key=lambda node: self._welcome(p, node)))
 
-    def _welcome(self, p: int, node: str) -> tuple[bool, int, int, int, str]:
+    def _welcome(self, p: int, node: str) -> tuple[int, bool, int, int, str]:
         """The less the better a place for another replica; where the partition was before costs no copy."""
         crowd = sum(self._racks.get(other) == self._racks[node] for other in self._sets[p]) if self._racks else 0
-        return node not in self._before[p], crowd, len(self._has[node]), self._elsewhere[node], node
+        return crowd, node not in self._before[p], len(self._has[node]), self._elsewhere[node], node
 
     def _dispensable(self, p: int, node: str) -> tuple[bool, bool, bool, int, int, int, str]:
         """The more the rather it goes: never the leader or the last in sync, as long as there are others."""
@@ -191,11 +191,11 @@ class Board:
         while self._distinct(nodes) < min(len(nodes), len(set(self._racks.values()))):
             held = Counter(self._racks.get(node) for node in nodes)
             twice = [node for node in nodes if node in self._racks and held[self._racks[node]] > 1]
-            if not twice:
+            others = [node for node in self._open if not held[self._racks[node]]]
+            if not twice or not others:
                 return
-            goes = max(twice, key=lambda node: self._dispensable(p, node))
-            self._take(p, goes)
-            self._fill(p, len(nodes) + 1)
+            self._take(p, max(twice, key=lambda node: self._dispensable(p, node)))
+            self._give(p, min(others, key=lambda node: self._welcome(p, node)))
 
     def _distinct(self, nodes: Iterable[str]) -> int:
         return len({self._racks[node] for node in nodes if node in self._racks})
