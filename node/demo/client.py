@@ -240,6 +240,8 @@ class BucketClient:
                 except json.JSONDecodeError:
                     break  # the object goes on in the next piece
                 rest = rest[end:]
+                if "error" in document:
+                    raise Trouble("unreachable", f"the listing broke off: {document['error']}")
                 yield from map(unquote_to_bytes, document["keys"])
         if rest:
             raise Trouble("unreachable", f"the listing ended in the middle of {rest[:40]!r}")

@@ -10,26 +10,27 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Final
+
+import structlog
 
 from node.http.asgi import JSON, Face, Request, Stream
 from node.http.object_query import timeout_of
 from node.http.router import encode_segment
-from node.http.statuses import Refused
-from repl.model.errors import Overloaded, TimedOut
+from node.http.statuses import Refused, explanation
+from repl.model.errors import IsthmusError, Overloaded, TimedOut
 from repl.model.keys import DEFAULT_BUCKET_TYPE
 from repl.model.ports import KeyValue
 
-LISTINGS_MAX: Final = 8
-"""Listings that run at once on a node; each holds a snapshot of the store and reads every key row in its way. One
-more is refused with 503. A guess: enough for people, too few to starve writers."""
+log = structlog.get_logger(__name__)
 
 
 class ListingRoutes:
     """GET .../buckets/B/keys?keys=true|stream and .../buckets?buckets=true|stream, with and without a type."""
 
-    def __init__(self, kv: KeyValue, face: Face) -> None:
+    def __init__(self, kv: KeyValue, limit: int, face: Face) -> None:
+        """`limit`: listings that run at once; one more is refused with 503."""
         self._kv = kv
+        self._limit = limit
         self.running = 0
         for prefix in ("", "/types/{type}"):
             face.router.add("GET", prefix + "/buckets", self.buckets)
@@ -55,8 +56,8 @@ class ListingRoutes:
         timeout_s = timeout_of(request.query)
         if timeout_s is not None:
             batches = _within(timeout_s, batches)
-        if self.running >= LISTINGS_MAX:
-            raise Overloaded(f"{LISTINGS_MAX} listings are running on this node, which is its limit")
+        if self.running >= self._limit:
+            raise Overloaded(f"{self._limit} listings are running on this node, its limit (limits.listings)")
         self.running += 1
         try:
             # The first batch is read before the status goes out, so that a refusal is still a refusal.
@@ -134,10 +135,15 @@ async def _whole(name: str, first: list[bytes], rest: Batches, show: Show) -> As
 
 
 async def _streamed(name: str, first: list[bytes], rest: Batches, show: Show) -> AsyncGenerator[bytes, None]:
-    """One JSON object a batch, one after the other; an empty one when there is nothing, as in Riak."""
+    """One JSON object a batch, one after the other; an empty one when there is nothing, and `error` where it fails, as
+    in Riak."""
     yield f'{{"{name}":'.encode() + _array(first, show) + b"}"
-    async for batch in rest:
-        yield f'{{"{name}":'.encode() + _array(batch, show) + b"}"
+    try:
+        async for batch in rest:
+            yield f'{{"{name}":'.encode() + _array(batch, show) + b"}"
+    except IsthmusError as error:
+        log.warning("http.listing_failed", of=name, reason=error.reason, error=str(error))
+        yield json.dumps({"error": explanation(error), "reason": error.reason}).encode()
 
 
 def _array(batch: list[bytes], show: Show) -> bytes:

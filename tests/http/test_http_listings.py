@@ -146,3 +146,15 @@ def test_a_listing_that_fails_half_way_has_no_end(room, server):
     assert b'"0","1"' in raw
     assert not raw.endswith(b"0\r\n\r\n")
     assert room.kv.listings_open == 0
+
+
+def test_a_stream_that_fails_half_way_says_so_and_ends(room, server):
+    """An error in the middle of a stream is an object of its own, as Riak's clients expect it."""
+    for n in range(9):
+        room.put(f"/buckets/b/keys/{n}", b"v")
+    room.kv.listing_fails_after = 2
+    room.kv.fail = NotReady("lost")
+    raw = server.exchange(b"GET /buckets/b/keys?keys=stream HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    assert b'{"error": "lost", "reason": "not-ready"}' in raw
+    assert raw.endswith(b"0\r\n\r\n")
+    assert room.kv.listings_open == 0
