@@ -97,6 +97,9 @@ RANGES: Final[Mapping[tuple[type, str], Range]] = {
     # 64 KB is where Riak's clients stop; each key is held three times in the store.
     (LimitSettings, "key_bytes"): Range(16, 64 * KB),
     (LimitSettings, "siblings"): Range(1, 10_000),
+    (LimitSettings, "object_warn_bytes"): Range(0, 1 * GB),
+    (LimitSettings, "siblings_warn"): Range(0, 10_000),
+    (LimitSettings, "listings"): Range(1, 1_000),
     (LimitSettings, "batch_items"): Range(1, 100_000),
     (LimitSettings, "batch_bytes"): Range(1 * KB, 1 * GB),
     (QueueSettings, "object_size_limit_bytes"): Range(0, 1 * GB),
@@ -144,6 +147,7 @@ CHOICES: Final[Mapping[tuple[type, str], tuple[str, ...]]] = {
     (TlsSettings, "client_certificates"): ("optional", "required"),
     (TokenSettings, "http_open"): ("nothing", "read", "write"),
     (QueueSettings, "filter"): ("any",),
+    (SinkSettings, "compression"): ("none", "zstd"),
     (LogSettings, "level"): ("debug", "info", "warning", "error"),
     (LogSettings, "format"): ("auto", "json", "text"),
 }

@@ -331,6 +331,9 @@ class SinkSettings:
     """Longest delay after empty answers: what a source that is suspended, or that many others keep from being polled
     at leisure, is asked at most (four times a second)."""
 
+    compression: str = "none"
+    """"zstd": sources are asked to compress what they send: for links that are narrower than the machines are fast."""
+
     rate_limit_bytes: int = 0
     """Bytes a second that this node fetches, in all; 0: no limit. `isthmus sink throttle` changes it."""
 

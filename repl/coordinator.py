@@ -14,7 +14,7 @@ entry (docs/protocol.md R-WAIT).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple, cast
 
@@ -24,6 +24,7 @@ from repl.listing import Listing
 from repl.model.entry import Entry, EntryKind, make_entry
 from repl.model.errors import BadInput, Corruption, IsthmusError, NotLeader
 from repl.model.keys import Key, key_hash
+from repl.model.properties import PLAIN, TypeProperties
 from repl.model.record import PartitionRecord
 from repl.model.requests import (
     Isolation,
@@ -34,7 +35,7 @@ from repl.model.requests import (
     Written,
 )
 from repl.partition import Partition, PendingGroup, Waiter
-from repl.proposal import Proposal, WriteLimits
+from repl.proposal import Owed, Proposal, WriteLimits, nothing_owed
 from repl.reading import Reading, answer_bytes, confirm_refusals, not_led
 from repl.routes import Routes
 from repl.runtime import Runtime
@@ -74,10 +75,12 @@ class Coordinator:
         key_limit_bytes: int,
         request_timeout_ms: int,
         read_isolation: str,
+        properties_of: Callable[[bytes], TypeProperties] = lambda _bucket_type: PLAIN,
     ) -> None:
         self._runtime = runtime
         self._loop = asyncio.get_running_loop()
         self._limits = limits
+        self._properties_of = properties_of
         self._key_limit_bytes = key_limit_bytes
         self._routes = Routes()
         self._forwarding = Forwarding(links, request_timeout_ms=request_timeout_ms, body_limit_bytes=limits.entry_bytes)
@@ -90,6 +93,7 @@ class Coordinator:
         self._pending_requests: dict[int, dict[bytes, int]] = {}
         """Partition -> name of a request (`repl.store.requests`) -> offset of its entry: proposed here, not applied."""
         self._scheduled = False
+        self.owed: Owed = nothing_owed
         self._tally = Tally()
         runtime.hooks.append(self)
 
@@ -321,8 +325,10 @@ class Coordinator:
             runtime.store,
             runtime.cluster_uuid,
             self._limits,
+            self._properties_of(partition.bucket_type),
             runtime.time.wall_ms(),
             self._pending_requests.get(partition.id, {}),
+            self.owed,
         )
         for item in items:
             request = item.request
@@ -341,9 +347,7 @@ class Coordinator:
                 mine[1].append(item.slot)
                 if end > mine[2]:
                     waiting[id(item.waiter)] = (mine[0], mine[1], end)
-        self._tally.kinds["put"] += proposal.put_count
-        self._tally.kinds["delete"] += proposal.delete_count
-        self._tally.kinds["repeated"] += proposal.repeated_count
+        self._tally.proposed(proposal)
         if proposal.entries:
             refused = runtime.append(partition, proposal.entries)
             if refused is not None:

@@ -10,7 +10,7 @@ sibling too many, a request that is known.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from repl.model.conditions import Condition, ConditionFailed, Standing, judge_write, needs_tag, object_tag
@@ -26,9 +26,11 @@ from repl.model.entry import (
 )
 from repl.model.errors import BadInput, CodecError, Corruption, TooLarge
 from repl.model.keys import Key
-from repl.model.objects import Object, Summary, decode_object, merge, seal, summarize_encoded, write
+from repl.model.objects import Object, Summary, decode_object, merge, seal, summarize_encoded
+from repl.model.properties import Properties, TypeProperties
 from repl.model.requests import REQUEST_ID_BYTES_MAX, PushItem, PushOutcome, PushResult, WriteRequest, Written
-from repl.model.vclock import Clock, counter_of, decode_clock, descends, pack_counter
+from repl.model.siblings import resolved, written
+from repl.model.vclock import Clock, counter_of, decode_clock, descends, offset_of, pack_counter
 from repl.partition import Partition
 from repl.store.port import Store
 from repl.store.requests import request_name
@@ -40,6 +42,21 @@ class TooManySiblings(BadInput):
     reason = "too-many-siblings"
 
 
+class ForgedClock(BadInput):
+    """A clock from another cluster that has seen writes of this one which were never made."""
+
+    reason = "forged-clock"
+
+
+Owed = Callable[[int, int, bytes], bool]
+"""(partition, offset of a write of ours, cluster that pushes) -> whether some other cluster has not got it yet."""
+
+
+def nothing_owed(_partition: int, _offset: int, _pusher: bytes) -> bool:
+    """Where no queue gives anything to anybody."""
+    return False
+
+
 class WriteLimits(NamedTuple):
     """Limits of one write, from the settings."""
 
@@ -47,6 +64,21 @@ class WriteLimits(NamedTuple):
     sibling_count: int
     entry_bytes: int
     """Longest entry, so the largest object with all its siblings, that other nodes take."""
+
+    object_warn_bytes: int = 0
+    """Larger values are reported; 0: none."""
+
+    sibling_warn_count: int = 0
+    """Objects with more siblings are reported; 0: none."""
+
+
+class Warned(NamedTuple):
+    """An object that was taken although it is above what is sound: `what` is "object-size" or "siblings"."""
+
+    what: str
+    key: Key
+    found: int
+    limit: int
 
 
 class _Current(NamedTuple):
@@ -66,15 +98,20 @@ class Proposal:
         store: Store,
         cluster_uuid: bytes,
         limits: WriteLimits,
+        properties: TypeProperties,
         now_ms: int,
         pending_requests: Mapping[bytes, int],
+        owed: Owed = nothing_owed,
     ) -> None:
-        """`pending_requests`: name of a request (`repl.store.requests`) -> offset of its entry that is not applied."""
+        """`properties` are those of the partition's bucket type. `pending_requests`: name of a request
+        (`repl.store.requests`) -> offset of its entry that is not applied. `owed` asks the source queues (R-OWED)."""
         self._partition = partition
         self._pending_requests = pending_requests
+        self._owed = owed
         self._store = store
         self._own = cluster_uuid
         self._limits = limits
+        self._properties = properties
         self._now_ms = now_ms
         self._epoch = partition.replica.epoch
         self._next = partition.replica.leo
@@ -83,6 +120,7 @@ class Proposal:
         self.repeated_count = 0
         self.condition_failed = False
         """An item was refused by its condition: what it was judged against is yet to be confirmed."""
+        self.warned: list[Warned] = []
         self.entries: list[Entry] = []
         self.fresh: dict[tuple[bytes, bytes], Entry] = {}
         self.fresh_requests: dict[bytes, int] = {}
@@ -109,8 +147,8 @@ class Proposal:
     def write(self, request: WriteRequest, hash64: int) -> tuple[object, int]:
         """(answer, offset below which all must be applied before it may be given; 0 for at once)."""
         key, content, context, request_id, _, condition = request
-        if len(content.value) > self._limits.object_bytes:
-            raise TooLarge(f"value of {len(content.value)} bytes, limits.object_bytes is {self._limits.object_bytes}")
+        properties = self._properties.of(key.bucket)
+        self._check_size(len(content.value), key, properties)
         current = self._current(hash64, key.bucket, key.key)
         if request_id:
             if len(request_id) > REQUEST_ID_BYTES_MAX:
@@ -134,34 +172,60 @@ class Proposal:
         offset = self._next
         dot = (self._partition.actor, pack_counter(self._epoch, offset))
         if current is None:
-            obj = write(None, context or (), content, dot, self._now_ms)
+            obj = written(None, context or (), content, dot, self._now_ms, properties)
         else:
             clock = decode_clock(current.row.clock)
             if not context and (content.tombstone or current.row.tombstone):
                 context = clock
-            if context and descends(context, clock):
-                # All that is there was seen: the old siblings need not be read.
-                obj = write(Object(clock, ()), context, content, dot, self._now_ms)
+            if properties.last_write_wins or (context and descends(context, clock)):
+                # All that is there was seen, or does not count: the old siblings need not be read.
+                obj = written(Object(clock, ()), context or clock, content, dot, self._now_ms, properties)
             else:
-                obj = write(self._object(current, key), context or (), content, dot, self._now_ms)
-                if len(obj.siblings) > self._limits.sibling_count:
-                    refused = TooManySiblings(
-                        f"the write would make {len(obj.siblings)} siblings, limits.siblings is "
-                        f"{self._limits.sibling_count}: read the key and write with its X-Riak-Vclock"
-                    )
+                obj = written(self._object(current, key), context or (), content, dot, self._now_ms, properties)
+                refused = self._check_siblings(len(obj.siblings), key, properties)
+                if refused is not None:
                     return refused, _rests_on(current)
         encoded, summary = seal(obj)
         self._append(key, hash64, current, encoded, summary, self._own, request_id)
         return Written(encoded, summary.clock, summary.sibling_count), offset + 1
 
+    def _check_size(self, size: int, key: Key, properties: Properties) -> None:
+        limit, name = self._limits.object_bytes, "limits.object_size"
+        if 0 < properties.max_object_bytes < limit:
+            limit, name = properties.max_object_bytes, f"max_object_size of bucket {key.bucket!r}"
+        if size > limit:
+            raise TooLarge(f"value of {size} bytes, {name} is {limit}")
+        warn = properties.warn_object_bytes or self._limits.object_warn_bytes
+        if 0 < warn < size:
+            self.warned.append(Warned("object-size", key, size, warn))
+
+    def _check_siblings(self, count: int, key: Key, properties: Properties) -> TooManySiblings | None:
+        limit, name = self._limits.sibling_count, "limits.siblings"
+        if 0 < properties.max_siblings < limit:
+            limit, name = properties.max_siblings, f"max_siblings of bucket {key.bucket!r}"
+        if count > limit:
+            return TooManySiblings(
+                f"the write would make {count} siblings, {name} is {limit}: read the key and write with its "
+                "X-Riak-Vclock"
+            )
+        self._note_siblings(count, key, properties)
+        return None
+
+    def _note_siblings(self, count: int, key: Key, properties: Properties) -> None:
+        warn = properties.warn_siblings or self._limits.sibling_warn_count
+        if 0 < warn < count:
+            self.warned.append(Warned("siblings", key, count, warn))
+
     def push(self, item: PushItem, hash64: int) -> tuple[object, int]:
         """As `write`, for a change from another cluster: kept as it is, or merged by causality."""
         key, origin, payload = item
         if len(payload) > self._limits.object_bytes + (self._limits.object_bytes >> 1):
-            raise TooLarge(f"pushed object of {len(payload)} bytes, limits.object_bytes is {self._limits.object_bytes}")
+            raise TooLarge(f"pushed object of {len(payload)} bytes, limits.object_size is {self._limits.object_bytes}")
         if len(origin) != 16:
             raise CodecError("a push whose origin is no cluster uuid")
         summary = summarize_encoded(payload)
+        if self._partition.actor in summary.clock:
+            self._check_ours(decode_clock(summary.clock))
         current = self._current(hash64, key.bucket, key.key)
         outcome = PushOutcome.APPLIED
         if current is not None:
@@ -181,9 +245,17 @@ class Proposal:
                 return PushResult(PushOutcome.SUPERSEDED), end
             if not descends(theirs, mine):
                 merged = merge(self._object(current, key), decode_object(payload))
+                properties = self._properties.of(key.bucket)
+                dot = (self._partition.actor, pack_counter(self._epoch, self._next))
+                merged = resolved(merged, dot, self._now_ms, properties)
+                self._note_siblings(len(merged.siblings), key, properties)
                 payload, summary = seal(merged)
                 origin = self._own
                 outcome = PushOutcome.MERGED
+            else:
+                ours = counter_of(mine, self._partition.actor)
+                if ours and self._owed(self._partition.id, offset_of(ours), origin):
+                    origin = self._own
         offset = self._next
         self._append(key, hash64, current, payload, summary, origin, b"")
         return PushResult(outcome), offset + 1
@@ -218,6 +290,12 @@ class Proposal:
         """A context may not have seen writes of ours that were never made: their dots would be lost."""
         if counter_of(context, self._partition.actor) >= pack_counter(self._epoch, self._next):
             raise BadInput("X-Riak-Vclock names writes that this cluster has not made: read the key again")
+
+    def _check_ours(self, clock: Clock) -> None:
+        """A pushed clock may not have seen writes of ours that were never made: ours to come would look old
+        (R-FORGED)."""
+        if counter_of(clock, self._partition.actor) >= pack_counter(self._epoch, self._next):
+            raise ForgedClock("the pushed object's clock names writes that this cluster has not made")
 
     def _append(
         self,

@@ -17,6 +17,7 @@ HELP: Final[Mapping[str, str]] = {
     "isthmus_requests_total": "Items asked of this node, by kind.",
     "isthmus_reads_total": "Keys read through this node, by isolation.",
     "isthmus_refusals_total": "Items refused for now, by reason.",
+    "isthmus_writes_above_warning_total": "Writes taken although above a warning's limit, by what is above it.",
     "isthmus_forwarded_items_total": "Items forwarded to the node that leads their partition, by method.",
     "isthmus_partitions": "Partitions on this node, by role of the replica.",
     "isthmus_partitions_ready": "Partitions that this node leads and serves.",

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import click
 
 from config.options import MIN_ISR
+from node.cli.bucket import echo_changed, echo_properties, set_properties, wanted
 from node.cli.cluster import listed
 from node.cli.exits import CommandFailed, Exit
 from node.cli.moves import set_replication_factor
@@ -54,7 +55,8 @@ def list_types(admin: AdminClient, output: str) -> None:
 @admin_option
 @output_option
 def show(name: str, admin: AdminClient, output: str) -> None:
-    """Where the replicas of bucket type NAME are. `-o json` prints the file that `create --file` takes."""
+    """Where the replicas of bucket type NAME are, and its properties. `-o json` prints the file that `create --file`
+    takes; properties alone: `bucket-type properties -o json`."""
     answer = admin.get(_path(name))
     rows = listed(answer, "partitions")
     if output != "json":
@@ -77,6 +79,15 @@ def show(name: str, admin: AdminClient, output: str) -> None:
     echo_json({"partitions": [{"id": row["id"], "replicas": row["replicas"]} for row in rows]})
 
 
+@bucket_type_group.command("properties")
+@NAME
+@admin_option
+@output_option
+def properties(name: str, admin: AdminClient, output: str) -> None:
+    """Every property of bucket type NAME: what counts, where it comes from, by whom and since when."""
+    echo_properties(admin.get(f"{_path(name)}/properties"), output)
+
+
 @bucket_type_group.command("create")
 @NAME
 @click.option("--partitions", type=click.IntRange(1, PARTITIONS_MAX), help="How many; never changed later.")
@@ -87,6 +98,7 @@ def show(name: str, admin: AdminClient, output: str) -> None:
     type=click.Choice(("computed", "rack-aware")),
     help="Without regard to racks, or by them. Default: by racks if the nodes have them.",
 )
+@click.option("--prop", "props", multiple=True, metavar="NAME=VALUE", help="A property; may be given several times.")
 @click.option("--file", "path", type=click.Path(path_type=Path), help="A replica map, as `show -o json` prints it.")
 @BY
 @DRY_RUN
@@ -98,6 +110,7 @@ def create(
     replication_factor: int | None,
     min_isr: int | None,
     placement: str | None,
+    props: tuple[str, ...],
     path: Path | None,
     by: str,
     dry_run: bool,
@@ -106,6 +119,8 @@ def create(
 ) -> None:
     """Make bucket type NAME on the nodes that live; returns when it can be used."""
     wish: dict[str, Any] = {"min_isr": min_isr, "by": by, "dry_run": dry_run}
+    if props:
+        wish["props"] = wanted(props)
     if path is not None:
         if (partitions, replication_factor, placement) != (None, None, None):
             raise CommandFailed(
@@ -134,13 +149,30 @@ def create(
 
 @bucket_type_group.command("set", context_settings={"ignore_unknown_options": True})
 @NAME
-@click.option("--min-isr", type=int, required=True, help="Replicas that must hold a write; clamped to 1 .. RF.")
+@click.argument("assignments", nargs=-1, metavar="[PROPERTY=VALUE...]")
+@click.option("--min-isr", type=int, help="Replicas that must hold a write; clamped to 1 .. RF.")
 @BY
 @DRY_RUN
 @admin_option
 @output_option
-def set_type(name: str, min_isr: int, by: str, dry_run: bool, admin: AdminClient, output: str) -> None:
+def set_type(
+    name: str,
+    assignments: tuple[str, ...],
+    min_isr: int | None,
+    by: str,
+    dry_run: bool,
+    admin: AdminClient,
+    output: str,
+) -> None:
     """Set what bucket type NAME goes by. Other options: `isthmus option set ... --bucket-type NAME`."""
+    if assignments:
+        if min_isr is not None:
+            raise CommandFailed(Exit.USAGE, "bad-input", "properties or --min-isr: they are set one after the other")
+        path = f"{_path(name)}/properties"
+        set_properties(admin, path, f"bucket type {name}", assignments, by=by, dry_run=dry_run, output=output)
+        return
+    if min_isr is None:
+        raise CommandFailed(Exit.USAGE, "bad-input", "nothing to set: PROPERTY=VALUE, or --min-isr")
     wish = {"value": min_isr, "bucket_type": name, "by": by, "dry_run": dry_run}
     answer = admin.post(f"/admin/options/{MIN_ISR}/set", wish)
     if output == "json":
@@ -151,6 +183,19 @@ def set_type(name: str, min_isr: int, by: str, dry_run: bool, admin: AdminClient
     click.echo(printable(f"bucket type {name}: min-ISR {cell(answer.get('outcome'))}, effective {effective}"))
     for warning in answer.get("warnings") or ():
         click.echo(printable(f"note: {warning}"))
+
+
+@bucket_type_group.command("unset")
+@NAME
+@click.argument("names", nargs=-1, metavar="[PROPERTY...]")
+@BY
+@DRY_RUN
+@admin_option
+@output_option
+def unset_type(name: str, names: tuple[str, ...], by: str, dry_run: bool, admin: AdminClient, output: str) -> None:
+    """Take back properties of bucket type NAME, or all without names: the defaults count again."""
+    answer = admin.post(f"{_path(name)}/properties/unset", {"names": list(names), "by": by, "dry_run": dry_run})
+    echo_changed(answer, f"bucket type {name}", output)
 
 
 def _path(name: str) -> str:

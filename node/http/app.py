@@ -52,7 +52,7 @@ class HttpFace(Face):
     ) -> None:
         super().__init__()
         self._objects = ObjectRoutes(kv, limits, time, self)
-        self._listings = ListingRoutes(kv, self)
+        self._listings = ListingRoutes(kv, limits.listings, self)
         OldForms(self._listings, self)
         RiakViews(sights, self)
         self._batch = BatchRoutes(kv, limits, self)

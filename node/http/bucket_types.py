@@ -22,6 +22,7 @@ from repl.bucket_types import PLACEMENTS, BucketTypeExists, Wanted, create_bucke
 from repl.isr.replica_map import PARTITIONS_MAX, REPLICAS_MAX, BadReplicaMap, checked_replica_map, replica_map_document
 from repl.model.record import PartitionRecord, PartitionStatus
 from repl.option_settings import WHO_MAX, Setting
+from repl.properties import Place
 
 if TYPE_CHECKING:
     from node.daemon import Node
@@ -33,7 +34,7 @@ POLL_S: Final = 0.05
 """How often it looks meanwhile."""
 
 CREATE_KEYS: Final = frozenset(
-    {"partition_count", "replication_factor", "placement", "partitions", "min_isr", "by", "dry_run"}
+    {"partition_count", "replication_factor", "placement", "partitions", "min_isr", "props", "by", "dry_run"}
 )
 
 
@@ -73,7 +74,8 @@ class BucketTypesAdmin:
             }
             for record in records
         ]
-        return json_reply({**self._row(name), "partitions": partitions})
+        properties = self._node.properties.rows(Place(name))
+        return json_reply({**self._row(name), "partitions": partitions, "properties": properties})
 
     async def create(self, request: Request) -> Reply:
         """Make one, or say what would be made."""
@@ -84,12 +86,17 @@ class BucketTypesAdmin:
             raise Refused(400, "bad-input", f"the bucket type: {error}") from None
         try:
             wanted = self._wanted(name, wish)
+            props = self._props(wish, wanted.replication_factor)
             dry_run = flag(wish, "dry_run")
             outcome, replica_map = await create_bucket_type(self._node.controller.metastore, wanted, dry_run=dry_run)
         except BadReplicaMap as error:
             raise Refused(400, "bad-replica-map", str(error)) from error
         except BucketTypeExists as error:
             raise Refused(409, "bucket-type-exists", str(error)) from error
+        if props and not dry_run:
+            # After the bucket type is there, so that properties are never those of a type that never came to be; done
+            # again, the command finds the bucket type and sets them.
+            await self._node.properties.set(Place(name), props, initiator(wish))
         if outcome == "created":
             await self._online(name, len(replica_map))
         online = sum(record.status is PartitionStatus.ONLINE for record in self._records(name))
@@ -119,6 +126,14 @@ class BucketTypesAdmin:
                 raise Refused(400, "bad-option", str(error)) from None
             min_isr = Setting(value, initiator(wish)[:WHO_MAX], self._node.time.wall_ms())
         return Wanted(name, partition_count, factor, placement, replica_map, min_isr)
+
+    def _props(self, wish: dict[str, Any], factor: int) -> dict[str, Any]:
+        """The properties wanted, judged before anything is made."""
+        props = wish.get("props") or {}
+        if not isinstance(props, dict):
+            raise Refused(400, "bad-json", 'props must be an object, for instance {"allow_mult": false}')
+        self._node.properties.judged(props, factor)
+        return props
 
     async def _online(self, name: str, partition_count: int) -> None:
         """Return once the bucket type is online, as this node reads it; or after ONLINE_S."""

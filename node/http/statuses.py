@@ -40,6 +40,7 @@ STATUS_BY_REASON: Final[dict[str, int]] = {
     "owned-by-other": 409,
     "own-cluster": 409,
     "too-many-siblings": 422,
+    "too-many-properties": 422,
     "precondition-failed": 412,
     "modified": 409,
 }

@@ -48,6 +48,7 @@ class Place:
 
     id: int
     actor: bytes
+    bucket_type: bytes = b"default"
     replica: Core = field(default_factory=Core)
     pending: list[Entry] = field(default_factory=list)
     pending_rows: dict[tuple[bytes, bytes], Entry] = field(default_factory=dict)

@@ -1,0 +1,172 @@
+"""Riak's property paths, and the admin listener's: shown, set, taken back, refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from node.http.properties import PropertyRoutes
+from node.http.property_admin import PropertiesAdmin
+from node.property_office import PropertyOffice
+from repl import properties as properties_room
+from repl.metastore.memory import MemoryMetastore
+from repl.metastore.memory_tree import MemoryEnsemble
+from repl.model.record import PartitionRecord
+from repl.properties import PropertyBook
+
+
+class Standstill:
+    """A time source that stands still."""
+
+    def now_ms(self) -> int:
+        return 1
+
+    def wall_ms(self) -> int:
+        return 1_700_000_000_000
+
+
+class World:
+    """A client face whose properties lie in a metastore in memory; `notes` has three replicas."""
+
+    def __init__(self, room: Any, ask_face: Any) -> None:
+        self.face, self._ask = room.face, ask_face
+        self.metastore = MemoryMetastore(MemoryEnsemble())
+        records = {
+            0: PartitionRecord(0, "default", 0, 1, ("n1",)),
+            1: PartitionRecord(1, "notes", 0, 1, ("n1", "n2", "n3")),
+        }
+        self.office = PropertyOffice(
+            PropertyBook(self.metastore), self.metastore, Standstill(), records=lambda: records, key_limit_bytes=100
+        )
+        PropertyRoutes(self.office, self.face)
+        PropertiesAdmin(SimpleNamespace(properties=self.office), self.face.router)  # type: ignore[arg-type]
+
+    async def ask(self, method: str, target: str, body: Any = None) -> tuple[int, Any, str | None]:
+        raw = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        answer = await self._ask(self.face, method, target, raw)
+        try:
+            found = json.loads(answer.body)
+        except ValueError:
+            found = answer.body.decode()
+        return answer.status, found, answer.reason
+
+
+@pytest.fixture
+def world(room, ask_face):
+    return World(room, ask_face)
+
+
+def told(world: World, story: Any) -> None:
+    async def run() -> None:
+        await world.metastore.start(lambda _state: None)
+        await story(world.ask)
+
+    asyncio.run(run())
+
+
+def test_a_bucket_shows_riaks_properties_and_takes_them_back(world):
+    """GET, PUT of one, GET again, PUT of all that was read, DELETE: as Riak's clients do it, by all three forms."""
+
+    async def story(ask):
+        status, before, _ = await ask("GET", "/buckets/b/props")
+        assert status == 200
+        props = before["props"]
+        assert (props["name"], props["n_val"], props["allow_mult"], props["r"]) == ("b", 1, True, "quorum")
+        assert props["chash_keyfun"]["fun"] == "chash_std_keyfun"
+        assert await ask("PUT", "/buckets/b/props", {"props": {"allow_mult": False}}) == (204, "", None)
+        assert (await ask("GET", "/riak/b"))[1]["props"]["allow_mult"] is False
+        assert (await ask("GET", "/types/default/buckets/b/props"))[1]["props"]["allow_mult"] is False
+        assert (await ask("GET", "/buckets/c/props"))[1]["props"]["allow_mult"] is True
+        read = (await ask("GET", "/buckets/b/props"))[1]
+        assert (await ask("PUT", "/riak/b", read))[0] == 204
+        assert (await ask("GET", "/buckets/b/props"))[1] == read
+        assert (await ask("DELETE", "/buckets/b/props"))[0] == 204
+        assert (await ask("GET", "/buckets/b/props"))[1] == before
+        assert (await ask("GET", "/buckets/a%2Fb%FF/props"))[1]["props"]["name"] == "a%2Fb%FF"
+
+    told(world, story)
+
+
+def test_a_bucket_type_has_properties_that_its_buckets_have(world):
+    """Set for the type they count for its buckets, but for those with their own; n_val is the type's factor."""
+
+    async def story(ask):
+        assert (await ask("PUT", "/types/notes/props", {"props": {"last_write_wins": True, "n_val": 3}}))[0] == 204
+        shown = (await ask("GET", "/types/notes/props"))[1]["props"]
+        assert (shown["last_write_wins"], shown["n_val"], shown["active"]) == (True, 3, True)
+        assert (await ask("GET", "/types/notes/buckets/b/props"))[1]["props"]["last_write_wins"] is True
+        assert (await ask("GET", "/buckets/b/props"))[1]["props"]["last_write_wins"] is False
+
+    told(world, story)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"props": {"allow_mult": False, "alow_mult": True}}, 'did you mean "allow_mult"?'),
+        ({"props": {"n_val": 5}}, "isthmus bucket-type set-replication-factor"),
+        ({"props": {"postcommit": [{"mod": "m", "fun": "f"}]}}, "hooks"),
+        ({"props": {"dw": "some"}}, "dw is"),
+        ({"props": []}, '{"props": {"allow_mult": true}}'),
+        ({"allow_mult": True}, '{"props": {"allow_mult": true}}'),
+        (b"{", "not JSON"),
+    ],
+)
+def test_what_cannot_be_set_is_a_400_that_says_why_and_sets_nothing(world, body, text):
+    """The whole request is refused, whatever else it holds."""
+
+    async def story(ask):
+        status, answer, reason = await ask("PUT", "/buckets/b/props", body)
+        assert (status, reason in ("bad-property", "bad-json")) == (400, True)
+        assert text in answer
+        assert world.office.book.settings.places == {}
+
+    told(world, story)
+
+
+def test_unknown_types_methods_and_full_documents_are_refused(world, monkeypatch):
+    """404 with the types that there are, 405 with what is answered, 422 at the bound."""
+    monkeypatch.setattr(properties_room, "OWN_BUCKETS_MAX", 1)
+
+    async def story(ask):
+        status, answer, reason = await ask("GET", "/types/no/buckets/b/props")
+        assert (status, reason) == (404, "unknown-bucket-type")
+        assert "default, notes" in answer
+        assert (await ask("DELETE", "/types/notes/props"))[0] == 405
+        assert (await ask("PUT", "/buckets/b/props", {"props": {"r": 1}}))[0] == 204
+        status, answer, reason = await ask("PUT", "/buckets/c/props", {"props": {"r": 1}})
+        assert (status, reason) == (422, "too-many-properties")
+        assert (await ask("GET", f"/buckets/{'x' * 101}/props"))[0] == 400
+
+    told(world, story)
+
+
+def test_operators_see_who_set_what_and_where_it_comes_from(world):
+    """Rows with value, origin, who and when; a dry run judges and changes nothing; names are taken back one by one."""
+
+    async def story(ask):
+        base = "/admin/bucket-types/notes/properties"
+        wish = {"props": {"delete_mode": "3s"}, "by": "ann", "dry_run": True}
+        assert (await ask("POST", f"{base}/set", wish))[1]["outcome"] == "would be set"
+        assert world.office.book.settings.places == {}
+        assert (await ask("POST", f"{base}/set", {**wish, "dry_run": False}))[1]["outcome"] == "set"
+        own = "/admin/buckets/notes/a%2Fb/properties"
+        assert (await ask("POST", f"{own}/set", {"props": {"r": "one"}, "by": "bob"}))[0] == 200
+        rows = {row["property"]: row for row in (await ask("GET", own))[1]["properties"]}
+        mode, quorum, plain = rows["delete_mode"], rows["r"], rows["allow_mult"]
+        assert (mode["value"], mode["origin"], mode["by"]) == (3_000, "bucket type", "ann")
+        assert (quorum["origin"], quorum["by"], quorum["acts"]) == ("bucket", "bob", False)
+        assert (plain["value"], plain["origin"], plain["at_ms"]) == (True, "default", None)
+        listing = (await ask("GET", "/admin/buckets"))[1]["buckets"]
+        assert listing == [{"bucket_type": "notes", "bucket": "a%2Fb", "props": {"r": "one"}}]
+        assert (await ask("POST", f"{own}/unset", {"names": ["rr"]}))[2] == "bad-property"
+        assert (await ask("POST", f"{own}/unset", {"names": ["r"]}))[1]["outcome"] == "unset"
+        assert (await ask("POST", f"{own}/unset", {}))[1]["outcome"] == "was not set"
+        assert (await ask("GET", "/admin/buckets"))[1] == {"buckets": []}
+        assert (await ask("POST", f"{base}/set", {"props": {}}))[0] == 400
+
+    told(world, story)
