@@ -11,6 +11,7 @@ from repl.clearing import Clearing
 from repl.identity import Identity
 from repl.isr import events as ev
 from repl.isr.options import Options
+from repl.isr.succession import successors
 from repl.metastore.port import Metastore
 from repl.model.record import PartitionRecord
 from repl.partition import Partition
@@ -44,6 +45,7 @@ class Copies:
         busy: Callable[[int], bool],
         fail: Callable[[Exception], None],
     ) -> None:
+        self._node = node
         self._partitions = partitions
         self._storage = storage
         self._dispatch = dispatch
@@ -96,6 +98,10 @@ class Copies:
             record = self._records.get(partition.id)
             if record is not None:
                 self._dispatch(partition, ev.RecordSeen(record))
+
+    def heirs(self) -> dict[int, str]:
+        """Who should take over what is led here, were this process to leave now."""
+        return successors(self._records, self._node)
 
     def look(self, now_ms: int) -> None:
         """Once a second: see to copies that are no replicas any more, and to those that are again."""

@@ -148,7 +148,10 @@ class Runtime:
         self._stopping = True
         deadline = self._loop.time() + timeout_s
         await self._registrar.withdraw(timeout_s)
-        self.dispatch_all(ev.Resign())
+        heirs = self._copies.heirs()
+        for partition in self.partitions.values():
+            self._feed(partition, ev.Resign(heirs.get(partition.id)))
+        self._storage.flush()
         leaving = (Role.IDLE, Role.FOLLOWER, Role.FAILED)
         while self._loop.time() < deadline and self._fatal is None:
             if self._storage.idle and all(p.replica.role in leaving for p in self.partitions.values()):

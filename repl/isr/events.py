@@ -94,7 +94,10 @@ class AppliedTo:
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """This process is leaving: finish what was appended, then give leadership up; final for the process."""
+    """This process is leaving: finish what was appended, then give leadership up; final for the process. `heir`: who is
+    to lead then, if it has as much as any other."""
+
+    heir: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

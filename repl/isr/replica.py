@@ -163,9 +163,9 @@ class Replica(Roles):
                     self._state.ask(standing, now_ms)
             case ev.PersistFailed(reason):
                 self._fail(f"disk-failed: {reason}")
-            case ev.Resign():
+            case ev.Resign(heir):
                 self._told_to_resign = True
-                self._resign(None, None, LEAVING, now_ms)
+                self._resign(heir, None, LEAVING, now_ms)
             case ev.HandOver(target, deadline_ms):
                 self._resign(target, deadline_ms, f"hands over to {target or 'another member'}", now_ms)
             case ev.Tick():

@@ -19,8 +19,8 @@ from repl.model.record import PartitionRecord, PartitionStatus
 @dataclass(slots=True)
 class Resigning(Leadership):
     """It is to go: appends nothing new, drains, and then has itself taken out of the record. `target`, a member in
-    sync, takes over if it can; `deadline_at_ms` ends the attempt and it leads on, None for a process that leaves, which
-    takes whoever is closest."""
+    sync, takes over if it can; `deadline_at_ms` ends the attempt and it leads on, None for a process that leaves: then
+    whoever is closest will do as well."""
 
     role: ClassVar[Role] = Role.RESIGNING
 
@@ -32,7 +32,7 @@ class Resigning(Leadership):
         """The record without a leader, once everything that was appended is applied, and so answered, and on the
         target; before that whatever a leader wants, since draining may need it."""
         progress, record = standing.progress, standing.known
-        target = self.target if self.deadline_at_ms is not None else closest(self, record, standing.member.node)
+        target = self.target if self.deadline_at_ms is not None else self._heir(record, standing.member.node)
         held = target is None or any(m.node == target and self.acked.get(m, 0) == progress.leo for m in record.isr)
         if self.pending is not None or progress.applied != progress.leo or not held:
             return Leadership.want(self, standing, now_ms)
@@ -48,6 +48,10 @@ class Resigning(Leadership):
         self.write(gone, standing, now_ms)
         return None
 
+    def _heir(self, record: PartitionRecord, node: str) -> str | None:
+        """The target if nobody is closer, or else who is."""
+        return closest(self, record, node, self.target)
+
     @property
     def given_up(self) -> bool:
         """True once the record without this leader has been sent: it may be decided at any time."""
@@ -61,9 +65,10 @@ class Resigning(Leadership):
         return due_ms
 
 
-def closest(leadership: Leadership, record: PartitionRecord, node: str) -> str | None:
-    """The member in sync, other than `node`, that is not to go and has acknowledged most; None when there is none."""
+def closest(leadership: Leadership, record: PartitionRecord, node: str, wish: str | None = None) -> str | None:
+    """The member in sync, other than `node`, that is not to go and has acknowledged most, among equals the one that is
+    wished for; None when there is none."""
     others = [m for m in record.isr if m.node != node and m in leadership.acked]
     if not others:
         return None
-    return max(others, key=lambda m: (m.node not in record.removing, leadership.acked[m], m.node)).node
+    return max(others, key=lambda m: (m.node not in record.removing, leadership.acked[m], m.node == wish, m.node)).node

@@ -123,7 +123,7 @@ class Roles(View):
         if isinstance(state, Candidate) and deadline_ms is None:
             self._leave(reason)
         elif isinstance(state, Resigning) and deadline_ms is None:
-            state.deadline_at_ms = None
+            state.deadline_at_ms, state.target = None, target
         elif isinstance(state, Leader):
             if deadline_ms is not None:
                 target = target or closest(state, standing.known, standing.member.node)
