@@ -6,10 +6,11 @@ name clusters to compare with, runs the exchanges. Without such settings it answ
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
+from aae.agreement import Agreement
 from aae.keeping import Copy, State, Trees
 from aae.local import Handler, Led, LocalTrees
 from aae.whole import Members, WholeTrees
@@ -29,6 +30,7 @@ class FullSync:
         copies: Callable[[], Sequence[Copy]],
         led: Callable[[bytes], Sequence[Led]],
         members: Members,
+        followed: Callable[[], Iterable[tuple[int, tuple[str, ...]]]],
         request: Callable[[str, str, bytes, int], Awaitable[bytes]],
         time: TimeSource,
         read_pool: Executor,
@@ -38,17 +40,20 @@ class FullSync:
         self.trees = Trees(store, directory=directory, copies=copies, time=time)
         self.local = LocalTrees(self.trees, store, led=led, read_pool=read_pool)
         self.whole = WholeTrees(self.local, members, request)
+        self.agreement = Agreement(self.trees, store, led=followed, request=request)
 
     def request_handlers(self) -> dict[str, Handler]:
         """What other nodes may ask of this one, by method."""
-        return self.local.request_handlers()
+        return {**self.local.request_handlers(), **self.agreement.request_handlers()}
 
     def start(self) -> None:
         """Before anything is applied: take the saved trees, begin to build the others. Raises LocalFault."""
         self.trees.start()
+        self.agreement.start()
 
     async def stop(self, *, save: bool) -> None:
         """After everything is applied; `save` when the stop is a clean one."""
+        await self.agreement.stop()
         await self.trees.stop(save=save)
 
     def metrics(self) -> list[Sample]:

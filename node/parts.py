@@ -184,7 +184,7 @@ class Parts:
         )
 
     def _build_fullsync(self) -> FullSync:
-        partitions = self.runtime.partitions
+        partitions, name = self.runtime.partitions, self.settings.node.name
         return FullSync(
             store=self.store,
             directory=self.settings.node.data_dir / "trees",
@@ -193,6 +193,11 @@ class Parts:
                 Led(p.id, p.index, p.partition_count)
                 for p in partitions.values()
                 if p.bucket_type == bucket_type and p.replica.ready
+            ],
+            followed=lambda: [
+                (p.id, tuple(node for node in p.replica.record.replicas if node != name))
+                for p in partitions.values()
+                if p.replica.ready and p.replica.record is not None
             ],
             members=self,
             request=self.links.request,

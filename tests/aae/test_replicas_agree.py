@@ -1,0 +1,111 @@
+"""Leader and follower compared at one offset: equal trees agree, a row that differs is an alarm, silence neither."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from aae import agreement
+from aae.agreement import Agreement
+from aae.keeping import Kept, Trees
+from aae.tree import Tree
+from node.timesource import SystemTime
+from repl.model.entry import Entry
+from repl.model.errors import CodecError, NotReady
+from repl.store.memory import MemoryStore
+from repl.store.port import PartitionStep
+from tests.store.histories import History
+
+PARTITION = 3
+
+
+class Replica:
+    """One copy and its tree."""
+
+    def __init__(self, directory: Path) -> None:
+        self.store = MemoryStore()
+        self.trees = Trees(self.store, directory=directory, copies=list, time=SystemTime())
+        self.trees.kept[PARTITION] = Kept(b"default", 1, Tree(), 0)
+        self.agreement = Agreement(self.trees, self.store, led=list, request=self.request)
+        self.other: Replica | None = None
+
+    async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+        """To the other one."""
+        assert (node, timeout_ms) == ("n2", agreement.TIMEOUT_MS)
+        if self.other is None:
+            raise NotReady("no connection")
+        return await self.other.agreement.request_handlers()[method]("n1", body)
+
+    def apply(self, entries: list[Entry]) -> None:
+        """Apply entries."""
+        self.store.write([PartitionStep(PARTITION, entries)])
+        self.trees.applied(PARTITION, entries, False)
+
+
+def pair(tmp_path: Path) -> tuple[Replica, Replica, list[Entry]]:
+    """A leader, a follower, and 60 entries for both."""
+    leader, follower = Replica(tmp_path / "a"), Replica(tmp_path / "b")
+    leader.other = follower
+    history, chance = History(PARTITION), random.Random(3)
+    return leader, follower, [history.put(b"b", b"%d" % chance.randrange(30), b"x") for _ in range(60)]
+
+
+def test_a_follower_that_is_behind_answers_when_it_has_caught_up(tmp_path: Path) -> None:
+    """It is compared at the leader's offset, although more comes to both meanwhile."""
+
+    async def story() -> None:
+        leader, follower, entries = pair(tmp_path)
+        leader.apply(entries[:40])
+        follower.apply(entries[:25])
+        comparing = asyncio.create_task(leader.agreement.compare(PARTITION, "n2"))
+        await asyncio.sleep(0.01)
+        leader.apply(entries[40:])
+        assert not comparing.done()
+        follower.apply(entries[25:])
+        assert await comparing is True
+        assert leader.agreement.compared_total == 1
+        assert not leader.trees.mismatches
+
+    asyncio.run(story())
+
+
+def test_a_row_that_differs_is_an_alarm_with_its_segment(tmp_path: Path) -> None:
+    """The leader names partition, segment and node."""
+
+    async def story() -> None:
+        leader, follower, entries = pair(tmp_path)
+        leader.apply(entries)
+        follower.apply(entries)
+        wrong = entries[7].key_hash >> 44
+        tree = follower.trees.kept[PARTITION].tree
+        assert tree is not None
+        tree.change(wrong, 9)
+        assert await leader.agreement.compare(PARTITION, "n2") is False
+        assert [(m.partition, m.segment, m.against) for m in leader.trees.mismatches] == [(PARTITION, wrong, "n2")]
+
+    asyncio.run(story())
+
+
+def test_what_cannot_be_compared_is_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that is away, ahead, without a tree, or too slow: nothing is known, and nothing is said."""
+    monkeypatch.setattr(agreement, "TIMEOUT_MS", 30)
+
+    async def story() -> None:
+        leader, follower, entries = pair(tmp_path)
+        leader.apply(entries[:10])
+        assert await leader.agreement.compare(PARTITION, "n2") is None  # too slow
+        follower.apply(entries[:20])
+        assert await leader.agreement.compare(PARTITION, "n2") is None  # ahead: leads by now, perhaps
+        leader.apply(entries[10:20])
+        follower.trees.kept[PARTITION].tree = None
+        assert await leader.agreement.compare(PARTITION, "n2") is None
+        leader.other = None
+        assert await leader.agreement.compare(PARTITION, "n2") is None
+        assert not leader.trees.mismatches
+        with pytest.raises(CodecError):
+            await follower.agreement.request_handlers()[agreement.TREE_AT]("n1", b"\x93\x01\x02\x03")
+
+    asyncio.run(story())
