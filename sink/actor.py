@@ -26,7 +26,7 @@ from repl.model.requests import PushItem, PushOutcome
 from repl.telemetry import Sample
 from repl.transport.http_client import Access, HttpPeer
 from sink import discovery, limits, listing, suspensions
-from sink.crew import Crew, Seed
+from sink.crew import Crew, Properties, Seed
 from sink.dead_letters import DeadLetters
 from sink.discovery import Aim
 from sink.fetch import Home
@@ -55,7 +55,8 @@ TALLIES_MAX: Final = 1_024
 class Sink:
     """The actor. Its methods belong to the event loop; the workers are threads of its own.
 
-    `nodes()` names the nodes of this cluster that an operator may mean.
+    `nodes()` names the nodes of this cluster that an operator may mean; `properties()` are told to sources, and theirs
+    compared with them.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Sink:
         letters: DeadLetters,
         access_to: Callable[[PeerSettings], Access],
         nodes: Callable[[], Collection[str]],
+        properties: Properties = dict,
     ) -> None:
         self._settings = settings
         self._kv = kv
@@ -103,6 +105,7 @@ class Sink:
             node=node_name,
             incarnation=secrets.token_bytes(8),
             rates=rates,
+            properties=properties,
         )
         self._askers = {name.peer: HttpPeer(name.peer, 1, seed.access) for name, seed in self._seeds.items()}
         self._suspensions: tuple[Suspension, ...] = ()

@@ -44,6 +44,10 @@ SHORT_POLL_MS: Final = 32
 4 ms."""
 
 
+Properties = Callable[[], Mapping[bytes, bytes]]
+"""Digests of the properties that must agree between clusters, by bucket type."""
+
+
 class Seed(NamedTuple):
     """What the config says of a peer: the name of its cluster ("": any), and how to come in."""
 
@@ -64,10 +68,12 @@ class Crew:
         node: str,
         incarnation: bytes,
         rates: Rates,
+        properties: Properties,
     ) -> None:
         self._settings = settings
         self._shop = shop
         self._home = home
+        self._properties = properties
         self._seeds = seeds
         self._node = node
         self._incarnation = incarnation
@@ -232,7 +238,8 @@ class Crew:
         slot = self._slots[name][number]
         with self._changed:
             count, size = self._throttle.room(settings.batch_count, settings.batch_bytes, self._shop.time.now_ms())
-        asked = Asked(count, size, settings.poll_ms if may_wait else min(settings.poll_ms, SHORT_POLL_MS))
+        poll_ms = settings.poll_ms if may_wait else min(settings.poll_ms, SHORT_POLL_MS)
+        asked = Asked(count, size, poll_ms, self._properties())
         result, waited_ms = Result.ERROR, 0
         try:
             result, waited_ms = slot.cycle(asked, lambda *what: self._fetched(name, number, *what))

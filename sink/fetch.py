@@ -8,12 +8,14 @@ that a reused address brings nothing here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from config.settings import SinkSettings
 from queues.batches import Session
-from queues.wire import BYTES_MAX, MEDIA_TYPE, Ack, FetchReply, FetchRequest, decode_reply, encode_request
+from queues.wire import BYTES_MAX, MEDIA_TYPE, ZSTD, Ack, FetchReply, FetchRequest, decode_reply, encode_request
 from repl.model.errors import PeerFault
 from repl.transport.http_client import HttpPeer
 
@@ -35,11 +37,13 @@ class OwnAnswer(PeerFault):
 
 
 class Asked(NamedTuple):
-    """What a fetch asks for: changes, bytes, and how long the source may hold it."""
+    """What a fetch asks for: changes, bytes, and how long the source may hold it; and the digests of this cluster's
+    properties by bucket type, which it tells."""
 
     changes: int
     size: int
     wait_ms: int
+    properties: Mapping[bytes, bytes] = MappingProxyType({})
 
 
 class Home(NamedTuple):
@@ -58,6 +62,7 @@ class Fetcher:
         self._session = session
         self._home = home
         self._timeout_ms = settings.request_timeout_ms
+        self._compress = ZSTD if settings.compression == ZSTD else ""
         self.answer_bytes = 0
         """Size of the last answer's body."""
         self.ack: Ack | None = None
@@ -96,6 +101,8 @@ class Fetcher:
             asked.changes,
             asked.size,
             asked.wait_ms,
+            self._compress,
+            dict(asked.properties),
         )
         body = self._peer.post(
             self._path,

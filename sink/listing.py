@@ -42,6 +42,8 @@ def state_of(link: Link, errors: int, suspended: Suspension | None, leaving: boo
         return "starting", "no answer yet"
     if link.source_state != "serving":
         return "waiting", f"the source is {link.source_state}"
+    if link.properties_differ:
+        return "running", f"properties differ from the source's: {', '.join(link.properties_differ)}"
     return "running", ""
 
 
@@ -61,6 +63,7 @@ def row(link: Link, roster: Roster, suspended: Suspension | None, now_ms: int, *
             "from": "config" if seed else "discovery",
             "since_ms": link.since_ms,
             "state": state,
+            "properties_differ": list(link.properties_differ),
             "reason": reason,
             "suspended": None if suspended is None else suspended.shown(),
             "delay_ms": roster.delay_ms(name),

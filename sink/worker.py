@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import structlog
 
 from queues.batches import Session
 from queues.rules import Item
-from queues.wire import Ack, FetchReply
+from queues.wire import REAL_TIME, Ack, FetchReply
 from repl.model.errors import IsthmusError, LocalFault, OutcomeUnknown
 from repl.model.ports import KeyValue, TimeSource
 from repl.model.requests import PushOutcome, PushResult
@@ -32,6 +32,9 @@ log = structlog.get_logger(__name__)
 
 WORKING: Final = 2
 """Workers of a node that decode or push at the same time."""
+
+ENDS: Final = (PushOutcome.APPLIED, PushOutcome.MERGED, PushOutcome.SUPERSEDED, PushOutcome.REJECTED)
+"""Outcomes that end a change's way, in the order in which an acknowledgement tells them."""
 
 PUSH_TIMEOUT_S: Final = 120.0
 """How long a batch may take to be stored; beyond it nothing of it is acknowledged and it comes again. Above the
@@ -62,6 +65,8 @@ class Link:
         self.last_answer_ms: int | None = None
         self.source_cluster = ""
         self.source_state = ""
+        self.properties_differ: tuple[str, ...] = ()
+        """Bucket types whose properties are not those of the source."""
 
 
 class Shop(NamedTuple):
@@ -102,6 +107,7 @@ class Slot:
             link.cluster = reply.cluster
             link.source_cluster = reply.cluster_name
             link.source_state = reply.state
+            link.properties_differ = _differing(asked.properties, reply.properties)
             link.last_answer_ms = time.wall_ms()
             link.last_error = link.last_error_reason = ""
         if not reply.items or self._shop.stopping.is_set():
@@ -123,18 +129,20 @@ class Slot:
             results = self._kept(reply, self._push(reply.items, reply.cluster))
         now_ms = time.wall_ms()
         failed = failed_indexes(results)
-        self.fetcher.ack = Ack(reply.batch, reply.owner_version, failed)
         times = [item[7] for item in reply.items]
         if failed:
             again = set(failed)
             times = [time_ms for n, time_ms in enumerate(times) if n not in again]
         outcomes = Counter([result.outcome for result in results])
+        applied, merged, superseded, rejected = (outcomes[outcome] for outcome in ENDS)
+        self.fetcher.ack = Ack(reply.batch, reply.owner_version, failed, (applied, merged, superseded, rejected))
         tally.pushed(outcomes, now_ms)
         with link.lock:
             link.batches += 1
             link.last_batch_ms = now_ms
             link.outcomes.update(outcomes)
-            link.lag.note(times, now_ms)
+            if reply.priority == REAL_TIME:
+                link.lag.note(times, now_ms)
         if failed:
             why = results[failed[0]].error
             self._failed(why or OutcomeUnknown(f"{len(failed)} changes were not stored"))
@@ -178,6 +186,14 @@ class Slot:
             link.last_error = str(error)
             link.last_error_reason = error.reason
             link.last_error_ms = self._shop.time.wall_ms()
+
+
+def _differing(ours: Mapping[bytes, bytes], theirs: Mapping[bytes, bytes]) -> tuple[str, ...]:
+    """Bucket types whose digests both sides told, and which differ."""
+    if not theirs or ours == theirs:
+        return ()
+    names = sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name])
+    return tuple(name.decode("utf-8", "backslashreplace") for name in names)
 
 
 def slot_session(cluster_uuid: bytes, node: str, incarnation: bytes, number: int) -> Session:
