@@ -1,9 +1,10 @@
 """Giving rows to followers that are far (docs/protocol.md R-FAR): one snapshot a round, a chunk for each question.
 
 The core says whom to answer (`repl.isr.far`); here chunks are read in a thread and go in the catch-up lane, one at a
-time, since the follower asks for the next one when it has written the last. While it takes them, and then until it is
-in sync, the log is pinned at the round's end, so that the rest is there when the rows are; the pin dies when nothing
-is heard for PIN_MS, and `repl.replog` bounds what it may cost. Nothing here decides who is in sync.
+time, since the follower asks for the next one when it has written the last; while it writes, the next is read ahead.
+While it takes them, and then until it is in sync, the log is pinned at the round's end, so that the rest is there
+when the rows are; the pin dies when nothing is heard for PIN_MS, and `repl.replog` bounds what it may cost. Nothing
+here decides who is in sync.
 """
 
 from __future__ import annotations
@@ -45,10 +46,12 @@ READ_THREADS: Final = 1
 
 
 class _Round:
-    """One follower's. `snapshot` belongs to the thread while `task` runs."""
+    """One follower's. `snapshot` and `ahead` belong to the thread while `task` runs."""
 
     def __init__(self) -> None:
         self.snapshot: Snapshot | None = None
+        self.ahead: tuple[int, Chunk] | None = None
+        """The snapshot's chunk from an offset on, read before it is asked for."""
         self.asked: FarAsk | None = None
         self.task: asyncio.Task[None] | None = None
         self.sent_all = False
@@ -96,6 +99,8 @@ class FarServing:
                 chunk = await self._loop.run_in_executor(self._pool, self._read, partition.id, of, asked)
                 if not _stale(partition, asked) and await self._room(to):
                     self._send(partition, to, of, asked, chunk)
+                    if isinstance(chunk, Chunk) and of.asked is None:
+                        await self._loop.run_in_executor(self._pool, self._read_ahead, of, chunk.upto)
         except (LocalFault, OSError) as error:
             self._fail(error)
         finally:
@@ -110,13 +115,21 @@ class FarServing:
             if snapshot is not None:
                 snapshot.close()
             snapshot = of.snapshot = self._store.far.snapshot(partition)
-            of.sent_all = False
+            of.sent_all, of.ahead = False, None
             of.end = snapshot.end.offset
             self.rounds_begun += 1
             log.info("far.round_begins", partition=partition, position=asked.position, end=of.end)
         if asked.end == snapshot.end.offset == asked.position and not other:
             return snapshot.state(asked.after, CHUNK_BYTES)
+        ahead, of.ahead = of.ahead, None
+        if ahead is not None and ahead[0] == asked.position:
+            return ahead[1]
         return snapshot.rows(asked.position, CHUNK_BYTES)
+
+    def _read_ahead(self, of: _Round, position: int) -> None:
+        """In the thread, while the follower writes what it was sent: what it will ask for next."""
+        if of.snapshot is not None and position < of.snapshot.end.offset:
+            of.ahead = (position, of.snapshot.rows(position, CHUNK_BYTES))
 
     def _send(self, partition: Partition, to: str, of: _Round, asked: FarAsk, chunk: Chunk | StateChunk) -> None:
         assert of.snapshot is not None

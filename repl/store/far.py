@@ -22,7 +22,7 @@ from repl.store.progress import Progress
 from repl.store.reads import Source, scan_key_rows
 from repl.store.requests import RequestWindows
 from repl.store.rows import FarKind, Position
-from repl.store.transfer import ROW_BYTES, STATE_TAGS, Row
+from repl.store.transfer import ROW_BYTES, STATE_TAGS
 
 WIPE_ROWS: Final = 4_096
 """Rows that one batch deletes when a partition is emptied: about 300 KB of names."""
@@ -51,22 +51,22 @@ class LevelSnapshot:
     def rows(self, from_offset: int, limit_bytes: int) -> Chunk:
         """See the port. Raises Corruption for a change without its key or object."""
         prefix = self._prefixes.change
-        found: list[Row] = []
+        get = self._source.get
+        found: list[tuple[int, bytes, bytes, bytes]] = []
         size = 0
         stop = prefix + rows.U64.pack(self.end.offset)
         with closing(self._source.scan(prefix + rows.U64.pack(from_offset), stop)) as scan:
             for name, value in scan:
-                change = rows.decode_change(rows.decode_u64(name[len(prefix) :]), value)
-                tail = rows.bucket_head(change.bucket) + change.key
-                key_row = self._source.get(self._prefixes.key + rows.segment_name(segment_of(change.key_hash)) + tail)
-                data = self._source.get(self._prefixes.object + tail)
+                offset = rows.decode_u64(name[len(prefix) :])
+                key_hash, tail = rows.change_place(offset, value)
+                key_row = get(self._prefixes.key + rows.segment_name(segment_of(key_hash)) + tail)
+                data = get(self._prefixes.object + tail)
                 if key_row is None or data is None:
-                    raise Corruption(f"the change at offset {change.offset} has no key row or no object")
-                row = Row(change.offset, value, key_row, data)
+                    raise Corruption(f"the change at offset {offset} has no key row or no object")
                 size += len(value) + len(key_row) + len(data) + ROW_BYTES
                 if found and size > limit_bytes:
-                    return Chunk(transfer.encode(found), row.offset, len(found))
-                found.append(row)
+                    return Chunk(transfer.encode(found), offset, len(found))
+                found.append((offset, value, key_row, data))
         return Chunk(transfer.encode(found), self.end.offset, len(found))
 
     def state(self, after: bytes, limit_bytes: int) -> StateChunk:
@@ -210,18 +210,18 @@ class LevelFar:
         before = self._marks[partition]
         prefixes = rows.prefixes(partition)
         batch = self._new_batch()
+        get, put = self._source.get, batch.put
         for row in found:
             if not before.position <= row.offset < upto:
                 raise Corruption(f"a row of offset {row.offset} came among those of {before.position} to {upto - 1}")
-            change = rows.decode_change(row.offset, row.change)
-            tail = rows.bucket_head(change.bucket) + change.key
-            name = prefixes.key + rows.segment_name(segment_of(change.key_hash)) + tail
-            mine = self._source.get(name)
+            key_hash, tail = rows.change_place(row.offset, row.change)
+            name = prefixes.key + rows.segment_name(segment_of(key_hash)) + tail
+            mine = get(name)
             if mine is not None:
                 batch.delete(prefixes.change + rows.U64.pack(decode_key_row(mine).offset))
-            batch.put(prefixes.object + tail, row.object)
-            batch.put(name, row.key_row)
-            batch.put(prefixes.change + rows.U64.pack(row.offset), row.change)
+            put(prefixes.object + tail, row.object)
+            put(name, row.key_row)
+            put(prefixes.change + rows.U64.pack(row.offset), row.change)
         kind = FarKind.WHOLE if before.whole and not found and upto == before.position else FarKind.PARTIAL
         return self._mark(batch, partition, kind, epoch, upto)
 

@@ -189,6 +189,15 @@ def decode_far(value: bytes) -> tuple[FarKind, int, int]:
     return FarKind(kind), epoch, position
 
 
+def change_place(offset: int, value: bytes) -> tuple[int, bytes]:
+    """(key hash, the bucket and key as they stand in a row's key) of the change row at `offset`: a fifth of the cost of
+    `decode_change`. Raises Corruption."""
+    tail = value[_CHANGE_KEY_AT:]
+    if BUCKET_END not in tail:
+        raise Corruption(f"the change row of offset {offset} names no bucket: {value[:64].hex()}")
+    return CHANGE_HEAD.unpack_from(value)[1], tail
+
+
 def decode_change(offset: int, value: bytes) -> Change:
     """The change row at `offset`. Raises Corruption."""
     if len(value) < _CHANGE_KEY_AT:

@@ -34,6 +34,9 @@ class Row(NamedTuple):
     object: bytes
 
 
+_ROW_TYPES: Final = (int, bytes, bytes, bytes)
+
+
 def encode(items: Sequence[tuple[Any, ...]]) -> bytes:
     """The bytes of a chunk."""
     body: bytes = msgpack.packb(items)
@@ -55,12 +58,10 @@ def decode_rows(chunk: bytes) -> list[Row]:
     found = []
     before = -1
     for item in _decode(chunk):
-        match item:
-            case [int(offset), bytes(change), bytes(key_row), bytes(data)] if offset > before:
-                found.append(Row(offset, change, key_row, data))
-                before = offset
-            case _:
-                raise Corruption("a chunk of rows has one of a wrong shape")
+        if type(item) is not list or tuple(map(type, item)) != _ROW_TYPES or item[0] <= before:
+            raise Corruption("a chunk of rows has one of a wrong shape")
+        before = item[0]
+        found.append(Row._make(item))
     return found
 
 
