@@ -1,0 +1,148 @@
+"""Orders are carried out by the node that decides: a few at a time, to the end, by whoever decides next."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from config.options import MOVES_AT_ONCE
+from repl import controller, moving
+from repl.balancing import BalanceOptions
+from repl.creation import DefaultType
+from repl.isr.moves import Kind
+from repl.isr.replica_map import BadReplicaMap
+from repl.metastore.port import Conflict
+from repl.model.record import Incarnation, Member, PartitionRecord
+from repl.option_settings import Setting, change_option
+from repl.placement_orders import change_placement
+from repl.relocating import Wish, ordered, undrain
+from tests.controller.fake_cluster import Cluster, running, until
+
+SIX = DefaultType(partition_count=6, factor=3, min_isr=2, settle_ms=0)
+
+
+def changing(cluster: Cluster) -> list[PartitionRecord]:
+    """The records that are changing, as the node that decides has read them."""
+    return [record for record in cluster.records.values() if record.adding or record.removing]
+
+
+async def end(cluster: Cluster, record: PartitionRecord) -> None:
+    """What a leader does once the newcomers, who live, have caught up; one of those who stay leads afterwards."""
+    if record.leader is None or not {*record.adding} <= {node.name for node in cluster.living}:
+        return
+    leads = record.leader.node if record.leader.node in record.staying else record.staying[0]
+    done = replace(
+        record,
+        replicas=record.staying,
+        adding=(),
+        removing=(),
+        isr=frozenset(Member(node, 50 + int(node[1:])) for node in record.staying),
+        leader=Incarnation(leads, cluster.nodes[leads].inc),
+    )
+    with suppress(Conflict):
+        await cluster.living[0].metastore.write_record(done)
+
+
+async def end_all(cluster: Cluster, most: int = 99) -> int:
+    """End what is changing until nothing is; the most that were under way at once."""
+    seen = 0
+    async with asyncio.timeout(15):
+        while cluster.living[0].controller.placement.orders:
+            found = changing(cluster)
+            seen = max(seen, len(found))
+            assert len(found) <= most
+            for record in found:
+                await end(cluster, record)
+            await asyncio.sleep(0.002)
+    return seen
+
+
+@pytest.fixture(autouse=True)
+def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever happens, happens because of an event."""
+    monkeypatch.setattr(controller, "POLL_MS", 60_000)
+
+
+def test_no_more_partitions_change_than_the_option_says() -> None:
+    """Two at a time of six; the order ends in the history with all of them."""
+
+    async def story() -> None:
+        async with running(SIX, 1, 2, 3) as cluster:
+            await until(cluster.online)
+            metastore = cluster.living[0].metastore
+            await change_option(metastore, MOVES_AT_ONCE, None, Setting(2, "ann", 1))
+            await cluster.add(4)
+            await until(lambda: cluster.living[0].controller.options.number(MOVES_AT_ONCE) == 2)
+            plan, number = await ordered(metastore, Wish(Kind.REPLACE, nodes=("n3", "n4")), None, "ann", 5)
+            assert (len(plan.moves), number) == (6, 1)
+            await until(lambda: changing(cluster))
+            assert await end_all(cluster, most=2) == 2
+            (ended,) = cluster.living[0].controller.placement.ended
+            assert (ended.outcome, ended.moved, ended.partition_count, ended.by) == ("done", 6, 6, "ann")
+            assert all(set(r.replicas) == {"n1", "n2", "n4"} for r in cluster.records.values())
+
+    asyncio.run(story())
+
+
+def test_an_order_outlives_the_node_that_carried_it_out() -> None:
+    """The node that decides dies in the middle: the next one begins what is left, nothing is begun twice."""
+
+    async def story() -> None:
+        async with running(SIX, 1, 2, 3) as cluster:
+            await until(cluster.online)
+            await cluster.add(4)
+            (name,) = cluster.decides()
+            first = cluster.nodes[name]
+            await ordered(first.metastore, Wish(Kind.REPLACE, nodes=(name, "n4")), None, "ann", 5)
+            await until(lambda: len(changing(cluster)) == 4)
+            await first.die()
+            await until(lambda: cluster.decides() and cluster.online(), 20)
+            await end_all(cluster)
+            assert all(name not in r.replicas and len(r.replicas) == 3 for r in cluster.records.values())
+
+    asyncio.run(story())
+
+
+def test_a_node_that_stays_away_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newcomer that dies is waited for, then another node is chosen for what was meant for it."""
+    monkeypatch.setattr(moving, "REPLAN_MS", 100)
+
+    async def story() -> None:
+        async with running(SIX, 1, 2, 3) as cluster:
+            await until(cluster.online)
+            await cluster.add(4, 5)
+            one = cluster.nodes["n1"]
+            await until(lambda: len(one.controller.registrations) == 5)
+            plan, _ = await ordered(one.metastore, Wish(Kind.FACTOR, "default", 4), None, "ann", 5)
+            assert {node for move in plan.moves for node in move.adds} == {"n4", "n5"}
+            await until(lambda: changing(cluster))
+            await cluster.nodes["n5"].die()
+            await until(
+                lambda: all("n5" not in move.after for order in one.controller.placement.orders for move in order.moves)
+            )
+            await end_all(cluster)
+            assert all(set(r.replicas) == {"n1", "n2", "n3", "n4"} for r in cluster.records.values())
+
+    asyncio.run(story())
+
+
+def test_a_drained_node_is_led_from_elsewhere_and_gets_no_new_bucket_type() -> None:
+    """Its leaderships are handed over though its replicas cannot go yet; undone, it gets its share again."""
+    balance = BalanceOptions(delay_ms=0, moves=4, cool_down_ms=0, timeout_ms=1_000)
+
+    async def story() -> None:
+        async with running(SIX, 1, 2, 3, balance=balance) as cluster:
+            await until(lambda: cluster.online() and cluster.leads()["n2"] == 2)
+            one = cluster.nodes["n1"]
+            await change_placement(one.metastore, lambda p: p.with_drained(["n2"], "ann", 1))
+            await until(lambda: cluster.online() and cluster.leads()["n2"] == 0)
+            await until(lambda: sorted(cluster.leads().values()) == [3, 3] or cluster.leads()["n1"] == 3)
+            with pytest.raises(BadReplicaMap, match="node id 2, which no live node has"):
+                await one.controller.assign("notes", ((1, 2), (2, 3)), validate_only=True)
+            await undrain(one.metastore, ["n2"], "ann")
+            await until(lambda: cluster.online() and cluster.leads()["n2"] == 2)
+
+    asyncio.run(story())
