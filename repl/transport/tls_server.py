@@ -2,8 +2,8 @@
 
 Stands where `loop.create_server` stands without TLS. The first byte of a connection tells TLS from plain text before
 anything is allocated for it; a listener that wants TLS says so in plain words to who does not speak it. The protocol
-is made only when the handshake is over. What certificates are asked for is in the context; whom they must name is for
-the protocol.
+hears of its connection only when the handshake is over. What certificates are asked for is in the context; whom they
+must name is for the protocol.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from repl.telemetry import Sample
 from repl.transport.tls import FIRST_BYTE, HANDSHAKE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S, Trouble, trouble_of
 
 log = structlog.get_logger(__name__)
+
+BACKLOG: Final = 2048
+"""Connections that the kernel holds until they are accepted."""
 
 HANDSHAKES_MAX: Final = 128
 """Connections whose handshake is not over; each may cost half a megabyte. At the limit accepting waits for one to end,
@@ -75,6 +78,7 @@ class TlsServer:
     def start(self) -> None:
         """Begin to accept."""
         self._socket.setblocking(False)
+        self._socket.listen(BACKLOG)
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     def close(self) -> None:
@@ -95,7 +99,7 @@ class TlsServer:
             try:
                 sock, address = await loop.sock_accept(self._socket)
             except OSError as error:
-                log.error("tls.accept_failed", listener=self.name, error=str(error))
+                self._refuse(Trouble("not-accepted", f"cannot accept a connection: {error}"), "")
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
             task = loop.create_task(self._welcome(sock, str(address)))

@@ -155,7 +155,7 @@ def test_config_check_passes_a_right_file(capsys: pytest.CaptureFixture[str]) ->
     assert cli.main(["config", "check", str(SAMPLE)]) == Exit.OK
     assert capsys.readouterr().out == f"{SAMPLE}: no faults\n"
     assert cli.main(["config", "check", str(SAMPLE), "-o", "json"]) == Exit.OK
-    assert json.loads(capsys.readouterr().out) == {"file": str(SAMPLE), "ok": True, "faults": []}
+    assert json.loads(capsys.readouterr().out) == {"file": str(SAMPLE), "ok": True, "faults": [], "warnings": []}
 
 
 def test_config_check_knows_a_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

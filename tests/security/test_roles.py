@@ -1,0 +1,230 @@
+"""Claims about tokens and roles: which request needs which, what is answered without, and that no secret is shown."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from config.security import TokenSettings
+from node.http.asgi import Face, Request, text_reply
+from node.http.roles import INCLUDES, Guard, Role, admin_roles, guard_of, http_roles
+from node.http.statuses import Refused, Reply
+from repl.model.errors import BadConfig
+from repl.transport import tokens
+from tests.security.folder import Folder
+
+R, W, O, P, A = Role.READ, Role.WRITE, Role.OPERATE, Role.REPLICATE, Role.ADMIN  # noqa: E741
+
+
+def settings_of(folder: Folder, **more: Any) -> TokenSettings:
+    """All five files."""
+    return TokenSettings(**{role.value: folder.path / f"{role.value}.token" for role in Role}, **more)
+
+
+def status(guard: Guard, method: str, path: str, credential: str | None = None) -> int:
+    """What a guard would answer; 200 when it lets in."""
+    headers = [] if credential is None else [(b"authorization", credential.encode())]
+    try:
+        guard.check(method, path.encode(), headers)
+    except Refused as refused:
+        return refused.status
+    return 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "needed"),
+    [
+        ("GET", "/ping", set()),
+        ("GET", "/livez", set()),
+        ("GET", "/readyz", set()),
+        ("GET", "/metrics", {R}),
+        ("GET", "/buckets/b/keys/k", {R}),
+        ("HEAD", "/types/t/buckets/b/keys/k", {R}),
+        ("POST", "/batch/get", {R}),
+        ("POST", "/batch/put", {W}),
+        ("PUT", "/buckets/b/keys/k", {W}),
+        ("DELETE", "/buckets/b/keys/k", {W}),
+        ("POST", "/buckets/b/keys", {W}),
+        ("PUT", "/riak/b/k", {W}),
+        ("PUT", "/buckets/b/keys/props", {W}),
+        ("PUT", "/buckets/b/props", {O}),
+        ("DELETE", "/types/t/buckets/b/props", {O}),
+        ("PUT", "/types/t/props", {O}),
+        ("PUT", "/riak/b", {O}),
+        ("POST", "/queues/q/fetch", {P}),
+        ("GET", "/queues/q/fetch", {P}),
+        ("POST", "/trees/roots", {P}),
+        ("GET", "/cluster/nodes", set(Role)),
+    ],
+)
+def test_requests_of_clients_need_the_least_role_that_does(method: str, path: str, needed: set[Role]) -> None:
+    """Looking needs `read`, changing objects `write`, properties `operate`, what sinks do `replicate`."""
+    assert http_roles(method, path.encode()) == needed
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "needed"),
+    [
+        ("GET", "/readyz", set()),
+        ("GET", "/admin/cluster", {R}),
+        ("POST", "/admin/queues/q/suspend", {O}),
+        ("POST", "/admin/queues/q/resume", {O}),
+        ("POST", "/admin/sink/suspend", {O}),
+        ("POST", "/admin/leaders/balance", {O}),
+        ("POST", "/admin/partitions/3/force-leader", {A}),
+        ("POST", "/admin/cluster/reseed", {A}),
+        ("POST", "/admin/bucket-types/t", {A}),
+        ("POST", "/admin/options/o/set", {A}),
+        ("POST", "/admin/queues/q/suspend/more", {A}),
+        ("POST", "/admin//queues/q/suspend", {A}),
+        ("DELETE", "/something/new", {A}),
+    ],
+)
+def test_what_operators_do_needs_operate_only_where_it_is_named(method: str, path: str, needed: set[Role]) -> None:
+    """What can be taken back needs `operate`; all else that changes something, known or not, needs `admin`."""
+    assert admin_roles(method, path.encode()) == needed
+
+
+def test_a_token_may_what_its_role_includes(folder: Folder) -> None:
+    """Each role against a request of each kind: 200 where it includes what is needed, else 403, and 401 without."""
+    guard = Guard("http", settings_of(folder))
+    requests = {
+        R: ("GET", "/"),
+        W: ("PUT", "/buckets/b/keys/k"),
+        O: ("PUT", "/types/t/props"),
+        P: ("POST", "/queues/q/f"),
+    }
+    for role in Role:
+        for needed, (method, path) in requests.items():
+            wanted = 200 if needed in INCLUDES[role] else 403
+            assert status(guard, method, path, f"Bearer {folder.token(role)}") == wanted, (role, needed)
+    assert status(guard, "GET", "/") == 401
+    assert guard.refused[401] == 1
+
+
+def test_only_a_whole_known_token_lets_in(folder: Folder) -> None:
+    """Cut, extended, of another case, of another scheme, empty, two at once: 401; as a password, it does."""
+    guard = Guard("http", settings_of(folder))
+    token = folder.token(R)
+    for wrong in ("", "Bearer", "Bearer ", f"Bearer {token[:-1]}", f"Bearer {token}x", token, f"Digest {token}"):
+        assert status(guard, "GET", "/", wrong) == 401, wrong
+    assert status(guard, "GET", "/", f"Basic {token}") == 401
+    assert status(guard, "GET", "/", "Basic %%%") == 401
+    assert status(guard, "GET", "/", f"Bearer {'a' * 5000}") == 401
+    assert status(guard, "GET", "/", f"bearer  {token}") == 200
+    assert status(guard, "GET", "/", f"Basic {b64encode(f'anybody:{token}'.encode()).decode()}") == 200
+    both = [(b"authorization", f"Bearer {token}".encode()), (b"authorization", b"Bearer x")]
+    with pytest.raises(Refused) as refused:
+        guard.check("GET", b"/", both)
+    assert refused.value.status == 401
+
+
+def test_http_may_be_open_for_some_and_metrics_for_all(folder: Folder) -> None:
+    """`http_open` lets everybody read or write objects and nothing more; `metrics_open` shows metrics."""
+    reading = Guard("http", settings_of(folder, http_open="read"))
+    assert [status(reading, *r) for r in (("GET", "/"), ("PUT", "/buckets/b/keys/k"))] == [200, 401]
+    writing = Guard("http", settings_of(folder, http_open="write"))
+    assert [status(writing, *r) for r in (("PUT", "/buckets/b/keys/k"), ("PUT", "/types/t/props"))] == [200, 401]
+    assert status(writing, "POST", "/queues/q/fetch") == 401
+    admin = Guard("admin", settings_of(folder, http_open="write", metrics_open=True))
+    assert [status(admin, *r) for r in (("GET", "/metrics"), ("GET", "/admin/cluster"))] == [200, 401]
+    assert guard_of("http", TokenSettings()) is None
+
+
+def test_tokens_are_exchanged_while_it_runs(tmp_path: Path) -> None:
+    """Old and new are both good while both stand in the file; a removed one is not; a broken file changes nothing."""
+    file = tmp_path / "t"
+    file.write_text("old-token-0123456789\n")
+    file.chmod(0o600)
+    now = [0.0]
+    watched = tokens.Watched((file,), lambda: tokens.read_digests(file), lambda: now[0])
+
+    def good(token: str) -> bool:
+        now[0] += 2.0
+        return tokens.is_among(tokens.digest_of(token.encode()), watched.current())
+
+    file.write_text("# both\nold-token-0123456789\nnew-token-0123456789\n")
+    assert good("old-token-0123456789")
+    assert good("new-token-0123456789")
+    file.write_text(f"sha256:{tokens.digest_of(b'new-token-0123456789').hex()}\n")
+    assert not good("old-token-0123456789")
+    assert good("new-token-0123456789")
+    with structlog.testing.capture_logs() as logs:
+        file.write_text("no token secret!\n")
+        assert good("new-token-0123456789")
+    assert watched.failures == 1
+    assert "secret" not in str(logs)
+    assert f"{file}:1" in watched.why
+
+
+def test_files_that_everybody_may_read_are_refused(tmp_path: Path) -> None:
+    """A token file with rights for others, one that is missing, and one with too many tokens, each in one sentence."""
+    file = tmp_path / "t"
+    with pytest.raises(BadConfig, match="no such file"):
+        tokens.read_digests(file)
+    file.write_text("a-token-of-16-and-more\n")
+    file.chmod(0o644)
+    with pytest.raises(BadConfig, match="chmod o-rw"):
+        tokens.read_digests(file)
+    file.chmod(0o640)
+    assert tokens.read_token(file) == "a-token-of-16-and-more"
+    file.write_text("a-token-of-16-and-more\n" * 65)
+    with pytest.raises(BadConfig, match="at most 64"):
+        tokens.read_digests(file)
+    file.write_text(f"sha256:{'0' * 64}\n")
+    with pytest.raises(BadConfig, match="no token in plain"):
+        tokens.read_token(file)
+
+
+def test_a_refusal_says_how_to_come_in_and_shows_no_secret(folder: Folder) -> None:
+    """401 carries the challenges and 403 names the roles that would do, before any handler runs; neither answers nor
+    logs repeat what was shown."""
+    face = Face()
+    ran: list[Request] = []
+
+    async def handler(request: Request) -> Reply:
+        ran.append(request)
+        return text_reply("done\n")
+
+    face.router.add("PUT", "/buckets/{b}/keys/{k}", handler)
+    face.guard = Guard("http", settings_of(folder))
+    with structlog.testing.capture_logs() as logs:
+        none = asyncio.run(answered(face, []))
+        wrong = asyncio.run(answered(face, [(b"authorization", b"Bearer not-the-token-it-is")]))
+        role = asyncio.run(answered(face, [(b"authorization", f"Bearer {folder.token(R)}".encode())]))
+    assert [none[0], wrong[0], role[0]] == [401, 401, 403]
+    assert [value for name, value in none[1] if name == b"www-authenticate"] == [
+        b'Bearer realm="isthmus"',
+        b'Basic realm="isthmus"',
+    ]
+    assert b"write or operate or admin" in role[2]
+    assert not ran
+    shown = str((none, wrong, role, logs))
+    assert "not-the-token" not in shown
+    assert folder.token(R) not in shown
+    right = asyncio.run(answered(face, [(b"authorization", f"Bearer {folder.token(W)}".encode())]))
+    assert right[0] == 200
+    assert len(ran) == 1
+
+
+async def answered(face: Face, headers: list[tuple[bytes, bytes]]) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Status, headers and body of a PUT."""
+    sent: list[dict[str, Any]] = []
+    scope = {"method": "PUT", "raw_path": b"/buckets/b/keys/k", "headers": headers, "query_string": b""}
+    receive: Callable[[], Awaitable[dict[str, Any]]] = _nothing
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await face(scope, receive, send)
+    return sent[0]["status"], sent[0]["headers"], b"".join(m.get("body", b"") for m in sent[1:])
+
+
+async def _nothing() -> dict[str, Any]:
+    return {"type": "http.request", "body": b"", "more_body": False}
