@@ -1,0 +1,361 @@
+"""Claims about what operators and peers do to a sink at work: limits, nodes that come and go, dead letters, liars."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import msgpack
+import pytest
+
+import repl.transport.http_client as client_room
+from config.settings import PeerSettings, SinkSettings
+from queues.wire import FetchReply, encode_reply
+from repl.model.errors import LocalFault
+from repl.model.keys import Key
+from repl.model.requests import PushOutcome
+from repl.transport.http_client import OPEN
+from sink.actor import Sink
+from sink.dead_letters import DeadLetter, DeadLetters
+from sink.limits import Limits
+from tests.queues.source_world import OURS, SINK, THIRD
+from tests.sink.bridge import Pair
+from tests.sink.test_sink_actor import joined, until
+
+# ---------------------------------------------------------------- limits and discovery
+
+
+def test_workers_and_rates_change_while_it_runs_and_outlive_a_restart() -> None:
+    """Another number of workers counts at once, on all nodes or one, and is there after a restart with who set it; a
+    rate holds, is told with what binds, and is lifted live."""
+
+    async def test(pair: Pair) -> None:
+        sink = await pair.sink("q", "r")
+        await until(lambda: len(sink._crew.threads()) == 4)
+        await sink.set_limits(Limits(workers=1, by="ann", at_ms=7, reason="night"), None)
+        await until(lambda: len(sink._crew.threads()) == 1)
+        pair.home.put(*(b"k%d" % n for n in range(40)))
+        await pair.equal()
+        await sink.stop()
+        again = await pair.sink("q", "r")
+        overview = again.overview()
+        assert overview["workers"]["count"] == 1
+        assert overview["limits_set"] == {"by": "ann", "at_ms": 7, "reason": "night"}
+        await again.set_limits(Limits(workers=3, objects_per_second=20, by="bob", at_ms=8), "w1")
+        assert again.overview()["workers"]["count"] == 3
+        pair.home.put(*(b"n%d" % n for n in range(60)))
+        await until(lambda: again.overview()["throttle"]["throttled_seconds"] > 0)
+        assert again.overview()["throttle"]["binding"] == "objects"
+        assert pair.cluster.pushed < 40 + 60
+        await again.set_limits(Limits(objects_per_second=0, by="bob", at_ms=9), "w1", forget=True)
+        await pair.equal(5)
+        assert again.overview()["throttle"]["configured"]["objects_per_second"] is None
+        with pytest.raises(Exception, match="no node 'w7'"):
+            await again.set_limits(Limits(workers=3), "w7")
+
+    joined(test)
+
+
+def test_a_suspension_of_one_node_leaves_the_others_alone() -> None:
+    """By node it holds there only; without a node everywhere."""
+
+    async def test(pair: Pair) -> None:
+        sink = await pair.sink()
+        await sink.suspend(None, None, "ann", "", "w2")
+        assert sink.status()["state"] == "running"
+        await sink.suspend(None, None, "ann", "", "w1")
+        assert sink.status()["state"] == "suspended"
+        await sink.resume(None, None, "w1")
+        pair.home.put(b"a")
+        await pair.equal()
+        assert [s["node"] for s in sink.overview()["suspensions"]] == ["w2"]
+
+    joined(test)
+
+
+class Peer:
+    """An HTTP peer that answers as it is told: `answer` to fetches, `nodes` to who asks which nodes live."""
+
+    def __init__(self, answer: Callable[[], bytes] | None = None) -> None:
+        self.nodes: bytes = b"{}"
+        peer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self._send(peer.nodes)
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                peer.fetches += 1
+                self._send(answer() if answer is not None else b"")
+
+            def _send(self, body: bytes) -> None:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Silent."""
+
+        self.fetches = 0
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def listed(cluster: bytes, *urls: str) -> bytes:
+    nodes = [{"node": f"n{n}", "http": url} for n, url in enumerate(urls)]
+    return json.dumps({"cluster": "east", "cluster_uuid": cluster.hex(), "nodes": nodes}).encode()
+
+
+async def sink_of(pair: Pair, *peers: str, **more: Any) -> Sink:
+    settings = SinkSettings(
+        peers=tuple(PeerSettings(url, "q", "east") for url in peers), poll_ms=200, delay_min_ms=2, delay_max_ms=20,
+        request_timeout_ms=2_000, discovery_interval_ms=30, **more,
+    )  # fmt: skip
+    sink = Sink(
+        settings,
+        kv=pair.cluster,  # type: ignore[arg-type]
+        loop=asyncio.get_running_loop(),
+        cluster_uuid=SINK,
+        cluster_name="west",
+        node_name="w1",
+        metastore=pair.metastore,
+        time=pair.home.clock,
+        letters=DeadLetters(pair.folder / "letters.sqlite", 3, 1_000),
+        access_to=lambda _peer: OPEN,
+        nodes=lambda: ["w1"],
+    )
+    pair.sinks.append(sink)
+    await sink.start()
+    return sink
+
+
+def test_nodes_that_come_are_fetched_from_and_those_that_go_are_not() -> None:
+    """The seed tells of the node that has the changes; when it is listed no more its link ends, after what it has to
+    acknowledge; when it is listed again everything goes on."""
+
+    async def test(pair: Pair) -> None:
+        def nothing() -> bytes:
+            return encode_reply(FetchReply(OURS, "east", 1, b"", 1_000, 0, "serving", ()))
+
+        seed = Peer(nothing)
+        try:
+            seed.nodes = listed(OURS, seed.url, pair.bridge.url)
+            sink = await sink_of(pair, seed.url)
+            pair.home.put(b"a")
+            await pair.equal()
+            rows = {row["peer"]: row for row in sink.listing()}
+            assert rows[pair.bridge.url]["from"] == "discovery"
+            assert rows[seed.url]["from"] == "config"
+            seed.nodes = listed(OURS, seed.url)
+            await until(lambda: len(sink.listing()) == 1)
+            assert pair.home.served()[0].machine.in_flight_count() == 0
+            seed.nodes = listed(OURS, seed.url, pair.bridge.url)
+            pair.home.put(b"b")
+            await pair.equal()
+            assert sink.overview()["sources"][0]["applied"] == 2, "counts outlive a link"
+        finally:
+            await asyncio.get_running_loop().run_in_executor(None, seed.close)
+
+    joined(test)
+
+
+# ---------------------------------------------------------------- liars
+
+
+def reply(cluster: bytes = OURS, name: str = "east", items: Sequence[Any] = ()) -> bytes:
+    return encode_reply(FetchReply(cluster, name, 1, b"b" if items else b"", 1_000, 0, "serving", items))
+
+
+def versioned() -> bytes:
+    fields = msgpack.unpackb(reply())
+    return bytes(msgpack.packb({**fields, "v": 99}))
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (lambda: b"\x93junk", "malformed"),
+        (lambda: reply(items=[(1, 2, 3)]), "malformed"),
+        (versioned, "unknown-version"),
+        (lambda: reply(THIRD, "third"), "other-cluster"),
+        (lambda: reply(SINK, "west"), "own-cluster"),
+        (lambda: b"x" * 300_000, "peer-fault"),
+    ],
+)
+def test_a_lying_peer_is_named_by_its_reason_and_disturbs_nobody(
+    answer: Callable[[], bytes], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a peer answers wrongly backs its link off with a stable reason; nothing of it is stored, and what an honest
+    peer has goes on."""
+    monkeypatch.setattr("sink.fetch.ANSWER_OVERHEAD_BYTES", 1_000)
+
+    async def test(pair: Pair) -> None:
+        liar = Peer(answer)
+        try:
+            liar.nodes = listed(OURS, liar.url)
+            sink = await sink_of(pair, liar.url, pair.bridge.url, batch_bytes=200_000)
+            for n in range(20):
+                pair.home.put(b"k%d" % n)
+                await asyncio.sleep(0.005)
+            await pair.equal()
+            await until(lambda: {r["peer"]: r for r in sink.listing()}[liar.url]["last_error_reason"])
+            rows = {row["peer"]: row for row in sink.listing()}
+            assert rows[liar.url]["last_error_reason"] == reason
+            assert rows[liar.url]["state"] == "failing"
+            assert rows[liar.url]["running"] <= 1
+            assert rows[pair.bridge.url]["state"] == "running"
+            assert sum(row["applied"] for row in rows.values()) == 20
+            assert [source["source_cluster"] for source in sink.overview()["sources"]] == ["east"]
+        finally:
+            await asyncio.get_running_loop().run_in_executor(None, liar.close)
+
+    joined(test)
+
+
+def test_an_answer_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that sends a byte now and then holds a thread for a bounded time."""
+    monkeypatch.setattr(client_room, "RATE_MIN_BYTES", 1_000_000)
+
+    class Trickle(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "100000")
+            self.end_headers()
+            for _ in range(200):
+                self.wfile.write(b"x")
+                self.wfile.flush()
+                if asyncio.run(asyncio.sleep(0.02)):  # type: ignore[func-returns-value]
+                    return
+
+        def log_message(self, *_: object) -> None:
+            """Silent."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Trickle)
+    server.daemon_threads, server.block_on_close = True, False
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        peer = client_room.HttpPeer(f"http://127.0.0.1:{server.server_address[1]}", 1)
+        with pytest.raises(client_room.PeerFault, match="trickles"):
+            peer.get("/", timeout_ms=200, limit_bytes=200_000)
+        peer.cut()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+# ---------------------------------------------------------------- dead letters
+
+
+def letter(name: bytes, size: int = 10, *, at_ms: int = 1, error: str = "no room") -> DeadLetter:
+    return DeadLetter(at_ms, "q", "http://p", OURS, "east", Key(b"default", b"b", name), "too-large", error, size,
+                      b"x" * size)  # fmt: skip
+
+
+def test_dead_letters_outlive_a_restart_and_are_bounded(tmp_path: Path) -> None:
+    """A letter a key; objects beyond the bytes go first, the oldest of them first, then letters beyond the number,
+    which are counted; all of it survives a new process."""
+    file = tmp_path / "letters.sqlite"
+    letters = DeadLetters(file, 3, 25)
+    assert letters.letters() == []
+    assert letters.counts() == (0, 0)
+    assert not file.exists(), "nothing is made before there is something to keep"
+    letters.add([letter(b"a"), letter(b"b")])
+    letters.add([letter(b"a", at_ms=5, error="still")])
+    again = DeadLetters(file, 3, 25)
+    first, second = again.letters()
+    assert (first.key.key, first.tries, first.error, first.at_ms) == (b"a", 2, "still", 5)
+    assert (second.key.key, second.tries) == (b"b", 1)
+    again.add([letter(b"c"), letter(b"d", 30)])
+    kept = again.letters()
+    assert [x.key.key for x in kept] == [b"b", b"c", b"d"]
+    assert [x.payload is not None for x in kept] == [True, True, False]
+    assert again.counts() == (3, 1)
+    found = again.find(kept[1].id)
+    assert found is not None
+    assert found.payload == b"x" * 10
+    assert again.drop([kept[0].id, 999]) == 1
+    assert again.counts() == (2, 1)
+    for store in (letters, again):
+        store.close()
+
+
+def test_a_damaged_file_of_dead_letters_is_put_aside(tmp_path: Path) -> None:
+    """What cannot be read is kept under another name, told, and a new file begun: the sink goes on."""
+    file = tmp_path / "letters.sqlite"
+    file.write_bytes(b"this is no database, but long enough to be looked at as one" * 20)
+    letters = DeadLetters(file, 3, 1_000)
+    letters.add([letter(b"a")])
+    assert [x.key.key for x in letters.letters()] == [b"a"]
+    assert len(list(tmp_path.glob("letters.sqlite.damaged-*"))) == 1
+    letters.close()
+
+
+def test_a_retry_pushes_again_and_what_is_taken_is_off_the_list() -> None:
+    """After the limit was raised a retry stores the object; what is refused again stays with its new reason; without
+    the object it says where to get it."""
+
+    async def test(pair: Pair) -> None:
+        pair.cluster.rejecting = {b"big", b"bigger", b"huge"}
+        sink = await pair.sink()
+        pair.home.put(b"big", b"bigger", b"small")
+        pair.home.put(b"huge", size=5_000)
+        await until(lambda: sink.overview()["dead_letters"]["kept"] == 3)
+        letters = {row["key"][2]: row for row in await sink.dead_letters()}
+        pair.cluster.rejecting = {b"bigger"}
+        retried = {row["id"]: row for row in await sink.retry_dead_letters(None)}
+        assert retried[letters["big"]["id"]]["outcome"] == "applied"
+        again = retried[letters["bigger"]["id"]]
+        assert (again["outcome"], again["reason"]) == ("rejected", "too-large")
+        left = {row["key"][2]: row for row in await sink.dead_letters()}
+        assert "big" not in left
+        assert left["bigger"]["tries"] == 2
+        assert retried[letters["huge"]["id"]]["reason"] == "object-not-kept"
+        assert (await sink.retry_dead_letters([99]))[0]["reason"] == "unknown-letter"
+        assert await sink.drop_dead_letters(None) == len(left)
+        assert await sink.dead_letters() == []
+
+    joined(test)
+
+
+def test_a_letter_that_cannot_be_kept_is_not_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors never lose a reference: when the disk refuses the letter, the change comes again until it can be kept."""
+
+    async def test(pair: Pair) -> None:
+        calls = []
+
+        def refuse(_letters: object) -> None:
+            calls.append(1)
+            raise LocalFault("no space left")
+
+        pair.cluster.rejecting = {b"a"}
+        sink = await pair.sink()
+        with monkeypatch.context() as patched:
+            patched.setattr(sink._letters, "add", refuse)
+            pair.home.put(b"a", b"b")
+            await until(lambda: len(calls) >= 2)
+            await until(lambda: sink.listing()[0]["last_error_reason"] == "local-fault")
+        await until(lambda: pair.home.served()[0].machine.counts.acknowledged == 2)
+        assert sink.overview()["dead_letters"]["kept"] == 1
+        assert sink.overview()["sources"][0][PushOutcome.REJECTED.value] == 1
+
+    joined(test)
