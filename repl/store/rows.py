@@ -190,8 +190,8 @@ def decode_far(value: bytes) -> tuple[FarKind, int, int]:
 
 
 def change_place(offset: int, value: bytes) -> tuple[int, bytes]:
-    """(key hash, the bucket and key as they stand in a row's key) of the change row at `offset`: a fifth of the cost of
-    `decode_change`. Raises Corruption."""
+    """(key hash, the bucket and key as they stand in a row's key) of the change row at `offset`, for who needs their
+    rows and not their names. Raises Corruption."""
     tail = value[_CHANGE_KEY_AT:]
     if BUCKET_END not in tail:
         raise Corruption(f"the change row of offset {offset} names no bucket: {value[:64].hex()}")
