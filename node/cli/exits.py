@@ -32,7 +32,7 @@ class Exit(IntEnum):
 
 MEANINGS: Final[Mapping[Exit, str]] = {
     Exit.OK: "done; what was checked is right",
-    Exit.DIFFERS: "a check failed, or two sides differ",
+    Exit.DIFFERS: "a check failed, two sides differ, or a key is absent or has siblings",
     Exit.USAGE: "wrong command line, or faults in a config or placement file",
     Exit.UNAVAILABLE: "incomplete: a node does not answer, is not ready, or the outcome is unknown",
     Exit.REFUSED: "the cluster refused the command",

@@ -41,6 +41,7 @@ NOUNS: Final[Mapping[str, Noun]] = {
         "node.cli.node", "node_group", "Run a node; list, drain and remove nodes; give a restored one a new identity."
     ),
     "config": Noun("node.cli.config", "config_group", "Check and show config files."),
+    "kv": Noun("node.cli.kv", "kv_group", "Get, put, delete and list values."),
     "cluster": Noun("node.cli.cluster", "cluster_group", "Look at a cluster as a whole, and mend it."),
     "partition": Noun(
         "node.cli.partition", "partition_group", "Look at partitions, place and move them, and force a leader."

@@ -79,7 +79,7 @@ class AdminClient:
                     if len(raw) > ANSWER_BYTES_MAX:
                         raise self._unavailable(f"answers with more than {ANSWER_BYTES_MAX} bytes")
         except OSError as error:  # everything that requests raises is one
-            raise self._unavailable(f"does not answer: {_cause(error)}") from error
+            raise self._unavailable(f"does not answer: {cause(error)}") from error
         if said == TLS_WANTED:
             raise self._unavailable("speaks TLS: write https://")
         return self._judged(status, raw)
@@ -135,7 +135,7 @@ def whoami() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def _cause(error: BaseException) -> str:
+def cause(error: BaseException) -> str:
     """The system's own words at the root of a chain of exceptions."""
     words = "no valid answer"
     seen: BaseException | None = error
