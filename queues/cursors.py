@@ -3,21 +3,26 @@
 A CURSOR entry holds the whole state (replaying it is absolute): where to start, and under which owner version. What
 an acknowledgement moves is soft: it carries the offset of the CURSOR entry under which it was made and counts only
 on top of that entry and only forward, so that a late soft state can undo no decision (docs/protocol.md R-SOFT). An
-unknown cursor means the last CURSOR entry, never "now". The story goes on in `queues.window`.
+unknown cursor means the last CURSOR entry, never "now". A state with neither decree nor gaps is written as version 1,
+which every version of the program reads. The story goes on in `queues.window`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgpack
 
+from queues.gaps import Gaps, packed, unpacked
 from repl.model.errors import CodecError
 from repl.model.vclock import MAX_OFFSET
 from repl.store.port import Cursor
 
-CURSOR_VERSION: Final = 1
+CURSOR_VERSION: Final = 2
+PLAIN_VERSION: Final = 1
+"""Of a state without decree and gaps."""
+
 SOFT_VERSION: Final = 1
 NO_OWNER: Final = b""
 
@@ -25,11 +30,14 @@ NO_OWNER: Final = b""
 @dataclass(frozen=True, slots=True)
 class CursorState:
     """What a CURSOR entry decides: all changes below `cursor` are settled; `owner` (16-byte cluster uuid, or empty)
-    may fetch from here on under `owner_version` (0: nobody yet)."""
+    may fetch from here on under `owner_version` (0: nobody yet). `decree` is the newest act of an operator that it
+    obeys (`queues.decrees`; 0: none), `gaps` what is not offered."""
 
     cursor: int = 0
     owner_version: int = 0
     owner: bytes = NO_OWNER
+    decree: int = 0
+    gaps: Gaps = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,30 +51,47 @@ class Position:
 
 
 def encode_state(state: CursorState) -> bytes:
-    """Payload of a CURSOR entry: msgpack [version, cursor, owner version, owner uuid]."""
-    packed: bytes = msgpack.packb((CURSOR_VERSION, state.cursor, state.owner_version, state.owner))
-    return packed
+    """Payload of a CURSOR entry: msgpack [version, cursor, owner version, owner uuid], and from version 2 on
+    [..., decree, gaps]."""
+    plain = (state.cursor, state.owner_version, state.owner)
+    if not state.decree and not state.gaps:
+        first: bytes = msgpack.packb((PLAIN_VERSION, *plain))
+        return first
+    whole: bytes = msgpack.packb((CURSOR_VERSION, *plain, state.decree, packed(state.gaps)))
+    return whole
 
 
 def decode_state(payload: bytes) -> CursorState:
     """The state in a CURSOR entry's payload. Raises CodecError when it is not one."""
-    version, cursor, owner_version, owner = _fields(payload, (int, int, int, bytes), "cursor entry")
-    if version != CURSOR_VERSION:
-        raise CodecError(f"cursor entry of version {version}, this program reads {CURSOR_VERSION}")
-    if not 0 <= cursor <= MAX_OFFSET or owner_version < 0 or len(owner) not in (0, 16):
+    fields = _fields(payload, "cursor entry")
+    version = fields[0] if fields else None
+    if version not in (PLAIN_VERSION, CURSOR_VERSION):
+        raise CodecError(f"cursor entry of version {version!r:.40}, this program reads up to {CURSOR_VERSION}")
+    types = (int, int, int, bytes) if version == PLAIN_VERSION else (int, int, int, bytes, int, tuple)
+    if tuple(map(type, fields)) != types:
+        raise CodecError("not a cursor entry: fields of a wrong type or number")
+    state = CursorState(*fields[1:4])
+    if not 0 <= state.cursor <= MAX_OFFSET or state.owner_version < 0 or len(state.owner) not in (0, 16):
         raise CodecError("not a cursor entry: a field is out of range")
-    return CursorState(cursor, owner_version, owner)
+    if version == PLAIN_VERSION:
+        return state
+    if fields[4] < 0:
+        raise CodecError("not a cursor entry: a field is out of range")
+    return replace(state, decree=fields[4], gaps=unpacked(fields[5]))
 
 
 def encode_soft(base: int, cursor: int) -> bytes:
     """A soft cursor: msgpack [version, offset of the CURSOR entry it was made under, cursor]."""
-    packed: bytes = msgpack.packb((SOFT_VERSION, base, cursor))
-    return packed
+    packed_soft: bytes = msgpack.packb((SOFT_VERSION, base, cursor))
+    return packed_soft
 
 
 def decode_soft(payload: bytes) -> tuple[int, int]:
     """(base, cursor) of a soft cursor. Raises CodecError when it is not one."""
-    version, base, cursor = _fields(payload, (int, int, int), "soft cursor")
+    fields = _fields(payload, "soft cursor")
+    if tuple(map(type, fields)) != (int, int, int):
+        raise CodecError("not a soft cursor: fields of a wrong type or number")
+    version, base, cursor = fields
     if version != SOFT_VERSION:
         raise CodecError(f"soft cursor of version {version}, this program reads {SOFT_VERSION}")
     if not 0 <= base <= MAX_OFFSET or not 0 <= cursor <= MAX_OFFSET:
@@ -87,12 +112,12 @@ def position_of(rows: Cursor) -> Position | None:
     return Position(rows.entry_offset, state, cursor)
 
 
-def _fields(payload: bytes, types: tuple[type, ...], what: str) -> tuple[Any, ...]:
+def _fields(payload: bytes, what: str) -> tuple[Any, ...]:
     try:
         raw = msgpack.unpackb(payload, use_list=False, max_map_len=0, max_ext_len=0)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise CodecError(f"not a {what}: {error}") from error
-    if type(raw) is not tuple or tuple(type(x) for x in raw) != types:
-        raise CodecError(f"not a {what}: fields of a wrong type or number")
+    if type(raw) is not tuple:
+        raise CodecError(f"not a {what}: no list at the top")
     fields: tuple[Any, ...] = raw
     return fields

@@ -1,30 +1,123 @@
 """Which changes a queue offers, as values (pure).
 
-This room parses a filter's text once and answers for one bucket at a time; it knows nothing of origins (those are
-rules of the window) nor of priorities. The story goes on in `queues.window`.
+A filter is a list of rules, in a text separated by commas:
+
+    any                every change                block_rtq          none in real time: only what is pushed
+    buckettype:T       of this bucket type         bucketname:B       of buckets of this name, of any type
+    bucketprefix:P     of buckets whose name begins so
+    !RULE              not those; with negations alone, all others
+
+A negation that fits decides before any other rule. Names with a comma, a percent sign or bytes that are no text are
+percent-encoded. This room parses a text once and answers for one bucket at a time; it knows nothing of origins
+(those are rules of the window) nor of priorities. The rules are those of Riak's queues; lists and negations are ours.
+The story goes on in `queues.intake`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, NamedTuple
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from repl.model.errors import BadConfig
 
+RULES_MAX: Final = 256
+"""Most rules of one filter: each new bucket is held against all of them."""
 
-@dataclass(frozen=True, slots=True)
-class AnyChange:
-    """`any`: every change of every bucket type and bucket."""
+ANY: Final = "any"
+BLOCK: Final = "block_rtq"
+TYPE: Final = "buckettype"
+NAME: Final = "bucketname"
+PREFIX: Final = "bucketprefix"
+
+_VALUED: Final = (TYPE, NAME, PREFIX)
+_PLAIN_BYTES: Final = "-_.~ /:@+*()'$&;="
+
+
+class Rule(NamedTuple):
+    """One rule; `value` is empty for `any` and `block_rtq`."""
+
+    negated: bool
+    kind: str
+    value: bytes
+
+    def fits(self, bucket_type: bytes, bucket: bytes) -> bool:
+        """True when the rule speaks of this bucket."""
+        if self.kind == TYPE:
+            return bucket_type == self.value
+        if self.kind == NAME:
+            return bucket == self.value
+        if self.kind == PREFIX:
+            return bucket.startswith(self.value)
+        return True
 
     def __str__(self) -> str:
-        return "any"
+        text = self.kind + (f":{quote_from_bytes(self.value, safe=_PLAIN_BYTES)}" if self.kind in _VALUED else "")
+        return f"!{text}" if self.negated else text
 
 
-Filter = AnyChange
-"""The closed set of filters; one member today."""
+class Decision(NamedTuple):
+    """What a filter says of a bucket, and the rule that decides; None: no rule fits."""
+
+    offered: bool
+    rule: Rule | None
+
+    def reason(self) -> str:
+        """In a sentence."""
+        if self.rule is not None:
+            return f"rule {self.rule} {'offers' if self.offered else 'holds back'} it"
+        return "no rule holds it back" if self.offered else "no rule offers it"
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A parsed filter."""
+
+    rules: tuple[Rule, ...]
+
+    @property
+    def everything(self) -> bool:
+        """True when every change passes: nobody needs to ask."""
+        return all(rule.kind == ANY for rule in self.rules)
+
+    @property
+    def only_negations(self) -> bool:
+        """True when what no rule names is offered."""
+        return all(rule.negated for rule in self.rules)
+
+    def decide(self, bucket_type: bytes, bucket: bytes) -> Decision:
+        """Whether changes of this bucket are offered in real time."""
+        fitting = [rule for rule in self.rules if rule.fits(bucket_type, bucket)]
+        for rule in fitting:
+            if rule.negated or rule.kind == BLOCK:
+                return Decision(False, rule)
+        if fitting:
+            return Decision(True, fitting[0])
+        return Decision(self.only_negations, None)
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.rules))
 
 
 def parse_filter(text: str) -> Filter:
     """The filter that `text` names. Raises BadConfig with the words that would be right."""
-    if text == "any":
-        return AnyChange()
-    raise BadConfig(f"queue filter {text!r} is not known; this version knows: any")
+    rules = tuple(_rule(part.strip(), text) for part in text.split(","))
+    if len(rules) > RULES_MAX:
+        raise BadConfig(f"a queue filter has {len(rules)} rules, at most {RULES_MAX} are possible")
+    kinds = {rule.kind for rule in rules}
+    if len(rules) > 1 and BLOCK in kinds:
+        raise BadConfig(f"queue filter {text!r}: {BLOCK} stands alone, it offers nothing in real time")
+    if ANY in kinds and any(rule.kind != ANY and not rule.negated for rule in rules):
+        raise BadConfig(f"queue filter {text!r}: beside {ANY} only negations (!...) change something")
+    return Filter(rules)
+
+
+def _rule(part: str, text: str) -> Rule:
+    negated, word = part.startswith("!"), part.removeprefix("!").strip()
+    kind, colon, value = word.partition(":")
+    if kind in _VALUED and colon and value:
+        return Rule(negated, kind, unquote_to_bytes(value))
+    if word in (ANY, BLOCK) and not negated:
+        return Rule(False, word, b"")
+    known = f"{ANY}, {BLOCK}, {TYPE}:T, {NAME}:B, {PREFIX}:P, and ! before one of the last three"
+    raise BadConfig(f"queue filter {text!r}: {part!r} is not known; there are: {known}")

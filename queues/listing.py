@@ -36,7 +36,7 @@ async def listed(queue: ServedQueue, partitions_led: int, wall_ms: int) -> dict[
     began."""
     machine, owner, suspension = queue.machine, queue.owner, queue.suspension
     waiting, oldest = await queue.count_waiting(partitions_led)
-    counts, budget = machine.counts, machine.budget
+    counts, budget, ledger = machine.counts, machine.budget, machine.ledger()
     return {
         "name": queue.settings.name,
         "filter": str(queue.filter),
@@ -59,8 +59,8 @@ async def listed(queue: ServedQueue, partitions_led: int, wall_ms: int) -> dict[
         "acknowledged": counts.acknowledged,
         "redelivered": counts.redelivered,
         "batches": counts.batches,
-        "collapsed": budget.collapsed,
-        "vanished": budget.vanished,
+        "collapsed": ledger.collapsed + ledger.collapsed_unseen,
+        "vanished": ledger.vanished,
         "late_acknowledgements": counts.late,
         "refused_acknowledgements": counts.refused,
     }  # fmt: skip
@@ -79,6 +79,7 @@ def _reason(queue: ServedQueue) -> str:
 def samples_of(queue: ServedQueue, wall_ms: int) -> list[Sample]:
     """The queue's numbers; what waits is told as far as it is in memory, since a scrape reads no store."""
     machine, budget, counts = queue.machine, queue.machine.budget, queue.machine.counts
+    ledger = machine.ledger()
     labels = {"queue": queue.settings.name}
     oldest = machine.oldest_ms()
     numbers: list[tuple[str, float]] = [
@@ -93,8 +94,8 @@ def samples_of(queue: ServedQueue, wall_ms: int) -> list[Sample]:
         ("isthmus_queue_acknowledged_total", counts.acknowledged),
         ("isthmus_queue_redelivered_total", counts.redelivered),
         ("isthmus_queue_batches_total", counts.batches),
-        ("isthmus_queue_collapsed_total", budget.collapsed),
-        ("isthmus_queue_vanished_total", budget.vanished),
+        ("isthmus_queue_collapsed_total", ledger.collapsed + ledger.collapsed_unseen),
+        ("isthmus_queue_vanished_total", ledger.vanished),
         ("isthmus_queue_late_acknowledgements_total", counts.late),
         ("isthmus_queue_refused_acknowledgements_total", counts.refused),
     ]

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from queues.rules import Item
-from repl.model.entry import EntryKind
 from repl.model.objects import says_deleted
 from repl.model.reference import ReferenceKind
-from repl.store.port import Store
+from repl.store.port import Change, Store
 
 COUNT_STEP_ROWS: Final = 4096
 """Rows read at once when counting: bounds memory."""
@@ -20,7 +19,6 @@ COUNT_STEP_ROWS: Final = 4096
 _TO_FETCH: Final = int(ReferenceKind.TO_FETCH)
 _OBJECT: Final = int(ReferenceKind.OBJECT)
 _TOMBSTONE: Final = int(ReferenceKind.TOMBSTONE)
-_DATA: Final = int(EntryKind.DATA)
 
 
 def read_objects(store: Store, items: Sequence[Item], limit_bytes: int) -> list[Item | None]:
@@ -45,18 +43,18 @@ def read_objects(store: Store, items: Sequence[Item], limit_bytes: int) -> list[
 
 
 def count_rows(
-    store: Store, ranges: Sequence[tuple[int, int, Callable[[bytes], bool]]], limit_rows: int
+    store: Store, ranges: Sequence[tuple[int, int, Callable[[Change], bool]]], limit_rows: int
 ) -> tuple[int | None, int | None]:
-    """(rows that may be offered, wall clock of the oldest of them) over (partition, from offset, eligible by
-    origin); the count is None when more than `limit_rows` rows would have to be read."""
+    """(rows that may be offered, wall clock of the oldest of them) over (partition, from offset, which rows
+    are); the count is None when more than `limit_rows` rows would have to be read."""
     count = read = 0
     oldest: int | None = None
-    for partition, start, eligible in ranges:
+    for partition, start, wanted in ranges:
         offset = start
         while True:
             rows = store.changes(partition, offset, COUNT_STEP_ROWS)
             for row in rows:
-                if row.kind == _DATA and eligible(row.origin):
+                if wanted(row):
                     count += 1
                     oldest = row.time_ms if oldest is None else min(oldest, row.time_ms)
             read += len(rows)

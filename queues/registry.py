@@ -264,7 +264,7 @@ class SourceQueues:
             self._cluster_name,
             machine.owner_version if batch is None else batch.owner_version,
             b"" if batch is None else batch.id,
-            machine.lease_ms,
+            machine.leases.lease_ms,
             self._time.wall_ms(),
             queue.state,
             [] if batch is None else batch.items(),
@@ -300,7 +300,7 @@ class SourceQueues:
 
     def _claim_all(self, queue: ServedQueue) -> None:
         """See that every led partition gets the CURSOR entry of the current owner version."""
-        for partition, state in queue.machine.unclaimed():
+        for partition, state in queue.machine.unclaimed(self._time.wall_ms()):
             if partition not in queue.claiming:
                 queue.claiming.add(partition)
                 self._spawn(self._claim(queue, partition, state))

@@ -8,6 +8,9 @@ Deciding only: `now_ms` comes in, nothing is awaited, read or logged here; `queu
     away      -> settled        its key has a newer change with a place of its own
     waiting   -> settled        found to have vanished when it was read
 
+Real time comes first, strictly: a batch of a lower priority (`queues.lower`) is made only while no partition has
+anything to give in real time, whether in memory or still in the change index.
+
 Who may fetch is decided by CURSOR entries once they are applied (`decided`): a window serves only under the queue's
 current owner version, and acknowledgements of an older one count nothing (docs/protocol.md R-OWNER).
 """
@@ -17,34 +20,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
-from queues.batches import Batch, Counts, Part, Session
+from queues.batches import Batch, Counts, Leases, Part, Session
+from queues.claims import Stopped, needs_no_new_window, wanted_state
 from queues.cursors import NO_OWNER, CursorState, Position
-from queues.rules import Budget, Item
+from queues.filters import Filter
+from queues.lower import Lower
+from queues.pace import Pace
+from queues.rules import LOWER, REAL_TIME, Budget, Item, Ledger
 from queues.window import Window
 from repl.model.entry import Entry
+from repl.store.port import Change
 
 TURN_MIN: Final = 16
 """Fewest references that one partition gives at its turn: below it a turn costs more than it shares."""
-
-IN_FLIGHT_BATCHES_MAX: Final = 64
-"""Batches under lease at once; one more fetch waits as if there were nothing. Sinks hold two or three each."""
-
-IN_FLIGHT_BYTES_MAX: Final = 64_000_000
-"""Payload bytes under lease at once, kept in memory for a repeat; above it fetches wait for acknowledgements."""
-
-GATHER_RATE_PER_MS: Final = 0.3
-"""Changes per millisecond from which a waiting fetch gathers a batch instead of leaving with one change: below it
-lag counts, above it the cost of a fetch does."""
-
-GATHER_MS: Final = 2
-"""How long it gathers at most. At 1,000 changes a second this took a quarter off the sink's CPU and lowered the lag's
-median from 6 to 5 ms on two busy cores; 4 ms gained nothing more."""
-
-GATHER_COUNT: Final = 256
-"""Waiting changes that end the gathering at once: from here on the cost of a fetch is spread thin enough."""
-
-RATE_SPAN_MS: Final = 20
-"""Over how long arrivals are counted."""
 
 QUIET_MS: Final = 60_000
 """A queue from which nobody fetched for so long lets go of its windows: a sink that is away for days costs no
@@ -52,33 +40,40 @@ memory."""
 
 
 class SourceQueue:
-    """The machine of one queue; see the module's text. `batch_prefix` keeps batch ids of different lives of the
-    process apart, so that an acknowledgement from before a restart can settle nothing."""
+    """The machine of one queue; see the module's text. `filter_` None offers everything; `batch_prefix` see
+    `queues.batches.Leases`."""
 
     def __init__(
-        self, name: str, own: bytes, cascade: bool, lease_ms: int, budget: Budget, batch_prefix: bytes
+        self,
+        name: str,
+        own: bytes,
+        cascade: bool,
+        lease_ms: int,
+        budget: Budget,
+        batch_prefix: bytes,
+        filter_: Filter | None = None,
     ) -> None:
         self.name = name
-        self.lease_ms = lease_ms
         self.budget = budget
         self.counts = Counts()
         self.windows: dict[int, Window] = {}
-        self.batches: dict[bytes, Batch] = {}
-        """Under lease, the oldest first: every lease has the same length."""
+        self.leases = Leases(batch_prefix, lease_ms)
+        self.lower = tuple(Lower(priority, own, budget.reference_limit) for priority in LOWER)
+        """Full-sync, fold."""
+        self.past = Ledger()
+        """Of leaderships that have ended."""
         self.suspended = False
+        """Serving is."""
+        self.stopped: Stopped | None = None
+        """Publishing is suspended."""
         self.owner = NO_OWNER
         self.owner_version = 0
         self._own = own
         self._cascade = cascade
-        self._prefix = batch_prefix
-        self._batch_number = 0
-        self._in_flight_bytes = 0
+        self._offers = None if filter_ is None or filter_.everything else _asking(filter_)
         self._turn = 0
         self._heard_ms: int | None = None
-        self._arrived = 0
-        self._arrived_from_ms = 0
-        self._per_ms = 0.0
-        self._gathering_from_ms: int | None = None
+        self._pace = Pace()
 
     # ---------------------------------------------------------------- leadership, owner, cursors
 
@@ -86,8 +81,10 @@ class SourceQueue:
         """This node leads `partition`, whose entries below `applied` are in the store, and the queue stands at
         `position`."""
         self.unlead(partition)
-        window = Window(partition, bucket_type, position, applied, self._cascade, self._own, self.budget)
-        window.tracking = self._heard_ms is not None and window.owner_version == self.owner_version > 0
+        window = Window(partition, bucket_type, position, applied, self._cascade, self._own, self.budget, self._offers)
+        heard = self._heard_ms is not None and window.owner_version == self.owner_version > 0
+        # A queue that gives up what is too much must know how much there is, whoever fetches.
+        window.tracking = heard or self.budget.discard
         self.windows[partition] = window
 
     def unlead(self, partition: int) -> None:
@@ -95,12 +92,13 @@ class SourceQueue:
         window = self.windows.pop(partition, None)
         if window is not None:
             window.forget()
+            self.past.add(window.ledger)
 
     def decided(self, partition: int, bucket_type: bytes, base: int, state: CursorState) -> None:
         """A CURSOR entry of this queue at offset `base` was applied, all entries before it were told."""
         window = self.windows.get(partition)
-        if window is not None and window.owner_version == state.owner_version and state.cursor <= window.cursor:
-            window.base, window.saved = base, state.cursor
+        if window is not None and state.cursor <= window.cursor and needs_no_new_window(window.state, state):
+            window.recorded(base, state)
             return
         self.lead(partition, bucket_type, Position(base, state, state.cursor), base + 1)
 
@@ -110,16 +108,17 @@ class SourceQueue:
         if (cluster, version) != (self.owner, self.owner_version):
             self.owner, self.owner_version = cluster, version
             self._heard_ms = None
-            for batch in list(self.batches.values()):
+            for batch in list(self.leases.batches.values()):
                 self.release(batch)
 
-    def unclaimed(self) -> list[tuple[int, CursorState]]:
-        """(partition, state for a CURSOR entry) of windows that do not stand under the current owner version yet."""
-        return [
-            (partition, CursorState(window.advance(), self.owner_version, self.owner))
-            for partition, window in self.windows.items()
-            if window.owner_version < self.owner_version
-        ]
+    def unclaimed(self, wall_ms: int) -> list[tuple[int, CursorState]]:
+        """(partition, state for a CURSOR entry) of windows for which something was decided that no entry says yet."""
+        wanted = []
+        for partition, window in self.windows.items():
+            state = wanted_state(window, self.owner, self.owner_version, self.stopped, wall_ms)
+            if state is not None:
+                wanted.append((partition, state))
+        return wanted
 
     def soft_positions(self, only: int | None = None) -> list[tuple[int, int, int]]:
         """(partition, base, cursor) of every cursor that moved since the last call; of one partition or of all."""
@@ -139,18 +138,15 @@ class SourceQueue:
         if window is None:
             return
         window.add(entries)
-        self._arrived += len(entries)
-        span = now_ms - self._arrived_from_ms
-        if span >= RATE_SPAN_MS:
-            self._per_ms = self._arrived / span
-            self._arrived, self._arrived_from_ms = 0, now_ms
-        if self._gathering_from_ms is None:
-            self._gathering_from_ms = now_ms
+        self._pace.arrived(len(entries), now_ms)
 
     def refills(self) -> list[tuple[Window, int, int]]:
         """(window, from offset, rows) of every read of the change index to begin now; the result goes to
         `Window.refilled`."""
         reads = []
+        if self.budget.references >= self.budget.reference_limit:
+            for window in self.windows.values():
+                window.advance()  # places whose keys were settled otherwise make room
         for window in self.windows.values():
             rows = window.wanted()
             if rows:
@@ -167,33 +163,30 @@ class SourceQueue:
             for window in self.windows.values():
                 window.tracking = window.tracking or window.owner_version == self.owner_version
         self._heard_ms = now_ms
-        lost = []
-        for batch in self.batches.values():
-            held = batch.session
-            if held.node != session.node or held.cluster != session.cluster:
-                continue
-            if held.incarnation != session.incarnation or (
-                held.link == session.link and holding is not None and batch.id not in holding
-            ):
-                lost.append(batch)
-        for batch in lost:
+        for batch in self.leases.lost(session, holding):
             self.release(batch)
 
     def due_in_ms(self, now_ms: int) -> int | None:
         """In how many ms a waiting fetch should be answered; None when there is nothing to give."""
-        waiting = self.waiting_count()
-        if not waiting or not self._may_give():
+        if not self._may_give():
             return None
-        if waiting >= GATHER_COUNT or self._per_ms < GATHER_RATE_PER_MS or self._gathering_from_ms is None:
-            return 0
-        return max(0, self._gathering_from_ms + GATHER_MS - now_ms)
+        waiting = self.waiting_count()
+        if not waiting:
+            return 0 if self._lower_turn() is not None else None
+        return self._pace.wait_ms(waiting, now_ms)
 
     def _may_give(self) -> bool:
-        return (
-            not self.suspended
-            and len(self.batches) < IN_FLIGHT_BATCHES_MAX
-            and self._in_flight_bytes < IN_FLIGHT_BYTES_MAX
-        )
+        return not self.suspended and self.leases.room()
+
+    def _lower_turn(self) -> Lower | None:
+        """The lower priority whose turn it is: the first that has something, once real time has nothing."""
+        found = next((lower for lower in self.lower if lower.waiting_count), None)
+        if found is None or not self.owner_version:
+            return None
+        for window in self.windows.values():
+            if window.waiting_count or (window.tracking and not window.contiguous):
+                return None
+        return found
 
     def take(self, session: Session, max_count: int, max_bytes: int, now_ms: int) -> Batch | None:
         """The next batch, fair among partitions (each at its turn gives an equal share), or None."""
@@ -220,21 +213,21 @@ class SourceQueue:
                 if window.waiting_count and items:
                     more.append(window)
             ready = more
+        priority = REAL_TIME
         if not parts:
-            return None
+            lower = self._lower_turn()
+            if lower is None:
+                return None
+            priority = lower.priority
+            parts = [Part(lower, 0, *lower.take(max_count))]
         if not any(window.waiting_count for window in order):
-            self._gathering_from_ms = None
-        self._batch_number += 1
-        batch_id = self._prefix + self._batch_number.to_bytes(8, "big")
-        batch = Batch(batch_id, session, self.owner_version, now_ms + self.lease_ms, parts, size)
-        self.batches[batch_id] = batch
-        self._in_flight_bytes += size
-        return batch
+            self._pace.emptied()
+        return self.leases.open(session, self.owner_version, parts, size, priority, now_ms)
 
     def settle(self, batch: Batch, resolved: Sequence[Item | None]) -> bool:
         """The batch's references were read from the store: `resolved` are its first items, whole, or None for one
         that vanished; those beyond did not fit and wait again. False when nothing is left to send."""
-        if batch.id not in self.batches:
+        if batch.id not in self.leases.batches:
             return False
         parts: list[Part] = []
         size = start = 0
@@ -254,15 +247,16 @@ class SourceQueue:
                     size += len(item[8])
             part.window.give_back(part.places[len(read) :], part.items[len(read) :])
             if gone_places:
-                part.window.done(gone_places, gone_items)
-                self.budget.vanished += len(gone_places)
+                if isinstance(part.window, Lower):
+                    part.window.done(gone_places, vanished=True)
+                else:
+                    part.window.done(gone_places, gone_items, vanished=True)
             if items:
                 parts.append(Part(part.window, start, places, items))
                 start += len(items)
-        self._in_flight_bytes += size - batch.size_bytes
-        batch.parts, batch.size_bytes = parts, size
+        self.leases.resize(batch, parts, size)
         if not parts:
-            self._drop(batch)
+            self.leases.end(batch)
         return bool(parts)
 
     def sent(self, batch: Batch) -> None:
@@ -271,10 +265,16 @@ class SourceQueue:
         self.counts.batches += 1
 
     def acknowledge(
-        self, session: Session, batch_id: bytes, owner_version: int, failed: Collection[int] | None
+        self,
+        session: Session,
+        batch_id: bytes,
+        owner_version: int,
+        failed: Collection[int] | None,
+        outcomes: tuple[int, int, int, int] | None = None,
     ) -> None:
-        """The sink is done with a batch; `failed` are the indexes that must come again (None: all of them)."""
-        batch = self.batches.get(batch_id)
+        """The sink is done with a batch; `failed` are the indexes that must come again (None: all of them). `outcomes`:
+        how many were applied, merged, superseded, rejected, if it tells."""
+        batch = self.leases.batches.get(batch_id)
         if batch is None:
             self.counts.late += 1
             return
@@ -284,55 +284,54 @@ class SourceQueue:
         if failed is None:
             self.release(batch)
             return
-        self._drop(batch)
+        self.leases.end(batch)
         for part in batch.parts:
             if not self._current(part):
                 continue
-            if not failed:
-                part.window.done(part.places, part.items)
-                self.counts.acknowledged += len(part.items)
-                continue
-            again = [i for i in range(len(part.items)) if part.start + i in failed]
-            fine = [i for i in range(len(part.items)) if part.start + i not in failed]
-            self._return(part.window, [part.places[i] for i in again], [part.items[i] for i in again])
-            part.window.done([part.places[i] for i in fine], [part.items[i] for i in fine])
-            self.counts.acknowledged += len(fine)
+            places, items = part.places, part.items
+            if failed:
+                again = [i for i in range(len(items)) if part.start + i in failed]
+                fine = [i for i in range(len(items)) if part.start + i not in failed]
+                self._return(part.window, [places[i] for i in again], [items[i] for i in again])
+                places, items = [places[i] for i in fine], [items[i] for i in fine]
+            if isinstance(part.window, Lower):
+                part.window.done(places)
+            else:
+                part.window.done(places, items)
+                self.counts.acknowledged += len(items)
+        if outcomes is not None:
+            kept = self.counts if batch.priority == REAL_TIME else self.lower[LOWER.index(batch.priority)].counts
+            kept.outcomes = _sum(kept.outcomes, outcomes)
 
     def release(self, batch: Batch) -> None:
         """The batch comes back unsettled, whole; nothing happens when it did before."""
-        if batch.id not in self.batches:
+        if batch.id not in self.leases.batches:
             return
-        self._drop(batch)
+        self.leases.end(batch)
         for part in batch.parts:
             if self._current(part):
                 self._return(part.window, part.places, part.items)
 
     def expire(self, now_ms: int) -> int:
         """Batches whose lease is over come back; returns how many."""
-        over = []
-        for batch in self.batches.values():
-            if batch.expires_ms > now_ms:
-                break
-            over.append(batch)
+        over = self.leases.over(now_ms)
         for batch in over:
             self.release(batch)
         return len(over)
 
     def quieten(self, now_ms: int) -> None:
         """Let go of the windows when nobody fetched for a long time and nothing is under lease."""
-        if self._heard_ms is not None and not self.batches and now_ms - self._heard_ms >= QUIET_MS:
+        if self._heard_ms is not None and not self.leases.batches and now_ms - self._heard_ms >= QUIET_MS:
             self._heard_ms = None
+            if self.budget.discard:
+                return
             for window in self.windows.values():
                 window.forget()
 
     def _current(self, part: Part) -> bool:
-        return self.windows.get(part.window.partition) is part.window
+        return isinstance(part.window, Lower) or self.windows.get(part.window.partition) is part.window
 
-    def _drop(self, batch: Batch) -> None:
-        del self.batches[batch.id]
-        self._in_flight_bytes -= batch.size_bytes
-
-    def _return(self, window: Window, places: Sequence[int], items: Iterable[Item]) -> None:
+    def _return(self, window: Window | Lower, places: Sequence[int], items: Iterable[Item]) -> None:
         self.counts.redelivered += window.give_back(places, items)
 
     # ---------------------------------------------------------------- what is shown
@@ -346,13 +345,33 @@ class SourceQueue:
         """References under lease."""
         return sum(w.away_count for w in self.windows.values())
 
-    def unknown(self) -> list[tuple[int, int, Callable[[bytes], bool]]]:
-        """(partition, offset from which waiting changes are not in memory, their eligibility by origin)."""
-        return [(p, w.scan, w.origins.eligible) for p, w in self.windows.items() if not w.contiguous]
+    def unknown(self) -> list[tuple[int, int, Callable[[Change], bool]]]:
+        """(partition, offset from which waiting changes are not in memory, which rows are such)."""
+        return [(p, w.scan, w.wants) for p, w in self.windows.items() if not w.contiguous]
+
+    def ledger(self) -> Ledger:
+        """Of all partitions led here, now and before; what waits and is under lease is of those led now."""
+        total = Ledger()
+        for ledger in (self.past, *(window.ledger for window in self.windows.values())):
+            total.add(ledger)
+        return total
 
     def oldest_ms(self) -> int | None:
         """The leader's wall clock of the oldest change in memory that is not acknowledged; None when there is
         none."""
-        times = [item[7] for batch in self.batches.values() for part in batch.parts for item in part.items[:1]]
+        times = [
+            part.items[0][7]
+            for batch in self.leases.batches.values()
+            if batch.priority == REAL_TIME
+            for part in batch.parts
+        ]
         times += [t for w in self.windows.values() if (t := w.oldest_waiting_ms()) is not None]
         return min(times, default=None)
+
+
+def _asking(filter_: Filter) -> Callable[[bytes, bytes], bool]:
+    return lambda bucket_type, bucket: filter_.decide(bucket_type, bucket).offered
+
+
+def _sum(one: tuple[int, int, int, int], other: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    return (one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3])

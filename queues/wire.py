@@ -44,7 +44,7 @@ import msgpack
 import zstandard
 
 from queues.batches import Session
-from queues.rules import Item
+from queues.rules import PRIORITIES, REAL_TIME, Item
 from repl.model.errors import BadInput, CodecError, TooLarge
 
 WIRE_VERSION: Final = 1
@@ -79,12 +79,6 @@ THROTTLED: Final = "throttled"
 
 OFF: Final = "off"
 """`state` when the whole source is switched off on the node."""
-
-REAL_TIME: Final = 3
-FULL_SYNC: Final = 2
-FOLD: Final = 1
-PRIORITIES: Final = (REAL_TIME, FULL_SYNC, FOLD)
-"""Served in this order, strictly."""
 
 ZSTD: Final = "zstd"
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import queues.window as window_room
+import queues.intake as window_room
 from queues.batches import Batch, Session
 from queues.cursors import CursorState, encode_soft, encode_state, position_of
 from queues.reading import read_objects
@@ -198,7 +198,7 @@ class Schedule:
         failed: tuple[int, ...] | None = self.rng.choice([(), (), (), (0,), tuple(range(0, len(sent.items), 2)), None])
         version = self.version if sent.session.cluster == self.owner else self.rng.choice([self.version, sent.version])
         before = self.queue.counts.acknowledged
-        in_flight = sent.batch in self.queue.batches
+        in_flight = sent.batch in self.queue.leases.batches
         self.queue.acknowledge(sent.session, sent.batch, version, failed)
         counted = self.queue.counts.acknowledged - before
         if sent.life != self.life or sent.version != self.version:
@@ -221,12 +221,12 @@ class Schedule:
     def no_longer_held(self) -> None:
         """The sink's next fetch names nothing: what its link held comes back at once."""
         self.queue.heard(self.session, (), self.now)
-        assert all(batch.session.link != self.session.link for batch in self.queue.batches.values())
+        assert all(batch.session.link != self.session.link for batch in self.queue.leases.batches.values())
 
     def time_passes(self) -> None:
         self.now += self.rng.choice([1, 30, LEASE_MS])
         self.seen["expired"] += self.queue.expire(self.now)
-        assert all(batch.expires_ms > self.now for batch in self.queue.batches.values())
+        assert all(batch.expires_ms > self.now for batch in self.queue.leases.batches.values())
 
     def read_rows(self) -> None:
         self.unread += self.queue.refills()
@@ -255,7 +255,7 @@ class Schedule:
     def leadership_moves_and_returns(self) -> None:
         partition = self.rng.choice(PARTITIONS)
         self.queue.unlead(partition)
-        for batch in self.queue.batches:
+        for batch in self.queue.leases.batches:
             self.moved.setdefault(batch, set()).add(partition)
         self.lead_again(partition)
 
@@ -273,7 +273,7 @@ class Schedule:
         self.queue.set_owner(self.owner, self.version)
         assert self.queue.take(self.session, 10, 10_000, self.now) is None, "served before the owner's entry applied"
         self.session = self.session._replace(cluster=self.owner)
-        assert {partition for partition, _ in self.queue.unclaimed()} == set(PARTITIONS)
+        assert {partition for partition, _ in self.queue.unclaimed(0)} == set(PARTITIONS)
         for partition in PARTITIONS:
             self.tell_some(partition, 1_000)
             state = CursorState(0, self.version, self.owner)
@@ -281,11 +281,11 @@ class Schedule:
             self.store(partition, entry)
             self.tell_some(partition, 1)
             self.queue.decided(partition, b"default", entry.offset, state)
-        assert not self.queue.unclaimed()
+        assert not self.queue.unclaimed(0)
         self.queue.heard(self.session, None, self.now)
 
     def nobody_fetches(self) -> None:
-        if not self.queue.batches and not self.unread and not self.reads:
+        if not self.queue.leases.batches and not self.unread and not self.reads:
             self.now += QUIET_MS
             self.queue.quieten(self.now)
             assert self.budget.references == self.budget.objects == 0
@@ -316,6 +316,10 @@ class Schedule:
             assert before <= cursor <= window.scan <= window.applied == self.told[partition]
             position = position_of(self.shelf.cursor(partition, NAME))
             assert position is not None
+            assert window.close_ledger() in (None, 0), (window.ledger, window.waiting_count, window.away_count)
+            assert window.ledger.unbalanced == 0, window.ledger
+            if window.contiguous and not self.untold[partition]:
+                assert not window.unexplained(list(self.shelf.rows[partition].values()))
             for offset, change in self.shelf.rows[partition].items():
                 if offset < max(cursor, position.cursor):
                     assert (
@@ -353,7 +357,7 @@ class Schedule:
         self.check()
         assert self.budget.references == self.budget.objects == 0
         assert self.queue.waiting_count() == self.queue.in_flight_count() == 0
-        assert not self.queue.batches
+        assert not self.queue.leases.batches
         assert self.queue.oldest_ms() is None
         assert not self.queue.unknown()
 
@@ -374,10 +378,13 @@ def test_everything_owed_is_served_and_no_cursor_passes_what_is_not_acknowledged
     def run(seed: int) -> None:
         schedule = Schedule(seed, cascade)
         schedule.run(400)
-        counts, budget = schedule.queue.counts, schedule.budget
+        counts, ledger = schedule.queue.counts, schedule.queue.ledger()
         seen.update(schedule.seen)
         seen.update(
-            collapsed=budget.collapsed, vanished=budget.vanished, redelivered=counts.redelivered, late=counts.late
+            collapsed=ledger.collapsed,
+            vanished=ledger.vanished,
+            redelivered=counts.redelivered,
+            late=counts.late,
         )
 
     run()

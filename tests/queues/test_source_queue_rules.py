@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import queues.batches as batches_room
 import queues.reading as reading_room
-import queues.source_queue as machine_room
-from queues.batches import Session
+from queues.batches import IN_FLIGHT_BATCHES_MAX, Session
 from queues.cursors import CursorState, Position, decode_soft, decode_state, encode_soft, encode_state, position_of
-from queues.filters import AnyChange, parse_filter
+from queues.filters import parse_filter
+from queues.pace import GATHER_COUNT, GATHER_MS
 from queues.reading import count_rows, read_objects
 from queues.rules import Budget, Item
-from queues.source_queue import GATHER_COUNT, GATHER_MS, IN_FLIGHT_BATCHES_MAX, SourceQueue
+from queues.source_queue import QUIET_MS, SourceQueue
 from repl.model.entry import decode_key_row, encode_key_row, row_says_tombstone
 from repl.model.errors import BadConfig, CodecError
 from repl.model.objects import Content, Summary, decode_object, says_deleted, seal, write
@@ -87,7 +88,7 @@ def test_a_hot_key_keeps_its_place_and_goes_once_with_its_newest_object() -> Non
     assert items[0][8] == desk.shelf.objects[P, b"hot"]
     assert items[0][2] == desk.shelf.latest[P, b"hot"]
     assert items[0][7] == 49
-    assert desk.budget.collapsed == 49
+    assert desk.queue.ledger().collapsed == 49
     desk.ack(batch)
     assert desk.cursor == desk.shelf.ends[P]
     assert desk.take()[1] == []
@@ -247,7 +248,7 @@ def test_an_object_that_vanished_is_counted_and_its_place_settled() -> None:
     del desk.shelf.objects[P, b"a"]
     batch, items = desk.take()
     assert keys(items) == [b"b"]
-    assert desk.budget.vanished == 1
+    assert desk.queue.ledger().vanished == 1
     desk.ack(batch)
     assert desk.cursor == 2
 
@@ -329,7 +330,7 @@ def test_batches_under_lease_are_bounded() -> None:
 
 def test_bytes_under_lease_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Payload bytes under lease stop further batches once they reach the limit."""
-    monkeypatch.setattr(machine_room, "IN_FLIGHT_BYTES_MAX", 500)
+    monkeypatch.setattr(batches_room, "IN_FLIGHT_BYTES_MAX", 500)
     desk = Desk()
     for number in range(3):
         desk.write(b"%d" % number, size=300)
@@ -387,7 +388,7 @@ def test_nothing_is_served_before_the_owners_cursor_entry_is_applied() -> None:
     other = SESSION._replace(cluster=THIRD)
     desk.queue.heard(other, (), 0)
     assert desk.queue.take(other, 10, 1_000, 0) is None
-    assert desk.queue.unclaimed() == [(P, CursorState(0, 2, THIRD))]
+    assert desk.queue.unclaimed(0) == [(P, CursorState(0, 2, THIRD))]
     entry = desk.pen.cursor(P, b"q", b"")
     desk.shelf.put(P, entry)
     desk.queue.add(P, [entry], 0)
@@ -419,13 +420,13 @@ def test_a_sink_that_is_away_costs_no_memory() -> None:
     for number in range(10):
         desk.write(b"%d" % number)
     assert desk.budget.references == 10
-    desk.queue.quieten(machine_room.QUIET_MS - 1)
+    desk.queue.quieten(QUIET_MS - 1)
     assert desk.budget.references == 10
-    desk.queue.quieten(machine_room.QUIET_MS)
+    desk.queue.quieten(QUIET_MS)
     assert desk.budget.references == desk.budget.objects == 0
     desk.write(b"later")
     assert desk.budget.references == 0
-    desk.queue.heard(SESSION, (), machine_room.QUIET_MS)
+    desk.queue.heard(SESSION, (), QUIET_MS)
     desk.refill()
     assert len(desk.take()[1]) == 11
 
@@ -518,11 +519,39 @@ def test_waiting_rows_are_counted_from_the_index_within_a_bound(monkeypatch: pyt
 
 
 def test_only_known_filters_are_taken() -> None:
-    """A filter that this version does not know is refused in words."""
-    assert parse_filter("any") == AnyChange()
+    """A filter that is not known, or says nothing, is refused in words that name those there are."""
+    assert parse_filter("any").everything
     assert str(parse_filter("any")) == "any"
-    with pytest.raises(BadConfig, match="bucketname"):
-        parse_filter("bucketname:x")
+    for wrong in ("bucket:x", "", "bucketname:", "!any", "block_rtq, any", "any, bucketname:b", "bucketname:a,,"):
+        with pytest.raises(BadConfig, match=r"bucketname:B|stands alone|negations"):
+            parse_filter(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "bucket_type", "bucket", "offered", "rule"),
+    [
+        ("any", b"t", b"b", True, "any"),
+        ("block_rtq", b"t", b"b", False, "block_rtq"),
+        ("buckettype:t", b"t", b"b", True, "buckettype:t"),
+        ("buckettype:t", b"u", b"b", False, None),
+        ("bucketname:b", b"u", b"b", True, "bucketname:b"),
+        ("bucketprefix:lo", b"t", b"logs", True, "bucketprefix:lo"),
+        ("bucketprefix:lo, bucketname:x", b"t", b"x", True, "bucketname:x"),
+        ("!bucketname:b", b"t", b"b", False, "!bucketname:b"),
+        ("!bucketname:b", b"t", b"c", True, None),
+        ("buckettype:t, !bucketprefix:tmp", b"t", b"tmp1", False, "!bucketprefix:tmp"),
+        ("any, !buckettype:t", b"t", b"b", False, "!buckettype:t"),
+        ("bucketname:a%2Cb", b"t", b"a,b", True, "bucketname:a%2Cb"),
+    ],
+)
+def test_a_filter_says_what_it_offers_and_by_which_rule(
+    text: str, bucket_type: bytes, bucket: bytes, offered: bool, rule: str | None
+) -> None:
+    """A negation that fits decides first, then any rule that fits; with negations alone, all others are offered."""
+    decision = parse_filter(text).decide(bucket_type, bucket)
+    assert decision.offered is offered
+    assert (None if decision.rule is None else str(decision.rule)) == rule
+    assert parse_filter(str(parse_filter(text))) == parse_filter(text)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

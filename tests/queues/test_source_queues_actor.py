@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import queues.serving as serving_room
-import queues.source_queue as source_queue
 from config.settings import QueueSettings
+from queues import pace
 from queues.cursors import decode_state, position_of
 from queues.listing import HELP
 from queues.wire import SERVING, SUSPENDED, Ack, OwnCluster, OwnedByOther, UnknownQueue
@@ -150,14 +150,14 @@ def test_a_waiting_fetch_is_answered_by_the_next_change() -> None:
 
 def test_a_flood_is_gathered_and_still_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a high rate a waiting fetch leaves with many changes, and nothing waits for ever."""
-    monkeypatch.setattr(source_queue, "GATHER_MS", 300)  # the real 2 ms pass between two lines of a busy machine
+    monkeypatch.setattr(pace, "GATHER_MS", 300)  # the real 2 ms pass between two lines of a busy machine
 
     async def test(home: Home) -> None:
         await home.fetch(wait_ms=0)
         waiting = asyncio.ensure_future(home.fetch())
         await home.until(lambda: home.served()[0].waiters)
         machine = home.served()[0].machine
-        machine._per_ms = 100.0
+        machine._pace._per_ms = 100.0
         home.put(b"a")
         assert machine.due_in_ms(home.clock.now_ms()) != 0
         await asyncio.sleep(0)
@@ -385,7 +385,7 @@ def test_refused_cursor_entries_are_tried_again() -> None:
         assert sorted(await home.drain()) in ([b"a", b"b"], [b"a"], [b"b"])
         home.clock.skew_ms += 1_000
         home.queues.tick()
-        await home.until(lambda: not home.served()[0].machine.unclaimed())
+        await home.until(lambda: not home.served()[0].machine.unclaimed(0))
         await home.drain()
         for partition in PARTITIONS:
             assert home.served()[0].machine.windows[partition].advance() == home.shelf.ends[partition]
@@ -541,7 +541,7 @@ def test_without_queues_the_actor_is_there_and_idle() -> None:
 
 def test_a_filter_that_is_not_known_stops_the_start() -> None:
     """A wrong filter is bad config, not a queue that offers the wrong things."""
-    home = Home(QueueSettings("q", filter="buckettype:x"))
-    with pytest.raises(BadConfig, match="buckettype:x"):
+    home = Home(QueueSettings("q", filter="bucket:x"))
+    with pytest.raises(BadConfig, match="bucket:x"):
         asyncio.run(home.start())
     home.pool.shutdown()

@@ -1,0 +1,54 @@
+"""What a partition's next CURSOR entry should say, and what its applying means for the window (pure).
+
+Owner versions, suspensions of publishing and overflows are decided outside the log; each becomes true in a partition
+by a CURSOR entry. The story goes on in `queues.source_queue`; who writes them is `queues.registry`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from queues.cursors import CursorState
+from queues.gaps import OPEN, Gap, ended, growing, with_gap
+from queues.window import Window
+
+PUBLISHING_SUSPENDED: Final = "publishing-suspended"
+"""What a gap is that grows while publishing is suspended."""
+
+
+class Stopped(NamedTuple):
+    """Publishing is suspended: by whom, and why."""
+
+    by: str
+    reason: str
+
+
+def wanted_state(
+    window: Window, owner: bytes, owner_version: int, stopped: Stopped | None, wall_ms: int
+) -> CursorState | None:
+    """The state of a window's partition once it says the owner version, whether publishing is suspended, and what was
+    given up; None when its last CURSOR entry says all that already."""
+    before, gaps = window.state, window.state.gaps
+    open_gap, given = growing(gaps), window.unrecorded()
+    if stopped is None and open_gap is not None:
+        gaps = ended(gaps, window.applied, wall_ms, window.ledger.given_up)
+    elif stopped is not None and open_gap is None:
+        gaps = with_gap(gaps, Gap(window.applied, OPEN, wall_ms, 0, 0, PUBLISHING_SUSPENDED, *stopped))
+    its_owner, version = before.owner, before.owner_version
+    if version < owner_version:
+        its_owner, version = owner, owner_version
+    elif gaps is before.gaps and not given:
+        return None
+    for gap in given:
+        gaps = with_gap(gaps, gap)
+    return CursorState(window.advance(), version, its_owner, before.decree, gaps)
+
+
+def needs_no_new_window(before: CursorState, after: CursorState) -> bool:
+    """True when a new state leaves owner, decree and the gaps that a window looks at as they were."""
+    return (
+        before.owner_version == after.owner_version
+        and before.decree == after.decree
+        and growing(before.gaps) is None
+        and growing(after.gaps) is None
+    )

@@ -1,0 +1,146 @@
+"""What was given up on purpose: ranges of changes that a queue does not offer (pure).
+
+A gap is a range of offsets of one partition, with the leader's wall clock at both ends and the reason. It stands in
+the CURSOR entries of its partition, so it is as durable as the data, and stays until a full-sync of that range has
+closed it (docs/protocol.md R-GAP). What a window finds inside a gap it passes over. A gap whose end is OPEN still
+grows: publishing is suspended. Gaps are claims of what *may* be missing, so two may be made into one that covers both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from repl.model.errors import CodecError
+from repl.model.vclock import MAX_OFFSET
+
+OPEN: Final = MAX_OFFSET + 1
+"""The end of a gap that still grows."""
+
+GAPS_MAX: Final = 32
+"""Gaps of one queue in one partition; beyond it the two that lie closest are made one. A guess: each is an act of an
+operator or an overflow, and goes into every CURSOR entry."""
+
+REASON_MAX: Final = 200
+"""Characters of a reason, and of who did it, that are kept."""
+
+
+class Gap(NamedTuple):
+    """Changes at offsets [start, end), made between the two times; `left_out` of them are known to be left out, 0 when
+    nobody counted. `what`: discard, publishing-suspended, cleared, released."""
+
+    start: int
+    end: int
+    from_ms: int
+    upto_ms: int
+    left_out: int
+    what: str
+    by: str
+    reason: str
+
+    @property
+    def is_open(self) -> bool:
+        """It still grows."""
+        return self.end == OPEN
+
+    def shown(self, partition: int) -> dict[str, Any]:
+        """For listings; `end` and `upto_ms` are None while it grows."""
+        return {
+            "id": f"{partition}:{self.start}",
+            "partition": partition,
+            "from_offset": self.start,
+            "upto_offset": None if self.is_open else self.end,
+            "from_ms": self.from_ms,
+            "upto_ms": None if self.is_open else self.upto_ms,
+            "count_at_least": self.left_out,
+            "what": self.what,
+            "by": self.by,
+            "reason": self.reason,
+        }
+
+
+Gaps = tuple[Gap, ...]
+"""Of one queue in one partition: by rising start, not overlapping."""
+
+
+def with_gap(gaps: Gaps, new: Gap) -> Gaps:
+    """`gaps` and `new`, made one where they touch or where there are more than GAPS_MAX."""
+    if new.start >= new.end:
+        return gaps
+    cut = new._replace(by=new.by[:REASON_MAX], reason=new.reason[:REASON_MAX])
+    found: list[Gap] = []
+    for gap in sorted((*gaps, cut)):
+        if found and (gap.start < found[-1].end or (gap.start == found[-1].end and gap[5:] == found[-1][5:])):
+            found[-1] = _both(found[-1], gap)
+        else:
+            found.append(gap)
+    while len(found) > GAPS_MAX:
+        at = min(range(len(found) - 1), key=lambda i: found[i + 1].start - found[i].end)
+        found[at : at + 2] = [_both(found[at], found[at + 1])]
+    return tuple(found)
+
+
+def below(gaps: Gaps, cursor: int) -> Gaps:
+    """What remains of `gaps` when all from `cursor` on is offered again; one that still grows goes on from there."""
+    left = []
+    for gap in gaps:
+        if gap.is_open:
+            left.append(gap._replace(start=max(gap.start, cursor)) if gap.start < cursor else gap)
+        elif gap.start < cursor:
+            left.append(gap._replace(end=min(gap.end, cursor)))
+    return tuple(left)
+
+
+def without(gaps: Gaps, starts: Iterable[int]) -> Gaps:
+    """`gaps` without those that begin at `starts`; one that still grows stays."""
+    closed = set(starts)
+    return tuple(gap for gap in gaps if gap.is_open or gap.start not in closed)
+
+
+def ended(gaps: Gaps, end: int, now_ms: int, count: int) -> Gaps:
+    """The one that still grows ends before `end`."""
+    left = []
+    for gap in gaps:
+        if not gap.is_open:
+            left.append(gap)
+        elif end > gap.start:
+            left.append(gap._replace(end=end, upto_ms=now_ms, left_out=gap.left_out + count))
+    return tuple(left)
+
+
+def growing(gaps: Gaps) -> Gap | None:
+    """The one that still grows; it is the last."""
+    return gaps[-1] if gaps and gaps[-1].is_open else None
+
+
+def packed(gaps: Gaps) -> list[tuple[Any, ...]]:
+    """As they stand in a CURSOR entry."""
+    return [tuple(gap) for gap in gaps]
+
+
+_TYPES: Final = (int, int, int, int, int, str, str, str)
+
+
+def unpacked(raw: Any) -> Gaps:
+    """The gaps in a CURSOR entry. Raises CodecError."""
+    if type(raw) is not tuple or len(raw) > GAPS_MAX:
+        raise CodecError(f"cursor entry: no list of at most {GAPS_MAX} gaps")
+    for one in raw:
+        if type(one) is not tuple or tuple(map(type, one)) != _TYPES or not 0 <= one[0] < one[1] <= OPEN:
+            raise CodecError("cursor entry: a gap has a wrong shape")
+    return tuple(map(Gap._make, raw))
+
+
+def _both(one: Gap, other: Gap) -> Gap:
+    first, later = (one, other) if one.start <= other.start else (other, one)
+    same = one.what == other.what
+    return Gap(
+        first.start,
+        max(one.end, other.end),
+        min(one.from_ms, other.from_ms),
+        max(one.upto_ms, other.upto_ms),
+        one.left_out + other.left_out,
+        first.what if same else f"{first.what} and {later.what}"[:REASON_MAX],
+        later.by,
+        later.reason,
+    )
