@@ -213,7 +213,8 @@ def _act(admin: AdminClient, path: str, wish: dict[str, Any], *, yes: bool, dry_
         plan = admin.post(path, {**wish, "plan": plan.get("plan"), "by": by})
         if output != "json":
             number = plan.get("order")
-            said = "nothing to move" if number is None else f"order {cell(number)}; `isthmus partition moves` shows it"
+            nothing = "drained; nothing to move" if drains else "nothing to move"
+            said = nothing if number is None else f"order {cell(number)}; `isthmus partition moves` shows it"
             click.echo(printable(f"{cell(plan.get('title'))}: {said}"))
     if output == "json":
         echo_json(plan)

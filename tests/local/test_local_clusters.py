@@ -129,6 +129,29 @@ def test_another_topology_in_a_running_directory_is_refused(directory: Path) -> 
     assert "queue_limit = 7" in (directory / "east-1" / "node.toml").read_text()
 
 
+def test_nodes_that_were_added_to_a_topology_are_started_beside_the_others(directory: Path) -> None:
+    """Those that run go on, with the same processes, and their files, which name the new one as a peer, wait for their
+    next start; another change beside it is refused; the next `up` changes nothing."""
+    before = pids(clusters(directory).up(30))
+    text = SAMPLE.read_text().replace(
+        "[clusters.west]", '[[clusters.east.nodes]]\nname = "east-2"\n\n[clusters.west]', 1
+    )
+    from node.topology import parse_topology
+
+    grown = LocalClusters(parse_topology(text, SAMPLE), directory)
+    other = text.replace('name = "to-west"', 'name = "to-west"\nqueue_limit = 7', 1)
+    with pytest.raises(LocalFault, match="runs another topology"):
+        LocalClusters(parse_topology(other, SAMPLE), directory).up(30)
+    after = pids(grown.up(30))
+    assert {**before, "east-2": after["east-2"]} == after
+    east_2 = grown.status()["clusters"]["east"]["nodes"][1]
+    assert (east_2["name"], east_2["state"]) == ("east-2", "running")
+    assert east_2["http"] in (directory / "west-1" / "node.toml").read_text()
+    assert pids(grown.up(30)) == after
+    with pytest.raises(LocalFault, match="runs another topology"):
+        clusters(directory).up(30)
+
+
 def test_clusters_whose_supervisor_was_killed_are_shown_taken_over_and_stopped(directory: Path) -> None:
     """Nothing is interrupted: status says so, `up` finds the same processes, and `down` ends them even without it."""
     mine = clusters(directory)
