@@ -16,7 +16,15 @@ from typing import Any, Final, NamedTuple, get_args, get_origin, get_type_hints
 
 from config import rules
 from config.fullsync import FullSyncSettings
-from config.settings import Address, ListenSettings, MetastoreSettings, NodeSettings, PeerSettings, Settings
+from config.settings import (
+    Address,
+    ListenSettings,
+    MetastoreSettings,
+    NodeSettings,
+    PeerSettings,
+    QueueSettings,
+    Settings,
+)
 from config.texts import toml_text
 from config.units import format_duration, format_size
 
@@ -111,6 +119,8 @@ def range_text(key: Key) -> str:
         return "a host"
     if where == (MetastoreSettings, "hosts"):
         return "HOST:PORT,..."
+    if where == (QueueSettings, "filter"):
+        return "rules"
     if where == (PeerSettings, "url"):
         return "http(s)://HOST:PORT"
     if where in _FULLSYNC_FORMS:

@@ -20,7 +20,7 @@ from config import fullsync_rules, rules
 from config.fullsync import FullSyncSettings
 from config.keys import Key, Kind, as_text, keys_of, range_text
 from config.positions import KeyPath, line_of_keys
-from config.settings import ListenSettings, MetastoreSettings, NodeSettings, PeerSettings, Settings
+from config.settings import ListenSettings, MetastoreSettings, NodeSettings, PeerSettings, QueueSettings, Settings
 from config.texts import shown
 from config.units import parse_duration, parse_size
 
@@ -269,6 +269,7 @@ _FORMS: Final[dict[tuple[type, str], Callable[[str], str]]] = {
     (MetastoreSettings, "hosts"): rules.check_hosts,
     (MetastoreSettings, "root"): rules.check_root,
     (PeerSettings, "url"): rules.check_peer_url,
+    (QueueSettings, "filter"): rules.check_filter,
     (PeerSettings, "cluster"): rules.check_cluster,
     (FullSyncSettings, "cluster"): rules.check_cluster,
     (FullSyncSettings, "peer_queue"): rules.check_cluster,

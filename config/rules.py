@@ -106,6 +106,8 @@ RANGES: Final[Mapping[tuple[type, str], Range]] = {
     (QueueSettings, "object_limit_count"): Range(0, 10_000_000),
     (QueueSettings, "queue_limit_count"): Range(1, 10_000_000),
     (QueueSettings, "lease_ms"): Range(100, 1 * HOUR),
+    (QueueSettings, "rate_limit_bytes"): Range(0, 10 * GB),
+    (QueueSettings, "object_rate_limit_count"): Range(0, 10_000_000),
     (SinkSettings, "workers"): Range(1, 256),
     (SinkSettings, "peer_limit_count"): Range(0, 256),
     (SinkSettings, "batch_count"): Range(1, 100_000),
@@ -146,7 +148,7 @@ CHOICES: Final[Mapping[tuple[type, str], tuple[str, ...]]] = {
     (TlsSettings, "cluster"): ("require", "prefer", "allow", "off"),
     (TlsSettings, "client_certificates"): ("optional", "required"),
     (TokenSettings, "http_open"): ("nothing", "read", "write"),
-    (QueueSettings, "filter"): ("any",),
+    (QueueSettings, "overflow"): ("replay", "discard"),
     (SinkSettings, "compression"): ("none", "zstd"),
     (LogSettings, "level"): ("debug", "info", "warning", "error"),
     (LogSettings, "format"): ("auto", "json", "text"),
@@ -187,6 +189,20 @@ def check_rack(value: str) -> str:
 def check_cluster(value: str) -> str:
     """The name of a cluster, or "" where none is expected; ValueError otherwise."""
     return check_name(value) if value else value
+
+
+FILTER_RULES: Final = "any, block_rtq, buckettype:T, bucketname:B, bucketprefix:P, or ! before one of the last three"
+
+_FILTER_RULE = re.compile(r"any|block_rtq|!?\s*(buckettype|bucketname|bucketprefix):\S.*")
+
+
+def check_filter(value: str) -> str:
+    """The rules of a queue's filter, separated by commas; ValueError names the first that is none. What they mean, and
+    which go together, is `queues.filters`' affair."""
+    for part in value.split(","):
+        if _FILTER_RULE.fullmatch(part.strip()) is None:
+            raise ValueError(f"{shown(part.strip())} is no rule of a filter; rules are {FILTER_RULES}")
+    return value
 
 
 def check_host(value: str) -> str:

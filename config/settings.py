@@ -256,7 +256,7 @@ class QueueSettings:
     """1..64 of letters, digits, - _ ."""
 
     filter: str = "any"
-    """Which changes it offers. This version knows `any`."""
+    """Which changes it offers: rules separated by commas, `!` before one that holds back (`queues.filters`)."""
 
     cascade: bool = False
     """Offer changes that came from another cluster, too (never back to it)."""
@@ -268,10 +268,30 @@ class QueueSettings:
     """Whole objects held in memory per queue; beyond it references are read from the store."""
 
     queue_limit_count: int = 300_000
-    """References held in memory per queue; beyond it the window stops and refills from the store."""
+    """References held in memory per queue and priority; beyond it the window stops and refills from the store, and who
+    offers more at a lower priority waits."""
+
+    overflow: str = "replay"
+    """What becomes of a change in real time when the queue is full: "replay", it waits in the store; "discard", it is
+    given up, counted, and kept as a gap."""
+
+    rate_limit_bytes: int = 0
+    """Payload bytes a second that this node gives out; 0: no limit."""
+
+    object_rate_limit_count: int = 0
+    """Changes a second that this node gives out; 0: no limit."""
 
     lease_ms: int = 30_000
     """How long a sink may take to acknowledge a batch before it is served again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSettings:
+    """[source]: all source queues of this node together."""
+
+    enabled: bool = True
+    """False: this node makes no reference and gives none out, whatever queues there are; what it leads meanwhile is a
+    gap of each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +401,7 @@ class Settings:
     tls: TlsSettings = NO_TLS
     tokens: TokenSettings = NO_TOKENS
     limits: LimitSettings = LimitSettings()
+    source: SourceSettings = SourceSettings()
     queues: tuple[QueueSettings, ...] = ()
     sink: SinkSettings = SinkSettings()
     fullsync: tuple[FullSyncSettings, ...] = ()

@@ -15,7 +15,7 @@ from typing import Any, Final
 from config.settings import Address
 from node.toml_writing import toml_document
 
-SECTIONS: Final = ("listen", "metastore", "replication", "transport", "limits", "queues", "sink", "log")
+SECTIONS: Final = ("listen", "metastore", "replication", "transport", "limits", "source", "queues", "sink", "log")
 """Sections of a node's file that a cluster may have. [node] is what the topology itself says."""
 
 LISTENERS: Final = ("http", "admin", "cluster")
