@@ -106,6 +106,42 @@ def min_guard(before: PartitionRecord, after: PartitionRecord) -> None:
         )
 
 
+def moved(before: PartitionRecord, after: PartitionRecord) -> None:
+    """I-REMOVE: replicas go by their leader's write alone, never the leader itself, and only those that are to; once
+    all who were to join are in sync and nobody outside the ISR may be elected; min-ISR members stay in sync (H21)."""
+    gone = {*before.replicas} - {*after.replicas}
+    if not gone:
+        return
+    in_sync = {member.node for member in before.isr}
+    stay = frozenset(member for member in before.isr if member.node not in gone)
+    if before.leader is None or after.leader != before.leader or before.leader.node in gone:
+        raise Violation("I-REMOVE", f"{sorted(gone)} go without a leader, or with it")
+    if gone != {*before.removing} or {*after.replicas} - {*before.replicas}:
+        raise Violation("I-REMOVE", f"{sorted(gone)} go, {sorted(before.removing)} are to")
+    if not {*before.adding} <= in_sync:
+        raise Violation(
+            "I-REMOVE", f"{sorted(gone)} go, and of {sorted(before.adding)} only {sorted(in_sync)} are in sync"
+        )
+    if before.elr:
+        raise Violation("I-REMOVE", f"{sorted(gone)} go, and {sorted(before.elr)} may be elected")
+    if after.isr != stay or len(stay) < after.effective_min_isr:
+        raise Violation("I-REMOVE", f"in sync are {sorted(after.isr)} of {sorted(before.isr)} without {sorted(gone)}")
+
+
+def asked_before_removing(stay: Collection[Member], me: str, answered: Mapping[Member, int], floor: int) -> None:
+    """I-REMOVE-ASKED: whoever is in sync and stays has said, since the leader knew the record that it changes, that
+    it is that very copy and holds all that was committed then (`floor`). `answered`: member -> durable end it said."""
+    for member in stay:
+        if member.node != me and answered.get(member, 0) < floor:
+            raise Violation("I-REMOVE-ASKED", f"{member} said {answered.get(member)}, committed was {floor}")
+
+
+def cleared(record: PartitionRecord, member: Member) -> None:
+    """I-CLEARED: a copy is deleted only when the record names its node as a replica no more, nor may it be elected."""
+    if member.node in record.replicas and member in guard(record):
+        raise Violation("I-CLEARED", f"{member} is deleted, and may be elected by {record}")
+
+
 def dot_unique(history: History, entry: Entry) -> None:
     """I-DOT-UNIQUE: an (epoch, offset) denotes one entry for ever. Notes the entry as appended by its leader."""
     before = history.appended.setdefault((entry.epoch, entry.offset), entry.wire)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from repl.isr import invariants
 from repl.isr.invariants import History, Violation
 from repl.model.entry import Entry, EntryKind, make_entry
-from repl.model.record import Incarnation, Member
+from repl.model.record import Incarnation, Member, PartitionRecord
 from tests.isr.scripted import GEN, ME, MEMBER, NODE, a_record, nominated, online, some_entries
 
 OTHER = Member("n2", 9)
@@ -258,3 +259,46 @@ def test_i_trunc_safe() -> None:
     for hw, applied, start in ((6, 4, 3), (4, 6, 3), (4, 4, 6)):
         with broken("I-TRUNC-SAFE"):
             invariants.trunc_safe(5, hw, applied, start)
+
+
+def a_change(**changes: Any) -> PartitionRecord:
+    """n1 leads with n2 and n3 in sync; n3 is to go."""
+    isr = frozenset(Member(node, GEN) for node in ("n1", "n2", "n3"))
+    return online(**{"replicas": ("n1", "n2", "n3"), "isr": isr, "min_isr": 2, "removing": ("n3",), **changes})
+
+
+def test_i_remove() -> None:
+    """I-REMOVE: by the leader alone, never itself, only who is to go, newcomers in sync, no ELR, min-ISR left."""
+    two = frozenset(Member(node, GEN) for node in ("n1", "n2"))
+    done = a_change(replicas=("n1", "n2"), isr=two, removing=(), version=13)
+    invariants.moved(a_change(), done)
+    invariants.moved(done, replace(done, replicas=("n1", "n2", "n3"), adding=("n3",)))
+    for before, after in (
+        (a_change(leader=None), done),
+        (a_change(), replace(done, leader=Incarnation("n2", 1))),
+        (a_change(removing=("n1",)), replace(done, replicas=("n2", "n3"), isr=two)),
+        (a_change(removing=()), done),
+        (a_change(adding=("n4",), replicas=("n1", "n2", "n3", "n4")), replace(done, replicas=("n1", "n2", "n4"))),
+        (a_change(elr=frozenset({OTHER})), done),
+        (a_change(), replace(done, isr=frozenset({MEMBER}))),
+        (a_change(isr=frozenset({MEMBER, Member("n3", GEN)})), replace(done, isr=frozenset({MEMBER}))),
+    ):
+        with broken("I-REMOVE"):
+            invariants.moved(before, after)
+
+
+def test_i_remove_asked() -> None:
+    """I-REMOVE-ASKED: somebody who stays was not asked, or holds less than was committed."""
+    stay = (MEMBER, OTHER)
+    invariants.asked_before_removing(stay, NODE, {OTHER: 7}, 7)
+    for answered in ({}, {OTHER: 6}, {Member("n2", 8): 7}):
+        with broken("I-REMOVE-ASKED"):
+            invariants.asked_before_removing(stay, NODE, answered, 7)
+
+
+def test_i_cleared() -> None:
+    """I-CLEARED: a copy goes that its record counts on; one of another gen, or of a node that is no replica, may."""
+    invariants.cleared(online(), Member("n2", 1))
+    invariants.cleared(online(), Member(NODE, GEN + 1))
+    with broken("I-CLEARED"):
+        invariants.cleared(online(), MEMBER)

@@ -45,6 +45,8 @@ class Checkers:
         self._refused_versions: dict[tuple[str, int], int] = {}
         self._lost_ends: dict[tuple[str, int, int], int] = {}
         """(node, partition, gen) -> how far that log went when it was lost."""
+        self._answered: dict[tuple[str, int], tuple[int, dict[Member, int]]] = {}
+        """(process, partition) -> hw when the known record came, and what members have said of their copies since."""
         self._steps = 0
         self.beyond_promise = False
         """Data is lost beyond the promise, on purpose: who may be elected may lack something."""
@@ -62,6 +64,7 @@ class Checkers:
         """The metastore took a conditional write."""
         invariants.epoch_mono(before, after)
         invariants.leader_in_isr(after)
+        invariants.moved(before, after)
         invariants.min_guard(before, after)
         partition = after.partition
         if not self.beyond_promise:
@@ -89,6 +92,10 @@ class Checkers:
             counts["elr_joined"] += 1
         if before.elr and not after.elr:
             counts["elr_cleared"] += 1
+        if after.replicas != before.replicas:
+            counts["replicas_added" if len(after.replicas) > len(before.replicas) else "replicas_removed"] += 1
+        if before.adding and not after.adding and after.replicas == before.replicas:
+            counts["change_cancelled" if after.removing else "replicas_joined"] += 1
         if after.min_isr != before.min_isr:
             counts["min_isr_changed"] += 1
         if after == before:
@@ -96,15 +103,22 @@ class Checkers:
 
     # -- disks ----------------------------------------------------------------------------------
 
-    def booted(self, process: Process) -> None:
-        """A process recovered its directory."""
-        for partition, replica in process.replicas.items():
-            self._hws[process.name, partition] = replica.hw
-            self._deep(process, partition)
+    def attached(self, process: Process, partition: int) -> None:
+        """A process made a replica of what is in its directory."""
+        self._hws[process.name, partition] = process.replicas[partition].hw
+        self._answered[process.name, partition] = (0, {})
+        self._views.pop((process.name, partition), None)
+        self._deep(process, partition)
+
+    def condemned(self, node: Node, partition: int) -> None:
+        """A copy is about to be deleted: it is none that may be elected (I-CLEARED)."""
+        invariants.cleared(self.world.metastore.records[partition], Member(node.name, node.disk.gens[partition]))
 
     def data_lost(self, node: Node) -> None:
         """A machine is about to lose its copies of all logs, or the belief in them."""
         for partition, log in node.disk.logs.items():
+            if partition in node.disk.condemned:
+                continue
             self._lost_ends[node.name, partition, node.disk.gens[partition]] = self.kept(log)
 
     def disk_changed(self, node: Node) -> None:
@@ -124,7 +138,7 @@ class Checkers:
         decided = len(history.committed)
         for member in guard(self.world.metastore.records[partition]):
             disk = self.world.nodes[member.node].disk
-            if disk.gens[partition] != member.gen:
+            if disk.gens[partition] != member.gen or partition not in disk.logs:
                 continue
             log = disk.logs[partition]
             end = self.kept(log)
@@ -208,6 +222,11 @@ class Checkers:
         record = replica.record
         if record is not view:
             self._check_view(process, partition, view, record)
+        if type(event) is ev.Received and type(event.message) is ms.ProbeOk:
+            said = event.message
+            answered = self._answered[key][1]
+            member = Member(event.node, said.gen)
+            answered[member] = max(said.durable, answered.get(member, 0))
         if type(event) is ev.FarEnded:
             self._hws[key] = replica.hw
         elif replica.hw != self._hws[key]:
@@ -243,6 +262,7 @@ class Checkers:
     ) -> None:
         """What a process believes of the record only moves forward; it begins anew with a session."""
         self._views[process.name, partition] = record
+        self._answered[process.name, partition] = (process.replicas[partition].hw, {})
         if record is None:
             return
         if known is not None:
@@ -259,6 +279,9 @@ class Checkers:
             return
         refused = self._refused_versions.get((process.name, partition)) == record.version
         known = process.replicas[partition].record
+        if known is not None and {*known.replicas} - {*record.replicas}:
+            floor, answered = self._answered[process.name, partition]
+            invariants.asked_before_removing(record.isr, process.node.name, answered, floor)
         invariants.write_one(undecided, record, known if refused else None)
 
     def _check_truncate(self, process: Process, partition: int, effect: fx.Truncate) -> None:
@@ -315,7 +338,7 @@ class Checkers:
         held = {}
         for member in invariants.maximal(record, undecided):
             disk = self.world.nodes[member.node].disk
-            if disk.gens[partition] != member.gen:  # what it lost since is another matter
+            if disk.gens[partition] != member.gen or partition not in disk.logs:  # what it lost since is another matter
                 held[member] = self._lost_ends.get((member.node, partition, member.gen), 0)
                 continue
             log = disk.logs[partition]
@@ -409,16 +432,23 @@ class Checkers:
             return f"{leader.name} is {leads.role}, {leads.reason}"
         if record.elr:
             return f"eligible though not in sync: {sorted(record.elr)}"
+        if record.adding or record.removing:
+            return f"a change of replicas does not end: {leads.reassigning}"
         for name in record.replicas:
             node = self.world.nodes[name]
             process = node.current
             if process is None:
                 return f"{name} does not run"
+            if partition not in process.replicas:
+                return f"{name} has not made its copy"
             replica, log = process.replicas[partition], node.disk.logs[partition]
             store = node.disk.stores[partition]
             ends = (replica.leo, replica.durable, replica.hw, replica.applied, log.end, self.kept(log), store.applied)
             if not writing and any(end != leads.leo for end in ends):
                 return f"{name} is at {ends} of {leads.leo}: {replica.role}, {replica.reason}"
+        left = [n.name for n in self.world.nodes.values() if partition in n.disk.logs and n.name not in record.replicas]
+        if left and not writing:
+            return f"copies are left at {left}"
         in_sync = {Member(n, self.world.nodes[n].disk.gens[partition]) for n in record.replicas}
         if record.isr != in_sync:
             return f"in sync are {sorted(record.isr)}, not {sorted(in_sync)}; {leads.reason}"

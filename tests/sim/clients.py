@@ -62,7 +62,7 @@ class Client:
             name = record.leader.node
         else:
             name = rng.choice(record.replicas)
-        awake = [process for process in world.nodes[name].processes if not process.paused]
+        awake = [p for p in world.nodes[name].processes if not p.paused and self.partition in p.replicas]
         if not awake:
             return None
         return awake[0] if len(awake) == 1 else rng.choice(awake)

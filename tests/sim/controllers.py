@@ -89,8 +89,8 @@ class Controller:
 
     def _answer(self, name: str, key: tuple[int, int]) -> None:
         process = self.world.nodes[name].current
-        if process is not None and not process.paused:
-            replica = process.replicas[key[0]]
+        replica = None if process is None or process.paused else process.replicas.get(key[0])
+        if replica is not None:
             self._reported.setdefault(key, {})[name] = (last_epoch(replica.epoch_table), replica.leo)
             self.world.after(self.world.rng.randint(2, 20), self.look)
 

@@ -205,13 +205,33 @@ class Disk:
         self.logs = {partition: SimLog() for partition in partitions}
         self.stores = {partition: SimStore() for partition in partitions}
         self.gens: dict[int, int] = {}
+        """Of all partitions: of copies that are here, and of those that may be made."""
         self.epochs_seen = dict.fromkeys(partitions, 0)
+        self.condemned: set[int] = set()
+        """Copies that are being deleted."""
         self.holder: object = None
         """Who has the directory's lock."""
         self.fails = False
         """The next sync reports an error."""
         self.slow = 1
         """Everything takes this many times as long."""
+
+    def make_copy(self, partition: int) -> None:
+        """An empty copy of a partition."""
+        self.logs[partition] = SimLog()
+        self.stores[partition] = SimStore()
+        self.epochs_seen.setdefault(partition, 0)
+
+    def condemn(self, partition: int, gen: int) -> None:
+        """The copy counts no more, durably; one that may be made later has `gen`."""
+        self.condemned.add(partition)
+        self.gens[partition] = gen
+
+    def delete_copy(self, partition: int) -> None:
+        """Nothing of a condemned copy is left."""
+        self.condemned.discard(partition)
+        del self.logs[partition]
+        del self.stores[partition]
 
     def power_loss(self, rng: Random) -> int:
         """The machine goes dark; returns how many log entries went."""

@@ -7,6 +7,7 @@ process may die, or lose its directory.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,7 @@ class Far:
         self.world = process.world
         self.snapshots: dict[tuple[int, str], Snapshot] = {}
         self._ending: dict[int, fx.EndFar] = {}
+        self._under_way: Counter[int] = Counter()
 
     def found(self, store: SimStore) -> ev.FarStored | None:
         """What the far mark says at a start."""
@@ -66,7 +68,12 @@ class Far:
         work: dict[type, Callable[..., None]] = {
             fx.GoFar: self._go, fx.InstallRows: self._rows, fx.InstallState: self._state, fx.EndFar: self._end,
         }  # fmt: skip
+        self._under_way[partition] += 1
         self.world.after(self.process.store.disk_ms(1, 8), work[type(effect)], partition, effect)
+
+    def busy(self, partition: int) -> bool:
+        """True while rows of a partition are being written."""
+        return self._under_way[partition] > 0 or partition in self._ending
 
     # -- giving ---------------------------------------------------------------------------------
 
@@ -76,8 +83,8 @@ class Far:
 
     def _send(self, partition: int, effect: fx.SendFar) -> None:
         process, asked = self.process, effect.asked
-        replica = process.replicas[partition]
-        leads = replica.role in (Role.LEADER, Role.RESIGNING) and replica.epoch == asked.epoch
+        replica = process.replicas.get(partition)
+        leads = replica is not None and replica.role in (Role.LEADER, Role.RESIGNING) and replica.epoch == asked.epoch
         if not process.alive or process.paused or not leads or not process.holds_directory():
             return
         message: ms.Message
@@ -141,6 +148,7 @@ class Far:
         self._told(partition, store)
 
     def _told(self, partition: int, store: SimStore, after: bytes = b"") -> None:
+        self._under_way[partition] -= 1
         assert store.far is not None
         mark = store.far
         self.process.post(partition, ev.FarStored(mark.position, mark.epoch, mark.whole, after))
@@ -161,6 +169,7 @@ class Far:
             self._told(partition, store, effect.last)
 
     def _end(self, partition: int, effect: fx.EndFar) -> None:
+        self._under_way[partition] -= 1
         if self._store(partition) is not None:
             self._ending[partition] = effect
             self.process.tails[partition].clear()

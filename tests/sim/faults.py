@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from repl.isr import effects as fx
 from repl.isr import events as ev
+from repl.isr.balance import plan, seats
 from repl.model.record import Member, PartitionRecord
 from tests.sim.metastore import METASTORE
 from tests.sim.network import FOR_GOOD_MS
@@ -144,7 +145,7 @@ class Faults:
         record = world.metastore.records[partition]
         lost = self._open_losses.setdefault(partition, {})
         for name, gen in list(lost.items()):
-            if Member(name, gen) in record.isr:
+            if Member(name, gen) in record.isr or name not in record.replicas:
                 del lost[name]
         return len(lost.keys() | {node.name}) < min(self._least_min_isr[partition], record.effective_min_isr)
 
@@ -160,7 +161,7 @@ class Faults:
 
     def _lost(self, node: Node) -> None:
         for partition in node.partitions:
-            self._open_losses[partition][node.name] = node.disk.gens[partition]
+            self._open_losses.setdefault(partition, {})[node.name] = node.disk.gens[partition]
 
     def lossy(self, partition: int) -> bool:
         """True when some copy of the partition is not back in sync since it lost its data."""
@@ -313,6 +314,46 @@ class Faults:
 
     def _min_isr_set(self, kind: str, _asked: PartitionRecord, _found: PartitionRecord) -> None:
         self.world.counts[f"min_isr_{kind}"] += 1
+
+    def _reassign(self, _node: Node) -> None:
+        """An operator moves replicas, sets another replication factor, or takes such a change back."""
+        world, rng = self.world, self.world.rng
+        record = rng.choice(list(world.metastore.records.values()))
+        changed = self._taken_back(record) if record.adding or record.removing else self._other_replicas(record)
+        if changed is not None and not self.lossy(record.partition):
+            world.counts["reassign_asked"] += 1
+            partition = record.partition
+            self._least_min_isr[partition] = min(changed.effective_min_isr, self._least_min_isr[partition])
+            world.metastore.write(rng.choice(world.controllers).name, changed, (), self._reassigned)
+
+    def _reassigned(self, kind: str, _asked: PartitionRecord, _found: PartitionRecord) -> None:
+        self.world.counts[f"reassign_{kind}"] += 1
+
+    def _taken_back(self, record: PartitionRecord) -> PartitionRecord | None:
+        if self.world.rng.random() < 0.5:
+            return None
+        return replace(record, adding=(), removing=record.adding)
+
+    def _other_replicas(self, record: PartitionRecord) -> PartitionRecord | None:
+        rng, before = self.world.rng, record.replicas
+        others = [name for name in self.world.nodes if name not in before]
+        least = 2 if self.world.plan.loses_data else 1
+        adding = tuple(rng.sample(others, rng.randint(0, min(2, len(others)))))
+        going = rng.randint(0, max(0, min(2, len(before) + len(adding) - least)))
+        removing = tuple(rng.sample(before, min(going, len(before) - (not adding))))
+        if not adding and not removing:
+            return None
+        return replace(record, replicas=before + adding, adding=adding, removing=removing)
+
+    def _balance(self, _node: Node) -> None:
+        """The controller's plan for even leaderships is carried out: each leader is asked to hand over."""
+        world = self.world
+        for move in plan(seats(world.metastore.records, world.metastore.registrations)):
+            record = world.metastore.records[move.partition]
+            process = self._leader(record)
+            if process is not None and move.partition in process.replicas:
+                world.counts["balance_move"] += 1
+                process.post(record.partition, ev.HandOver(move.target, world.now_ms + 3_000))
 
     # -- for good -------------------------------------------------------------------------------
 

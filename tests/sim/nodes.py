@@ -34,9 +34,8 @@ class Node:
     def __init__(self, world: World, name: str, partitions: Sequence[int]) -> None:
         self.world = world
         self.name = name
-        self.partitions = tuple(partitions)
         self.disk = Disk(partitions)
-        for partition in partitions:
+        for partition in range(world.plan.partition_count):
             self.disk.gens[partition] = world.metastore.new_gen()
         self.processes: list[Process] = []
         """Living ones, the one that holds the directory last."""
@@ -45,6 +44,11 @@ class Node:
         self.gone = False
         """Nobody starts it again."""
         self._started = 0
+
+    @property
+    def partitions(self) -> list[int]:
+        """Those of which a copy is here that counts."""
+        return sorted(self.disk.logs.keys() - self.disk.condemned)
 
     @property
     def current(self) -> Process | None:
@@ -94,7 +98,7 @@ class Node:
         if self.disk.power_loss(world.rng):
             world.counts["tail_lost"] += 1
         for partition, log in self.disk.logs.items():
-            if world.plan.asynchronous:
+            if world.plan.asynchronous and partition not in self.disk.condemned:
                 self.take_new_gen(partition)
             log.sync()  # what is left is what the disk has
         world.checkers.disk_changed(self)
@@ -106,8 +110,8 @@ class Node:
         for process in list(self.processes):
             process.die("its disk is replaced")
         world.checkers.data_lost(self)
-        self.disk = Disk(self.partitions)
-        for partition in self.partitions:
+        self.disk = Disk([p for p, record in world.metastore.records.items() if self.name in record.replicas])
+        for partition in world.metastore.records:
             self.take_new_gen(partition)
         world.checkers.disk_changed(self)
 

@@ -31,14 +31,16 @@ KINDS = (
     "cut_controller",
     "hand_over",
     "min_isr",
+    "reassign",
+    "balance",
 )
 """Each is a method of `Faults`."""
 
-OFTEN = {"ambush": 3, "stop": 2, "cut_nodes": 2, "hand_over": 2}
+OFTEN = {"ambush": 3, "stop": 2, "cut_nodes": 2, "hand_over": 2, "reassign": 2}
 
 CHURN = {
     "kill": 1, "power_loss": 0.3, "cut_nodes": 4, "cut_metastore": 3, "isolate": 3, "long_pause": 1, "hand_over": 4,
-    "swizzle": 1, "flap": 1,
+    "swizzle": 1, "flap": 1, "reassign": 2,
 }  # fmt: skip
 """Many leader changes under long cuts, with messages that come when everything is different."""
 

@@ -18,6 +18,7 @@ from repl.isr import messages as ms
 from repl.isr.replica import Replica, Role
 from repl.model.entry import Entry, EntryKind, make_entry
 from repl.model.record import Incarnation, PartitionRecord
+from tests.sim.copies import Copies
 from tests.sim.far import Far
 from tests.sim.session import Session
 from tests.sim.writers import LogWriter, StoreWriter
@@ -49,6 +50,7 @@ class Process:
         self.log = LogWriter(self)
         self.store = StoreWriter(self)
         self.far = Far(self)
+        self.copies = Copies(self)
         self.links: set[str] = set()
         """Nodes to which a connection stands, as far as this process could know."""
         self.replicas: dict[int, Replica] = {}
@@ -73,8 +75,9 @@ class Process:
         assert disk.holder is None
         disk.holder = self
         unsynced = {}
-        for partition, log in disk.logs.items():
-            store = disk.stores[partition]
+        self.copies.boot()
+        for partition in self.node.partitions:
+            log, store = disk.logs[partition], disk.stores[partition]
             if log.synced < log.end:
                 world.counts["unsynced_tail_found"] += 1
                 if world.plan.sync_on_open:
@@ -83,28 +86,34 @@ class Process:
                     unsynced[partition] = log.end
             if store.target:
                 world.counts["replay"] += 1
-            self.replicas[partition] = world.replica_class(
-                partition=partition,
-                node=self.node.name,
-                gen=disk.gens[partition],
-                leo=log.end,
-                epoch_table=log.table(),
-                applied=store.applied,
-                epoch_seen=disk.epochs_seen[partition],
-                options=world.plan.options,
-                durable=log.end if world.plan.asynchronous else log.synced,
-                log_start=log.start,
-                nonce_base=self.nonce_base(),
-                far=self.far.found(store),
-            )
-            self.undecided[partition] = []
-            self.tails[partition] = {}
-            self.waiting[partition] = deque()
-        world.checkers.booted(self)
+            self.attach(partition)
         if unsynced:
             self.log.sync_recovered(unsynced)
         self.session.start()
         self._checkpoint()
+
+    def attach(self, partition: int) -> None:
+        """Make the replica of what is on the disk."""
+        world, disk = self.world, self.node.disk
+        log, store = disk.logs[partition], disk.stores[partition]
+        self.replicas[partition] = world.replica_class(
+            partition=partition,
+            node=self.node.name,
+            gen=disk.gens[partition],
+            leo=log.end,
+            epoch_table=log.table(),
+            applied=store.applied,
+            epoch_seen=disk.epochs_seen[partition],
+            options=world.plan.options,
+            durable=log.end if world.plan.asynchronous else log.synced,
+            log_start=log.start,
+            nonce_base=self.nonce_base(),
+            far=self.far.found(store),
+        )
+        self.undecided[partition] = []
+        self.tails[partition] = {}
+        self.waiting[partition] = deque()
+        world.checkers.attached(self, partition)
 
     def nonce_base(self) -> int:
         """Where this process's nonces begin."""
@@ -136,7 +145,7 @@ class Process:
         self.paused = False
         self.world.tell(self.name, "goes on")
         while self._inbox and not self.paused and self.alive:
-            self._step(*self._inbox.popleft())
+            self.post(*self._inbox.popleft())
 
     # -- events ---------------------------------------------------------------------------------
 
@@ -146,18 +155,19 @@ class Process:
             return
         if self.paused:
             self._inbox.append((partition, event))
-        else:
+        elif partition in self.replicas:
             self._step(partition, event)
 
     def post_all(self, event: ev.Event) -> None:
         """An event for every core."""
-        for partition in self.replicas:
+        for partition in list(self.replicas):
             self.post(partition, event)
 
     def see(self, record: PartitionRecord) -> None:
         """A record reaches this process, however late."""
         if record.partition in self.replicas:
             self.post(record.partition, ev.RecordSeen(record))
+        self.copies.seen(record)
 
     def receive(self, partition: int, event: ev.Received) -> None:
         """A message arrives."""
@@ -260,7 +270,7 @@ class Process:
             return  # an earlier one was asked for meanwhile, and has asked for the next
         self._tick_at_ms = None
         now_ms = self.world.now_ms
-        for partition, replica in self.replicas.items():
+        for partition, replica in list(self.replicas.items()):
             due = replica.deadline_ms()
             if due is None:
                 continue
@@ -275,7 +285,7 @@ class Process:
         self.post_all(ev.PersistFailed(what))
 
     def _renew_gen(self, partition: int) -> None:
-        if self.alive and self.holds_directory():
+        if self.alive and self.holds_directory() and partition in self.replicas:
             gen = self.world.metastore.new_gen()
             self.node.disk.gens[partition] = gen
             self._renewed[partition] = gen
@@ -399,7 +409,8 @@ class Process:
     def checkpoint(self) -> None:
         """Move the store's floors up to what is applied, then trim the log below them."""
         rng, plan = self.world.rng, self.world.plan
-        for partition, store in self.node.disk.stores.items():
+        for partition in self.replicas:
+            store = self.node.disk.stores[partition]
             if plan.asynchronous:
                 self.node.disk.logs[partition].sync()  # floors stand on a synced log
             if not store.target and store.far is None:
@@ -422,7 +433,7 @@ class Process:
 
     def tell_trimmed(self, partition: int) -> None:
         """Tell the core where its log begins."""
-        if partition in self._untold_trims:
+        if partition in self._untold_trims and partition in self.replicas:
             self._untold_trims.discard(partition)
             self.post(partition, ev.Trimmed(self.node.disk.logs[partition].start))
 

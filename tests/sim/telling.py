@@ -32,7 +32,14 @@ def short(thing: object) -> str:
         isr = ",".join(f"{m.node}:{m.gen}" for m in sorted(thing.isr))
         elr = ",".join(f"{m.node}:{m.gen}" for m in sorted(thing.elr))
         named = f" {who.node}/{who.inc}" if who else ""
-        return f"v{thing.version} e{thing.epoch} {thing.status}{named} isr[{isr}] elr[{elr}] min{thing.min_isr}"
+        moves = "".join(
+            f" {sign}{','.join(nodes)}" for sign, nodes in (("+", thing.adding), ("-", thing.removing)) if nodes
+        )
+        replicas = ",".join(thing.replicas) + moves
+        return (
+            f"v{thing.version} e{thing.epoch} {thing.status}{named} of {replicas} isr[{isr}] elr[{elr}] "
+            f"min{thing.min_isr}"
+        )
     names = getattr(thing, "_fields", ()) or getattr(type(thing), "__slots__", ())
     if not names:
         return "; ".join(short(item) for item in thing) if isinstance(thing, list | tuple) else str(thing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim import world
-from tests.sim.mutants import DEFECTS, Defect, cuts, losses, settings, storms
+from tests.sim.mutants import DEFECTS, Defect, cuts, losses, moves, settings, storms
 from tests.sim.world import run_seed
 
 SEEDS = range(60)
@@ -33,7 +33,7 @@ def test_a_defect_is_caught(defect: Defect, monkeypatch: pytest.MonkeyPatch) -> 
     assert caught(defect).startswith(defect.names)
 
 
-@pytest.mark.parametrize("plan", [storms(), losses(), settings, cuts()])
+@pytest.mark.parametrize("plan", [storms(), losses(), settings, cuts(), moves()])
 def test_the_sound_core_passes_the_mixes_that_catch_defects(plan: object) -> None:
     """Without a defect the special mixes are harmless, so what was caught was the defect."""
     assert callable(plan)

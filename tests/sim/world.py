@@ -258,18 +258,22 @@ class World:
 
     def holders(self, partition: int) -> list[Node]:
         """The nodes that have a copy of a partition."""
-        return [node for node in self.nodes.values() if partition in node.disk.logs]
+        return [node for node in self.nodes.values() if partition in node.partitions]
 
     def trim_limit(self, partition: int) -> int:
         """How far logs may be trimmed so that all copies can still be brought up to date from them; with `harsh_trims`
         only as many as writes need: the others take rows."""
+        named = self.metastore.records[partition].replicas
         agreed = sorted(
             (
                 min(self.checkers.agreed(node, partition), node.disk.logs[partition].synced)
                 for node in self.holders(partition)
+                if node.name in named
             ),
             reverse=True,
         )
+        if not agreed:
+            return 0
         if self.plan.harsh_trims:
             return agreed[min(len(agreed), max(2, self.plan.min_isr)) - 1]
         return agreed[-1]

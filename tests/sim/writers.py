@@ -82,6 +82,10 @@ class LogWriter(Writer):
         """True while a truncation of the partition's log, or a new beginning, waits to be written."""
         return any(who == partition and isinstance(job, int | Start) for who, job in self.unwritten)
 
+    def asked(self, partition: int) -> bool:
+        """True while something of the partition waits to be written or synced."""
+        return self._busy or any(who == partition for who, _ in self.unwritten) or partition in self._epochs_in_flight
+
     def leave_behind(self) -> None:
         """The process ends amid its work."""
         rng, disk = self.world.rng, self.disk
@@ -181,6 +185,10 @@ class StoreWriter(Writer):
         """Queue entries below `end` for the next batch."""
         self._asked[partition] = max(end, self._asked.get(partition, 0))
         self._go_on()
+
+    def asked(self, partition: int) -> bool:
+        """True while something of the partition waits to be applied."""
+        return partition in self._asked or (self._amid is not None and partition in self._amid)
 
     def leave_behind(self) -> None:
         """The process ends amid its work."""
