@@ -12,7 +12,8 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -37,6 +38,9 @@ TOPOLOGY: Final = THREE_NODES.replace(
 """A log that holds a fraction of the keys: an empty follower is far."""
 
 CONNECTIONS: Final = 8
+MEASURED_MIN_S: Final = 5.0
+"""Least time of load for a percentile that says something."""
+
 SETTLE_S: Final = 3.0
 """Quiet time before a measurement, so that what the one before it left over is done."""
 
@@ -99,12 +103,16 @@ class _Run:
             self._add(f"an empty follower, {VALUE_BYTES:,}-byte objects, no load", quiet, leader, follower)
             nodes.leader()
             time.sleep(SETTLE_S)
-            spread = max(10.0, 2 * quiet.in_sync_s)
+            spread = max(MEASURED_MIN_S, 1.5 * quiet.in_sync_s)
             alone = load.run(self._paced(spread))
-            loaded = pool.submit(load.run, self._paced(spread))
-            time.sleep(1.0)
-            busy = self._transfer(follower, leader, "the leader, a transfer under load")
-            result = loaded.result()
+            begun: list[Future[Result]] = []
+            busy = self._transfer(
+                follower,
+                leader,
+                "the leader, a transfer under load",
+                lambda: begun.append(pool.submit(load.run, self._paced(spread))),
+            )
+            result = begun[0].result()
         name = f"the same, {self._rate:g} writes/s at the leader"
         self._add(name, busy, leader, follower, RATE)
         self._latencies(alone, result)
@@ -113,11 +121,21 @@ class _Run:
         count = max(1, int(self._rate * seconds))
         return Phase("put", 0, count, self._keys, CONNECTIONS, 1, rate=self._rate, limit_s=TIMEOUT_S)
 
-    def _transfer(self, follower: str, leader: str, title: str) -> Transfer:
+    def _transfer(
+        self, follower: str, leader: str, title: str, begin_load: Callable[[], None] | None = None
+    ) -> Transfer:
+        """The follower ends, and its disk is emptied; once the leader does not wait for it any more, the load begins,
+        and it comes back."""
         nodes = self._nodes
         places.stop_node(nodes.directory, follower, kill=True)
-        data = nodes.directory / follower / "data"
-        shutil.rmtree(data)
+        shutil.rmtree(nodes.directory / follower / "data")
+        deadline_s = time.perf_counter() + TIMEOUT_S
+        while follower in nodes.admin[leader].document("/admin/partitions")["partitions"][0]["isr"]:
+            if time.perf_counter() > deadline_s:
+                raise BenchFailed(f"{follower} is dead, and in sync to {leader} after {TIMEOUT_S:.0f} s")
+            time.sleep(POLL_S)
+        if begin_load is not None:
+            begin_load()
         profiler = Profiler(title, nodes.pids[leader]) if self._profile else None
         places.start_node(nodes.directory, follower, None)
         before = {name: cpu_time(nodes.pids[name]) for name in nodes.pids if name != follower}

@@ -40,6 +40,9 @@ REQUEST_TIMEOUT_S: Final = 30.0
 AGAIN_S: Final = 0.002
 """Pause before a refused write is tried again, the only time that a client itself adds."""
 
+WRITES_MIN: Final = 20
+"""A client that wrote less has measured nothing."""
+
 CALM_S: Final = 1.0
 """Load before and after a hand-over."""
 
@@ -67,6 +70,7 @@ class _HandOvers:
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self._turn = 0
+        self._acts = 0
 
     def all(self, moves: int, stops: int) -> list[Figure]:
         """Both kinds."""
@@ -91,7 +95,8 @@ class _HandOvers:
         """Seconds without a write, of each partition whose leader the act changed."""
         before = self._leaders()
         at = next(name for name in sorted(self._nodes.admin) if name != away)
-        clients = [_Client(self._nodes.http[at], partition) for partition in range(PARTITIONS)]
+        self._acts += 1
+        clients = [_Client(self._nodes.http[at], partition, f"act{self._acts}") for partition in range(PARTITIONS)]
         for client in clients:
             client.start()
         try:
@@ -101,6 +106,9 @@ class _HandOvers:
         finally:
             for client in clients:
                 client.stop()
+        idle = [client.partition for client in clients if client.written < WRITES_MIN]
+        if idle:
+            raise BenchFailed(f"of the partitions {idle} fewer than {WRITES_MIN} writes were answered")
         after = self._leaders(away)
         return [client.longest_s for client in clients if before[client.partition] != after[client.partition]]
 
@@ -154,14 +162,15 @@ class _HandOvers:
 
 
 class _Client(threading.Thread):
-    """Writes one key of one partition, one write after the other."""
+    """Writes one key of one partition that nobody wrote before, one write after the other."""
 
-    def __init__(self, url: str, partition: int) -> None:
+    def __init__(self, url: str, partition: int, prefix: str) -> None:
         super().__init__(daemon=True)
         self.partition = partition
         self.longest_s = 0.0
+        self.written = 0
         self._address = urlsplit(url)
-        names = (f"k{number}" for number in range(1_000_000))
+        names = (f"{prefix}-{number}" for number in range(1_000_000))
         key = next(n for n in names if partition_index(key_hash(BUCKET.encode(), n.encode()), PARTITIONS) == partition)
         self._path = f"/buckets/{BUCKET}/keys/{key}"
         self._ending = threading.Event()
@@ -191,6 +200,7 @@ class _Client(threading.Thread):
             if answer.status == http.client.OK:
                 clock = {"X-Riak-Vclock": answer.headers["X-Riak-Vclock"]}
                 now_s = time.perf_counter()
+                self.written += 1
                 self.longest_s, last_s = max(self.longest_s, now_s - last_s), now_s
             else:
                 time.sleep(AGAIN_S)

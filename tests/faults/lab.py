@@ -358,13 +358,14 @@ class Lab:
         node.address = address
         node.place, node.admin = Place(node.name, address, http), Place(node.name, address, admin)
 
-    def stranger(self, node: LabNode) -> LabProcess:
-        """A node of another cluster, of the same name, that listens for its fellows where a node that is down does."""
-        assert not node.running
+    def stranger(self, node: LabNode) -> LabNode:
+        """A node of another cluster, of the same name. It listens for its fellows where a node that is down does, or at
+        the same port of another loopback address."""
         directory = node.directory.with_name(f"stranger-of-{node.name}-{self._port()}")
-        (cluster,) = re.findall(r'^cluster = "(.*:\d+)"$', node.config.read_text(), re.MULTILINE)
-        made = self._node(node.name, 0, directory, directory / "data", 1, "stranger", cluster)
-        return LabProcess(f"stranger of {node.name}", directory, made._argv, made.address, made._environ)
+        listens = cluster_address(node)
+        if node.running:
+            listens = f"{self._new_loopback()}:{listens.rpartition(':')[2]}"
+        return self._node(node.name, 0, directory, directory / "data", 1, "stranger", listens)
 
     def set_clock(self, node: LabNode, offset_s: int) -> None:
         """Move a node's wall clock."""
@@ -452,6 +453,12 @@ class Lab:
         code = process.popen.returncode
         self.ended.append(Ended(process.name, code, self.story.now_s()))
         self.story.note(f"{process.name} ended by itself with {code}: {last_words(process)}")
+
+
+def cluster_address(node: LabNode) -> str:
+    """Where a node listens for the others of its cluster."""
+    (found,) = re.findall(r'^cluster = "(.*:\d+)"$', node.config.read_text(), re.MULTILINE)
+    return str(found)
 
 
 def last_words(process: LabProcess) -> str:

@@ -18,7 +18,7 @@ from repl.far_serving import PIN_MS
 from repl.model.keys import key_hash, partition_index
 from repl.replog.log import RESERVE_BYTES
 from tests.faults.campaign import staged
-from tests.faults.lab import PARTITIONS, SESSION_MS, Lab
+from tests.faults.lab import PARTITIONS, SESSION_MS, Lab, cluster_address
 from tests.faults.linearizability import check
 from tests.faults.load import BUCKET, Connection, History, Load, Reply, path_of, read_all
 from tests.faults.nemeses import injected
@@ -253,17 +253,24 @@ def test_a_follower_that_stands_still_amid_its_rows_does_not_hold_the_log_for_ev
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_a_strangers_node_at_a_known_address_is_refused_and_harms_nothing(tmp_path: Path) -> None:
-    """A node of another cluster that listens where a dead one did is dialled and refused as `wrong-cluster`; the dead
-    one is in sync again from another address, and no key of either cluster gets into the other."""
+    """A node whose address, as the cluster knows it, is that of another cluster's node: that one is dialled and refused
+    as `wrong-cluster`, writes go on, and with its right address the node is in sync again."""
     with staged(tmp_path, ["readdressed"]) as stage:
         lab, node = stage.lab, stage.lab.nodes["n2"]
         assert put(lab, "n1", "ours", "x").status == 204
-        node.kill()
         stranger = lab.stranger(node)
         stranger.start()
+        until("the stranger is there", lambda: stranger.ask("/admin/cluster"), 60)
+        node.kill()
+        host, _, _ = cluster_address(stranger).rpartition(":")
+        wrong = f'[listen]\nadvertise = "{host}"\n'
+        node.config.write_text(node.config.read_text().replace("[listen]\n", wrong))
+        lab.start(node)
         others = [lab.nodes[name] for name in ("n1", "n3")]
         try:
             until("it is refused", lambda: any("wrong-cluster" in each.log.read_text() for each in others), 30)
+            assert put(lab, "n1", "ours", "y").status in (204, 503)
+            node.kill()
             lab.readdress(node)
             lab.start(node)
             lab.wait_well(60)
