@@ -34,7 +34,7 @@ from sink.limits import ALL_NODES, InForce, Limits
 from sink.push import Tally
 from sink.roster import LinkName
 from sink.suspensions import Suspension
-from sink.throttle import Rates
+from queues.throttle import Rates
 from sink.worker import WORKING, Link, Shop
 
 log = structlog.get_logger(__name__)

@@ -22,7 +22,7 @@ from sink.backoff import Delays, Result
 from sink.discovery import Aim
 from sink.fetch import Asked, Fetcher, Home
 from sink.roster import LinkName, Roster, Turn
-from sink.throttle import Rates, Throttle
+from queues.throttle import Rates, Throttle
 from sink.worker import Link, Shop, Slot, slot_session
 
 log = structlog.get_logger(__name__)

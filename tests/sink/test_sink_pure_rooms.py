@@ -21,7 +21,7 @@ from sink.limits import decode as decode_limits
 from sink.limits import read as read_limits
 from sink.roster import LinkName, Roster
 from sink.suspensions import SUSPENSIONS_MAX, Suspension, added, change, decode, encode, read, without
-from sink.throttle import Rates, Throttle
+from queues.throttle import Rates, Throttle
 
 A, B, C = LinkName("q", "http://east"), LinkName("q", "http://north"), LinkName("r", "http://east")
 _results = st.sampled_from(list(Result))

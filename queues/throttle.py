@@ -1,4 +1,6 @@
-"""How much a node may fetch a second: two buckets that fill with time, of bytes and of changes. Pure; times come in.
+"""How much may go a second: two buckets that fill with time, of bytes and of changes. Pure; times come in.
+
+A source queue's of one node, and a node's sink's (`sink.crew`), which fetches.
 
 A fetch asks for no more than the buckets hold; what it brings is taken out, even below empty (a single large object
 still comes), and no fetch begins until they have filled up again. So the rate holds over any few seconds, whatever
