@@ -1,0 +1,260 @@
+"""Folds: every row of a scope once, however small the pages; the right ones named, counted or acted upon."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from xxhash import xxh64_intdigest
+
+from aae import folds
+from aae.folding import Folding, asked_of, decode_asked, decode_page, encode_asked, encode_page, shown, text_of
+from aae.folds import Asked, Folds, Kind, Page, Place, Scope
+from aae.local import Led
+from repl.model.entry import NO_OFFSET, EntryKind, encode_key_row, make_entry
+from repl.model.errors import CodecError, NotLeader, NotReady
+from repl.model.keys import Key, key_hash, segment_of
+from repl.model.objects import Summary
+from repl.store.leveldb import LevelStore
+from repl.store.port import PartitionStep
+from tests.store.histories import CLUSTER, open_store
+
+PARTITION = 3
+
+
+class Hands:
+    """Takes all but what it is told to refuse."""
+
+    def __init__(self) -> None:
+        self.pushed: list[Key] = []
+        self.reaped: list[Key] = []
+        self.erased: list[tuple[Key, bytes]] = []
+
+    async def push(self, queue: str, keys: Sequence[Key]) -> tuple[int, Counter[str]]:
+        """See folds.Hands."""
+        assert queue == "to-west"
+        self.pushed += keys
+        return len(keys), Counter()
+
+    async def reap(self, keys: Sequence[Key]) -> tuple[int, Counter[str]]:
+        """See folds.Hands."""
+        self.reaped += keys[:1]
+        return 1, Counter({"waits for queue to-west": len(keys) - 1})
+
+    async def erase(self, keys: Sequence[tuple[Key, bytes]]) -> tuple[int, Counter[str]]:
+        """See folds.Hands."""
+        self.erased += keys
+        return len(keys), Counter()
+
+
+class Lab:
+    """A store with keys of three buckets: number n has n siblings, 100 n bytes, every tenth is a tombstone."""
+
+    def __init__(self, store: LevelStore, pool: ThreadPoolExecutor) -> None:
+        self.store = store
+        self.hands = Hands()
+        self.names: list[tuple[bytes, bytes]] = []
+        entries = []
+        for n in range(300):
+            bucket, key = (b"a", b"bb", b"\xff\x00")[n % 3], b"key-%03d" % n
+            self.names.append((bucket, key))
+            payload = b"x" * (n % 50)
+            row = encode_key_row(
+                Summary(b"clock-%d" % n, xxh64_intdigest(payload), 1_000 + n, 100 * n, 1 + n % 4, n % 10 == 0), n
+            )
+            entries.append(
+                make_entry(
+                    EntryKind.DATA,
+                    1,
+                    n,
+                    request_id=b"",
+                    origin=CLUSTER,
+                    time_ms=n,
+                    key_hash=key_hash(bucket, key),
+                    previous_offset=NO_OFFSET,
+                    bucket=bucket,
+                    key=key,
+                    row=row,
+                    payload=payload,
+                )
+            )
+        store.write([PartitionStep(PARTITION, entries)])
+        self.folds = Folds(
+            store,
+            led=lambda p: (b"default", Led(PARTITION, 0, 1)) if p == PARTITION else None,
+            hands=self.hands,
+            read_pool=pool,
+        )
+
+    def all_pages(self, asked: Asked) -> list[Page]:
+        """Page after page, until there is no next one."""
+
+        async def ask() -> list[Page]:
+            pages, place = [], Place()
+            while True:
+                page = await self.folds.page(PARTITION, asked._replace(place=place))
+                pages.append(page)
+                if page.next is None:
+                    return pages
+                place = page.next
+
+        return asyncio.run(ask())
+
+    def found(self, kind: Kind, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """What all pages name, sorted."""
+        return sorted((one.bucket, one.key) for page in self.all_pages(Asked(kind, scope)) for one in page.found)
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """A lab whose pages read seven rows."""
+    monkeypatch.setattr(folds, "ROWS_MAX", 7)
+    store = open_store(tmp_path / "s")
+    with ThreadPoolExecutor(1) as pool:
+        yield Lab(store, pool)
+    store.close()
+
+
+SCOPES = [
+    Scope(),
+    Scope(bucket=b"bb"),
+    Scope(bucket=b"bb", key_from=b"key-100", key_to=b"key-200"),
+    Scope(bucket=b"\xff\x00", key_from=b"key-101"),
+    Scope(segments=(100_000, 700_000)),
+    Scope(bucket=b"a", segments=(100_000, 700_000)),
+    Scope(since_ms=1_050, before_ms=1_100),
+    Scope(bucket=b"nothing"),
+]
+
+
+@pytest.mark.parametrize("scope", SCOPES, ids=str)
+def test_a_fold_reads_every_row_of_its_scope_once(lab: Lab, scope: Scope) -> None:
+    """Whatever the order in which it reads, and though a page has few rows."""
+    expected = sorted(
+        (b, k)
+        for n, (b, k) in enumerate(lab.names)
+        if (scope.bucket in (None, b))
+        and (scope.key_from is None or k >= scope.key_from)
+        and (scope.key_to is None or k < scope.key_to)
+        and (scope.segments is None or scope.segments[0] <= segment_of(key_hash(b, k)) < scope.segments[1])
+        and 1_000 + n >= scope.since_ms
+        and (not scope.before_ms or 1_000 + n < scope.before_ms)
+        and n % 10
+    )
+    assert lab.found(Kind.FIND_KEYS, scope) == expected
+
+
+def test_one_segment_with_more_rows_than_a_page(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of one row go on within a segment."""
+    monkeypatch.setattr(folds, "ROWS_MAX", 1)
+    pages = lab.all_pages(Asked(Kind.FIND_KEYS, Scope()))
+    assert len(pages) == 300
+    assert sum(page.scanned for page in pages) == 300
+
+
+def test_what_each_kind_makes_of_the_rows(lab: Lab) -> None:
+    """Buckets with a live key, large keys, tombstones, and sums."""
+    buckets: Counter[bytes] = Counter()
+    for page in lab.all_pages(Asked(Kind.LIST_BUCKETS, Scope())):
+        buckets += page.buckets
+    assert buckets == {b"a": 90, b"bb": 90, b"\xff\x00": 90}
+    large = lab.found(Kind.FIND_KEYS, Scope(siblings_over=3, size_over=29_000))
+    assert large == sorted(lab.names[n] for n in range(300) if n % 10 and (n % 4 == 3 or n > 290))
+    assert lab.found(Kind.FIND_TOMBS, Scope()) == sorted(lab.names[n] for n in range(0, 300, 10))
+    pages = lab.all_pages(Asked(Kind.OBJECT_STATS, Scope()))
+    assert sum(page.objects for page in pages) == 270
+    assert sum(page.tombstones for page in pages) == 30
+    assert sum(page.bytes for page in pages) == sum(100 * n for n in range(300) if n % 10)
+    siblings = sum((page.siblings for page in pages), Counter[int]())
+    assert siblings.total() == 270
+    assert set(siblings) == {1, 2, 3, 4}
+
+
+def test_acts_are_done_once_and_not_at_all_when_tried_dry(lab: Lab) -> None:
+    """References for all, tombstones for reaping, live keys with their clocks for erasing; what was refused is told."""
+    for kind in (Kind.REPL_KEYS, Kind.REAP_TOMBS, Kind.ERASE_KEYS):
+        pages = lab.all_pages(Asked(kind, Scope(bucket=b"a"), queue="to-west", dry=True))
+        assert sum(page.done for page in pages) == 0
+        assert (
+            sum(page.matched for page in pages) == {Kind.REPL_KEYS: 100, Kind.REAP_TOMBS: 10, Kind.ERASE_KEYS: 90}[kind]
+        )
+    assert lab.hands.pushed == []
+    assert lab.hands.reaped == []
+    assert lab.hands.erased == []
+    lab.all_pages(Asked(Kind.REPL_KEYS, Scope(bucket=b"a"), queue="to-west"))
+    assert sorted(lab.hands.pushed) == sorted(Key(b"default", *name) for name in lab.names[::3])
+    lab.all_pages(Asked(Kind.ERASE_KEYS, Scope(bucket=b"a")))
+    assert sorted(lab.hands.erased) == sorted(
+        (Key(b"default", *lab.names[n]), b"clock-%d" % n) for n in range(0, 300, 3) if n % 10
+    )
+    pages = lab.all_pages(Asked(Kind.REAP_TOMBS, Scope(bucket=b"a")))
+    refused = sum((page.refused for page in pages), Counter[str]())
+    assert sum(page.done for page in pages) + refused["waits for queue to-west"] == 10
+
+
+def test_damage_is_named(lab: Lab) -> None:
+    """An object that is not what its row says is found by repair-keys, and nothing else is."""
+    bucket, key = lab.names[77]
+    row = encode_key_row(Summary(b"clock", 1, 5, 5, 1, False), 300)
+    entry = make_entry(
+        EntryKind.DATA, 1, 300, request_id=b"", origin=CLUSTER, time_ms=1, key_hash=key_hash(bucket, key),
+        previous_offset=77, bucket=bucket, key=key, row=row, payload=b"other",
+    )  # fmt: skip
+    lab.store.write([PartitionStep(PARTITION, [entry])])
+    found = [one for page in lab.all_pages(Asked(Kind.REPAIR_KEYS, Scope())) for one in page.found]
+    assert [(one.bucket, one.key) for one in found] == [(bucket, key)]
+    assert "hash differs" in found[0].note
+
+
+def test_pages_are_passed_on_to_the_leader(lab: Lab) -> None:
+    """A node that does not lead asks the one that does, over the wire; without a leader it is NotReady."""
+
+    async def story() -> None:
+        leaders: dict[int, str] = {PARTITION: "n2"}
+        n2 = Folding(lab.folds, node="n2", leader=leaders.get, request=_nobody)
+
+        async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+            assert (node, timeout_ms > 0) == ("n2", True)
+            return await n2.request_handlers()[method]("n1", body)
+
+        n1 = Folding(lab.folds, node="n1", leader=leaders.get, request=request)
+        asked = Asked(Kind.OBJECT_STATS, Scope(segments=(0, 1 << 19)))
+        assert await n1.page(PARTITION, asked) == await n2.page(PARTITION, asked)
+        with pytest.raises(NotReady, match="no leader"):
+            await n1.page(99, asked)
+        leaders[98] = "n1"
+        with pytest.raises(NotLeader):
+            await n1.page(98, asked)
+
+    asyncio.run(story())
+
+
+async def _nobody(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+    raise AssertionError(node, method, body, timeout_ms)
+
+
+def test_questions_and_pages_survive_the_wire(lab: Lab) -> None:
+    """And what is none is refused with what would be right."""
+    asked = Asked(Kind.FIND_KEYS, Scope(b"a", b"b", None, (1, 5), 3, 4, 5, None), Place(7, b"n"), "", True)
+    assert decode_asked(encode_asked(3, asked)) == (3, asked)
+    page = asyncio.run(lab.folds.page(PARTITION, Asked(Kind.FIND_KEYS, Scope())))
+    assert decode_page(encode_page(page)) == page
+    for bad in (b"", b"\x90", encode_page(page)[:-1], encode_asked(3, asked)):
+        with pytest.raises(CodecError):
+            decode_page(bad)
+    row = shown(page)
+    assert row["next"] is not None
+    assert asked_of({"kind": "find-keys", "next": row["next"]}).place == page.next
+    assert asked_of({"kind": "erase-keys"}).dry
+    assert not asked_of({"kind": "erase-keys", "dry_run": False}).dry
+    assert asked_of({"kind": "find-keys", "bucket": text_of(b"\xff\x00%")}).scope.bucket == b"\xff\x00%"
+    for wish in (
+        {"kind": "burn"}, {"kind": "repl-keys"}, {"kind": "find-keys", "key_from": "a"},
+        {"kind": "find-keys", "since_ms": "x"}, {"kind": "find-keys", "next": {"segment": 1}},
+    ):  # fmt: skip
+        with pytest.raises(CodecError):
+            asked_of(wish)
