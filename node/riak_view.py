@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from node.http.admin import program_version
+from node.http.program import program_version
 from repl.creation import DEFAULT_TYPE
 from repl.model.errors import NotReady
 from repl.model.keys import Key, key_hash, partition_index

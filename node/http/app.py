@@ -17,6 +17,8 @@ from node.http.lacking import lacking
 from node.http.listings import ListingRoutes
 from node.http.objects import ObjectRoutes
 from node.http.old_forms import OldForms
+from node.http.openapi import add_openapi
+from node.http.program import program_version
 from node.http.queues import Fetching, QueueRoutes
 from node.http.riak_views import RiakViews, Sights
 from node.http.router import decode_segment
@@ -58,6 +60,7 @@ class HttpFace(Face):
         self._batch = BatchRoutes(kv, limits, self)
         self._queues = QueueRoutes(queues, self, certified=certified_sinks)
         add_health(self.router, ready=ready, metrics=metrics)
+        add_openapi(self, "Isthmus: keys and values", program_version(), objects=True)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See Face.answer: the object paths first, the router for all others."""

@@ -48,6 +48,7 @@ class BatchRoutes:
         face.router.add("POST", "/batch/get", self._get)
 
     async def _put(self, request: Request) -> Reply:
+        """Write or delete many objects."""
         items = await self._items(request)
         answers: list[Any] = [None] * len(items)
         writes: list[WriteRequest] = []
@@ -75,6 +76,7 @@ class BatchRoutes:
         return Reply(200, _HEADERS, msgpack.packb(answers))
 
     async def _get(self, request: Request) -> Reply:
+        """Read many objects."""
         items = await self._items(request)
         answers: list[Any] = [None] * len(items)
         asked: dict[Isolation | None, tuple[list[int], list[Key]]] = {}

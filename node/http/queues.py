@@ -45,6 +45,7 @@ class QueueRoutes:
         self._stopping.set()
 
     async def _fetch(self, request: Request) -> Reply:
+        """The next batch of a queue, for a sink of another cluster."""
         wanted = decode_request(await request.body(REQUEST_BYTES_MAX, "a fetch's limit"))
         queue = request.text("queue")
         if self._certified and wanted.cluster_name not in {name.cluster for name in request.peer_names}:

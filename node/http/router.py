@@ -8,7 +8,7 @@ recognized in `app` before this room is asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from node.http.statuses import Refused
@@ -122,6 +122,13 @@ class Router(Generic[Handler]):
             return handler
 
         return add
+
+    def routes(self) -> Iterator[tuple[str, str, Handler]]:
+        """(pattern, method, handler) of all that was added."""
+        for routes in self._by_length.values():
+            for route in routes:
+                for method, handler in route.handlers.items():
+                    yield route.pattern, method, handler
 
     def match(self, method: str, raw_path: bytes) -> Match[Handler]:
         """The handler of a request. Raises Refused: 404 for an unknown path, 405 with Allow for a method

@@ -1,0 +1,107 @@
+"""A whole node in a thread of this process, with a metastore in memory: what tests with real clients talk to."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from config.loading import load_file
+from node.daemon import Node
+from node.parts import READ_THREADS
+from node.ports import free_port
+from repl.metastore.memory import MemoryMetastore
+from repl.metastore.port import Metastore
+
+SETTINGS = """\
+[node]
+name = "n1"
+cluster = "east"
+data_dir = "data"
+[listen]
+http = "127.0.0.1:{0}"
+admin = "127.0.0.1:{1}"
+cluster = "127.0.0.1:{2}"
+[metastore]
+hosts = "127.0.0.1:1"
+[replication]
+partitions = 2
+factor = 1
+{3}"""
+
+
+class NodeInMemory(Node):
+    """A node but for ZooKeeper."""
+
+    async def _connect_metastore(self) -> Metastore:
+        metastore = MemoryMetastore()
+        self._metastore = metastore
+        await metastore.start(self._on_session)
+        return metastore
+
+
+class Living:
+    """A node that serves. `http` and `admin` are its ports."""
+
+    def __init__(self, directory: Path, more: str = "") -> None:
+        taken: set[int] = set()
+        while len(taken) < 3:
+            taken.add(free_port(taken))
+        self.http, self.admin, cluster = taken
+        file = directory / "node.toml"
+        file.write_text(SETTINGS.format(self.http, self.admin, cluster, more))
+        self._settings = load_file(file)
+        self._up = threading.Event()
+        self._failure: BaseException | None = None
+        self.node: Node | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def start(self) -> None:
+        """Returns once it serves."""
+        self._thread.start()
+        assert self._up.wait(30)
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as failure:
+            self._failure = failure
+            self._up.set()
+            raise
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.node = NodeInMemory(self._settings)
+        await self.node.start()
+        served = asyncio.create_task(self.node.serve())
+        while not self.node.ready()[0]:
+            await asyncio.sleep(0.01)
+        # Its reading threads begin with the first listings; tests must find the same threads before and after.
+        begun = threading.Barrier(READ_THREADS)
+        await asyncio.gather(
+            *(self._loop.run_in_executor(self.node.read_pool, begun.wait, 10) for _ in range(READ_THREADS))
+        )
+        self._up.set()
+        await served
+
+    def stop(self) -> None:
+        """End it."""
+        if self.node is not None and self._failure is None:
+            self._loop.call_soon_threadsafe(self.node.request_stop, "the test is over")
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+@contextmanager
+def living(directory: Path, more: str = "") -> Iterator[Living]:
+    """A node that lives for the block; `more` is appended to its file."""
+    node = Living(directory, more)
+    try:
+        node.start()
+        yield node
+    finally:
+        node.stop()

@@ -1,0 +1,36 @@
+"""What schemathesis makes of the description: thousands of requests, valid and not, and answers that must fit it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.http.living import living
+
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("face", ["http", "admin"])
+def test_every_answer_fits_the_description(tmp_path: Path, face: str) -> None:
+    """No request that can be made of the description, rightly or wrongly, is answered with a fault or with a status
+    that is not in it."""
+    with living(tmp_path) as node:
+        base = f"http://127.0.0.1:{getattr(node, face)}"
+        made = subprocess.run(
+            [
+                *(sys.executable, "-m", "schemathesis.cli", "run", base + "/openapi.json", "--url", base),
+                *("--checks", CHECKS, "--max-examples", "25", "--seed", "7", "--phases", "examples,coverage,fuzzing"),
+                *("--exclude-path-regex", "/fetch$|/trees/|/metrics$", "--no-color", "--request-timeout", "30"),
+                *("--generation-database", "none", "--suppress-health-check", "all"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=850,
+            cwd=tmp_path,
+        )
+    assert made.returncode == 0, made.stdout[-6000:] + made.stderr[-2000:]
