@@ -1,9 +1,9 @@
 """A cheap source of load, a process of its own: HTTP over raw protocols, requests built ahead of sending.
 
-Run as `python -m bench.loadgen URL`; each line on standard input is a `Phase` as JSON, each line on
-standard output its result. It remembers the causal context of every key that it wrote, so that later
-phases overwrite without making siblings. It measures what a client sees (rates and latencies); what
-servers cost is read by `bench.nodes`. Needs nothing of the product but its HTTP formats.
+Run as `python -m bench.loadgen URL [CA TOKEN_FILE]` (the two where there are TLS and tokens); each line on standard
+input is a `Phase` as JSON, each line on standard output its result. It remembers the causal context of every key that
+it wrote, so that later phases overwrite without making siblings. It measures what a client sees (rates and latencies);
+what servers cost is read by `bench.nodes`. Needs nothing of the product but its HTTP formats.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import ssl
 import sys
 import time
 from array import array
@@ -18,6 +19,7 @@ from binascii import a2b_base64, b2a_base64
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
@@ -77,12 +79,15 @@ class Result:
 class Load:
     """All phases against one node, with what they must remember: each key's context."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, authority: str = "", token_file: str = "") -> None:
         self._address = urlsplit(url)
+        self._tls = ssl.create_default_context(cafile=authority) if authority else None
         self._clocks: dict[int, bytes] = {}
         pool = random.Random(0)
         self._values = [pool.randbytes(VALUE_BYTES) for _ in range(VALUE_POOL_COUNT)]
         host = self._address.netloc.encode()
+        if token_file:
+            host += b"\r\nAuthorization: Bearer " + Path(token_file).read_bytes().strip()
         self._put_head = b" HTTP/1.1\r\nHost: %b\r\nContent-Type: application/octet-stream\r\n" % host
         self._put_head += b"Content-Length: %d\r\n" % VALUE_BYTES
         self._get_head = b" HTTP/1.1\r\nHost: %b\r\n\r\n" % host
@@ -96,7 +101,7 @@ class Load:
         wires = []
         for _ in range(phase.connections):
             _, wire = await loop.create_connection(
-                lambda: _Wire(runner), self._address.hostname, self._address.port or 80
+                lambda: _Wire(runner), self._address.hostname, self._address.port or 80, ssl=self._tls
             )
             wires.append(wire)
         try:
@@ -291,8 +296,8 @@ def _groups(phase: Phase) -> Iterator[list[int]]:
         left -= taken
 
 
-async def _serve(url: str) -> None:
-    load = Load(url)
+async def _serve(url: str, *access: str) -> None:
+    load = Load(url, *access)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         try:
@@ -303,4 +308,4 @@ async def _serve(url: str) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(sys.argv[1]))
+    uvloop.run(_serve(*sys.argv[1:]))

@@ -23,6 +23,7 @@ from bench.loadgen import Phase, Result
 from node.demo.client import AdminClient, Trouble
 from node.demo.costs import CpuTime, cpu_time, resident_bytes
 from node.local import LocalClusters
+from node.plans import SECURITY
 from node.topology import parse_topology
 
 UP_TIMEOUT_S: Final = 90.0
@@ -67,6 +68,10 @@ class BenchFailed(Exception):
     """A benchmark that cannot go on, in one line."""
 
 
+SECURE: Final = "secure = true\n"
+"""Before a topology: TLS and tokens on every listener. What is asked of `admin` here is not for such."""
+
+
 class Nodes:
     """Running clusters. `directory` is where their data lies (None: a temporary one); which disk that is
     decides what an fsync costs."""
@@ -85,6 +90,13 @@ class Nodes:
     def directory(self) -> Path:
         """Where their files are."""
         return self._directory
+
+    @property
+    def access(self) -> tuple[str, ...]:
+        """What a source of load is told to come in: authority and token, where the topology has them."""
+        security = self._directory / SECURITY
+        found = (security / "ca.crt", security / "write.token")
+        return tuple(map(str, found)) if found[0].exists() else ()
 
     def __enter__(self) -> Self:
         try:
@@ -169,9 +181,9 @@ class Nodes:
 class LoadProcess:
     """A `bench.loadgen` of our own against one node."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, access: tuple[str, ...] = ()) -> None:
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "bench.loadgen", url],
+            [sys.executable, "-m", "bench.loadgen", url, *access],
             cwd=HOUSE,
             env={**os.environ, "PYTHONPATH": str(HOUSE)},
             stdin=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """What one node does for its clients: PUTs one by one and in batches, fresh and overwriting, and GETs.
 
-    python -m bench.put [--json] [--profile] [--keys 100000] [--space 1000000]
+    python -m bench.put [--tls] [--json] [--profile] [--keys 100000] [--space 1000000]
 
 One cluster of one node, every write on disk (fsync) before its answer; the load comes from another process. CPU
 seconds are those of the node and, beside them, of its ZooKeeper and of the source of load.
@@ -16,7 +16,7 @@ import click
 
 from bench.figures import Figure, Target, machine, report
 from bench.loadgen import VALUE_BYTES, Phase, Result
-from bench.nodes import ONE_CLUSTER, BenchFailed, LoadProcess, Nodes
+from bench.nodes import ONE_CLUSTER, SECURE, BenchFailed, LoadProcess, Nodes
 from bench.profiling import Profiler
 from repl.model.errors import IsthmusError
 
@@ -31,6 +31,7 @@ BATCH_OBJECTS: Final = 100
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--tls", is_flag=True, help="With TLS and tokens on every listener.")
 @click.option("--profile", is_flag=True, help="Record where the node's time goes in each measurement.")
 @click.option("--keys", default=100_000, show_default=True, help="Fresh keys, and objects read.")
 @click.option("--space", default=1_000_000, show_default=True, help="Keys that are overwritten; 0 leaves that out.")
@@ -38,14 +39,17 @@ BATCH_OBJECTS: Final = 100
 @click.option(
     "--dir", "directory", type=click.Path(path_type=Path), help="Where data lies; decides what an fsync costs."
 )
-def main(as_json: bool, profile: bool, keys: int, space: int, limit_s: float, directory: Path | None) -> None:
+def main(
+    as_json: bool, tls: bool, profile: bool, keys: int, space: int, limit_s: float, directory: Path | None
+) -> None:
     """PUTs one by one and in batches, fresh and overwriting, and GETs, of 1 KB each."""
     try:
         where = machine()
-        with Nodes(ONE_CLUSTER, directory) as nodes, LoadProcess(nodes.http["node"]) as load:
+        topology = (SECURE if tls else "") + ONE_CLUSTER
+        with Nodes(topology, directory) as nodes, LoadProcess(nodes.http["node"], nodes.access) as load:
             runs = _Runs(nodes, load, profile, limit_s)
             runs.all(keys, space)
-        report("put", where, runs.figures, as_json, runs.profile)
+        report("put, with TLS and tokens" if tls else "put", where, runs.figures, as_json, runs.profile)
     except (BenchFailed, IsthmusError) as error:
         print(f"bench: {error}", file=sys.stderr)
         raise SystemExit(1) from error

@@ -45,7 +45,7 @@ class Access(NamedTuple):
 
     `contexts` gives the TLS of each new connection (None: the system's authorities, and no certificate of our own);
     with `cluster` the other end's certificate must name a node of it, without, the host that is dialled; `token` gives
-    the bearer token of each request."""
+    the bearer token of each request. With `contexts`, an `HttpPeer` shows it over TLS only."""
 
     contexts: Callable[[], ssl.SSLContext] | None = None
     cluster: str = ""
@@ -148,7 +148,8 @@ class HttpPeer:
     def __init__(self, url: str, connections: int, access: Access = OPEN) -> None:
         self.url = url.rstrip("/")
         self._session = session(connections)
-        self._token = access.token
+        in_clear = self.url.startswith("http://") and access.contexts is not None
+        self._token = None if in_clear else access.token
         self._adapter = _CuttableAdapter(connections, access)
         self._session.mount("http://", self._adapter)
         self._session.mount("https://", self._adapter)
@@ -252,7 +253,8 @@ class _CuttableAdapter(_Adapter):
         for sock in sockets:
             if sock is not None:
                 with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+                    # That of TLS would first forget that there is any, and the waiting thread fail by a ValueError.
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _reporting(base: Any, adapter: _Adapter) -> type[HTTPConnection]:

@@ -185,6 +185,48 @@ def test_a_sink_shows_its_token_as_it_is_now(folder: Folder) -> None:
             fetch(folder, port, "west", "west-1")
 
 
+def test_a_waiting_fetch_over_tls_is_cut_off(folder: Folder) -> None:
+    """A stop ends a fetch that waits for its answer at once, with an error that its caller expects."""
+    face = Names()
+    asked, left = threading.Event(), threading.Event()
+
+    async def wait(request: Request) -> Reply:
+        asked.set()
+        await request.gone()
+        left.set()
+        return text_reply("late")
+
+    face.router.add("POST", "/wait", wait)
+    with serving(tls_of(folder), face) as port:
+        contexts = client_contexts(folder.files("b"), check_host=True).current
+        peer = HttpPeer(f"https://127.0.0.1:{port}", 1, Access(contexts))
+        cutter = threading.Thread(target=lambda: (asked.wait(10), peer.cut()))
+        cutter.start()
+        with pytest.raises(PeerFault):
+            peer.post("/wait", b"", media_type="text/plain", timeout_ms=20_000, limit_bytes=10)
+        cutter.join()
+        assert left.wait(10)
+
+
+def test_a_token_that_belongs_to_tls_does_not_travel_in_the_clear(folder: Folder) -> None:
+    """A peer that is reached over http://, where TLS is configured (a list of nodes may name such), sees no token."""
+    face = Names()
+    seen: list[bytes | None] = []
+
+    async def look(request: Request) -> Reply:
+        seen.append(request.header(b"authorization"))
+        return text_reply("seen")
+
+    face.router.add("POST", "/look", look)
+    contexts = client_contexts(folder.files("b"), check_host=True).current
+    with serving(tls_of(folder, also_plain=True), face) as port:
+        for scheme, how in (("http", contexts), ("https", contexts), ("http", None)):
+            peer = HttpPeer(f"{scheme}://127.0.0.1:{port}", 1, Access(how, token=lambda: "t" * 20))
+            peer.post("/look", b"", media_type="text/plain", timeout_ms=10_000, limit_bytes=10)
+            peer.cut()
+    assert seen == [None, b"Bearer " + b"t" * 20, b"Bearer " + b"t" * 20]
+
+
 def test_old_versions_of_tls_are_not_spoken(folder: Folder) -> None:
     """1.1 is refused; 1.2 and 1.3 are taken."""
     with serving(tls_of(folder)) as port:
