@@ -6,11 +6,12 @@ controller's timer moves on to the next candidate, as in Fluvio. The story goes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from repl.isr.effects import Role
 from repl.isr.membership import guard
+from repl.isr.messages import Hello
 from repl.isr.standing import Standing
 
 PROMOTED_REPEAT_MS: Final = 500
@@ -20,13 +21,25 @@ be lost; the controller takes repeats for one."""
 
 @dataclass(slots=True)
 class Candidate:
-    """`barrier` is the offset of this epoch's first entry; `announce_at_ms` is None until that is durable."""
+    """`barrier` is the offset of this epoch's first entry; `announce_at_ms` is None until that is durable. `early`: the
+    Hellos of nodes that know already that it leads. Without them each hand-over that a follower hears of first would
+    wait for its next Hello."""
 
     role: ClassVar[Role] = Role.CANDIDATE
 
     epoch: int
     barrier: int
     announce_at_ms: int | None = None
+    early: dict[str, Hello] = field(default_factory=dict)
+
+    def greet(self, node: str, hello: Hello, standing: Standing, _now_ms: int) -> None:
+        """Keep what the leader, which this will be, is asked: the newest of each replica."""
+        if node in standing.known.replicas:
+            self.early[node] = hello
+
+    def link_down(self, node: str) -> None:
+        """It will ask again."""
+        self.early.pop(node, None)
 
 
 def objection(standing: Standing, epoch_floor: int) -> str | None:

@@ -296,7 +296,7 @@ class Replica(Roles):
                 self._want(state, now_ms)
             case ms.Nack() if isinstance(state, Leadership):
                 state.missed(node, message, standing, now_ms)
-            case ms.Hello() if isinstance(state, Leadership):
+            case ms.Hello() if isinstance(state, Leadership | Candidate):
                 state.greet(node, message, standing, now_ms)
             case ms.ProbeOk() if isinstance(state, Leadership):
                 members = state.electable(standing.known)
@@ -308,7 +308,7 @@ class Replica(Roles):
 
     def _link_down(self, node: str, now_ms: int) -> None:
         state = self._state
-        if isinstance(state, Leadership):
+        if isinstance(state, Leadership | Candidate):
             state.link_down(node)
         elif isinstance(state, Follower) and state.leader == node:
             state.link(False, self._standing, now_ms)

@@ -82,6 +82,8 @@ class Roles(View):
         assert durable > candidate.barrier, "elected before the barrier was durable"
         leader = Leader(candidate.epoch, candidate.barrier, Stalls.since(now_ms), {standing.member: durable})
         self._become(leader, f"elected: in epoch {candidate.epoch}")
+        for node, hello in candidate.early.items():
+            leader.greet(node, hello, standing, now_ms)
         leader.judge(standing, now_ms)
         self._advance(leader, now_ms)
 

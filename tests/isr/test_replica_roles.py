@@ -9,11 +9,13 @@ import pytest
 from repl.isr import effects as fx
 from repl.isr import events as ev
 from repl.isr.candidate import PROMOTED_REPEAT_MS
+from repl.isr.messages import Hello, HelloOk
 from repl.isr.replica import Role
 from repl.model.record import Incarnation, Member, PartitionStatus
 from tests.isr.scripted import (
     GEN,
     INC,
+    MEMBER,
     NODE,
     a_candidate,
     a_leader,
@@ -294,3 +296,24 @@ def test_a_stale_read_is_no_rollback() -> None:
     assert isinstance(sync, fx.SyncRecord)
     replica.step(ev.RecordSynced(sync.nonce, a_record(epoch=9, version=50)), 0)
     assert replica.reason.startswith("election:")
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_hello_that_comes_before_the_word_of_its_own_election_is_answered_with_it(broken: bool) -> None:
+    """A follower may hear of a leadership sooner than the leader: what it asked then is answered once this leads, and
+    not only when it asks again; unless the connection broke meanwhile, and what is sent now would be lost."""
+    two = Member("n2", 9)
+    isr = frozenset({MEMBER, two})
+    replica = a_replica()
+    replica.step(ev.SessionStarted(INC), 0)
+    replica.step(ev.RecordSeen(nominated(replicas=(NODE, "n2"), isr=isr)), 0)
+    replica.step(ev.EpochPersisted(5), 0)
+    replica.step(ev.Persisted(21), 0)
+    table = ((2, 0), (4, 8))
+    for node, nonce in (("n2", 1), ("n2", 2), ("n3", 3)):
+        assert replica.step(ev.Received(node, Hello(5, two.gen, nonce, 20, 20, table)), 5) == []
+    if broken:
+        replica.step(ev.LinkDown("n2"), 6)
+    effects = replica.step(ev.RecordSeen(online(replicas=(NODE, "n2"), isr=isr)), 10)
+    answers = [(e.to, e.message.nonce) for e in effects if isinstance(e, fx.Send) and isinstance(e.message, HelloOk)]
+    assert answers == ([] if broken else [("n2", 2)])
