@@ -232,6 +232,8 @@ class Lab:
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="lab", daemon=True)
         self._movable_clocks = movable_clocks
+        self._directory = directory
+        self._count = count
         self.zookeeper = self._zookeeper(directory / "zookeeper")
         self.nodes = {
             name: self._node(
@@ -276,6 +278,22 @@ class Lab:
             self._watcher.join()
         for process in reversed(self.processes):
             process.kill()
+
+    def add(self, name: str) -> LabNode:
+        """One more node of the cluster, started; it holds nothing until it is given something."""
+        directory = self._directory / name
+        made = self._node(name, len(self.nodes), directory, directory / "data", self._count)
+        made.start()
+        with self._lock:
+            self.nodes = {**self.nodes, name: made}
+        return made
+
+    def remove(self, name: str) -> None:
+        """Kill a node, and know it no more."""
+        with self._lock:
+            gone = self.nodes[name]
+            self.nodes = {other: node for other, node in self.nodes.items() if other != name}
+        gone.kill()
 
     def start(self, process: LabProcess) -> None:
         """Start a process that was killed; nothing if it runs."""

@@ -63,12 +63,12 @@ class Stage:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         self.story.note(f"emptied {what or 'the disk'} of {node.name}")
 
-    def fill(self, megabytes: int) -> None:
-        """Write as much at the nodes that run, over the same keys each time. Raises AssertionError when they do not
-        take it."""
+    def fill(self, megabytes: int, without: LabNode | None = None) -> None:
+        """Write as much at the nodes that run, `without` one that stands still, over the same keys each time. Raises
+        AssertionError when they do not take it."""
         data = self.chance.randbytes(FILLER_BYTES)
         deadline = time.monotonic() + FILL_TIMEOUT_S
-        connections = [Connection(node.place) for node in self.lab.nodes.values() if node.running]
+        connections = [Connection(n.place) for n in self.lab.nodes.values() if n.running and n is not without]
         try:
             for number in range(megabytes * 1_000_000 // FILLER_BYTES):
                 path = f"/buckets/{FILLER_BUCKET}/keys/{number}"
