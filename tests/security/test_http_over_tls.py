@@ -191,6 +191,7 @@ def test_a_waiting_fetch_over_tls_is_cut_off(folder: Folder) -> None:
     asked, left = threading.Event(), threading.Event()
 
     async def wait(request: Request) -> Reply:
+        await request.body()
         asked.set()
         await request.gone()
         left.set()
