@@ -32,7 +32,7 @@ def telemetry(admin: AdminClient, output: str) -> None:
         echo_facts([("not counted, unknown", unknown)])
         click.echo()
     columns: tuple[str, ...]
-    columns = ("of", "replicas", "count", "entries avg", "entries max", "unapplied avg", "unapplied max")
+    columns = ("of", "part", "replicas", "entries avg", "entries max", "unapplied avg", "unapplied max")
     echo_table(columns, (row for name, level in levels for row in _replogs(name, level)))
     click.echo()
     columns = (
