@@ -253,7 +253,7 @@ class _CuttableAdapter(_Adapter):
         for sock in sockets:
             if sock is not None:
                 with contextlib.suppress(OSError):
-                    # That of TLS would first forget that there is any, and the waiting thread fail by a ValueError.
+                    # That of TLS would also forget that there is any: whoever reads next would get a ValueError.
                     socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
