@@ -21,13 +21,13 @@ from repl.model.errors import BadInput
 from repl.model.record import Registration
 from repl.partition import Partition
 from repl.positions import Position
-from repl.proposal import WriteLimits
 from repl.replog.log import FileLog
 from repl.runtime import Runtime
 from repl.store.leveldb import LevelStore
 from repl.transport.links import ClusterLinks
 from repl.transport.port import Delivery
 from repl.transport.tls import LinkTls
+from repl.write_limits import WriteLimits
 
 FACTOR_OF_ENSEMBLE: Final = 3
 """replication.factor where none is set and an ensemble is named: a cluster of several nodes is meant."""

@@ -153,6 +153,7 @@ class Node(Parts):
         await self._register()
         self.controller.start()
         await self.property_book.start()
+        self.reaper.start()
         await self.queues.start()
         await self.sink.start()
         await self.listeners.start(self.face, self.admin)
@@ -183,6 +184,7 @@ class Node(Parts):
                 self.coordinator.metrics,
                 self.links.metrics,
                 self.queues.metrics,
+                self.reaper.metrics,
                 self.sink.metrics,
                 self.fullsync.metrics,
                 self.listeners.samples,
@@ -279,6 +281,7 @@ class Node(Parts):
         await self.listeners.drain()
         await self.sink.stop()
         await self.queues.stop()
+        await self.reaper.stop()
         await self.property_book.stop()
         await self.controller.resign()
         await self.runtime.resign(STOP_TIMEOUT_S)

@@ -30,10 +30,13 @@ from node.http.listeners import Listeners, published
 from node.live_options import LiveOptions
 from node.locks import Locks
 from node.property_office import PropertyOffice
+from node.queue_gathering import QueueGathering
 from node.sink_gathering import SinkGathering
 from node.telemetry_gathering import TelemetryGathering
 from node.timesource import SystemTime
+from queues.acts import QueueActs
 from queues.registry import SourceQueues
+from queues.settled import QueuesSettled
 from repl.controller import Controller
 from repl.coordinator import Coordinator
 from repl.identity import Identity
@@ -42,6 +45,7 @@ from repl.metastore.port import Metastore, SessionState
 from repl.model.errors import NotReady
 from repl.model.record import PartitionRecord, Registration
 from repl.properties import PropertyBook
+from repl.reaping import Reaper
 from repl.registering import Registrar
 from repl.replog.log import FileLog
 from repl.routes import UnknownBucketType
@@ -149,15 +153,19 @@ class Parts:
         )
         self.telemetry = TelemetryGathering(node=name, request=self.links.request, runtime=self.runtime)
         self.sink_gathering = SinkGathering(node=name, request=self.links.request, sink=lambda: self.sink)
+        self.queue_gathering = QueueGathering(node=name, request=self.links.request, acts=lambda: self.queue_acts)
         self.fullsync = self._build_fullsync()
         self.runtime.hooks.append(self.fullsync.trees)
-        gatherings = (self.gathering, self.telemetry, self.sink_gathering, self.fullsync)
+        gatherings = (self.gathering, self.telemetry, self.sink_gathering, self.queue_gathering, self.fullsync)
         for part in (self.coordinator, self.controller, self.leaderships, *gatherings):
             switchboard.add(part.request_handlers())
         self.queues = SourceQueues(
             settings.queues,
+            node=name,
+            enabled=settings.source.enabled,
             store=self.store,
             cursors=self.coordinator,
+            kv=self.coordinator,
             metastore=metastore,
             cluster_uuid=self.cluster_uuid,
             cluster_name=settings.node.cluster,
@@ -166,6 +174,19 @@ class Parts:
             read_pool=self.read_pool,
         )
         self.runtime.hooks.append(self.queues)
+        self.queue_acts = QueueActs(self.queues, self.store, self.read_pool)
+        self.reaper = Reaper(
+            self.runtime,
+            links=self.links,
+            routes=self.coordinator.routes,
+            read_pool=self.read_pool,
+            limits=write_limits_of(settings),
+            properties_of=self.property_book.of_type,
+            settled=QueuesSettled(self.queues.machines, self.store),
+            request_timeout_ms=settings.listen.request_timeout_ms,
+        )
+        self.property_book.on_change.append(self.reaper.properties_changed)
+        switchboard.add(self.reaper.request_handlers())
         self.coordinator.owed = self.queues.owed
         self.sink = Sink(
             settings.sink,

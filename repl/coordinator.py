@@ -35,7 +35,7 @@ from repl.model.requests import (
     Written,
 )
 from repl.partition import Partition, PendingGroup, Waiter
-from repl.proposal import Owed, Proposal, WriteLimits, nothing_owed
+from repl.proposal import Owed, Proposal, nothing_owed
 from repl.reading import Reading, answer_bytes, confirm_refusals, not_led
 from repl.routes import Routes
 from repl.runtime import Runtime
@@ -44,6 +44,7 @@ from repl.store.requests import request_name
 from repl.tally import Tally
 from repl.telemetry import Sample
 from repl.transport.port import Links
+from repl.write_limits import WriteLimits
 
 
 class _Item(NamedTuple):
@@ -82,12 +83,12 @@ class Coordinator:
         self._limits = limits
         self._properties_of = properties_of
         self._key_limit_bytes = key_limit_bytes
-        self._routes = Routes()
+        self.routes = Routes()
         self._forwarding = Forwarding(links, request_timeout_ms=request_timeout_ms, body_limit_bytes=limits.entry_bytes)
         self._reading = Reading(
-            runtime, self._routes, self._forwarding, Isolation(read_isolation), answer_bytes(limits.entry_bytes)
+            runtime, self.routes, self._forwarding, Isolation(read_isolation), answer_bytes(limits.entry_bytes)
         )
-        self._listing = Listing(runtime, self._routes, self._forwarding, read_pool)
+        self._listing = Listing(runtime, self.routes, self._forwarding, read_pool)
         self._inbox: dict[int, list[_Item]] = {}
         self._expiry = Expiry(request_timeout_ms)
         self._pending_requests: dict[int, dict[bytes, int]] = {}
@@ -101,7 +102,7 @@ class Coordinator:
 
     def learn_records(self, records: Mapping[int, PartitionRecord]) -> None:
         """Take the map of all partitions, here or not; whenever records change."""
-        self._routes.learn(records)
+        self.routes.learn(records)
 
     def set_read_isolation(self, default: Isolation, of_types: Mapping[bytes, Isolation]) -> None:
         """What a read gets that does not say: by bucket type, `default` for all others."""
@@ -119,7 +120,7 @@ class Coordinator:
         """See `repl.model.ports.AfterApply`: what was pending is dropped, or applied by another leader."""
         self._pending_requests.pop(partition, None)
         if leading:
-            self._routes.wake()
+            self.routes.wake()
 
     def request_handlers(self) -> dict[str, Handler]:
         """What this node answers to others of its cluster, by method; of the partitions that it leads, never by
@@ -194,12 +195,12 @@ class Coordinator:
         async def ask_again(slots: Sequence[int]) -> list[object]:
             return await self._submit([requests[slot] for slot in slots])
 
-        await self._routes.settle(results, ask_again)
+        await self.routes.settle(results, ask_again)
         self._tally.answered(results)
 
     async def write_cursor(self, partition: int, queue: bytes, payload: bytes) -> int:
         """See CursorWriter.write_cursor."""
-        refused: IsthmusError | None = not_led(self._runtime, self._routes, partition)
+        refused: IsthmusError | None = not_led(self._runtime, self.routes, partition)
         if refused is not None:
             raise refused
         place = self._runtime.partitions[partition]
@@ -238,7 +239,7 @@ class Coordinator:
         """Put each item into its partition's inbox, or on its way to the leader; the future brings all answers, in
         order."""
         waiter = Waiter(self._loop.create_future(), len(requests))
-        inbox, routes, partitions = self._inbox, self._routes, self._runtime.partitions
+        inbox, routes, partitions = self._inbox, self.routes, self._runtime.partitions
         targets: dict[int, list[_Item] | _Away | IsthmusError] = {}
         away: dict[str, _Away] = {}
         # `_drain` releases a request once for each partition that it touches, a forwarded part once.
@@ -281,7 +282,7 @@ class Coordinator:
 
     def _elsewhere(self, partition: int, away: dict[str, _Away] | None) -> _Away | IsthmusError:
         """Where items of a partition go that is not led here: to its leader, or nowhere."""
-        refused = not_led(self._runtime, self._routes, partition)
+        refused = not_led(self._runtime, self.routes, partition)
         assert refused is not None
         if away is not None and isinstance(refused, NotLeader) and refused.leader is not None:
             return away.setdefault(refused.leader, _Away([], []))
@@ -315,7 +316,7 @@ class Coordinator:
     def _propose(self, partition: Partition, items: list[_Item]) -> None:
         """Make entries of `items` and append them together; note who waits for what."""
         waiting: dict[int, tuple[Waiter, list[int], int]] = {}
-        refused: IsthmusError | None = not_led(self._runtime, self._routes, partition.id)
+        refused: IsthmusError | None = not_led(self._runtime, self.routes, partition.id)
         if refused is not None:
             _refuse(items, refused)
             return

@@ -18,11 +18,11 @@ import structlog
 
 from repl.isr import effects as fx
 from repl.isr.epochs import cut, epoch_at
-from repl.isr.messages import FarAsk, FarRows, FarState
+from repl.isr.messages import FarAsk, FarRows, FarState, HelloRefused, Refusal
 from repl.model.errors import LocalFault
 from repl.model.ports import TimeSource
 from repl.partition import Partition
-from repl.store.port import Chunk, Snapshot, StateChunk, Store
+from repl.store.port import REAPED, Chunk, Snapshot, StateChunk, Store
 from repl.telemetry import Sample
 from repl.transport.port import Links
 
@@ -97,6 +97,10 @@ class FarServing:
                 if _stale(partition, asked):
                     continue
                 chunk = await self._loop.run_in_executor(self._pool, self._read, partition.id, of, asked)
+                if chunk is None:
+                    refused = HelloRefused(asked.epoch, asked.nonce, Refusal.AHEAD, partition.log_start)
+                    self._links.send(to, partition.id, refused, live=False)
+                    continue
                 if not _stale(partition, asked) and await self._room(to):
                     self._send(partition, to, of, asked, chunk)
                     if isinstance(chunk, Chunk) and of.asked is None:
@@ -106,15 +110,21 @@ class FarServing:
         finally:
             of.task = None
 
-    def _read(self, partition: int, of: _Round, asked: FarAsk) -> Chunk | StateChunk:
+    def _read(self, partition: int, of: _Round, asked: FarAsk) -> Chunk | StateChunk | None:
         """In the thread: the chunk that was asked for, of this round's snapshot or, where it was of another, of a new
-        round's, which goes on from the follower's position."""
+        round's, which goes on from the follower's position. None where a tombstone was reaped at or above that: no row
+        tells it, so the follower must begin with an empty copy (R-REAP)."""
         snapshot = of.snapshot
         other = snapshot is not None and asked.end not in (0, snapshot.end.offset)
         if snapshot is None or other or asked.position > snapshot.end.offset or (of.sent_all and not asked.end):
             if snapshot is not None:
                 snapshot.close()
-            snapshot = of.snapshot = self._store.far.snapshot(partition)
+                of.snapshot = of.ahead = None
+            snapshot = self._store.far.snapshot(partition)
+            if 0 < asked.position <= self._store.cursor(partition, REAPED).entry_offset:
+                snapshot.close()
+                return None
+            of.snapshot = snapshot
             of.sent_all, of.ahead = False, None
             of.end = snapshot.end.offset
             self.rounds_begun += 1

@@ -15,6 +15,7 @@ from repl.isr.effects import Role
 from repl.isr.replica import Replica
 from repl.model.entry import Entry
 from repl.model.record import PartitionRecord
+from repl.reaped_pushes import ReapedPushes
 from repl.soft_cursors import SoftCursors
 from repl.unapplied import Unapplied
 
@@ -78,6 +79,7 @@ class Partition:
         "partition_count",
         "pending_rows",
         "reads",
+        "reaped_pushes",
         "replica",
         "soft",
         "trouble",
@@ -104,6 +106,7 @@ class Partition:
         """(end, when) of what was committed and is not applied; `repl.entry_times` keeps it."""
         self.reads: dict[int, asyncio.Future[None]] = {}
         """Committed reads that wait for the core's word, by token."""
+        self.reaped_pushes = ReapedPushes()
         self.soft = SoftCursors()
         self.trouble = ""
         """What keeps this replica from its work that the core does not know of: "code: sentence"."""

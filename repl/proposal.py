@@ -24,28 +24,29 @@ from repl.model.entry import (
     leaf,
     make_entry,
 )
-from repl.model.errors import BadInput, CodecError, Corruption, TooLarge
+from repl.model.errors import BadInput, CodecError, Corruption, Retryable, TooLarge
 from repl.model.keys import Key
 from repl.model.objects import Object, Summary, decode_object, merge, seal, summarize_encoded
-from repl.model.properties import Properties, TypeProperties
+from repl.model.properties import TypeProperties
 from repl.model.requests import REQUEST_ID_BYTES_MAX, PushItem, PushOutcome, PushResult, WriteRequest, Written
 from repl.model.siblings import resolved, written
 from repl.model.vclock import Clock, counter_of, decode_clock, descends, offset_of, pack_counter
 from repl.partition import Partition
-from repl.store.port import Store
+from repl.store.port import REAPED, Store
 from repl.store.requests import request_name
-
-
-class TooManySiblings(BadInput):
-    """The write would leave more siblings than limits.siblings; read, resolve, and write with the context."""
-
-    reason = "too-many-siblings"
+from repl.write_limits import Warned, WriteLimits, check_siblings, check_size, note_siblings
 
 
 class ForgedClock(BadInput):
     """A clock from another cluster that has seen writes of this one which were never made."""
 
     reason = "forged-clock"
+
+
+class StalePush(Retryable):
+    """The key was reaped here, and the push may be from before: it must be fetched again."""
+
+    reason = "stale-push"
 
 
 Owed = Callable[[int, int, bytes], bool]
@@ -55,30 +56,6 @@ Owed = Callable[[int, int, bytes], bool]
 def nothing_owed(_partition: int, _offset: int, _pusher: bytes) -> bool:
     """Where no queue gives anything to anybody."""
     return False
-
-
-class WriteLimits(NamedTuple):
-    """Limits of one write, from the settings."""
-
-    object_bytes: int
-    sibling_count: int
-    entry_bytes: int
-    """Longest entry, so the largest object with all its siblings, that other nodes take."""
-
-    object_warn_bytes: int = 0
-    """Larger values are reported; 0: none."""
-
-    sibling_warn_count: int = 0
-    """Objects with more siblings are reported; 0: none."""
-
-
-class Warned(NamedTuple):
-    """An object that was taken although it is above what is sound: `what` is "object-size" or "siblings"."""
-
-    what: str
-    key: Key
-    found: int
-    limit: int
 
 
 class _Current(NamedTuple):
@@ -129,7 +106,7 @@ class Proposal:
         place = (bucket, key)
         entry = self.fresh.get(place) or self._partition.pending_rows.get(place)
         if entry is not None:
-            return _Current(decode_key_row(entry.row), entry)
+            return None if entry.kind == EntryKind.REAP else _Current(decode_key_row(entry.row), entry)
         row = self._store.key_row(self._partition.id, hash64, bucket, key)
         return None if row is None else _Current(decode_key_row(row), None)
 
@@ -148,7 +125,7 @@ class Proposal:
         """(answer, offset below which all must be applied before it may be given; 0 for at once)."""
         key, content, context, request_id, _, condition = request
         properties = self._properties.of(key.bucket)
-        self._check_size(len(content.value), key, properties)
+        check_size(len(content.value), key, self._limits, properties, self.warned)
         current = self._current(hash64, key.bucket, key.key)
         if request_id:
             if len(request_id) > REQUEST_ID_BYTES_MAX:
@@ -182,39 +159,12 @@ class Proposal:
                 obj = written(Object(clock, ()), context or clock, content, dot, self._now_ms, properties)
             else:
                 obj = written(self._object(current, key), context or (), content, dot, self._now_ms, properties)
-                refused = self._check_siblings(len(obj.siblings), key, properties)
+                refused = check_siblings(len(obj.siblings), key, self._limits, properties, self.warned)
                 if refused is not None:
                     return refused, _rests_on(current)
         encoded, summary = seal(obj)
         self._append(key, hash64, current, encoded, summary, self._own, request_id)
         return Written(encoded, summary.clock, summary.sibling_count), offset + 1
-
-    def _check_size(self, size: int, key: Key, properties: Properties) -> None:
-        limit, name = self._limits.object_bytes, "limits.object_size"
-        if 0 < properties.max_object_bytes < limit:
-            limit, name = properties.max_object_bytes, f"max_object_size of bucket {key.bucket!r}"
-        if size > limit:
-            raise TooLarge(f"value of {size} bytes, {name} is {limit}")
-        warn = properties.warn_object_bytes or self._limits.object_warn_bytes
-        if 0 < warn < size:
-            self.warned.append(Warned("object-size", key, size, warn))
-
-    def _check_siblings(self, count: int, key: Key, properties: Properties) -> TooManySiblings | None:
-        limit, name = self._limits.sibling_count, "limits.siblings"
-        if 0 < properties.max_siblings < limit:
-            limit, name = properties.max_siblings, f"max_siblings of bucket {key.bucket!r}"
-        if count > limit:
-            return TooManySiblings(
-                f"the write would make {count} siblings, {name} is {limit}: read the key and write with its "
-                "X-Riak-Vclock"
-            )
-        self._note_siblings(count, key, properties)
-        return None
-
-    def _note_siblings(self, count: int, key: Key, properties: Properties) -> None:
-        warn = properties.warn_siblings or self._limits.sibling_warn_count
-        if 0 < warn < count:
-            self.warned.append(Warned("siblings", key, count, warn))
 
     def push(self, item: PushItem, hash64: int) -> tuple[object, int]:
         """As `write`, for a change from another cluster: kept as it is, or merged by causality."""
@@ -227,6 +177,8 @@ class Proposal:
         if self._partition.actor in summary.clock:
             self._check_ours(decode_clock(summary.clock))
         current = self._current(hash64, key.bucket, key.key)
+        if current is None and self._was_reaped(summary, hash64):
+            return StalePush("the key was reaped here: what is there now is to be fetched once more"), 0
         outcome = PushOutcome.APPLIED
         if current is not None:
             row = current.row
@@ -248,7 +200,7 @@ class Proposal:
                 properties = self._properties.of(key.bucket)
                 dot = (self._partition.actor, pack_counter(self._epoch, self._next))
                 merged = resolved(merged, dot, self._now_ms, properties)
-                self._note_siblings(len(merged.siblings), key, properties)
+                note_siblings(len(merged.siblings), key, self._limits, properties, self.warned)
                 payload, summary = seal(merged)
                 origin = self._own
                 outcome = PushOutcome.MERGED
@@ -259,6 +211,59 @@ class Proposal:
         offset = self._next
         self._append(key, hash64, current, payload, summary, origin, b"")
         return PushResult(outcome), offset + 1
+
+    def _was_reaped(self, summary: Summary, hash64: int) -> bool:
+        """Whether a push may be of a value that was reaped here (R-REAP): asked for keys that are not here."""
+        place = self._partition
+        if place.actor not in summary.clock or self._store.cursor(place.id, REAPED).entry_offset < 0:
+            return False
+        return not place.reaped_pushes.comes_again(hash64, summary.hash64)
+
+    def reap(self, key: Key, hash64: int, offset: int) -> bool:
+        """Remove the tombstone that the key has had since `offset`; False when that is not what it has any more."""
+        current = self._tombstone(key, hash64, offset)
+        if current is None:
+            return False
+        change = leaf(key.bucket, key.key, current.clock, current.hash64)
+        self._take(
+            make_entry(
+                EntryKind.REAP,
+                self._epoch,
+                self._next,
+                request_id=b"",
+                origin=self._own,
+                time_ms=self._now_ms,
+                key_hash=hash64,
+                leaf_change=change,
+                previous_offset=offset,
+                bucket=key.bucket,
+                key=key.key,
+            )
+        )
+        return True
+
+    def restate(self, key: Key, hash64: int, offset: int) -> bool:
+        """Write that tombstone once more, as it is, as a change of ours, so that every queue offers it; False as in
+        `reap`."""
+        row = self._tombstone(key, hash64, offset)
+        if row is None:
+            return False
+        current = _Current(row, None)
+        summary = Summary(row.clock, row.hash64, row.last_modified_ms, row.size_bytes, row.sibling_count, True)
+        self._append(key, hash64, current, self._bytes(current, key), summary, self._own, b"")
+        return True
+
+    def _tombstone(self, key: Key, hash64: int, offset: int) -> KeyRow | None:
+        """The key's row, if it is the tombstone of that offset, and applied."""
+        current = self._current(hash64, key.bucket, key.key)
+        if current is None or current.pending is not None:
+            return None
+        return current.row if current.row.tombstone and current.row.offset == offset else None
+
+    def _take(self, entry: Entry) -> None:
+        self._next = entry.offset + 1
+        self.entries.append(entry)
+        self.fresh[entry.bucket, entry.key] = entry
 
     def _known(self, request_id: bytes, hash64: int) -> int | None:
         """The offset of the entry by which this request took effect, pending or committed; None: not known."""
@@ -334,9 +339,7 @@ class Proposal:
                 f"the object with all its siblings would make an entry of {len(entry.wire)} bytes; other nodes take "
                 f"{self._limits.entry_bytes}"
             )
-        self._next = offset + 1
-        self.entries.append(entry)
-        self.fresh[bucket, name] = entry
+        self._take(entry)
         if request_id:
             self.fresh_requests[request_name(hash64, request_id)] = offset
 

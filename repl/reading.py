@@ -246,5 +246,5 @@ class Reading:
         if isolation is Isolation.UNCOMMITTED:
             entry = place.pending_rows.get((key.bucket, key.key))
             if entry is not None:
-                return entry.payload
+                return entry.payload or None  # a REAP entry has none
         return self._runtime.store.object(place.id, key.bucket, key.key)

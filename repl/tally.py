@@ -10,8 +10,9 @@ from typing import Final
 import structlog
 
 from repl.model.errors import IsthmusError, OutcomeUnknown, Retryable
-from repl.proposal import Proposal, Warned
+from repl.proposal import Proposal
 from repl.telemetry import Sample
+from repl.write_limits import Warned
 
 log = structlog.get_logger(__name__)
 

@@ -24,6 +24,7 @@ from config.rules import check_peer_url
 from node.cli.credentials import access_from, credential_options
 from node.cli.exits import CommandFailed, Exit
 from node.cli.output import echo_json, moment, output_option, printable
+from node.cli.reap import reap
 from node.cli.remote import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, cause
 from repl.transport.http_client import OPEN, Access, session
 
@@ -173,6 +174,9 @@ CLOCK: Final = click.option(
 @click.group("kv")
 def kv_group() -> None:
     """Get, put, delete and list values."""
+
+
+kv_group.add_command(reap)
 
 
 @kv_group.command("get")

@@ -41,7 +41,7 @@ class EntryKind(IntEnum):
     CURSOR = 4
     """Moves a queue's cursor by a rule or an operator's act; payload: its state."""
     REAP = 5
-    """Removes a tombstone; nothing makes one yet."""
+    """Removes the tombstone that was written at `previous_offset` (`repl.reaping`)."""
 
 
 class Entry(NamedTuple):

@@ -70,3 +70,14 @@ class CursorWriter(Protocol):
 
     def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:
         """Let `payload` travel with the partition's next apply batch, or alone within a second."""
+
+
+class Settled(Protocol):
+    """What the floor of the queues knows of tombstones (`queues.settled`); asked by whoever reaps (R-REAP)."""
+
+    def offers(self, bucket_type: bytes, bucket: bytes) -> bool:
+        """Whether some queue offers changes of this bucket to another cluster."""
+
+    def waits(self, partition: int, offset: int, bucket_type: bytes, bucket: bytes) -> str:
+        """Which queue still needs what was written at `offset`, in a sentence; "" when none does: of every queue that
+        offers the bucket all changes up to there are acknowledged, and it lies in no recorded gap."""

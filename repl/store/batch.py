@@ -12,13 +12,14 @@ from typing import Final, Protocol
 
 from repl.model.entry import EntryKind
 from repl.store import rows
-from repl.store.port import PartitionStep
+from repl.store.port import REAPED, PartitionStep
 from repl.store.progress import End, Progress
 from repl.store.requests import RequestWindows, request_name
 from repl.store.rows import Position, Prefixes
 
 _DATA: Final = int(EntryKind.DATA)
 _CURSOR: Final = int(EntryKind.CURSOR)
+_REAP: Final = int(EntryKind.REAP)
 _PLAIN: Final = frozenset((int(EntryKind.BARRIER), int(EntryKind.CONFIG)))
 
 
@@ -87,6 +88,12 @@ def fill(
                     put(request_prefix + number, name)
             elif kind == _CURSOR:
                 put(cursor_prefix + key, pack_u64(offset) + payload)
+            elif kind == _REAP:
+                tail = rows.bucket_head(entry_bucket) + key
+                delete(object_prefix + tail)
+                delete(key_prefix + (hash64 >> 44).to_bytes(3, "big") + tail)
+                delete(change_prefix + pack_u64(previous))
+                put(cursor_prefix + REAPED, pack_u64(offset))
             else:
                 assert kind in _PLAIN, kind
         for gone in window.trim(expected - requests.offset_count):

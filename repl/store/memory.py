@@ -16,7 +16,7 @@ from threading import RLock
 from repl.model.entry import NO_OFFSET, EntryKind
 from repl.model.keys import key_hash, segment_of
 from repl.store.memory_far import MemoryFar
-from repl.store.port import Applied, Change, Cursor, ListedKey, PartitionStep, Prepared
+from repl.store.port import REAPED, Applied, Change, Cursor, ListedKey, PartitionStep, Prepared
 from repl.store.progress import Progress
 from repl.store.requests import WINDOW_OFFSETS, RequestWindows, request_name
 from repl.store.rows import Position
@@ -112,6 +112,14 @@ class MemoryStore:
                     kept.marks.append((mark_s, e.offset))
                 if e.request_id:
                     self._requests.of(step.partition).add(e.offset, request_name(e.key_hash, e.request_id))
+            elif e.kind == EntryKind.REAP:
+                name = (e.bucket, e.key)
+                if kept.objects.pop(name, None) is not None:
+                    del kept.key_rows[name]
+                    del kept.names[bisect_left(kept.names, name)]
+                if kept.changes.pop(e.previous_offset, None) is not None:
+                    del kept.change_offsets[bisect_left(kept.change_offsets, e.previous_offset)]
+                kept.cursors[REAPED] = (e.offset, b"")
             else:
                 assert e.kind in (EntryKind.BARRIER, EntryKind.CONFIG), e.kind
         self._requests.of(step.partition).trim(last.offset + 1 - self._requests.offset_count)

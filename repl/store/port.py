@@ -14,6 +14,10 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from repl.model.entry import Entry
 
+REAPED: Final = b"\0reaped"
+"""The row, among the cursors, of the partition's last REAP entry, whose offset it has; no queue has such a name. It
+goes to a follower that is far with the cursors."""
+
 
 class Applied(NamedTuple):
     """How far a partition is applied: all entries below `offset`, the last of them in `epoch`."""

@@ -21,9 +21,10 @@ from repl.model.keys import Key, key_hash, partition_index
 from repl.model.record import Incarnation, PartitionRecord
 from repl.model.vclock import actor_of
 from repl.partition import PendingGroup
-from repl.proposal import WriteLimits
+from repl.reaped_pushes import ReapedPushes
 from repl.store.memory import MemoryStore
 from repl.store.port import PartitionStep, Store
+from repl.write_limits import WriteLimits
 
 UUID = b"east-cluster-016"
 OTHER = b"west-cluster-016"
@@ -40,6 +41,7 @@ class Core:
     leo: int = 0
     applied: int = 0
     reason: str = "idle: nothing was said"
+    record: PartitionRecord | None = None
 
 
 @dataclass
@@ -53,6 +55,7 @@ class Place:
     pending: list[Entry] = field(default_factory=list)
     pending_rows: dict[tuple[bytes, bytes], Entry] = field(default_factory=dict)
     groups: deque[PendingGroup] = field(default_factory=deque)
+    reaped_pushes: ReapedPushes = field(default_factory=ReapedPushes)
 
 
 class Clock:

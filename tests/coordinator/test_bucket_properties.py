@@ -13,7 +13,7 @@ from repl.model.objects import Content, Object, decode_object, encode_object, wr
 from repl.model.properties import DEFAULTS, Properties, TypeProperties
 from repl.model.requests import PushItem, PushOutcome, WriteRequest
 from repl.model.vclock import actor_of, decode_clock, pack_counter
-from repl.proposal import TooManySiblings
+from repl.write_limits import TooManySiblings
 from tests.coordinator.pair import OTHER, Cluster, cluster, keys_of
 
 (KEY,) = keys_of(0, 1)

@@ -12,7 +12,7 @@ from repl.model.errors import BadInput, IsthmusError, OutcomeUnknown, TooFewInSy
 from repl.model.keys import Key
 from repl.model.objects import TOMBSTONE, Content, decode_object
 from repl.model.requests import WriteRequest, Written
-from repl.proposal import TooManySiblings
+from repl.write_limits import TooManySiblings
 from repl.store.leveldb import LevelStore
 from tests.coordinator.pair import UUID, Cluster, cluster, key_of, keys_of
 

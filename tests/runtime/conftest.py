@@ -26,13 +26,13 @@ from repl.model.errors import BadInput
 from repl.model.record import PartitionRecord, Registration
 from repl.partition import Partition
 from repl.positions import Position
-from repl.proposal import WriteLimits
 from repl.registering import Registrar
 from repl.replog.files import SystemFiles
 from repl.replog.log import FileLog
 from repl.runtime import Runtime
 from repl.settling import settle
 from repl.store.leveldb import LevelStore
+from repl.write_limits import WriteLimits
 from tests.runtime.wires import MemoryLinks, Wires
 
 UUID = b"east-cluster-016"

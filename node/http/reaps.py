@@ -1,0 +1,45 @@
+"""The admin face's reaping: what waits, and one key's tombstone removed. Decided by `repl.reaping`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from node.http.asgi import Request, json_reply
+from node.http.router import Router, decode_segment
+from node.http.statuses import Refused, Reply
+from node.http.wishes import text, wish_of
+from repl.model.keys import DEFAULT_BUCKET_TYPE, Key
+
+if TYPE_CHECKING:
+    from node.daemon import Node
+
+REAP_KEYS: Final = frozenset({"bucket_type", "bucket", "key"})
+
+
+class ReapsAdmin:
+    """Routes over the tombstones of a running node."""
+
+    def __init__(self, node: Node, router: Router[Callable[..., Any]]) -> None:
+        self._node = node
+        router.add("GET", "/admin/reaps", self.listed)
+        router.add("POST", "/admin/reaps", self.reap)
+
+    async def listed(self, _request: Request) -> Reply:
+        """Each partition led here whose buckets reap: how many tombstones wait, and why the oldest that is due does."""
+        return json_reply({"node": self._node.settings.node.name, "partitions": self._node.reaper.shown()})
+
+    async def reap(self, request: Request) -> Reply:
+        """Reap one key; names are percent-encoded."""
+        wish = await wish_of(request, REAP_KEYS)
+        bucket, key = text(wish, "bucket"), text(wish, "key")
+        if not bucket or not key:
+            raise Refused(400, "bad-json", "bucket and key are needed, percent-encoded where they are no plain text")
+        kind = text(wish, "bucket_type")
+        name = Key(DEFAULT_BUCKET_TYPE if kind is None else kind.encode(), _bytes(bucket), _bytes(key))
+        reaped = await self._node.reaper.ask(name)
+        return json_reply({"outcome": reaped.outcome, "reason": reaped.reason})
+
+
+def _bytes(segment: str) -> bytes:
+    return decode_segment(segment.replace("+", "%2B").encode())

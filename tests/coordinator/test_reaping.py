@@ -1,0 +1,289 @@
+"""Tombstones are reaped when their time has come and nobody can need them; whoever waits is told for whom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from repl import reaping
+from repl.model.entry import EntryKind
+from repl.model.errors import OutcomeUnknown
+from repl.model.keys import Key
+from repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, write
+from repl.model.properties import DEFAULTS, Properties, TypeProperties
+from repl.model.record import Member, PartitionRecord
+from repl.model.requests import Isolation, PushItem, PushOutcome, WriteRequest
+from repl.model.vclock import actor_of, pack_counter
+from repl.reaping import Reaper
+from repl.store.port import REAPED
+from tests.coordinator.pair import LIMITS, OTHER, Cluster, cluster, keys_of
+
+KEY, SECOND, THIRD = keys_of(0, 3)
+IMMEDIATE = DEFAULTS._replace(reap_after_ms=0)
+
+
+@dataclass
+class Queues:
+    """What the floor of the queues says."""
+
+    offering: bool = False
+    waiting: str = ""
+    asked: list[int] = field(default_factory=list)
+
+    def offers(self, _bucket_type: bytes, _bucket: bytes) -> bool:
+        return self.offering
+
+    def waits(self, _partition: int, offset: int, _bucket_type: bytes, _bucket: bytes) -> str:
+        self.asked.append(offset)
+        return self.waiting
+
+
+@dataclass
+class World:
+    """A cluster of two nodes, each with its reaper."""
+
+    made: Cluster
+    reapers: dict[str, Reaper]
+    queues: Queues
+    kind: TypeProperties = field(default_factory=lambda: TypeProperties(DEFAULTS, {}))
+
+    async def delete(self, key: Key = KEY) -> None:
+        coordinator = self.made.coordinators["n1"]
+        await coordinator.write(WriteRequest(key, Content(b"v")))
+        await coordinator.write(WriteRequest(key, TOMBSTONE))
+
+    def in_store(self, key: Key = KEY) -> Object | None:
+        data = self.made.store.object(0, key.bucket, key.key)
+        return None if data is None else decode_object(data)
+
+    async def gone(self, *keys: Key) -> None:
+        async with asyncio.timeout(10):
+            while any(self.in_store(key) is not None for key in keys or (KEY,)):
+                await asyncio.sleep(0.005)
+
+    async def until_it_waits(self, text: str) -> None:
+        async with asyncio.timeout(10):
+            while not any(text in str(row["waits"]) for row in self.reapers["n1"].shown()):
+                await asyncio.sleep(0.005)
+
+    def sync(self, *nodes: str) -> None:
+        """Let just these of n1 and n2 be in sync."""
+        isr = frozenset(Member(node, 1) for node in nodes)
+        record = PartitionRecord(0, "default", 0, 4, ("n1", "n2"), isr=isr)
+        self.made.runtimes["n1"].partitions[0].replica.record = record
+
+
+@asynccontextmanager
+async def world(kind: Properties = DEFAULTS, **buckets: Properties) -> AsyncIterator[World]:
+    with ThreadPoolExecutor(1) as pool:
+        async with cluster() as made:
+            queues = Queues()
+            found = World(made, {}, queues, TypeProperties(kind, {n.encode(): p for n, p in buckets.items()}))
+            for node, runtime in made.runtimes.items():
+                reaper = found.reapers[node] = Reaper(
+                    runtime,  # type: ignore[arg-type]
+                    links=made.wire.of(node),
+                    routes=made.coordinators[node].routes,
+                    read_pool=pool,
+                    limits=LIMITS,
+                    properties_of=lambda _type: found.kind,
+                    settled=queues,
+                    request_timeout_ms=1_000,
+                )
+                made.wire.handlers[node] = {**made.wire.handlers[node], **reaper.request_handlers()}
+                reaper.leadership(0, node == "n1", 0)
+                reaper.start()
+            found.sync("n1", "n2")
+            try:
+                yield found
+            finally:
+                for reaper in found.reapers.values():
+                    await reaper.stop()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaping, "TICK_S", 0.005)
+
+
+def test_a_tombstone_is_reaped_by_an_entry_of_the_log() -> None:
+    """Object, key row and change row are gone, the entry's offset is noted, and the key can be written anew."""
+
+    async def story() -> None:
+        async with world(IMMEDIATE) as w:
+            await w.delete()
+            await w.gone()
+            assert w.made.store.changes(0, 0, 100) == []
+            assert w.made.store.cursor(0, REAPED).entry_offset == 3
+            assert await w.made.coordinators["n2"].get(KEY) is None
+            written = await w.made.coordinators["n1"].write(WriteRequest(KEY, Content(b"again")))
+            assert [s.value for s in decode_object(written.payload).siblings] == [b"again"]
+            assert len(w.made.store.changes(0, 0, 100)) == 1
+
+    asyncio.run(story())
+
+
+def test_tombstones_are_kept_unless_their_bucket_says_otherwise() -> None:
+    """`keep` is the default; a bucket's own delete_mode counts for it alone; values are never touched."""
+
+    async def story() -> None:
+        (mine,) = keys_of(0, 1, b"mine")
+        async with world(mine=IMMEDIATE) as w:
+            await w.delete()
+            await w.delete(mine)
+            await w.made.coordinators["n1"].write(WriteRequest(mine._replace(key=b"live" + mine.key), Content(b"v")))
+            await w.gone(mine)
+            found = w.in_store()
+            assert found is not None
+            assert found.deleted
+
+    asyncio.run(story())
+
+
+def test_a_tombstone_waits_for_its_delay_for_replicas_and_for_queues() -> None:
+    """Each obstacle is told by name; the last to go lets the tombstone go."""
+
+    async def story() -> None:
+        async with world(DEFAULTS._replace(reap_after_ms=1_000)) as w:
+            w.sync("n1")
+            w.queues.offering, w.queues.waiting = True, "queue to-west: acknowledged below offset 1"
+            await w.delete()
+            await asyncio.sleep(0.05)
+            assert w.reapers["n1"].shown() == [{"partition": 0, "tombstones": 1, "waits": ""}], "its delay is not over"
+            w.kind = TypeProperties(IMMEDIATE, {})
+            await w.until_it_waits("replica n2 is not in sync")
+            w.sync("n1", "n2")
+            await w.until_it_waits("queue to-west: acknowledged below offset 1")
+            assert set(w.queues.asked) == {2}
+            assert w.in_store() is not None
+            w.queues.waiting = ""
+            await w.gone()
+
+    asyncio.run(story())
+
+
+def test_what_was_deleted_before_is_found_by_a_walk() -> None:
+    """Properties that change, and a new leader, find tombstones that apply told nobody of."""
+
+    async def story() -> None:
+        async with world() as w:
+            for key in (KEY, SECOND, THIRD):
+                await w.delete(key)
+            await asyncio.sleep(0.03)
+            assert w.in_store() is not None
+            w.kind = TypeProperties(IMMEDIATE, {})
+            w.reapers["n1"].properties_changed()
+            await w.gone(KEY, SECOND, THIRD)
+
+    asyncio.run(story())
+
+
+def test_more_tombstones_than_are_remembered_are_reaped_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound they are left, and found by a later walk."""
+    monkeypatch.setattr(reaping, "CANDIDATES_MAX", 1)
+    monkeypatch.setattr(reaping, "WALK_PAUSE_S", 0.01)
+
+    async def story() -> None:
+        async with world(IMMEDIATE) as w:
+            w.queues.waiting = "queue q: waits"
+            for key in (KEY, SECOND, THIRD):
+                await w.delete(key)
+            assert w.reapers["n1"].shown()[0]["tombstones"] == 1
+            w.queues.waiting = ""
+            await w.gone(KEY, SECOND, THIRD)
+
+    asyncio.run(story())
+
+
+def test_another_clusters_tombstone_is_first_offered_by_our_queues() -> None:
+    """Where there are queues it is written once more, unchanged but for its origin, and reaped by that offset."""
+
+    async def story() -> None:
+        async with world(IMMEDIATE) as w:
+            w.queues.offering, w.queues.waiting = True, "queue q: waits"
+            dot = (actor_of(OTHER, 0), pack_counter(1, 1))
+            theirs = encode_object(write(None, (), TOMBSTONE, dot, 1))
+            await w.made.coordinators["n1"].push([PushItem(KEY, OTHER, theirs)])
+            await w.until_it_waits("queue q")
+            (change,) = w.made.store.changes(0, 0, 100)
+            assert (change.origin == OTHER, change.offset) == (False, 2)
+            assert w.made.store.object(0, KEY.bucket, KEY.key) == theirs
+            w.queues.waiting = ""
+            await w.gone()
+
+    asyncio.run(story())
+
+
+def test_one_key_is_reaped_when_an_operator_asks_at_any_node() -> None:
+    """The leader answers: reaped, what waits, or that there is no tombstone."""
+
+    async def story() -> None:
+        async with world() as w:
+            ask = w.reapers["n2"].ask
+            assert (await ask(KEY)).outcome == "no-tombstone"
+            await w.made.coordinators["n1"].write(WriteRequest(KEY, Content(b"v")))
+            assert "delete it first" in (await ask(KEY)).reason
+            await w.delete(SECOND)
+            w.queues.waiting = "queue q: waits"
+            assert await ask(SECOND) == ("waits", "queue q: waits")
+            w.queues.waiting = ""
+            assert (await ask(SECOND)).outcome == "reaped"
+            await w.gone(SECOND)
+            w.made.wire.lost.add("n1")
+            with pytest.raises(OutcomeUnknown):
+                await ask(KEY)
+
+    asyncio.run(story())
+
+
+def test_a_write_meets_a_reap_that_is_not_applied_as_nothing() -> None:
+    """While the REAP entry waits, the key reads and writes as absent, and nothing is resurrected."""
+
+    async def story() -> None:
+        async with world() as w:
+            await w.delete()
+            runtime = w.made.runtimes["n1"]
+            runtime.hold = True
+            assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
+            assert (await w.reapers["n1"].ask(KEY)).outcome == "waits"
+            assert await w.made.coordinators["n1"].get(KEY, Isolation.UNCOMMITTED) is None
+            asked = asyncio.ensure_future(w.made.coordinators["n1"].write(WriteRequest(KEY, Content(b"new"))))
+            await asyncio.sleep(0.01)
+            kinds = [entry.kind for entry in runtime.partitions[0].pending]
+            assert kinds == [EntryKind.REAP, EntryKind.DATA]
+            runtime.apply(runtime.partitions[0])
+            await asked
+            found = w.in_store()
+            assert found is not None
+            assert [s.value for s in found.siblings] == [b"new"]
+
+    asyncio.run(story())
+
+
+def test_a_push_of_a_reaped_key_is_taken_only_when_it_comes_again() -> None:
+    """What was fetched before the tombstone got to its source is refused as retryable, not stored; what comes again
+    after that was fetched anew, and counts. Keys that we never wrote come at once."""
+
+    async def story() -> None:
+        async with world() as w:
+            coordinator = w.made.coordinators["n1"]
+            written = await coordinator.write(WriteRequest(KEY, Content(b"old")))
+            stale = PushItem(KEY, OTHER, written.payload)
+            await coordinator.write(WriteRequest(KEY, TOMBSTONE))
+            assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
+            await w.gone()
+            (first,) = await coordinator.push([stale])
+            assert (first.outcome, getattr(first.error, "reason", "")) == (PushOutcome.FAILED, "stale-push")
+            assert w.in_store() is None
+            (second,) = await coordinator.push([stale])
+            assert second.outcome is PushOutcome.APPLIED
+            dot = (actor_of(OTHER, 0), pack_counter(1, 1))
+            new = PushItem(SECOND, OTHER, encode_object(write(None, (), Content(b"x"), dot, 1)))
+            assert (await coordinator.push([new]))[0].outcome is PushOutcome.APPLIED
+
+    asyncio.run(story())

@@ -1,0 +1,61 @@
+"""Which queue still needs a tombstone: by filter, cursor and gap, from what the store has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from queues.cursors import CursorState, encode_soft, encode_state
+from queues.gaps import Gap
+from queues.settled import QueuesSettled
+from repl.store.port import Cursor
+
+
+class Machine:
+    """A queue that offers one bucket."""
+
+    def offers(self, _bucket_type: bytes, bucket: bytes) -> bool:
+        return bucket == b"b"
+
+
+class Rows:
+    """The store's cursor rows."""
+
+    def __init__(self, state: CursorState | None, soft: int | None = None) -> None:
+        self.rows = Cursor(
+            5, None if state is None else encode_state(state), None if soft is None else encode_soft(5, soft)
+        )
+
+    def cursor(self, _partition: int, queue: bytes) -> Cursor:
+        assert queue == b"to-west"
+        return self.rows
+
+
+def waits(state: CursorState | None, soft: int | None = None, bucket: bytes = b"b") -> str:
+    settled: Any = QueuesSettled(lambda: {"to-west": Machine()}, Rows(state, soft))  # type: ignore[dict-item,arg-type]
+    assert settled.offers(b"t", b"b")
+    assert not settled.offers(b"t", b"c")
+    return str(settled.waits(3, 10, b"t", bucket))
+
+
+def test_a_queue_waits_until_its_cursor_has_passed() -> None:
+    """At the tombstone's own offset it waits, one further it does not, wherever the cursor was moved from."""
+    assert "no cursor in partition 3 yet" in waits(None)
+    assert (
+        waits(CursorState(10)) == "queue to-west: acknowledged below offset 10, the tombstone is at 10 of partition 3"
+    )
+    assert waits(CursorState(0), soft=10).startswith("queue to-west")
+    assert waits(CursorState(0), soft=11) == ""
+    assert waits(CursorState(11)) == ""
+
+
+def test_other_buckets_wait_for_nothing() -> None:
+    """A queue that does not offer the bucket is not asked."""
+    assert waits(None, bucket=b"c") == ""
+
+
+def test_a_gap_holds_a_tombstone_until_it_is_closed() -> None:
+    """What was given up was never acknowledged, wherever the cursor is."""
+    gap = Gap(8, 11, 1, 2, 0, "discard", "ann", "full")
+    assert "gap (discard)" in waits(CursorState(20, gaps=(gap,)))
+    assert waits(replace(CursorState(20), gaps=(gap._replace(end=10),))) == ""
