@@ -6,7 +6,6 @@ decides: it shows what the parts say and passes on what an operator wants. docs/
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
 from config.rules import check_name
@@ -18,12 +17,16 @@ from node.http.bucket_types import BucketTypesAdmin
 from node.http.health import add_health
 from node.http.leaderships import LeadershipsAdmin, glance
 from node.http.moves import MovesAdmin
+from node.http.openapi import add_openapi
 from node.http.options import OptionsAdmin
+from node.http.program import program_version
 from node.http.property_admin import PropertiesAdmin
+from node.http.queue_admin import QueueAdmin
+from node.http.reaps import ReapsAdmin
 from node.http.sink import SinkAdmin
 from node.http.statuses import Refused, Reply, refusal
 from node.http.telemetry import TelemetryAdmin
-from node.http.wishes import flag, initiator, text, wish_of
+from node.http.wishes import flag, text, wish_of
 from repl.controller import PlacementDiffers
 from repl.creation import DEFAULT_TYPE
 from repl.isr.replica_map import BadReplicaMap, checked_replica_map
@@ -37,14 +40,6 @@ ASSIGN_KEYS: Final = frozenset({"bucket_type", "partitions", "validate_only"})
 """What the body of an assignment may have: a replica map, and what to do with it."""
 
 
-def program_version() -> str:
-    """The installed version; "unknown" when run from a tree that was never installed."""
-    try:
-        return version("isthmus")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 class Admin(Face):
     """Routes over the parts of a running node."""
 
@@ -53,19 +48,19 @@ class Admin(Face):
         self._node = node
         self._gathering = gathering
         add_health(self.router, ready=node.ready, metrics=node.metrics.render)
+        add_openapi(self, "Isthmus: operators", program_version())
         router = self.router
         router.add("GET", "/admin/cluster", self.cluster)
         router.add("GET", "/admin/partitions", self.partitions)
         router.add("POST", "/admin/partitions/assign", self.partitions_assign)
-        router.add("GET", "/admin/queues", self.queues)
-        router.add("POST", "/admin/queues/{queue}/suspend", self.queue_suspend)
-        router.add("POST", "/admin/queues/{queue}/resume", self.queue_resume)
         BucketTypesAdmin(node, router)
         OptionsAdmin(node, router)
         PropertiesAdmin(node, router)
+        ReapsAdmin(node, router)
         ActsAdmin(node, gathering, router)
         LeadershipsAdmin(node, router)
         MovesAdmin(node, gathering, router)
+        QueueAdmin(node, router)
         SinkAdmin(node, router)
         TelemetryAdmin(node, router)
 
@@ -151,24 +146,3 @@ class Admin(Face):
         except PlacementDiffers as error:
             raise Refused(409, "placement-differs", str(error)) from error
         return json_reply({"outcome": outcome, "bucket_type": bucket_type, "partitions": len(replica_map)})
-
-    # -- queues ------------------------------------------------------------------------------------
-
-    async def queues(self, _request: Request) -> Reply:
-        """Every queue of this node."""
-        return json_reply({"queues": await self._node.queues.listing()})
-
-    async def queue_suspend(self, request: Request) -> Reply:
-        """Stop giving out references of a queue; its cursor waits."""
-        wish = await wish_of(request)
-        what = wish.get("what") or "serving"
-        if what != "serving":
-            raise Refused(400, "bad-input", f'what is {what!r}; this version suspends "serving"')
-        await self._node.queues.suspend(request.text("queue"), what, initiator(wish), str(wish.get("reason") or ""))
-        return await self.queues(request)
-
-    async def queue_resume(self, request: Request) -> Reply:
-        """Give out references again."""
-        wish = await wish_of(request)
-        await self._node.queues.resume(request.text("queue"), "serving", initiator(wish), str(wish.get("reason") or ""))
-        return await self.queues(request)

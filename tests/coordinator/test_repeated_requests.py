@@ -12,8 +12,8 @@ from repl.model.errors import BadInput, IsthmusError, OutcomeUnknown, TooFewInSy
 from repl.model.keys import Key
 from repl.model.objects import TOMBSTONE, Content, decode_object
 from repl.model.requests import WriteRequest, Written
-from repl.write_limits import TooManySiblings
 from repl.store.leveldb import LevelStore
+from repl.write_limits import TooManySiblings
 from tests.coordinator.pair import UUID, Cluster, cluster, key_of, keys_of
 
 KEY = key_of(0)
