@@ -303,8 +303,8 @@ def _order_of(placement: Placement, number: int | None) -> Order:
         return placement.orders[0]
     found = None if number is None else placement.order(number)
     if found is None:
-        which = "say which order is meant" if number is None and placement.orders else f"no order {number} is under way"
-        raise NoSuch(f"{which}: {numbers or 'none'} {'are' if len(placement.orders) != 1 else 'is'}")
+        what = "say which order is meant" if number is None else f"there is no order {number}"
+        raise NoSuch(f"{what}: under way are {numbers}" if numbers else "nothing is ordered")
     return found
 
 
@@ -349,6 +349,9 @@ async def remove_node(metastore: Metastore, node: str, by: str, *, dry_run: bool
         await change_placement(metastore, lambda placement: placement.without_drained([node]))
         if standing is not None:
             await metastore.delete(f"{STANDING_PATH}/{node}", standing.version)
+            if node in await metastore.registrations():  # it came back that very moment: it is known by this
+                await metastore.put(f"{STANDING_PATH}/{node}", standing.value, None)
+                raise StillNeeded(f"{node} has just come back: stop it first")
     except (Unavailable, Conflict) as error:
         raise NotReady(f"{node} was not removed: {error or 'it has just registered'}") from error
     except Ambiguous as error:
