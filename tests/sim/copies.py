@@ -141,6 +141,8 @@ class Copies:
             return
         self.world.counts["copy_deleted"] += 1
         disk.delete_copy(partition)
+        for zombie in process.node.processes:
+            zombie.replicas.pop(partition, None)
         record = self._records.get(partition)
         if record is not None and process.node.name in record.replicas:
             self._want(partition)
