@@ -28,7 +28,7 @@ MOVES_S = 90.0
 def admin(node: LabNode, method: str, path: str, wish: dict[str, Any] | None = None) -> dict[str, Any]:
     """What an operator asks of a node, which must answer it."""
     with session() as client:
-        url = f"http://{node.admin.address}:{node.admin.port}{path}"
+        url = f"http://{node.admin.host}:{node.admin.port}{path}"
         reply = client.request(method, url, json=wish, timeout=20)
     assert reply.status_code == 200, f"{path}: {reply.text}"
     found: dict[str, Any] = reply.json()

@@ -14,7 +14,6 @@ from typing import Final
 
 import pytest
 
-from repl.far_serving import PIN_MS
 from repl.model.keys import key_hash, partition_index
 from repl.replog.log import RESERVE_BYTES
 from tests.faults.campaign import staged
@@ -218,36 +217,6 @@ def test_rows_come_over_a_slow_link_while_clients_write(tmp_path: Path) -> None:
         read_all(lab.places, KEYS, history, random.Random(2), 20)
         for operations in history.keys.values():
             check(operations)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(250)
-def test_a_follower_that_stands_still_amid_its_rows_does_not_hold_the_log_for_ever(tmp_path: Path) -> None:
-    """While a follower that takes rows is paused for longer than its pin lives, its leaders' logs stay bounded and are
-    trimmed past it; when it goes on, it takes what is new and is in sync."""
-    with staged(tmp_path, ["replaced-disk"]) as stage:
-        lab, node = stage.lab, stage.lab.nodes["n3"]
-        stage.fill(8)
-        node.kill()
-        stage.empty(node)
-        stage.tell("/admin/options/replication.catch.up.rate/set", {"value": "500KB", "by": "tests"})
-        lab.start(node)
-        until("rows come", lambda: node.metric("isthmus_far_bytes_taken_total"), 30)
-        node.send(signal.SIGSTOP)
-        ended = time.monotonic() + PIN_MS / 1000 + 10
-        largest = 0.0
-        while time.monotonic() < ended:
-            stage.fill(1, without=node)
-            sizes = [lab.nodes[name].metric("isthmus_replog_size_bytes") for name in ("n1", "n2")]
-            largest = max([largest, *(size for size in sizes if size is not None)])
-            time.sleep(1)
-        told = [lab.nodes[name].log.read_text() for name in ("n1", "n2")]
-        assert any("far.pin_dropped" in log for log in told)
-        stage.fill(3, without=node)
-        assert largest < 3 * 1_000_000 + 1_000_000, "a log of 1 MB, as much again for pins, files whole, one still open"
-        node.send(signal.SIGCONT)
-        stage.tell("/admin/options/replication.catch.up.rate/unset", {"by": "tests"})
-        lab.wait_well(100)
 
 
 @pytest.mark.slow
