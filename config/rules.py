@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from config.fullsync import FullSyncSettings
-from config.security import TlsSettings, TokenSettings
+from config.security import TlsSettings, TokenSettings, broken_locks
 from config.settings import (
     GB,
     KB,
@@ -336,25 +336,8 @@ def broken_relations(settings: Settings) -> Iterator[Broken]:
             ("sink.empty_delay_min", "sink.empty_delay_max"),
             "the first delay must not be longer than the longest (empty_delay_min <= empty_delay_max)",
         )
-    yield from _tls(settings)
+    yield from (Broken(*each) for each in broken_locks(settings.tls, named_metastore=bool(settings.metastore.hosts)))
     yield from _lists(settings)
-
-
-def _tls(settings: Settings) -> Iterator[Broken]:
-    tls = settings.tls
-    for certificate, key in (("certificate", "key"), ("http_certificate", "http_key")):
-        has = getattr(tls, certificate) is not None, getattr(tls, key) is not None
-        if has[0] != has[1]:
-            given, missing = (certificate, key) if has[0] else (key, certificate)
-            yield Broken((f"tls.{given}",), f"a certificate and its key belong together: set tls.{missing}, too")
-    if tls.certificate is not None and tls.authority is None:
-        yield Broken(("tls.certificate",), "set tls.authority, too: who may sign for the other nodes")
-    if tls.http_certificate is not None and tls.certificate is None:
-        yield Broken(("tls.http_certificate",), "set tls.certificate, too: it is what other nodes and clusters know")
-    if tls.metastore and tls.authority is None:
-        yield Broken(("tls.metastore",), "set tls.authority, too: who may sign for the ZooKeepers")
-    if tls.metastore and not settings.metastore.hosts:
-        yield Broken(("tls.metastore",), "the embedded metastore listens on loopback without TLS; name metastore.hosts")
 
 
 def _addresses_apart(settings: Settings) -> Iterator[Broken]:

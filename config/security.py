@@ -1,12 +1,13 @@
 """Settings of the locks: certificates and tokens, which all lie in files of their own.
 
-Paths only: no secret ever stands in a config file, so that showing one shows none. Relations between these are
-`config.rules`', what is only doubtful `config.doubts`; files are read in `repl.transport.tls` and
+Paths only: no secret ever stands in a config file, so that showing one shows none. What is only doubtful is
+`config.doubts`'; files are read in `repl.transport.tls` and
 `repl.transport.tokens`. docs/security.md says how to turn it on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -96,3 +97,20 @@ class TokenSettings:
 NO_TLS: Final = TlsSettings()
 NO_TOKENS: Final = TokenSettings()
 """Both stand for "not turned on": the defaults."""
+
+
+def broken_locks(tls: TlsSettings, *, named_metastore: bool) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Relations within [tls] that do not hold, as `config.rules.Broken`. `named_metastore`: it is no embedded one."""
+    for certificate, key in (("certificate", "key"), ("http_certificate", "http_key")):
+        has = getattr(tls, certificate) is not None, getattr(tls, key) is not None
+        if has[0] != has[1]:
+            given, missing = (certificate, key) if has[0] else (key, certificate)
+            yield (f"tls.{given}",), f"a certificate and its key belong together: set tls.{missing}, too"
+    if tls.certificate is not None and tls.authority is None:
+        yield ("tls.certificate",), "set tls.authority, too: who may sign for the other nodes"
+    if tls.http_certificate is not None and tls.certificate is None:
+        yield ("tls.http_certificate",), "set tls.certificate, too: it is what other nodes and clusters know"
+    if tls.metastore and tls.authority is None:
+        yield ("tls.metastore",), "set tls.authority, too: who may sign for the ZooKeepers"
+    if tls.metastore and not named_metastore:
+        yield ("tls.metastore",), "the embedded metastore listens on loopback without TLS; name metastore.hosts"
