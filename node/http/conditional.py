@@ -53,8 +53,10 @@ def parse_date(value: bytes) -> int | None:
 
 def read_condition(headers: Headers) -> Condition | None:
     """What a GET or HEAD asks; None when nothing. Raises Refused (400)."""
-    found = [(name, value) for name, value in headers if name in READ_CONDITIONS]
-    return _condition(found, strict=False) if found else None
+    for name, _ in headers:
+        if name in READ_CONDITIONS:
+            return _condition([header for header in headers if header[0] in READ_CONDITIONS], strict=False)
+    return None
 
 
 def write_condition(found: Headers) -> Condition:

@@ -56,10 +56,14 @@ class ObjectRoutes:
     ) -> None:
         """One request for a key; bucket and key are as in the path, still encoded."""
         method: str = scope["method"]
-        place = Key(bucket_type, decode_segment(bucket), decode_segment(key))
+        if b"%" in bucket or b"+" in bucket:
+            bucket = decode_segment(bucket)
+        if b"%" in key or b"+" in key:
+            key = decode_segment(key)
         limit = self._key_limit
-        if not 0 < len(place.bucket) <= limit or not 0 < len(place.key) <= limit:
+        if not 0 < len(bucket) <= limit or not 0 < len(key) <= limit:
             raise self._bad_key()
+        place = Key(bucket_type, bucket, key)
         query_string = scope["query_string"]
         query = parse_object_query(query_string) if query_string else NO_QUERY
         if method == "PUT" or method == "POST":
@@ -69,7 +73,7 @@ class ObjectRoutes:
                 receive, headers.declared_bytes, self._object_limit, "limits.object_bytes", self._budget
             )
             try:
-                written = await self._write(
+                write = self._kv.write(
                     WriteRequest(
                         place,
                         _content(value, headers),
@@ -77,9 +81,10 @@ class ObjectRoutes:
                         headers.request_id,
                         query.returnbody,
                         headers.condition,
-                    ),
-                    query.timeout_s,
+                    )
                 )
+                timeout_s = query.timeout_s
+                written = await (write if timeout_s is None else self._within(timeout_s, write, OutcomeUnknown))
             finally:
                 self._budget.used_bytes -= len(value)
             if not query.returnbody:
