@@ -97,7 +97,7 @@ class Clearing:
                 await self._condemn(partition)
             for number in self._identity.condemned():
                 await self._delete(number)
-        except (Unavailable, Ambiguous, Conflict, WrongIdentity) as error:
+        except (Unavailable, Ambiguous, Conflict, WrongIdentity, LookupError) as error:
             log.warning("clearing.waits", error=str(error))
         except (IsthmusError, OSError) as error:
             self._fail(error)
@@ -142,11 +142,14 @@ class Clearing:
         if durable is not None and not durable.done():
             durable.set_result(None)
 
-    def stop(self) -> None:
-        """Delete nothing more. Blocks until the step under way is done."""
+    def cancel(self) -> None:
+        """Begin nothing more: the process is leaving."""
         self._stopping = True
         if self._task is not None:
             self._task.cancel()
+
+    def stop(self) -> None:
+        """Blocks until the step under way is done; after `cancel`."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 

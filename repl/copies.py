@@ -119,11 +119,12 @@ class Copies:
         self._clearing.log_restarted(partition)
 
     def cancel(self) -> None:
-        """Make no more: the process is leaving."""
+        """Make and delete no more: the process is leaving."""
         self._attaching.cancel()
+        self._clearing.cancel()
 
     def stop(self) -> None:
-        """Delete no more. Blocks until nothing uses the store."""
+        """Blocks until nothing uses the store."""
         self._clearing.stop()
 
     def metrics(self) -> list[Sample]:
