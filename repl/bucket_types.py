@@ -98,5 +98,7 @@ def _as_it_is(wanted: Wanted, found: tuple[tuple[str, ...], ...], ids: Mapping[s
         if wanted.replica_map != there:
             raise BucketTypeExists(f"bucket type {wanted.name!r} exists with {shape}, placed otherwise")
     elif (wanted.partition_count, wanted.replication_factor) != (len(found), len(found[0])):
-        raise BucketTypeExists(f"bucket type {wanted.name!r} exists with {shape}: neither can be changed so")
+        act = f"isthmus bucket-type set-replication-factor {wanted.name} {wanted.replication_factor}"
+        hint = f"; `{act}` moves replicas" if wanted.partition_count == len(found) else ""
+        raise BucketTypeExists(f"bucket type {wanted.name!r} exists with {shape}: neither can be changed so{hint}")
     return there

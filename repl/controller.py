@@ -63,7 +63,7 @@ Handler = Callable[[str, bytes], Awaitable[bytes]]
 
 
 class PlacementDiffers(BadInput):
-    """A bucket type exists with another placement, and replicas are not moved."""
+    """A bucket type exists with another placement; to move it is another act."""
 
     reason = "placement-differs"
 
@@ -376,7 +376,7 @@ class Controller:
                     if found != placed:
                         raise PlacementDiffers(
                             f"bucket type {bucket_type!r} has {len(found)} partitions, placed otherwise: "
-                            "replicas of what exists are not moved; assign another bucket type"
+                            "`isthmus partition reassign --file` moves what exists"
                         )
                     return "exists"
                 if validate_only:

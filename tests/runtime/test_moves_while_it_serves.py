@@ -188,7 +188,7 @@ def test_an_order_that_is_cancelled_goes_back(tmp_path: Path, town: Towns) -> No
             status, said = await ask(house, "POST", path, {"replication_factor": 3})
             assert (status, "is in order 1" in said) == (409, True)
             status, said = await ask(house, "POST", "/admin/moves/cancel", {"order": 9})
-            assert (status, "no order 9" in said) == (404, True)
+            assert (status, "there is no order 9: under way are 1" in said) == (404, True)
             status, cancelled = await ask(house, "POST", "/admin/moves/cancel", {"by": "bob"})
             assert (status, cancelled["order"]) == (200, 1)
             await until(lambda: over(house), 30)
@@ -227,7 +227,7 @@ def test_what_cannot_be_ordered_is_refused_with_a_sentence(tmp_path: Path, town:
                     "has 1",
                 ),
                 ("/admin/moves", {"kind": "drain"}, 400, "kind is one of"),
-                ("/admin/moves/cancel", {}, 404, "none"),
+                ("/admin/moves/cancel", {}, 404, "nothing is ordered"),
             ):
                 found, said = await ask(house, "POST", path, wish)
                 assert (found, says in str(said)) == (status, True), (path, wish, said)
