@@ -144,3 +144,14 @@ def test_loads_count_those_who_lead_nothing() -> None:
     assert imbalance(loads(found)) == 2
     assert imbalance(loads({})) == 0
     assert plan({}) == []
+
+
+def test_a_node_that_is_to_lead_nothing_gives_everything() -> None:
+    """Drained, it passes on even what the others then have more of than it; what nobody else may have it keeps."""
+    found = {p: Seat("a", frozenset({"b", "c"})) for p in range(3)}
+    found |= {3: Seat("b", frozenset({"b", "c"})), 4: Seat("c", frozenset({"b", "c"})), 5: Seat("a", frozenset({"a"}))}
+    moves = plan(found)
+    assert {(move.partition, move.source) for move in moves} >= {(0, "a"), (1, "a"), (2, "a")}
+    after = Counter({move.partition: move.target for move in moves}.get(p, seat.leader) for p, seat in found.items())
+    assert after["a"] == 1
+    assert abs(after["b"] - after["c"]) <= 1
