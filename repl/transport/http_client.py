@@ -278,4 +278,6 @@ def cause_of(error: BaseException) -> str:
             break
         inner = deeper
     text = " ".join(str(inner).split())
+    if text.startswith(("HTTP", "Reporting")):
+        text = text.partition("): ")[2] or text  # a connection that shows itself before what became of it
     return text.rpartition(">: ")[2] or type(inner).__name__

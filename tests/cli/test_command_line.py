@@ -30,7 +30,9 @@ def every_command() -> set[str]:
     for noun in cli.root.list_commands(context):
         command = cli.root.get_command(context, noun)
         if isinstance(command, click.Group):
-            found |= {f"isthmus {noun} {verb}" for verb in command.commands}
+            for verb, inner in command.commands.items():
+                verbs = [f"{verb} {name}" for name in inner.commands] if isinstance(inner, click.Group) else [verb]
+                found |= {f"isthmus {noun} {each}" for each in verbs}
         else:
             found.add(f"isthmus {noun}")
     return found
