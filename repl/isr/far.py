@@ -106,13 +106,14 @@ def horizon(electable: bool, common: int, rounds: int, standing: Standing) -> Re
     return Refusal.BEYOND_LOG if common < standing.log_start or rather_rows else None
 
 
-def serve(node: str, asked: FarAsk, electable: bool, standing: Standing) -> Refusal | None:
+def serve(node: str, asked: FarAsk, electable: bool, standing: Standing, *, later: bool = False) -> Refusal | None:
     """Let the shell send the next chunk to `node`, or say why not.
 
     What a copy has applied was committed, so the entry just below its position is in this log, too (I-LOG-MATCH: then
     all below is); where this log's table does not reach back so far, that cannot be told. Where its rows are whole and
     this log reaches back to them, it needs none. A leader that has not applied as much says nothing: it will, unless
-    it can commit nothing without this very follower."""
+    it can commit nothing without this very follower. `later`: rows of an earlier leader may be of a later state than
+    what is applied here, below the barrier; keys that changed in between would be missing."""
     if electable:
         return Refusal.REGRESSED
     position, table, leo = asked.position, standing.table, standing.progress.leo
@@ -122,7 +123,7 @@ def serve(node: str, asked: FarAsk, electable: bool, standing: Standing) -> Refu
     near = leo - position <= standing.options.max_near_sync_message_lag or position > standing.progress.applied
     if known and asked.whole and near and standing.log_start <= position:
         standing.effects.append(SendFar(node, asked, cut(table, position)))
-    elif position <= standing.progress.applied:
+    elif position <= standing.progress.applied and not (later and position and not asked.whole):
         standing.effects.append(SendFar(node, asked, None))
     elif too_few_in_sync(standing.known) and not asked.whole:
         return Refusal.AHEAD

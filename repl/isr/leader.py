@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from repl.isr import far
-from repl.isr.effects import Role, Send, WriteRecord
+from repl.isr.effects import Role, Send, SendFar, WriteRecord
 from repl.isr.epochs import common_prefix
 from repl.isr.events import Append
 from repl.isr.membership import drop_members, maximal_isr, too_few_in_sync, with_member
@@ -118,9 +118,13 @@ class Leadership:
         """A follower that is far asks for the next chunk; or did, before it said Hello: what is sent to it goes on."""
         if node not in standing.known.replicas:
             return
-        self.rows_below[node] = asked.position
-        refusal = far.serve(node, asked, Member(node, asked.gen) in self.electable(standing.known), standing)
+        electable = Member(node, asked.gen) in self.electable(standing.known)
+        later = not self.ready and node not in self.rows_below
+        refusal = far.serve(node, asked, electable, standing, later=later)
+        if refusal is None and standing.effects and isinstance(standing.effects[-1], SendFar):
+            self.rows_below[node] = asked.position
         if refusal is not None:
+            self.rows_below.pop(node, None)
             standing.effects.append(Send(node, HelloRefused(self.epoch, asked.nonce, refusal, standing.log_start)))
 
     def acknowledged(self, node: str, ack: Ack, standing: Standing, now_ms: int) -> None:

@@ -158,3 +158,29 @@ def test_a_follower_to_which_a_leader_has_more_but_sends_nothing_says_hello_agai
     assert effects == [fx.GoFar(empty=False)]
     assert replica.reason == "far: prepares its copy; round 1 from n2"
     assert replica.role is Role.FOLLOWER
+
+
+def test_rows_of_a_later_state_are_not_completed_by_an_earlier_one() -> None:
+    """Seed 12065: part of a copy came from a leader that had applied more; the next leader gives it the rest only once
+    its own barrier is applied, or keys that changed in between are missing. A copy without such rows need not wait."""
+    record = online(replicas=(NODE, "n2", "n3"), min_isr=1)
+    leader = a_leader(record)
+    part = ms.FarAsk(5, 3, 1, 10, 4, 0, 0, b"")
+    assert leader.step(ev.Received("n2", part), 10) == []
+    (sent,) = leader.step(ev.Received("n3", part._replace(position=0, position_epoch=0, whole=1)), 10)
+    assert isinstance(sent, fx.SendFar)
+    (sent,) = leader.step(ev.Received("n3", part), 11)
+    assert isinstance(sent, fx.SendFar), "what it has of this epoch is of no later state"
+    leader.step(ev.AppliedTo(21), 12)
+    (sent,) = leader.step(ev.Received("n2", part), 13)
+    assert isinstance(sent, fx.SendFar)
+
+
+def test_a_leader_that_waits_for_a_follower_lets_it_begin_anew() -> None:
+    """Where nothing can be committed without that very follower, it is told to begin with no rows."""
+    record = online(replicas=(NODE, "n2"), min_isr=2)
+    leader = a_leader(record)
+    (sent,) = leader.step(ev.Received("n2", ms.FarAsk(5, 3, 1, 10, 4, 0, 0, b"")), 10)
+    assert isinstance(sent, fx.Send)
+    assert isinstance(sent.message, ms.HelloRefused)
+    assert sent.message.refusal is ms.Refusal.AHEAD

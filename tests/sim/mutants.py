@@ -490,8 +490,8 @@ def sends_rows_to_whom_it_counts_on(patch: Patch) -> None:
         found = sound(False, common, rounds, standing)
         return ms.Refusal.BEYOND_LOG if electable and standing.progress.leo - common > 3 else found
 
-    def serve(node: str, asked: ms.FarAsk, _electable: bool, standing: Any) -> Any:
-        return serves(node, asked, False, standing)
+    def serve(node: str, asked: ms.FarAsk, _electable: bool, standing: Any, *, later: bool) -> Any:
+        return serves(node, asked, False, standing, later=later)
 
     serves = far.serve
     patch.setattr(far, "horizon", horizon)
