@@ -30,7 +30,7 @@ from repl.model.objects import Object, Summary, decode_object, merge, seal, summ
 from repl.model.properties import TypeProperties
 from repl.model.requests import REQUEST_ID_BYTES_MAX, PushItem, PushOutcome, PushResult, WriteRequest, Written
 from repl.model.siblings import resolved, written
-from repl.model.vclock import Clock, counter_of, decode_clock, descends, offset_of, pack_counter
+from repl.model.vclock import Clock, counter_of, decode_clock, descends, increment, offset_of, pack_counter
 from repl.partition import Partition
 from repl.store.port import REAPED, Store
 from repl.store.requests import request_name
@@ -177,8 +177,10 @@ class Proposal:
         if self._partition.actor in summary.clock:
             self._check_ours(decode_clock(summary.clock))
         current = self._current(hash64, key.bucket, key.key)
-        if current is None and self._was_reaped(summary, hash64):
-            return StalePush("the key was reaped here: what is there now is to be fetched once more"), 0
+        if current is None and self._partition.actor in summary.clock:
+            answer, end = self._reaped(key, summary, hash64)
+            if answer is not None:
+                return answer, end
         outcome = PushOutcome.APPLIED
         if current is not None:
             row = current.row
@@ -212,12 +214,18 @@ class Proposal:
         self._append(key, hash64, current, payload, summary, origin, b"")
         return PushResult(outcome), offset + 1
 
-    def _was_reaped(self, summary: Summary, hash64: int) -> bool:
-        """Whether a push may be of a value that was reaped here (R-REAP): asked for keys that are not here."""
-        place = self._partition
-        if place.actor not in summary.clock or self._store.cursor(place.id, REAPED).entry_offset < 0:
-            return False
-        return not place.reaped_pushes.comes_again(hash64, summary.hash64)
+    def _reaped(self, key: Key, summary: Summary, hash64: int) -> tuple[object, int]:
+        """As `push`, for a key that is not here, of an object that has seen a write of ours: it was reaped (R-REAP). A
+        tombstone says nothing new; a value may be from before, and must come again. (None, 0): it is to be taken."""
+        place, name = self._partition, (key.bucket, key.key)
+        pending = self.fresh.get(name) or place.pending_rows.get(name)
+        if pending is None and self._store.cursor(place.id, REAPED).entry_offset < 0:
+            return None, 0
+        if summary.tombstone:
+            return PushResult(PushOutcome.SUPERSEDED), 0 if pending is None else pending.offset + 1
+        if place.reaped_pushes.comes_again(hash64, summary.hash64):
+            return None, 0
+        return StalePush("the key was reaped here: what is there now is to be fetched once more"), 0
 
     def reap(self, key: Key, hash64: int, offset: int) -> bool:
         """Remove the tombstone that the key has had since `offset`; False when that is not what it has any more."""
@@ -243,14 +251,19 @@ class Proposal:
         return True
 
     def restate(self, key: Key, hash64: int, offset: int) -> bool:
-        """Write that tombstone once more, as it is, as a change of ours, so that every queue offers it; False as in
-        `reap`."""
+        """Write that tombstone once more as a change of ours, so that every queue offers it; False as in `reap`. It
+        gets a dot of ours if it has none: whose dot it has takes it no more once it is reaped there, so that tombstones
+        do not go round in a mesh."""
         row = self._tombstone(key, hash64, offset)
         if row is None:
             return False
-        current = _Current(row, None)
-        summary = Summary(row.clock, row.hash64, row.last_modified_ms, row.size_bytes, row.sibling_count, True)
-        self._append(key, hash64, current, self._bytes(current, key), summary, self._own, b"")
+        current, actor = _Current(row, None), self._partition.actor
+        obj = self._object(current, key)
+        if not counter_of(obj.clock, actor):
+            clock = increment(obj.clock, actor, pack_counter(self._epoch, self._next), self._now_ms // 1000)
+            obj = Object(clock, obj.siblings)
+        encoded, summary = seal(obj)
+        self._append(key, hash64, current, encoded, summary, self._own, b"")
         return True
 
     def _tombstone(self, key: Key, hash64: int, offset: int) -> KeyRow | None:

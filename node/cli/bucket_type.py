@@ -69,6 +69,8 @@ def show(name: str, admin: AdminClient, output: str) -> None:
         keys = ("id", "partition", "leader", "nodes", "replicas", "adding", "removing", "status")
         columns = ("index", "partition", "leader", "nodes", "ids", "adding", "removing", "status")
         echo_table(columns, ([row.get(key) for key in keys] for row in rows))
+        click.echo()
+        echo_properties(answer, output)
         return
     gone = sorted(
         {node for r in rows for node, number in zip(r["nodes"], r["replicas"], strict=True) if number is None}

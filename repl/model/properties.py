@@ -7,6 +7,8 @@ they make of concurrent writes is `siblings`'. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from repl.model.errors import BadInput
@@ -35,7 +37,8 @@ class Properties(NamedTuple):
 DEFAULTS: Final = Properties()
 
 
-class TypeProperties(NamedTuple):
+@dataclass(frozen=True)
+class TypeProperties:
     """What counts for the buckets of one type: those with properties of their own, and all others."""
 
     default: Properties
@@ -45,7 +48,7 @@ class TypeProperties(NamedTuple):
         """One look-up: this is asked for every write."""
         return self.buckets.get(bucket, self.default)
 
-    @property
+    @cached_property
     def reaps(self) -> bool:
         """True when tombstones of some bucket may be reaped."""
         return any(each.reap_after_ms is not None for each in (self.default, *self.buckets.values()))

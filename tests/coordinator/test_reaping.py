@@ -21,7 +21,7 @@ from repl.model.requests import Isolation, PushItem, PushOutcome, WriteRequest
 from repl.model.vclock import actor_of, pack_counter
 from repl.reaping import Reaper
 from repl.store.port import REAPED
-from tests.coordinator.pair import LIMITS, OTHER, Cluster, cluster, keys_of
+from tests.coordinator.pair import LIMITS, OTHER, UUID, Cluster, cluster, keys_of
 
 KEY, SECOND, THIRD = keys_of(0, 3)
 IMMEDIATE = DEFAULTS._replace(reap_after_ms=0)
@@ -201,7 +201,7 @@ def test_more_tombstones_than_are_remembered_are_reaped_all_the_same(monkeypatch
 
 
 def test_another_clusters_tombstone_is_first_offered_by_our_queues() -> None:
-    """Where there are queues it is written once more, unchanged but for its origin, and reaped by that offset."""
+    """Where there are queues it is written once more, as ours and with a dot of ours, and reaped by that offset."""
 
     async def story() -> None:
         async with world(IMMEDIATE) as w:
@@ -212,9 +212,17 @@ def test_another_clusters_tombstone_is_first_offered_by_our_queues() -> None:
             await w.until_it_waits("queue q")
             (change,) = w.made.store.changes(0, 0, 100)
             assert (change.origin == OTHER, change.offset) == (False, 2)
-            assert w.made.store.object(0, KEY.bucket, KEY.key) == theirs
+            found = w.in_store()
+            assert found is not None
+            assert found.siblings == decode_object(theirs).siblings
+            assert [actor for actor, _, _ in found.clock] == sorted([actor_of(OTHER, 0), actor_of(UUID, 0)])
+            again = w.made.store.object(0, KEY.bucket, KEY.key)
+            assert again is not None
             w.queues.waiting = ""
             await w.gone()
+            (back,) = await w.made.coordinators["n1"].push([PushItem(KEY, OTHER, again)])
+            assert back.outcome is PushOutcome.SUPERSEDED, "a tombstone that went round ends where it was reaped"
+            assert w.in_store() is None
 
     asyncio.run(story())
 

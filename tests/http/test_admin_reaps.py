@@ -1,0 +1,48 @@
+"""The admin listener's reaps: what waits, and one key asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+from node.http.reaps import ReapsAdmin
+from repl.model.keys import Key
+from repl.reaping import Reaped
+
+
+class Asked:
+    """A reaper that says what it was asked."""
+
+    def __init__(self) -> None:
+        self.keys: list[Key] = []
+
+    def shown(self) -> list[dict[str, object]]:
+        return [{"partition": 3, "tombstones": 2, "waits": "queue q: waits"}]
+
+    async def ask(self, key: Key) -> Reaped:
+        self.keys.append(key)
+        return Reaped("waits", "queue q: waits")
+
+
+def test_tombstones_that_wait_are_shown_and_one_is_asked_for(room: Any, ask_face: Any) -> None:
+    """Names are percent-encoded, a plus is a plus; without bucket or key it is refused before anybody is asked."""
+    reaper = Asked()
+    settings = SimpleNamespace(node=SimpleNamespace(name="n1"))
+    ReapsAdmin(SimpleNamespace(reaper=reaper, settings=settings), room.face.router)  # type: ignore[arg-type]
+
+    def call(method: str, body: Any = None) -> tuple[int, Any]:
+        raw = b"" if body is None else json.dumps(body).encode()
+        answer = asyncio.run(ask_face(room.face, method, "/admin/reaps", raw))
+        return answer.status, answer.body
+
+    status, body = call("GET")
+    shown = {"partition": 3, "tombstones": 2, "waits": "queue q: waits"}
+    assert (status, json.loads(body)) == (200, {"node": "n1", "partitions": [shown]})
+    status, body = call("POST", {"bucket_type": "t", "bucket": "a%2Fb", "key": "c+d%FF"})
+    assert (status, json.loads(body)) == (200, {"outcome": "waits", "reason": "queue q: waits"})
+    assert call("POST", {"bucket": "b", "key": "k"})[0] == 200
+    assert reaper.keys == [Key(b"t", b"a/b", b"c+d\xff"), Key(b"default", b"b", b"k")]
+    assert call("POST", {"bucket": "b"})[0] == 400
+    assert len(reaper.keys) == 2
