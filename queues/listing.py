@@ -6,9 +6,11 @@ Reads only. Unknown values are None, never a guess. The story goes on in `node` 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 from queues.serving import ServedQueue
+from repl.model.ports import TimeSource
 from repl.telemetry import Sample
 
 HELP: Final[Mapping[str, str]] = {
@@ -26,28 +28,48 @@ HELP: Final[Mapping[str, str]] = {
     "isthmus_queue_collapsed_total": "Changes for which a newer one of the same key went instead.",
     "isthmus_queue_vanished_total": "Changes whose object was gone when it was to be served.",
     "isthmus_queue_late_acknowledgements_total": "Acknowledgements of batches that were no longer under lease.",
+    "isthmus_queue_publishing_suspended": "1 while changes are not queued: suspended, or the source is off.",
+    "isthmus_queue_given_up_total": "Changes left out in real time; each lies in a gap.",
+    "isthmus_queue_ledger_off": "Changes by which a ledger did not close; anything but 0 is a bug.",
+    "isthmus_queue_gaps": "Gaps that no full-sync has closed, of partitions led here.",
+    "isthmus_queue_throttled_seconds_total": "How long a rate limit held serving back.",
+    "isthmus_queue_lower_waiting": "References that wait at the full-sync and fold priorities.",
     "isthmus_queue_refused_acknowledgements_total": "Acknowledgements under an older owner version.",
 }
 """Name -> what it counts."""
 
 
-async def listed(queue: ServedQueue, partitions_led: int, wall_ms: int) -> dict[str, Any]:
+async def listed(queue: ServedQueue, node: str, partitions_led: int, time: TimeSource) -> dict[str, Any]:
     """One queue: settings, owner, states, how much waits (None: unknown) and since when, counters since the node
     began."""
-    machine, owner, suspension = queue.machine, queue.owner, queue.suspension
+    machine, owner, suspension, word = queue.machine, queue.word.owner, queue.suspension, queue.word
     waiting, oldest = await queue.count_waiting(partitions_led)
+    wall_ms = time.wall_ms()
     counts, budget, ledger = machine.counts, machine.budget, machine.ledger()
     return {
         "name": queue.settings.name,
+        "node": node,
         "filter": str(queue.filter),
         "cascade": queue.settings.cascade,
-        "owner": None if owner is None else {
+        "overflow": queue.settings.overflow,
+        "owner": None if owner is None or not owner.cluster else {
             "cluster": owner.name, "uuid": owner.cluster.hex(), "version": owner.version, "since_ms": owner.since_ms,
             "by": owner.by,
         },
-        "publishing": "running",
+        "publishing": "running" if machine.stopped is None else "suspended",
         "serving": "running" if suspension is None else "suspended",
         "suspended": None if suspension is None else suspension.shown(),
+        "suspensions": [one.shown() for one in word.suspensions],
+        "decree": None if word.decree is None else word.decree.shown(),
+        "limits": {"queue": budget.reference_limit, "objects": budget.object_limit,
+                   "object_bytes": budget.object_size_limit_bytes},
+        "priorities": {
+            "real_time": {"waiting": waiting, "in_flight": machine.in_flight_count()},
+            **{name: {"waiting": lower.waiting_count, "in_flight": lower.away_count, **asdict(lower.counts)}
+               for name, lower in zip(("full_sync", "fold"), machine.lower, strict=True)},
+        },
+        "throttle": queue.throttle.shown(time.now_ms()),
+        "gaps": sum(len(window.state.gaps) for window in machine.windows.values()) + len(word.lost),
         "reason": _reason(queue),
         "partitions": len(machine.windows),
         "waiting": waiting,
@@ -67,13 +89,40 @@ async def listed(queue: ServedQueue, partitions_led: int, wall_ms: int) -> dict[
 
 
 def _reason(queue: ServedQueue) -> str:
+    machine, owner, told = queue.machine, queue.word.owner, []
+    for what, one in (("serving", queue.suspension), ("publishing", queue.publishing_suspension)):
+        if one is not None:
+            told.append(f"{what} suspended: {one.reason}" if one.reason else f"{what} suspended")
+    if machine.stopped is not None and queue.publishing_suspension is None:
+        told.append(machine.stopped.reason)
+    if owner is None or not owner.cluster:
+        told.append("no sink cluster has fetched yet" if owner is None else f"released by {owner.by}")
+    elif behind := sum(1 for w in machine.windows.values() if w.owner_version != machine.owner_version):
+        told.append(f"{behind} partitions wait for the owner's cursor entry")
+    return "; ".join(told)
+
+
+def ledger(queue: ServedQueue) -> dict[str, Any]:
+    """The two sides of a queue's ledger on this node, in changes in real time since the node began: what was eligible,
+    and what became of it. `closes` is None while not all that waits is known (then `open` says where)."""
     machine = queue.machine
-    if queue.suspension is not None:
-        return f"suspended: {queue.suspension.reason}" if queue.suspension.reason else "suspended"
-    if queue.owner is None:
-        return "no sink cluster has fetched yet"
-    behind = sum(1 for w in machine.windows.values() if w.owner_version != machine.owner_version)
-    return f"{behind} partitions wait for the owner's cursor entry" if behind else ""
+    total, balances = machine.ledger(), {p: w.close_ledger() for p, w in machine.windows.items()}
+    unknown = sorted(p for p, balance in balances.items() if balance is None)
+    off = sum(abs(balance) for balance in balances.values() if balance) + total.unbalanced
+    names = ("applied", "merged", "superseded", "rejected")
+    outcomes = dict(zip(names, machine.counts.outcomes, strict=True))
+    return {
+        "name": queue.settings.name,
+        **asdict(total),
+        "outcomes": outcomes,
+        "outcomes_untold": total.acknowledged - sum(outcomes.values()),
+        "waiting": sum(window.waiting_count for window in machine.windows.values()),
+        "in_flight": machine.in_flight_count(),
+        "closes": False if off else None if unknown else True,
+        "off_by": off,
+        "partitions_not_known": unknown,
+        "reason": machine.stopped.reason if machine.stopped is not None else "",
+    }
 
 
 def samples_of(queue: ServedQueue, wall_ms: int) -> list[Sample]:
@@ -98,5 +147,11 @@ def samples_of(queue: ServedQueue, wall_ms: int) -> list[Sample]:
         ("isthmus_queue_vanished_total", ledger.vanished),
         ("isthmus_queue_late_acknowledgements_total", counts.late),
         ("isthmus_queue_refused_acknowledgements_total", counts.refused),
+        ("isthmus_queue_publishing_suspended", float(machine.stopped is not None)),
+        ("isthmus_queue_given_up_total", ledger.given_up),
+        ("isthmus_queue_ledger_off", ledger.unbalanced),
+        ("isthmus_queue_gaps", sum(len(w.state.gaps) for w in machine.windows.values()) + len(queue.word.lost)),
+        ("isthmus_queue_throttled_seconds_total", queue.throttle.throttled_ms / 1000),
+        ("isthmus_queue_lower_waiting", sum(lower.waiting_count for lower in machine.lower)),
     ]
     return [(name, labels, value) for name, value in numbers]

@@ -140,7 +140,7 @@ class Lower:
 
     def first(self, count: int) -> list[Item]:
         """The next `count` to be served, those that came back first."""
-        places = [*sorted(self._returned), *self._fresh][:count] if count else []
+        places = [*sorted(self._returned), *self._fresh][:count] if count > 0 else []
         return [self._waiting[place] for place in places]
 
     def oldest_ms(self) -> int | None:

@@ -1,48 +1,47 @@
-"""What the metastore keeps of a queue beside its cursors: who owns it, and what an operator suspended.
+"""Who owns a queue, as the metastore keeps it, and how its small values are read and changed.
 
-Small JSON values under `/queues/NAME/`, each moved by conditional writes only; nothing here decides when.
-`change_value` is also how the sink keeps its suspensions. The story goes on in `queues.registry`.
+JSON values under `/queues/NAME/`, each moved by conditional writes only; nothing here decides when. What else
+stands there is `queues.decrees`'; `change_value` is also how the sink keeps its settings. The story goes on in
+`queues.registry`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
+
+import structlog
 
 from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable, Versioned
 from repl.model.errors import CodecError, NotReady
 
+log = structlog.get_logger(__name__)
+
 CHANGE_ATTEMPTS: Final = 8
 """How often a conditional write is tried against other writers before it is refused as not ready."""
 
-SERVING_SUSPENDED: Final = "serving"
-"""What of a queue may be suspended in this version: giving out (the cursor waits)."""
+FORMER_WAITS_MS: Final = 60_000
+"""For so long after a release the cluster that had the queue does not get it back: its sinks still ask, many times a
+second, and the one that it was released for would come too late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The sink cluster that a queue belongs to, since when (wall clock), and which node's fetch made it so."""
+    """The sink cluster that a queue belongs to, since when (wall clock), and which node's fetch made it so; or, once
+    it is released, an empty `cluster`, who did it, and whom it belonged to (`former`)."""
 
     cluster: bytes
     name: str
     version: int
     since_ms: int
     by: str
+    former: bytes = b""
 
-
-@dataclass(frozen=True, slots=True)
-class Suspension:
-    """An operator's act: who, when (wall clock) and why."""
-
-    by: str
-    at_ms: int
-    reason: str
-
-    def shown(self) -> dict[str, Any]:
-        """For listings."""
-        return asdict(self)
+    def may_take(self, cluster: bytes, now_ms: int) -> bool:
+        """True when `cluster` may become the owner: nobody is, and it has not just been released from it."""
+        return not self.cluster and (cluster != self.former or now_ms - self.since_ms >= FORMER_WAITS_MS)
 
 
 def owner_path(queue: str) -> str:
@@ -50,15 +49,16 @@ def owner_path(queue: str) -> str:
     return f"/queues/{queue}/owner"
 
 
-def suspension_path(queue: str) -> str:
-    """Where the suspension of `queue` is kept."""
-    return f"/queues/{queue}/suspension"
+def path_of(queue: str, what: str) -> str:
+    """Where something else of `queue` is kept: "suspension", "decree", "rates", "lost"."""
+    return f"/queues/{queue}/{what}"
 
 
 def encode_owner(owner: Owner) -> bytes:
     """JSON of an owner."""
     fields = {"owner": owner.cluster.hex(), "cluster": owner.name, "version": owner.version}
-    return json.dumps(fields | {"since_ms": owner.since_ms, "by": owner.by}).encode()
+    former = {"former": owner.former.hex()} if owner.former else {}
+    return json.dumps(fields | {"since_ms": owner.since_ms, "by": owner.by} | former).encode()
 
 
 def decode_owner(value: bytes) -> Owner:
@@ -66,34 +66,18 @@ def decode_owner(value: bytes) -> Owner:
     fields = json_object(value, "queue owner")
     try:
         owner = Owner(
-            bytes.fromhex(fields["owner"]), fields["cluster"], fields["version"], fields["since_ms"], fields["by"]
+            bytes.fromhex(fields["owner"]),
+            fields["cluster"],
+            fields["version"],
+            fields["since_ms"],
+            fields["by"],
+            bytes.fromhex(fields.get("former", "")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CodecError(f"not a queue owner: {error}") from error
-    if len(owner.cluster) != 16 or type(owner.version) is not int or owner.version < 1:
+    if len(owner.cluster) not in (0, 16) or type(owner.version) is not int or owner.version < 1:
         raise CodecError("not a queue owner: cluster or version is out of range")
     return owner
-
-
-def encode_suspension(what: str, suspension: Suspension | None) -> bytes:
-    """JSON of a queue's suspension; an empty object when there is none."""
-    return json.dumps({} if suspension is None else {"what": what, **asdict(suspension)}).encode()
-
-
-def decode_suspension(value: bytes) -> Suspension | None:
-    """The suspension in `value`. Raises CodecError when it is not one."""
-    fields = json_object(value, "suspension")
-    return suspension_of(fields) if fields else None
-
-
-def suspension_of(fields: object) -> Suspension:
-    """The suspension in decoded JSON. Raises CodecError when it is not one."""
-    if not isinstance(fields, dict):
-        raise CodecError("not a suspension")
-    try:
-        return Suspension(str(fields["by"]), int(fields["at_ms"]), str(fields["reason"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise CodecError(f"not a suspension: {error}") from error
 
 
 async def read_value(metastore: Metastore, path: str) -> Versioned | None:
@@ -136,3 +120,24 @@ def json_object(value: bytes, what: str) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise CodecError(f"not a {what}: no object at the top")
     return fields
+
+
+async def take(metastore: Metastore, queue: str, mine: Owner) -> Owner:
+    """Make `mine` the owner, under its version or a later one, unless there is one or it may not; returns who is.
+    Raises NotReady."""
+    made: list[Owner] = []
+
+    def changed(current: bytes | None) -> bytes | None:
+        before = None if current is None else decode_owner(current)
+        if before is not None and not before.may_take(mine.cluster, mine.since_ms):
+            return None
+        version = mine.version if before is None else max(mine.version, before.version + 1)
+        made.append(replace(mine, version=version))
+        return encode_owner(made[-1])
+
+    value = await change_value(metastore, owner_path(queue), changed)
+    assert value is not None
+    owner = decode_owner(value)
+    if made and owner == made[-1]:
+        log.info("queue.owned", queue=queue, cluster=owner.name, version=owner.version)
+    return owner

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final
 
@@ -16,15 +16,21 @@ import structlog
 
 from config.settings import QueueSettings
 from queues.batches import Batch
+from queues.claims import Stopped
+from queues.decrees import PUBLISHING, QueueSuspension, suspension_of
+from queues.decrees import SERVING as SERVES
 from queues.filters import parse_filter
-from queues.ownership import Owner, Suspension
 from queues.reading import count_rows, read_objects
-from queues.rules import Budget
+from queues.rules import LOWER, REAL_TIME, Budget, Item
 from queues.source_queue import SourceQueue
+from queues.steering import NO_WORD, Word
+from queues.throttle import Rates, Throttle
 from queues.window import Window
-from queues.wire import SERVING, STARTING, SUSPENDED, FetchRequest
+from queues.wire import OFF, SERVING, STARTING, SUSPENDED, THROTTLED, FetchRequest
 from repl.model.errors import IsthmusError, Overloaded
-from repl.model.ports import TimeSource
+from repl.model.keys import Key
+from repl.model.objects import says_deleted
+from repl.model.ports import KeyValue, TimeSource
 from repl.model.reference import ReferenceKind
 from repl.store.port import Store
 
@@ -42,7 +48,15 @@ COUNT_REST: Final = 10
 COUNT_REST_MIN_MS: Final = 1_000
 """It holds at least for so long."""
 
+PUSHERS_MAX: Final = 64
+"""Bulk producers that may wait for room at once; one more is answered with what there was room for."""
+
+DISCARD: Final = "discard"
+"""`overflow` of a queue that gives up what is too much."""
+
 _TO_FETCH: Final = int(ReferenceKind.TO_FETCH)
+_OBJECT: Final = int(ReferenceKind.OBJECT)
+_TOMBSTONE: Final = int(ReferenceKind.TOMBSTONE)
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 """Starts a task that is awaited or cancelled at stop."""
@@ -58,35 +72,59 @@ class ServedQueue:
         own: bytes,
         batch_prefix: bytes,
         store: Store,
+        kv: KeyValue,
         pool: Executor,
         time: TimeSource,
         spawn: Spawn,
+        enabled: bool,
     ) -> None:
-        budget = Budget(settings.object_size_limit_bytes, settings.object_limit_count, settings.queue_limit_count)
+        """`enabled` False: the whole source is switched off on this node."""
+        budget = Budget(
+            settings.object_size_limit_bytes,
+            settings.object_limit_count,
+            settings.queue_limit_count,
+            settings.overflow == DISCARD,
+        )
         self.settings = settings
         self.name = settings.name.encode()
         self.filter = parse_filter(settings.filter)
-        self.machine = SourceQueue(settings.name, own, settings.cascade, settings.lease_ms, budget, batch_prefix)
-        self.owner: Owner | None = None
-        self.suspension: Suspension | None = None
+        self.machine = SourceQueue(
+            settings.name, own, settings.cascade, settings.lease_ms, budget, batch_prefix, self.filter
+        )
+        self.word: Word = NO_WORD
+        """What the metastore says of it."""
+        self.suspension: QueueSuspension | None = None
+        """Of serving, on this node."""
+        self.publishing_suspension: QueueSuspension | None = None
+        """Of publishing, on this node."""
+        self.configured = Rates(settings.rate_limit_bytes, settings.object_rate_limit_count)
+        self.throttle = Throttle(self.configured, time.now_ms())
         self.claiming: set[int] = set()
         """Partitions whose CURSOR entry of the current owner version is under way."""
         self.waiters: deque[asyncio.Future[None]] = deque()
+        self._pushers: deque[asyncio.Future[None]] = deque()
+        """Bulk producers that wait for room at a lower priority."""
+        self._enabled = enabled
         self._store = store
+        self._kv = kv
         self._pool = pool
         self._time = time
         self._spawn = spawn
         self._gathering: asyncio.TimerHandle | None = None
-        self._closed = False
+        self.closed = False
         self._counted: tuple[int | None, int | None] = (None, None)
         self._count_again_ms = 0
 
     @property
     def state(self) -> str:
-        """What a fetch is told: suspended, serving, or starting while no partition stands under the owner's version."""
+        """What a fetch is told; starting: no partition stands under the owner's version yet."""
         machine = self.machine
+        if not self._enabled:
+            return OFF
         if self.suspension is not None:
             return SUSPENDED
+        if self.throttle.wait_ms(self._time.now_ms()) and machine.due_in_ms(self._time.now_ms()) is not None:
+            return THROTTLED
         ready = any(window.owner_version == machine.owner_version for window in machine.windows.values())
         return SERVING if ready else STARTING
 
@@ -96,37 +134,116 @@ class ServedQueue:
         now = self._time.now_ms()
         while True:
             self.refill()
-            due = self.machine.due_in_ms(now)
-            if due is not None and (due == 0 or now >= deadline_ms):
+            due, held_ms = self.machine.due_in_ms(now), self.throttle.wait_ms(now)
+            if due is not None and not held_ms and (due == 0 or now >= deadline_ms):
                 batch = await self._serve(request, now)
                 if batch is not None:
                     return batch
-            if now >= deadline_ms or self._closed:
+            if now >= deadline_ms or self.closed:
                 return None
-            if due != 0:
+            if held_ms and due is not None:
+                await self._wait(min(held_ms, deadline_ms - now))
+            elif due != 0:
                 self.wake()
                 await self._wait(deadline_ms - now)
             now = self._time.now_ms()
 
     async def _serve(self, request: FetchRequest, now_ms: int) -> Batch | None:
         machine = self.machine
-        batch = machine.take(request.session, request.max_count, request.max_bytes, now_ms)
+        count, size = self.throttle.room(request.max_count, request.max_bytes, now_ms)
+        batch = machine.take(request.session, count, size, now_ms)
         if batch is None:
             return None
         items = batch.items()
-        if any(item[0] == _TO_FETCH for item in items):
-            loop = asyncio.get_running_loop()
-            try:
-                resolved = await loop.run_in_executor(self._pool, read_objects, self._store, items, request.max_bytes)
-            except BaseException:
-                machine.release(batch)
-                raise
-            if not machine.settle(batch, resolved):
-                return None
+        try:
+            if batch.priority != REAL_TIME:
+                resolved = await self._read_anywhere(items, size)
+            elif any(item[0] == _TO_FETCH for item in items):
+                loop = asyncio.get_running_loop()
+                resolved = await loop.run_in_executor(self._pool, read_objects, self._store, items, size)
+            else:
+                resolved = None
+        except BaseException:
+            machine.release(batch)
+            raise
+        if resolved is not None and not machine.settle(batch, resolved):
+            self.room_made()
+            return None
         machine.sent(batch)
+        self.throttle.spent(len(batch), batch.size_bytes, self._time.now_ms())
         self.refill()
         self.wake()
         return batch
+
+    async def _read_anywhere(self, items: list[Item], limit_bytes: int) -> list[Item | None]:
+        """The first of a lower priority's items with their objects, read from the leaders of their partitions; None for
+        one that is not there. What could not be read, and all behind it, is left out and waits again."""
+        found = await self._kv.get_batch([Key(item[3], item[4], item[5]) for item in items], None, limit_bytes)
+        resolved: list[Item | None] = []
+        for item, payload in zip(items, found, strict=True):
+            if isinstance(payload, IsthmusError):
+                if not resolved and not isinstance(payload, Overloaded):
+                    log.info("queue.reference_unreadable", queue=self.settings.name, reason=payload.reason)
+                break
+            if payload is None:
+                resolved.append(None)
+                continue
+            kind = _TOMBSTONE if says_deleted(payload) else _OBJECT
+            resolved.append((kind, *item[1:8], payload))
+        return resolved
+
+    # ---------------------------------------------------------------- lower priorities
+
+    async def push(self, keys: Sequence[Key], priority: int, deadline_ms: int) -> int:
+        """Queue references, waiting for room until `deadline_ms`; returns how many of the first were taken in."""
+        lower = self.machine.lower[LOWER.index(priority)]
+        taken = 0
+        while True:
+            taken += lower.offer(keys[taken:], self._time.wall_ms())
+            self.wake()
+            left_ms = deadline_ms - self._time.now_ms()
+            if taken == len(keys) or left_ms <= 0 or self.closed or len(self._pushers) >= PUSHERS_MAX:
+                return taken
+            loop = asyncio.get_running_loop()
+            pusher: asyncio.Future[None] = loop.create_future()
+            self._pushers.append(pusher)
+            timer = loop.call_later(left_ms / 1000, _let_go, pusher)
+            try:
+                await pusher
+            finally:
+                timer.cancel()
+                if pusher in self._pushers:
+                    self._pushers.remove(pusher)
+
+    def room_made(self) -> None:
+        """Lower references may have been settled: whoever waits for room looks again."""
+        while self._pushers and any(lower.room() for lower in self.machine.lower):
+            _let_go(self._pushers.popleft())
+
+    # ---------------------------------------------------------------- what the metastore says
+
+    def obey(self, word: Word, node: str) -> None:
+        """Take in what operators want."""
+        before = (self.suspension, self.publishing_suspension)
+        self.word = word
+        self.suspension = suspension_of(word.suspensions, SERVES, node)
+        self.publishing_suspension = suspension_of(word.suspensions, PUBLISHING, node)
+        self.machine.suspended = self.suspension is not None or not self._enabled
+        stopped = self.publishing_suspension
+        if not self._enabled:
+            self.machine.stopped = Stopped("config", f"the source of node {node} is switched off")
+        else:
+            self.machine.stopped = None if stopped is None else Stopped(stopped.by, stopped.reason)
+        if word.owner is not None:
+            self.machine.set_owner(word.owner.cluster, word.owner.version)
+        rates = self.configured if word.rates is None else word.rates.rates
+        if rates != self.throttle.rates:
+            self.throttle.change(rates, self._time.now_ms())
+            self.wake_all()
+        if (self.suspension, self.publishing_suspension) != before:
+            self.wake_all()
+
+    # ---------------------------------------------------------------- waiting fetches
 
     async def _wait(self, wait_ms: int) -> None:
         if len(self.waiters) >= WAITING_FETCHES_MAX:
@@ -146,7 +263,10 @@ class ServedQueue:
         """Wake the first waiting fetch if there is something to give: now, or once enough has gathered."""
         if not self.waiters:
             return
-        due = self.machine.due_in_ms(self._time.now_ms())
+        now = self._time.now_ms()
+        due = self.machine.due_in_ms(now)
+        if due is not None:
+            due = max(due, self.throttle.wait_ms(now))
         if due == 0:
             while self.waiters:
                 waiter = self.waiters.popleft()
@@ -163,8 +283,10 @@ class ServedQueue:
 
     def close(self) -> None:
         """Answer the waiting fetches; none waits from here on."""
-        self._closed = True
+        self.closed = True
         self.wake_all()
+        while self._pushers:
+            _let_go(self._pushers.popleft())
 
     def _gathered(self) -> None:
         self._gathering = None

@@ -75,6 +75,10 @@ class SourceQueue:
         self._heard_ms: int | None = None
         self._pace = Pace()
 
+    def offers(self, bucket_type: bytes, bucket: bytes) -> bool:
+        """Whether its filter lets changes of this bucket through."""
+        return self._offers is None or self._offers(bucket_type, bucket)
+
     # ---------------------------------------------------------------- leadership, owner, cursors
 
     def lead(self, partition: int, bucket_type: bytes, position: Position, applied: int) -> None:

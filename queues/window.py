@@ -196,6 +196,16 @@ class Window(Intake):
         """References in leased batches."""
         return len(self._away)
 
+    def first(self, count: int) -> list[Item]:
+        """The next `count` references to be served, those that came back first."""
+        found: list[Item] = []
+        for place in (*sorted(self._returned), *self._fresh) if count > 0 else ():
+            if place in self._waiting:
+                found.append(self._waiting[place])
+                if len(found) >= count:
+                    break
+        return found
+
     def oldest_waiting_ms(self) -> int | None:
         """The leader's wall clock when the change of the oldest waiting reference was made; None when none waits."""
         while self._returned and self._returned[0] not in self._waiting:

@@ -1,70 +1,227 @@
-"""`isthmus queue`: the source queues of a cluster, and the suspension of serving.
+"""`isthmus queue`: the source queues of a cluster, and what operators may do with them.
 
-Shows and asks what a node's admin listener offers; the rules of suspension are kept in `queues`.
+Shows and asks what a node's admin listener offers; what it all means is told in docs/queues.md. What was given up is
+shown by `node.cli.queue_looks`.
 """
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
 import click
 
+from config.units import parse_size
 from node.cli.cluster import listed
 from node.cli.output import cell, echo_json, echo_table, milliseconds, moment, output_option, printable
+from node.cli.queue_looks import filter_tested, gaps_of_queues, ledger, peek, show
 from node.cli.remote import AdminClient, admin_option, whoami
 
 NAME = click.argument("name")
 SERVING = click.option(
-    "--serving", is_flag=True, default=True, help="Giving out changes to sinks (what is meant anyway)."
+    "--serving", "what", flag_value="serving", default="serving", help="Giving out changes: they wait (the default)."
 )
+PUBLISHING = click.option(
+    "--publishing", "what", flag_value="publishing", help="Making references: what comes is left out, as a gap."
+)
+NODE = click.option("--node", help="Only on the node of this name; without it on all.")
 BY = click.option("--by", default=whoami, show_default="USER@HOST", help="Who does it; shown to others.")
 REASON = click.option("--reason", default="", help="Why; shown to others.")
 
 
 @click.group("queue")
 def queue_group() -> None:
-    """Look at source queues; suspend and resume them."""
+    """Look at source queues; register, suspend, limit, clear and release them; push references."""
+
+
+for _command in (show, peek, ledger, gaps_of_queues, filter_tested):
+    queue_group.add_command(_command)
 
 
 @queue_group.command("list")
+@click.option("--all", "everywhere", is_flag=True, help="The share of every node, not only of the one that answers.")
 @admin_option
 @output_option
-def list_queues(admin: AdminClient, output: str) -> None:
+def list_queues(everywhere: bool, admin: AdminClient, output: str) -> None:
     """Every queue with its owner, what waits and what is under way."""
-    answer = admin.get("/admin/queues")
+    answer = admin.get("/admin/queues/nodes" if everywhere else "/admin/queues")
     if output == "json":
         echo_json(answer)
         return
     columns = ("queue", "filter", "owner", "waiting", "in flight", "oldest", "publishing", "serving", "reason")
-    echo_table(columns, (_row(queue) for queue in listed(answer, "queues")))
+    if not everywhere:
+        echo_table(columns, (_row(queue) for queue in listed(answer, "queues")))
+        return
+    rows: list[list[Any]] = []
+    for node in listed(answer, "nodes"):
+        queues = node["queues"] if isinstance(node.get("queues"), list) else [{"reason": "the node does not answer"}]
+        rows += [[node.get("node"), *_row(queue)] for queue in queues]
+    echo_table(("node", *columns), rows)
 
 
 @queue_group.command("suspend")
 @NAME
 @SERVING
+@PUBLISHING
+@NODE
 @BY
 @REASON
 @admin_option
 @output_option
-def suspend(name: str, serving: bool, by: str, reason: str, admin: AdminClient, output: str) -> None:  # noqa: ARG001
-    """Give no changes of queue NAME to sinks until it is resumed, over restarts too. Nothing is lost: they wait."""
-    answer = admin.post(
-        f"/admin/queues/{quote(name, safe='')}/suspend", {"what": "serving", "by": by, "reason": reason}
-    )
-    _echo(answer, output, f"queue {name}: serving suspended")
+def suspend(name: str, what: str, node: str | None, by: str, reason: str, admin: AdminClient, output: str) -> None:
+    """Give out no changes of queue NAME (they wait), or with --publishing make no references (what comes is left out),
+    until it is resumed, over restarts too."""
+    _act(admin, output, name, "suspend", f"{what} suspended", what=what, node=node, by=by, reason=reason)
 
 
 @queue_group.command("resume")
 @NAME
 @SERVING
+@PUBLISHING
+@NODE
 @BY
 @admin_option
 @output_option
-def resume(name: str, serving: bool, by: str, admin: AdminClient, output: str) -> None:  # noqa: ARG001
-    """Give out changes of queue NAME again, from where its cursor stands."""
-    answer = admin.post(f"/admin/queues/{quote(name, safe='')}/resume", {"what": "serving", "by": by, "reason": ""})
-    _echo(answer, output, f"queue {name}: serving resumed")
+def resume(name: str, what: str, node: str | None, by: str, admin: AdminClient, output: str) -> None:
+    """Give out changes of queue NAME again, from where its cursor stands, or with --publishing make references again."""
+    _act(admin, output, name, "resume", f"{what} resumed", what=what, node=node, by=by)
+
+
+@queue_group.command("clear")
+@NAME
+@BY
+@REASON
+@admin_option
+@output_option
+def clear(name: str, by: str, reason: str, admin: AdminClient, output: str) -> None:
+    """Give up what waits in queue NAME, on all nodes: a gap, until a full-sync has closed it. Of the lower priorities,
+    what waits on the node that answers."""
+    _act(admin, output, name, "clear", "cleared", by=by, reason=reason)
+
+
+@queue_group.command("release")
+@NAME
+@click.option("--from", "start", default="0", show_default=True, metavar="0|now|TIME", help="Where the next begins.")
+@BY
+@REASON
+@admin_option
+@output_option
+def release(name: str, start: str, by: str, reason: str, admin: AdminClient, output: str) -> None:
+    """Take queue NAME from the cluster that owns it: the next that fetches owns it, for a minute not the same. TIME is
+    written as 2026-11-21T09:00:00, in this machine's zone unless it names one."""
+    _act(admin, output, name, "release", "released", **{"from": _start(start)}, by=by, reason=reason)
+
+
+@queue_group.command("register")
+@NAME
+@click.option("--from", "start", default="now", show_default=True, metavar="0|now|TIME", help="Where it begins.")
+@click.option("--filter", "filter_", default="any", show_default=True, metavar="RULES", help="What it offers.")
+@click.option("--cascade", is_flag=True, help="Offer also what came from another cluster.")
+@click.option("--overflow", type=click.Choice(["replay", "discard"]), default="replay", show_default=True)
+@click.option("--queue-limit", type=click.IntRange(1), help="References in memory.")
+@BY
+@REASON
+@admin_option
+@output_option
+def register(
+    name: str,
+    start: str,
+    filter_: str,
+    cascade: bool,
+    overflow: str,
+    queue_limit: int | None,
+    by: str,
+    reason: str,
+    admin: AdminClient,
+    output: str,
+) -> None:
+    """Make queue NAME, on all nodes, from now on and over restarts."""
+    wish = {"name": name, "from": _start(start), "filter": filter_, "cascade": cascade, "overflow": overflow}
+    answer = admin.post("/admin/queues/register", {**wish, "queue_limit": queue_limit, "by": by, "reason": reason})
+    _echo(answer, output, f"queue {name}: registered")
+
+
+@queue_group.command("delist")
+@NAME
+@BY
+@REASON
+@admin_option
+@output_option
+def delist(name: str, by: str, reason: str, admin: AdminClient, output: str) -> None:
+    """There is no queue NAME any more, on all nodes, even if a config file has it."""
+    _act(admin, output, name, "delist", "delisted", by=by, reason=reason)
+
+
+@queue_group.command("throttle")
+@NAME
+@click.option("--bytes", "size", metavar="SIZE", help='Payload bytes a second, such as "10MB"; 0: no limit.')
+@click.option("--objects", type=click.IntRange(0), help="Changes a second; 0: no limit.")
+@click.option("--default", "default", is_flag=True, help="Let the config file count again.")
+@BY
+@REASON
+@admin_option
+@output_option
+def throttle(
+    name: str,
+    size: str | None,
+    objects: int | None,
+    default: bool,
+    by: str,
+    reason: str,
+    admin: AdminClient,
+    output: str,
+) -> None:
+    """What each node gives out of queue NAME in a second at most."""
+    if not default and size is None and objects is None:
+        raise click.UsageError("say how much: --bytes, --objects, or --default")
+    try:
+        rate = None if size is None else int(size) if size.isdigit() else parse_size(size)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--bytes") from error
+    wish = {"bytes_per_second": rate, "objects_per_second": objects, "default": default}
+    _act(admin, output, name, "throttle", "limits set", **wish, by=by, reason=reason)
+
+
+@queue_group.command("push")
+@NAME
+@click.argument("bucket_type", metavar="TYPE")
+@click.argument("bucket")
+@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
+@click.option("--fold", is_flag=True, help="At the fold priority, below full-sync.")
+@BY
+@admin_option
+@output_option
+def push(
+    name: str,
+    bucket_type: str,
+    bucket: str,
+    keys: tuple[str, ...],
+    fold: bool,
+    by: str,
+    admin: AdminClient,
+    output: str,
+) -> None:
+    """Send the objects of these keys once more by queue NAME, at the full-sync priority, whatever its filter says."""
+    wish = {"bucket_type": bucket_type, "bucket": bucket, "keys": list(keys), "fold": fold, "by": by}
+    answer = admin.post(f"/admin/queues/{quote(name, safe='')}/push", wish)
+    refused = f"; {answer.get('refused')} refused: {answer.get('reason')}" if answer.get("refused") else ""
+    _echo(answer, output, f"queue {name}: {answer.get('queued')} references queued{refused}")
+
+
+def _act(admin: AdminClient, output: str, name: str, act: str, sentence: str, **wish: Any) -> None:
+    answer = admin.post(f"/admin/queues/{quote(name, safe='')}/{act}", wish)
+    _echo(answer, output, f"queue {name}: {sentence}")
+
+
+def _start(text: str) -> str | int:
+    """What "from" is in a request."""
+    if text in ("0", "now"):
+        return text
+    try:
+        return int(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is none of 0, now, 2026-11-21T09:00:00", param_hint="--from") from error
 
 
 def _echo(answer: dict[str, Any], output: str, sentence: str) -> None:

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from config.settings import QueueSettings
+from queues.acts import QueueActs
 from queues.batches import Session
 from queues.registry import SourceQueues
 from queues.wire import Ack, FetchReply, FetchRequest
 from repl.metastore.memory import MemoryEnsemble, MemoryMetastore
 from repl.model.entry import Entry
 from repl.model.errors import IsthmusError
+from repl.model.keys import Key
+from repl.model.requests import Isolation
 from repl.store.memory import MemoryStore
 from repl.store.port import PartitionStep
 from tests.queues.source_world import OURS, SINK, Pen, Shelf
@@ -50,6 +53,7 @@ class Home:
         self.pool = ThreadPoolExecutor(2)
         self.queues: SourceQueues
         self._started = False
+        self.enabled = True
 
     async def start(self, *, lead: bool = True) -> None:
         if not self._started:
@@ -57,8 +61,11 @@ class Home:
             self._started = True
         self.queues = SourceQueues(
             self.settings,
+            node="e1",
+            enabled=self.enabled,
             store=self.store,
             cursors=self,
+            kv=self,  # type: ignore[arg-type]
             metastore=self.metastore,
             cluster_uuid=OURS,
             cluster_name="east",
@@ -66,6 +73,7 @@ class Home:
             time=self.clock,
             read_pool=self.pool,
         )
+        self.acts = QueueActs(self.queues, self.store, self.pool)
         await self.queues.start()
         if lead:
             for partition in PARTITIONS:
@@ -111,6 +119,21 @@ class Home:
         self.apply(partition, entry)
         return entry.offset
 
+    async def get_batch(
+        self, keys: Sequence[Key], isolation: Isolation | None, room_bytes: int
+    ) -> list[bytes | IsthmusError | None]:
+        return [
+            next(
+                (
+                    self.store.object(p, key.bucket, key.key)
+                    for p in PARTITIONS
+                    if self.store.object(p, key.bucket, key.key)
+                ),
+                None,
+            )
+            for key in keys
+        ]
+
     def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:
         self.soft_writes += 1
         self.store.write([PartitionStep(partition, (), {queue: payload})])
@@ -145,7 +168,7 @@ class Home:
         while True:
             reply = await self.fetch(acks=acks, wait_ms=50, **how)  # type: ignore[arg-type]
             acks = []
-            if not reply.items and not any(q.machine.unknown() for q in self.served()):
+            if not reply.items and not self.queues.named(str(how.get("queue", "q"))).machine.unknown():
                 return got
             if reply.items:
                 got += [item[5] for item in reply.items]

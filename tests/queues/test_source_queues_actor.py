@@ -15,6 +15,7 @@ from config.settings import QueueSettings
 from queues import pace
 from queues.cursors import decode_state, position_of
 from queues.listing import HELP
+from queues.steering import Act
 from queues.wire import SERVING, SUSPENDED, Ack, OwnCluster, OwnedByOther, UnknownQueue
 from repl.metastore.memory import MemoryEnsemble, WriteFault
 from repl.model.errors import BadConfig, BadInput, NotReady, OutcomeUnknown, Overloaded
@@ -324,7 +325,7 @@ def test_a_suspended_queue_serves_nothing_over_restarts_until_it_is_resumed() ->
         home.put(b"a")
         waiting = asyncio.ensure_future(home.fetch(wait_ms=0))
         await waiting
-        await home.queues.suspend("q", "serving", "ann", "maintenance")
+        await home.acts.suspend("q", "serving", None, Act("ann", 1, "maintenance"))
         await other.until(lambda: other.served()[0].suspension is not None)
         await home.crash()
         await home.start()
@@ -339,14 +340,14 @@ def test_a_suspended_queue_serves_nothing_over_restarts_until_it_is_resumed() ->
         assert (reply.items, reply.state) == ([], SUSPENDED)
         poll = asyncio.ensure_future(home.fetch(wait_ms=20_000))
         await home.until(lambda: home.served()[0].waiters)
-        await other.queues.resume("q", "serving", "bob", "")
+        await other.acts.resume("q", "serving", None, Act("bob", 2, ""))
         reply = await poll
         assert b"b" in keys(reply)
         assert reply.state == SERVING
         with pytest.raises(BadInput, match="publishing"):
-            await home.queues.suspend("q", "publishing", "ann", "")
+            await home.acts.suspend("q", "everything", None, Act("ann", 3, ""))
         with pytest.raises(UnknownQueue):
-            await home.queues.suspend("x", "serving", "ann", "")
+            await home.acts.suspend("x", "serving", None, Act("ann", 3, ""))
         await home.close()
         await other.close()
 
@@ -407,7 +408,7 @@ def test_without_the_metastore_owned_queues_serve_and_others_wait() -> None:
         with pytest.raises(NotReady):
             await home.fetch(queue="new")
         with pytest.raises(NotReady):
-            await home.queues.suspend("q", "serving", "ann", "")
+            await home.acts.suspend("q", "serving", None, Act("ann", 1, ""))
         home.metastore.reconnect()
         assert keys(await home.fetch(queue="new")) == [b"a"]
         await home.close()
@@ -423,7 +424,7 @@ def test_what_was_changed_during_an_outage_is_learned_after_it() -> None:
         home, other = Home(ensemble=ensemble), Home(ensemble=ensemble)
         await home.start()
         await other.start()
-        await other.queues.suspend("q", "serving", "ann", "")
+        await other.acts.suspend("q", "serving", None, Act("ann", 1, ""))
         home.metastore.disconnect()
         await asyncio.sleep(0.02)
         home.metastore.reconnect()

@@ -1,0 +1,138 @@
+"""`isthmus queue show|peek|ledger|gaps|test-filter` and `isthmus gaps`: what there is to know of source queues.
+
+Reads only, but for `gaps --close`, which says that a full-sync has closed them. docs/queues.md tells what it means.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import quote
+
+import click
+
+from node.cli.cluster import listed
+from node.cli.exits import CommandFailed, Exit
+from node.cli.output import echo_facts, echo_json, echo_table, moment, output_option, printable
+from node.cli.remote import AdminClient, admin_option, whoami
+
+NAME = click.argument("name")
+
+LEDGER: Final = (
+    "found", "eligible", "acknowledged", "collapsed", "collapsed_unseen", "vanished", "given_up", "waiting",
+    "in_flight",
+)  # fmt: skip
+
+
+@click.command("show")
+@NAME
+@admin_option
+@output_option
+def show(name: str, admin: AdminClient, output: str) -> None:
+    """All that is known of queue NAME on the node that answers."""
+    found = [queue for queue in listed(admin.get("/admin/queues"), "queues") if queue.get("name") == name]
+    if not found:
+        raise CommandFailed(Exit.REFUSED, "unknown-queue", f"there is no queue named {name!r}")
+    if output == "json":
+        echo_json(found[0])
+    else:
+        echo_facts(_flat(found[0]))
+
+
+@click.command("peek")
+@NAME
+@click.option("--count", type=click.IntRange(1, 1000), default=20, show_default=True)
+@admin_option
+@output_option
+def peek(name: str, count: int, admin: AdminClient, output: str) -> None:
+    """The references of queue NAME that go next from the node that answers; takes nothing."""
+    answer = admin.get(f"/admin/queues/{quote(name, safe='')}/peek?count={count}")
+    if output == "json":
+        echo_json(answer)
+        return
+    columns = ("bucket_type", "bucket", "key", "kind", "partition", "offset", "bytes")
+    rows = [[r.get(c) for c in columns] + [moment(r.get("time_ms"))] for r in listed(answer, "references")]
+    echo_table(("type", *columns[1:], "since"), rows)
+
+
+@click.command("ledger")
+@NAME
+@admin_option
+@output_option
+def ledger(name: str, admin: AdminClient, output: str) -> None:
+    """What became of every change that queue NAME was to give out, by node, and whether the two sides agree."""
+    answer = admin.get(f"/admin/queues/{quote(name, safe='')}/ledger")
+    if output == "json":
+        echo_json(answer)
+        return
+    rows = []
+    for node in listed(answer, "nodes"):
+        found = node["ledger"] if isinstance(node.get("ledger"), dict) else {}
+        closes = {True: "yes", False: f"NO, off by {found.get('off_by')}", None: "not known yet"}[found.get("closes")]
+        if found.get("lost"):
+            closes = f"NO, lost: {found['lost']}"
+        rows.append([node.get("node"), *(found.get(key) for key in LEDGER), closes, found.get("reason")])
+    echo_table(("node", *(name.replace("_", " ") for name in LEDGER), "closes", "reason"), rows)
+
+
+@click.command("gaps")
+@click.argument("name", required=False)
+@click.option("--close", "ids", multiple=True, metavar="ID", help="Close this one: a full-sync of its range was clean.")
+@click.option("--by", default=whoami, show_default="USER@HOST", help="Who says so; logged.")
+@admin_option
+@output_option
+def gaps_of_queues(name: str | None, ids: tuple[str, ...], by: str, admin: AdminClient, output: str) -> None:
+    """What queues gave up and no full-sync has closed yet, of all nodes; of queue NAME only."""
+    if ids:
+        if name is None:
+            raise click.UsageError("say of which queue the gaps are: isthmus queue gaps NAME --close ID")
+        answer = admin.post(f"/admin/queues/{quote(name, safe='')}/gaps/close", {"ids": list(ids), "by": by})
+        if output == "json":
+            echo_json(answer)
+        else:
+            click.echo(printable(f"queue {name}: {answer.get('closed')} gaps closed"))
+        return
+    answer = admin.get("/admin/gaps" + (f"?queue={quote(name, safe='')}" if name else ""))
+    if output == "json":
+        echo_json(answer)
+        return
+    rows = []
+    for gap in listed(answer, "gaps"):
+        upto = "still grows" if gap.get("upto_ms") is None else moment(gap.get("upto_ms"))
+        who = f"{gap.get('by') or ''} {gap.get('reason') or ''}".strip()
+        plain = [gap.get(key) for key in ("queue", "id", "partition", "from_offset", "upto_offset", "count_at_least")]
+        rows.append([*plain, moment(gap.get("from_ms")), upto, gap.get("what"), who])
+    columns = ("queue", "id", "partition", "from", "up to", "at least", "since", "until", "what", "reason")
+    echo_table(columns, rows)
+    for node in answer.get("unknown") or ():
+        click.echo(printable(f"node {node} does not answer: its gaps are not known"), err=True)
+
+
+@click.command("test-filter")
+@NAME
+@click.argument("bucket_type", metavar="TYPE")
+@click.argument("bucket")
+@click.argument("key", required=False)
+@admin_option
+@output_option
+def filter_tested(name: str, bucket_type: str, bucket: str, key: str | None, admin: AdminClient, output: str) -> None:
+    """Would queue NAME offer a change of TYPE/BUCKET KEY in real time, and which rule decides? Rules look at type and
+    bucket only, so KEY changes nothing."""
+    query = f"type={quote(bucket_type, safe='')}&bucket={quote(bucket, safe='')}"
+    answer = admin.get(f"/admin/queues/{quote(name, safe='')}/filter?{query}")
+    if output == "json":
+        echo_json({**answer, "bucket_type": bucket_type, "bucket": bucket, "key": key})
+        return
+    verdict = "offered" if answer.get("offered") else "not offered"
+    click.echo(printable(f"{verdict}: {answer.get('reason')} (filter: {answer.get('filter')})"))
+
+
+def _flat(found: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for name, value in found.items():
+        if isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{name} ")
+        elif isinstance(value, list):
+            rows.append((f"{prefix}{name}", "; ".join(map(str, value))))
+        else:
+            rows.append((f"{prefix}{name}".replace("_", " "), value))
+    return rows

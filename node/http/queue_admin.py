@@ -1,0 +1,256 @@
+"""The admin face's source queues: what there is, and what operators may do with them. docs/queues.md tells the meaning.
+
+Passes on what an operator wants and shows what `queues.acts` says; of the whole cluster, what `node.queue_gathering`
+gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from config.settings import QueueSettings
+from node.http.asgi import Request, json_reply
+from node.http.router import Router
+from node.http.statuses import Refused, Reply
+from node.http.wishes import count, flag, initiator, text, wish_of
+from queues.decrees import SERVING
+from queues.rules import FOLD, FULL_SYNC
+from queues.steering import Act
+from queues.throttle import Rates
+from repl.model.keys import Key
+
+if TYPE_CHECKING:
+    from node.daemon import Node
+
+ACT_KEYS: Final = frozenset({"by", "reason"})
+SUSPEND_KEYS: Final = ACT_KEYS | {"what", "node"}
+RELEASE_KEYS: Final = ACT_KEYS | {"from"}
+REGISTER_KEYS: Final = ACT_KEYS | {
+    "name", "from", "filter", "cascade", "overflow", "queue_limit", "object_limit", "object_size_limit"
+}  # fmt: skip
+RATE_KEYS: Final = ACT_KEYS | {"bytes_per_second", "objects_per_second", "default"}
+PUSH_KEYS: Final = ACT_KEYS | {"bucket_type", "bucket", "keys", "fold", "wait_ms"}
+CLOSE_KEYS: Final = ACT_KEYS | {"ids", "bucket_type", "from_ms", "upto_ms"}
+
+RATE_MAX: Final = 1 << 40
+"""Largest rate that is taken; above any disk's."""
+
+PUSH_MAX: Final = 10_000
+"""Most keys in one push."""
+
+PUSH_WAIT_MS: Final = 5_000
+"""How long a push waits for room when it does not say; below the time-out of the command line."""
+
+PUSH_WAIT_MAX_MS: Final = 30_000
+
+PEEK_MAX: Final = 1_000
+"""Most references shown at once."""
+
+PEEK: Final = 20
+"""References shown when nobody says how many."""
+
+TIME_MAX_MS: Final = 1 << 50
+"""Largest wall-clock time that is taken: beyond the year 30,000 somebody has mistaken the unit."""
+
+
+class QueueAdmin:
+    """Routes over the source queues of a running node."""
+
+    def __init__(self, node: Node, router: Router[Callable[..., Any]]) -> None:
+        self._node = node
+        router.add("GET", "/admin/queues", self.queues)
+        router.add("GET", "/admin/queues/nodes", self.nodes)
+        router.add("GET", "/admin/gaps", self.gaps)
+        router.add("POST", "/admin/queues/register", self.register)
+        for what in ("suspend", "resume", "clear", "release", "delist", "throttle", "push"):
+            router.add("POST", f"/admin/queues/{{queue}}/{what}", getattr(self, what))
+        router.add("POST", "/admin/queues/{queue}/gaps/close", self.close_gaps)
+        router.add("GET", "/admin/queues/{queue}/peek", self.peek)
+        router.add("GET", "/admin/queues/{queue}/ledger", self.ledger)
+        router.add("GET", "/admin/queues/{queue}/filter", self.filter)
+
+    # ---------------------------------------------------------------- looking
+
+    async def queues(self, _request: Request) -> Reply:
+        """Every queue, as far as this node has a share of it."""
+        return json_reply({"queues": await self._node.queues.listing()})
+
+    async def nodes(self, _request: Request) -> Reply:
+        """The same of every node; null for one that does not answer."""
+        return await self._gathered("listing", "queues")
+
+    async def gaps(self, request: Request) -> Reply:
+        """What was given up and no full-sync has closed, of all nodes."""
+        name = request.query.get("queue")
+        if name is not None:
+            self._node.queues.named(name)
+        found = await self._node.queue_gathering.gather(self._nodes(), "gaps", name=name)
+        rows = [row for one in found.values() for row in one or ()]
+        # What a lower priority lost stands in the metastore, so that every node tells of it.
+        kept = {(row["queue"], row["id"]): row for row in rows}
+        silent = sorted(node for node, one in found.items() if one is None)
+        return json_reply({"gaps": sorted(kept.values(), key=lambda r: (r["queue"], r["from_ms"])), "unknown": silent})
+
+    async def ledger(self, request: Request) -> Reply:
+        """A queue's ledger, of every node."""
+        name = request.text("queue")
+        self._node.queues.named(name)
+        return await self._gathered("ledger", "ledger", name=name)
+
+    async def peek(self, request: Request) -> Reply:
+        """The next references of this node's share."""
+        asked = request.query.get("count", str(PEEK))
+        if not (asked.isascii() and asked.isdigit() and 0 < int(asked[:9]) <= PEEK_MAX):
+            raise Refused(400, "bad-query", f"count={asked[:40]}: a whole number from 1 to {PEEK_MAX} is right")
+        items = await self._node.queue_acts.peek(request.text("queue"), int(asked))
+        return json_reply({"references": [_shown(item) for item in items]})
+
+    async def filter(self, request: Request) -> Reply:
+        """Which rule decides over a bucket: ?type=T&bucket=B."""
+        bucket_type, bucket = request.query.get("type", "default"), request.query.get("bucket", "")
+        if not bucket:
+            raise Refused(400, "bad-query", "say of which bucket: ?type=T&bucket=B")
+        return json_reply(
+            self._node.queue_acts.test_filter(request.text("queue"), bucket_type.encode(), bucket.encode())
+        )
+
+    def _nodes(self) -> set[str]:
+        return {*self._node.controller.registrations, self._node.settings.node.name}
+
+    async def _gathered(self, what: str, word: str, **wish: Any) -> Reply:
+        found = await self._node.queue_gathering.gather(self._nodes(), what, **wish)
+        return json_reply({"nodes": [{"node": node, word: one} for node, one in found.items()]})
+
+    # ---------------------------------------------------------------- acts
+
+    async def register(self, request: Request) -> Reply:
+        """A new queue, from now on on all nodes."""
+        wish = await wish_of(request, REGISTER_KEYS)
+        name = text(wish, "name")
+        if not name:
+            raise Refused(400, "bad-json", 'the body must name the queue: {"name": "to-west"}')
+        values: dict[str, Any] = {"filter": text(wish, "filter"), "overflow": text(wish, "overflow")}
+        if values["overflow"] not in (None, "replay", "discard"):
+            raise Refused(400, "bad-json", 'overflow must be "replay" or "discard"')
+        values["cascade"] = flag(wish, "cascade")
+        values["queue_limit_count"] = count(wish, "queue_limit", 1, 10_000_000)
+        values["object_limit_count"] = count(wish, "object_limit", 0, 10_000_000)
+        values["object_size_limit_bytes"] = count(wish, "object_size_limit", 0, 1_000_000_000)
+        default = QueueSettings(name)
+        known = {key: value for key, value in values.items() if value is not None and hasattr(default, key)}
+        act = self._act(wish)
+        await self._node.queue_acts.register(name, known, _start(wish, act, "now"), act)
+        return await self.queues(request)
+
+    async def delist(self, request: Request) -> Reply:
+        """No such queue any more, on all nodes."""
+        wish = await wish_of(request, ACT_KEYS)
+        await self._node.queue_acts.delist(request.text("queue"), self._act(wish))
+        return await self.queues(request)
+
+    async def suspend(self, request: Request) -> Reply:
+        """Give out no references (the cursor waits), or make none (a gap), on one node or on all."""
+        wish = await wish_of(request, SUSPEND_KEYS)
+        what = text(wish, "what") or SERVING
+        await self._node.queue_acts.suspend(request.text("queue"), what, self._wanted_node(wish), self._act(wish))
+        return await self.queues(request)
+
+    async def resume(self, request: Request) -> Reply:
+        """End that."""
+        wish = await wish_of(request, SUSPEND_KEYS)
+        what = text(wish, "what") or SERVING
+        await self._node.queue_acts.resume(request.text("queue"), what, self._wanted_node(wish), self._act(wish))
+        return await self.queues(request)
+
+    async def clear(self, request: Request) -> Reply:
+        """Give up what waits."""
+        wish = await wish_of(request, ACT_KEYS)
+        await self._node.queue_acts.clear(request.text("queue"), self._act(wish))
+        return await self.queues(request)
+
+    async def release(self, request: Request) -> Reply:
+        """The queue belongs to nobody; the next owner begins where "from" says."""
+        wish = await wish_of(request, RELEASE_KEYS)
+        act = self._act(wish)
+        await self._node.queue_acts.release(request.text("queue"), _start(wish, act, "0"), act)
+        return await self.queues(request)
+
+    async def throttle(self, request: Request) -> Reply:
+        """What a second each node gives out at most; "default": what its config says."""
+        wish = await wish_of(request, RATE_KEYS)
+        numbers = [count(wish, f"{what}_per_second", 0, RATE_MAX) for what in ("bytes", "objects")]
+        rates = None if flag(wish, "default") else Rates(*(number or 0 for number in numbers))
+        await self._node.queue_acts.throttle(request.text("queue"), rates, self._act(wish))
+        return await self.queues(request)
+
+    async def push(self, request: Request) -> Reply:
+        """References at the full-sync priority, or the fold one."""
+        wish = await wish_of(request, PUSH_KEYS)
+        bucket_type, bucket, names = text(wish, "bucket_type") or "default", text(wish, "bucket"), wish.get("keys")
+        if not bucket or not isinstance(names, list) or len(names) > PUSH_MAX:
+            right = '{"bucket": "b", "keys": ["k"]}'
+            raise Refused(400, "bad-json", f"bucket must be a text, keys a list of at most {PUSH_MAX} texts: {right}")
+        if not all(isinstance(key, str) and key for key in names):
+            raise Refused(400, "bad-json", "every key must be a text")
+        wait_ms = count(wish, "wait_ms", 0, PUSH_WAIT_MAX_MS)
+        keys = [Key(bucket_type.encode(), bucket.encode(), key.encode()) for key in names]
+        priority = FOLD if flag(wish, "fold") else FULL_SYNC
+        taken = await self._node.queue_acts.push(
+            request.text("queue"), keys, priority, PUSH_WAIT_MS if wait_ms is None else wait_ms
+        )
+        reason = "" if taken == len(keys) else "the priority is full: offer the others again"
+        return json_reply({"queued": taken, "refused": len(keys) - taken, "reason": reason})
+
+    async def close_gaps(self, request: Request) -> Reply:
+        """Gaps that a full-sync has closed, of all nodes: by ids, or by bucket type and times."""
+        wish = await wish_of(request, CLOSE_KEYS)
+        ids = wish.get("ids")
+        if ids is not None and not (isinstance(ids, list) and all(isinstance(one, str) for one in ids)):
+            raise Refused(400, "bad-json", "ids must be a list of texts, or null")
+        times = {name: count(wish, name, 0, TIME_MAX_MS) for name in ("from_ms", "upto_ms")}
+        if ids is None and None in times.values():
+            raise Refused(400, "bad-json", "say which: ids, or from_ms and upto_ms, and bucket_type if not all")
+        name = request.text("queue")
+        self._node.queues.named(name)
+        act = self._act(wish)
+        found = await self._node.queue_gathering.gather(
+            self._nodes(), "close", name=name, ids=ids, bucket_type=text(wish, "bucket_type"), **times, **act._asdict()
+        )
+        silent = sorted(node for node, one in found.items() if one is None)
+        return json_reply({"closed": sum(one or 0 for one in found.values()), "unknown": silent})
+
+    def _act(self, wish: dict[str, Any]) -> Act:
+        return Act(initiator(wish), self._node.time.wall_ms(), text(wish, "reason") or "")
+
+    def _wanted_node(self, wish: dict[str, Any]) -> str | None:
+        node = text(wish, "node")
+        if node is not None and node not in self._nodes():
+            raise Refused(400, "bad-input", f"no node {node!r} of this cluster is live")
+        return node
+
+
+def _start(wish: dict[str, Any], act: Act, default: str) -> int:
+    """The wall-clock time that "from" names: "now", "0", or milliseconds since 1970."""
+    wanted = wish.get("from", default)
+    if wanted == "now":
+        return act.at_ms
+    if wanted in ("0", 0):
+        return 0
+    if type(wanted) is int and 0 < wanted <= TIME_MAX_MS:
+        return wanted
+    raise Refused(400, "bad-json", 'from must be "now", "0", or a time in milliseconds since 1970')
+
+
+def _shown(item: tuple[Any, ...]) -> dict[str, Any]:
+    kind, partition, offset, bucket_type, bucket, key, origin, time_ms, payload = item
+    names = {"bucket_type": bucket_type, "bucket": bucket, "key": key}
+    return {
+        **{name: value.decode(errors="backslashreplace") for name, value in names.items()},
+        "partition": partition,
+        "offset": offset,
+        "kind": ("to_fetch", "object", "tombstone")[kind],
+        "origin": origin.hex(),
+        "time_ms": time_ms,
+        "bytes": len(payload),
+    }

@@ -1,0 +1,84 @@
+"""What each node knows of its share of the source queues, gathered by the node that was asked; gaps closed on all.
+
+One request a node, all at once, with a time-out: who does not answer in time is unknown, never guessed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
+
+from node.gathering import TIMEOUT_MS
+from queues.acts import GapChoice, QueueActs
+from queues.steering import Act
+from repl.model.errors import CodecError, IsthmusError
+
+METHOD: Final = "queues"
+
+WHAT: Final = frozenset({"listing", "gaps", "ledger", "close"})
+
+
+class QueueGathering:
+    """Asks and answers. `request` is `Links.request`."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        request: Callable[[str, str, bytes, int], Awaitable[bytes]],
+        acts: Callable[[], QueueActs],
+    ) -> None:
+        self._node = node
+        self._request = request
+        self._acts = acts
+
+    def request_handlers(self) -> dict[str, Callable[[str, bytes], Awaitable[bytes]]]:
+        """What other nodes may ask of this one, by method."""
+        return {METHOD: self.answer}
+
+    async def answer(self, _node: str, body: bytes) -> bytes:
+        """This node's answer to another one that gathers."""
+        try:
+            wish = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise CodecError(f"{METHOD}: not JSON ({error})") from error
+        if not isinstance(wish, dict) or wish.get("what") not in WHAT:
+            raise CodecError(f"{METHOD}: asks for nothing that is known")
+        return json.dumps(await self._own(wish)).encode()
+
+    async def gather(self, nodes: Iterable[str], what: str, **wish: Any) -> dict[str, Any]:
+        """What each of `nodes` says; None for who did not answer. `what`: listing, gaps, ledger (of `name`), or close
+        (gaps of `name`, as in `node.http.queue_admin`)."""
+        names = sorted(set(nodes))
+        found = await asyncio.gather(*(self._ask(name, {"what": what, **wish}) for name in names))
+        return dict(zip(names, found, strict=True))
+
+    async def _ask(self, node: str, wish: dict[str, Any]) -> Any:
+        if node == self._node:
+            return await self._own(wish)
+        try:
+            return json.loads(await self._request(node, METHOD, json.dumps(wish).encode(), TIMEOUT_MS))
+        except (IsthmusError, ValueError, RecursionError):
+            return None
+
+    async def _own(self, wish: dict[str, Any]) -> Any:
+        acts, name = self._acts(), wish.get("name")
+        match wish["what"]:
+            case "listing":
+                return await acts.listing()
+            case "gaps":
+                return acts.gaps(name)
+            case "ledger":
+                return await acts.ledger(str(name))
+            case _:
+                ids, bucket_type = wish.get("ids"), wish.get("bucket_type")
+                choice = GapChoice(
+                    None if ids is None else tuple(map(str, ids)),
+                    None if bucket_type is None else str(bucket_type).encode(),
+                    int(wish.get("from_ms") or 0),
+                    int(wish.get("upto_ms") or 1 << 62),
+                )
+                act = Act(str(wish["by"]), int(wish["at_ms"]), str(wish.get("reason") or ""))
+                return await acts.close_gaps(str(name), choice, act)

@@ -1,0 +1,254 @@
+"""What operators and other parts may do with source queues on this node: each act written, then taken in here at once.
+
+Other nodes learn of an act by the metastore. Gaps of partitions led elsewhere are closed there: `close_gaps` answers
+for this node. The rules of the acts stand in `queues.steering` and `queues.decrees`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from queues.decrees import CLEARED, PUBLISHING, SERVING
+from queues.listing import ledger
+from queues.registry import SourceQueues
+from queues.rules import LOWER, PRIORITIES, Item
+from queues.serving import ServedQueue
+from queues.steering import Act, Lost
+from queues.throttle import Rates
+from repl.model.errors import BadInput
+from repl.model.keys import Key
+from repl.store.port import Store
+
+log = structlog.get_logger(__name__)
+
+PEEK_ROWS: Final = 4_096
+"""Rows of the change index read in one partition to show what is not in memory."""
+
+SECOND_MS: Final = 1_000
+"""Time marks of the store are a second apart: what is cleared ends with the second of the act."""
+
+
+class GapChoice(NamedTuple):
+    """Which gaps a full-sync has closed: by their ids, or all of a bucket type (None: any) that lie wholly between two
+    wall-clock times."""
+
+    ids: tuple[str, ...] | None = None
+    bucket_type: bytes | None = None
+    from_ms: int = 0
+    upto_ms: int = 1 << 62
+
+    def takes(self, gap_id: str, bucket_type: bytes | None, from_ms: int, upto_ms: int) -> bool:
+        """True when a gap is one of them."""
+        if self.ids is not None:
+            return gap_id in self.ids
+        right_type = bucket_type is None or self.bucket_type in (None, bucket_type)
+        return right_type and self.from_ms <= from_ms and upto_ms <= self.upto_ms
+
+
+class QueueActs:
+    """See the module's text. All acts raise UnknownQueue, BadInput, NotReady."""
+
+    def __init__(self, queues: SourceQueues, store: Store, pool: Executor) -> None:
+        self._queues = queues
+        self._store = store
+        self._pool = pool
+
+    # ---------------------------------------------------------------- acts that hold on all nodes
+
+    async def register(self, name: str, values: Mapping[str, Any], start_ms: int, act: Act) -> None:
+        """See `Steering.register`."""
+        await self._queues.steering.register(name, values, start_ms, act)
+        await self._queues.follow_definitions()
+        log.info("queue.registered", queue=name, by=act.by, reason=act.reason, start_ms=start_ms)
+
+    async def delist(self, name: str, act: Act) -> None:
+        """See `Steering.delist`."""
+        self._queues.named(name)
+        await self._queues.steering.delist(name, act)
+        await self._queues.follow_definitions()
+        log.info("queue.delisted", queue=name, by=act.by, reason=act.reason)
+
+    async def suspend(self, name: str, what: str, node: str | None, act: Act) -> None:
+        """Give nothing out (SERVING), or make no references (PUBLISHING), over restarts, too."""
+        self._check(name, what)
+        await self._queues.steering.suspend(name, what, node, act)
+        await self._queues.refresh(name)
+        log.info("queue.suspended", queue=name, what=what, node=node, by=act.by, reason=act.reason)
+
+    async def resume(self, name: str, what: str, node: str | None, act: Act) -> None:
+        """End that."""
+        self._check(name, what)
+        await self._queues.steering.resume(name, what, node)
+        await self._queues.refresh(name)
+        log.info("queue.resumed", queue=name, what=what, node=node, by=act.by, reason=act.reason)
+
+    async def clear(self, name: str, act: Act) -> None:
+        """Give up what waits, in real time on all nodes (a gap) and at the lower priorities of this one."""
+        queue = self._queues.named(name)
+        start_ms = (act.at_ms // SECOND_MS + 1) * SECOND_MS
+        await self._queues.steering.decree(name, CLEARED, start_ms, act)
+        await self._queues.give_up_lower(queue, CLEARED, act.by)
+        await self._queues.refresh(name)
+        log.info("queue.cleared", queue=name, by=act.by, reason=act.reason)
+
+    async def release(self, name: str, start_ms: int, act: Act) -> None:
+        """See `Steering.release`."""
+        self._queues.named(name)
+        await self._queues.steering.release(name, start_ms, act)
+        await self._queues.refresh(name)
+        log.info("queue.released", queue=name, by=act.by, reason=act.reason, start_ms=start_ms)
+
+    async def throttle(self, name: str, rates: Rates | None, act: Act) -> None:
+        """See `Steering.set_rates`."""
+        self._queues.named(name)
+        await self._queues.steering.set_rates(name, rates, act)
+        await self._queues.refresh(name)
+        log.info("queue.throttled", queue=name, rates=rates, by=act.by, reason=act.reason)
+
+    def _check(self, name: str, what: str) -> None:
+        self._queues.named(name)
+        if what not in (SERVING, PUBLISHING):
+            raise BadInput(f"{what!r} of a queue cannot be suspended; {SERVING!r} and {PUBLISHING!r} can")
+
+    # ---------------------------------------------------------------- lower priorities
+
+    async def push(self, name: str, keys: Sequence[Key], priority: int, wait_ms: int) -> int:
+        """Queue references at a lower priority on this node, waiting for room at most so long; returns how many of the
+        first were taken in: the others are to be offered again. Filters do not count: who pushes names the queue."""
+        queue = self._queues.named(name)
+        if priority not in LOWER:
+            raise BadInput(f"priority {priority} takes no references; {LOWER[0]} (full-sync) and {LOWER[1]} (fold) do")
+        if not self._queues.enabled:
+            raise BadInput("the source of this node is switched off (source.enabled)")
+        return await queue.push(keys, priority, self._queues.time.now_ms() + wait_ms)
+
+    # ---------------------------------------------------------------- looking
+
+    async def listing(self) -> list[dict[str, Any]]:
+        """See `queues.listing`."""
+        return await self._queues.listing()
+
+    def test_filter(self, name: str, bucket_type: bytes, bucket: bytes) -> dict[str, Any]:
+        """Whether changes of a bucket are offered, and by which rule."""
+        queue = self._queues.named(name)
+        decision = queue.filter.decide(bucket_type, bucket)
+        rule = None if decision.rule is None else str(decision.rule)
+        return {"queue": name, "filter": str(queue.filter), "offered": decision.offered, "rule": rule,
+                "reason": decision.reason()}  # fmt: skip
+
+    async def peek(self, name: str, count: int) -> list[Item]:
+        """The next references of this node's share, at most `count`, without taking them: real time first, each
+        partition in its order."""
+        queue = self._queues.named(name)
+        found: list[Item] = []
+        loop = asyncio.get_running_loop()
+        for window in list(queue.machine.windows.values()):
+            found += window.first(count - len(found))
+            if len(found) < count and not window.contiguous:
+                rows = await loop.run_in_executor(
+                    self._pool, self._store.changes, window.partition, window.scan, PEEK_ROWS
+                )
+                found += [
+                    (
+                        0,
+                        window.partition,
+                        row.offset,
+                        window.bucket_type,
+                        row.bucket,
+                        row.key,
+                        row.origin,
+                        row.time_ms,
+                        b"",
+                    )
+                    for row in rows
+                    if window.wants(row)
+                ][: count - len(found)]
+        for lower in queue.machine.lower:
+            found += lower.first(count - len(found))
+        return found
+
+    async def ledger(self, name: str) -> dict[str, Any]:
+        """The queue's ledger on this node, checked against the change index: `lost` are offsets of rows there that
+        neither wait nor are under lease nor settled. The index is read twice, so that what goes meanwhile is not taken
+        for lost."""
+        queue = self._queues.named(name)
+        lost = await self._unexplained(queue)
+        if lost:
+            again = await self._unexplained(queue)
+            lost = {p: [offset for offset in found if offset in again.get(p, ())] for p, found in lost.items()}
+            lost = {p: found for p, found in lost.items() if found}
+        return {**ledger(queue), "lost": lost}
+
+    async def _unexplained(self, queue: ServedQueue) -> dict[int, list[int]]:
+        loop = asyncio.get_running_loop()
+        found = {}
+        for window in list(queue.machine.windows.values()):
+            if window.contiguous and window.cursor < window.scan:
+                rows = await loop.run_in_executor(
+                    self._pool, self._store.changes, window.partition, window.cursor, PEEK_ROWS
+                )
+                offsets = window.unexplained(rows)
+                if offsets:
+                    found[window.partition] = offsets
+        return found
+
+    # ---------------------------------------------------------------- gaps
+
+    def gaps(self, name: str | None = None) -> list[dict[str, Any]]:
+        """What was given up and no full-sync has closed: of partitions led here, and of lower priorities of any node.
+        {"queue", "id", "partition", "from_offset", "upto_offset", "from_ms", "upto_ms", "count_at_least", "what",
+        "by", "reason", "node", "priority"}; null where a word does not apply, or is not known yet."""
+        names = self._queues.machines() if name is None else (name,)
+        rows = []
+        for one in names:
+            queue = self._queues.named(one)
+            place = {"queue": one, "node": self._queues.node, "priority": max(PRIORITIES)}
+            for partition, window in queue.machine.windows.items():
+                rows += [{**place, **gap.shown(partition)} for gap in window.state.gaps]
+            rows += [_lost_shown(one, lost) for lost in queue.word.lost]
+        return rows
+
+    async def close_gaps(self, name: str, choice: GapChoice, act: Act) -> int:
+        """A full-sync has found equal, or repaired, what these gaps left out; returns how many are closed. Gaps that
+        still grow stay. Raises Retryable, OutcomeUnknown, too: then it may be done again."""
+        queue = self._queues.named(name)
+        starts: dict[int, list[int]] = {}
+        for partition, window in queue.machine.windows.items():
+            for gap in window.state.gaps:
+                gap_id = f"{partition}:{gap.start}"
+                if not gap.is_open and choice.takes(gap_id, window.bucket_type, gap.from_ms, gap.upto_ms):
+                    starts.setdefault(partition, []).append(gap.start)
+        closed = await self._queues.close_gaps(queue, starts)
+        fits = [one for one in queue.word.lost if choice.takes(_lost_id(one), None, one.from_ms, one.upto_ms)]
+        if fits:
+            closed += await self._queues.steering.forget_lost(name, lambda one: one in fits)
+            await self._queues.refresh(name)
+        log.info("queue.gaps_closed", queue=name, count=closed, by=act.by, reason=act.reason)
+        return closed
+
+
+def _lost_id(lost: Lost) -> str:
+    return f"{lost.node}:{lost.priority}:{lost.at_ms}"
+
+
+def _lost_shown(queue: str, lost: Lost) -> dict[str, Any]:
+    return {
+        "queue": queue,
+        "node": lost.node,
+        "priority": lost.priority,
+        "id": _lost_id(lost),
+        "partition": None,
+        "from_offset": None,
+        "upto_offset": None,
+        "from_ms": lost.from_ms,
+        "upto_ms": lost.upto_ms,
+        "count_at_least": lost.left_out,
+        "what": lost.what,
+        "by": lost.by,
+        "reason": "",
+    }

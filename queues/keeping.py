@@ -1,0 +1,150 @@
+"""Where each queue stands in each led partition: found in the store, decided by CURSOR entries, moved softly.
+
+Runs on the event loop; reads in the read pool. What an entry says is decided in `queues.claims` and `queues.decrees`;
+`queues.registry` tells what is led and what was applied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import Any, Final
+
+import structlog
+
+from queues.cursors import CursorState, encode_soft, encode_state, position_of
+from queues.decrees import Decree, obeyed
+from queues.gaps import without
+from queues.serving import ServedQueue
+from repl.model.errors import IsthmusError, OutcomeUnknown, Retryable
+from repl.model.ports import CursorWriter, TimeSource
+from repl.store.port import Store
+
+log = structlog.get_logger(__name__)
+
+RETRY_MS: Final = 250
+"""Pause before a CURSOR entry that was refused is tried again."""
+
+
+class CursorKeeper:
+    """See the module's text. `led`: led partition -> first offset that was not yet told to be applied; `types`: the
+    bucket types of the partitions."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        cursors: CursorWriter,
+        led: Mapping[int, int],
+        types: Callable[[], Mapping[int, bytes]],
+        time: TimeSource,
+        pool: Executor,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self._store = store
+        self._cursors = cursors
+        self._led = led
+        self._types = types
+        self._time = time
+        self._pool = pool
+        self._spawn = spawn
+
+    async def stand(self, queue: ServedQueue, partition: int) -> None:
+        """Find where the queue stands in a partition that is led here; one that never stood anywhere begins where its
+        registration says, else at 0. Ends when it stands, or cannot be made to."""
+        loop = asyncio.get_running_loop()
+        machine = queue.machine
+        while partition not in machine.windows and partition in self._led and not queue.closed:
+            try:
+                rows = await loop.run_in_executor(self._pool, self._store.cursor, partition, queue.name)
+                position = position_of(rows)
+                if partition in machine.windows or partition not in self._led:
+                    return
+                if position is not None:
+                    machine.lead(partition, self._types()[partition], position, self._led[partition])
+                    return
+                state = CursorState()
+                if queue.word.decree is not None:
+                    start = await self._start(partition, queue.word.decree, self._led[partition])
+                    state = CursorState(start, decree=queue.word.decree.version)
+                await self._cursors.write_cursor(partition, queue.name, encode_state(state))
+            except (Retryable, OutcomeUnknown):
+                await asyncio.sleep(RETRY_MS / 1000)
+            except IsthmusError as error:
+                unreadable(queue, partition, error)
+                return
+
+    def claim_all(self, queue: ServedQueue) -> None:
+        """See that every led partition gets a CURSOR entry for what was decided and no entry says yet."""
+        machine, decree = queue.machine, queue.word.decree
+        due: dict[int, CursorState | None] = dict(machine.unclaimed(self._time.wall_ms()))
+        if decree is not None:
+            due |= {p: None for p, window in machine.windows.items() if window.state.decree < decree.version}
+        for partition, state in due.items():
+            if partition not in queue.claiming:
+                queue.claiming.add(partition)
+                self._spawn(self._claim(queue, partition, state))
+
+    async def _claim(self, queue: ServedQueue, partition: int, state: CursorState | None) -> None:
+        try:
+            if state is None:
+                state = await self._obeying(queue, partition)
+            if state is not None:
+                await self._cursors.write_cursor(partition, queue.name, encode_state(state))
+        except (Retryable, OutcomeUnknown) as error:
+            log.info("queue.claim_put_off", queue=queue.settings.name, partition=partition, reason=error.reason)
+            await asyncio.sleep(RETRY_MS / 1000)
+        finally:
+            queue.claiming.discard(partition)
+
+    async def _obeying(self, queue: ServedQueue, partition: int) -> CursorState | None:
+        """The state that obeys the newest decree, under the owner version that holds here now; the next claim follows
+        with the newer one."""
+        decree = queue.word.decree
+        window = queue.machine.windows.get(partition)
+        if decree is None or window is None or window.state.decree >= decree.version:
+            return None
+        start = await self._start(partition, decree, window.applied)
+        if queue.machine.windows.get(partition) is not window:
+            return None
+        log.info("queue.decree_obeyed", queue=queue.settings.name, partition=partition, what=decree.what, start=start)
+        return obeyed(window.state, window.advance(), decree, start, decree.at_ms)
+
+    async def _start(self, partition: int, decree: Decree, applied: int) -> int:
+        """The offset from which `decree` wants changes."""
+        if not decree.start_ms:
+            return 0
+        loop = asyncio.get_running_loop()
+        return min(applied, await loop.run_in_executor(self._pool, self._store.offset_at, partition, decree.start_ms))
+
+    async def close_gaps(self, queue: ServedQueue, starts: Mapping[int, list[int]]) -> int:
+        """Close gaps, by partition those that begin at these offsets; returns how many. Raises Retryable,
+        OutcomeUnknown: then it may be done again."""
+        closed = 0
+        for partition, of_it in starts.items():
+            window = queue.machine.windows.get(partition)
+            if window is None:
+                continue
+            left = without(window.state.gaps, of_it)
+            if left != window.state.gaps:
+                count = len(window.state.gaps) - len(left)
+                state = replace(window.state, cursor=window.advance(), gaps=left)
+                await self._cursors.write_cursor(partition, queue.name, encode_state(state))
+                closed += count
+        return closed
+
+    def decided(self, queue: ServedQueue, partition: int, base: int, state: CursorState) -> None:
+        """A CURSOR entry of the queue was applied, and all before it were told."""
+        queue.machine.decided(partition, self._types()[partition], base, state)
+
+    def save(self, queue: ServedQueue, partition: int | None) -> None:
+        """Let moved cursors travel, of one partition or of all."""
+        for moved, base, cursor in queue.machine.soft_positions(partition):
+            self._cursors.soft_cursor(moved, queue.name, encode_soft(base, cursor))
+
+
+def unreadable(queue: ServedQueue, partition: int, error: IsthmusError) -> None:
+    """What stands in the store is no cursor: the queue serves nothing of that partition."""
+    log.error("queue.cursor_unreadable", queue=queue.settings.name, partition=partition, error=str(error))

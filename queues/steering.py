@@ -1,0 +1,272 @@
+"""What operators want of source queues, written to the metastore, and what stands there, read.
+
+Every act is one conditional write; all nodes learn of it by a watch and act on what they lead (`queues.registry`), so
+an act holds on all nodes, over restarts, and says who, when and why. Nothing here touches a queue. Values and their
+rules stand in `queues.decrees` and `queues.ownership`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Final, NamedTuple
+
+from config.rules import check_name
+from config.settings import QueueSettings
+from queues import decrees
+from queues.decrees import Decree, Definition, QueueSuspension
+from queues.filters import parse_filter
+from queues.ownership import (
+    Owner,
+    change_value,
+    decode_owner,
+    encode_owner,
+    json_object,
+    owner_path,
+    path_of,
+    read_value,
+)  # fmt: skip
+from queues.throttle import Rates
+from repl.metastore.port import Metastore
+from repl.model.errors import BadConfig, BadInput, CodecError, Overloaded
+
+LOST_MAX: Final = 64
+"""Records of lower references that were given up, of one queue; beyond it the oldest two of a node are made one."""
+
+
+class Act(NamedTuple):
+    """Who does it, when (wall clock), and why."""
+
+    by: str
+    at_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """References of a lower priority that were given up, queued at one node between two times. `what`: stopped,
+    cleared, delisted."""
+
+    node: str
+    priority: int
+    left_out: int
+    from_ms: int
+    upto_ms: int
+    what: str
+    by: str
+    at_ms: int
+
+
+class SetRates(NamedTuple):
+    """Limits that an operator has set, each node's."""
+
+    rates: Rates
+    act: Act
+
+
+class Word(NamedTuple):
+    """All that the metastore says of one queue."""
+
+    owner: Owner | None
+    suspensions: tuple[QueueSuspension, ...]
+    decree: Decree | None
+    rates: SetRates | None
+    lost: tuple[Lost, ...]
+
+
+NO_WORD: Final = Word(None, (), None, None, ())
+
+
+class Steering:
+    """`config` are the queues of this node's file. All acts raise BadInput for what makes no sense, NotReady when the
+    metastore cannot be reached."""
+
+    def __init__(self, metastore: Metastore, config: Mapping[str, QueueSettings]) -> None:
+        self._metastore = metastore
+        self._config = config
+
+    async def definitions(self) -> dict[str, Definition]:
+        """What was registered or delisted at run time. Raises CodecError."""
+        found = await read_value(self._metastore, decrees.DEFINITIONS_PATH)
+        return decrees.decode_definitions(None if found is None else found.value)
+
+    async def word(self, name: str) -> Word:
+        """What stands there of a queue. Raises CodecError."""
+        owner = await self._value(owner_path(name))
+        suspension = await self._value(path_of(name, "suspension"))
+        decree = await self._value(path_of(name, "decree"))
+        rates = await self._value(path_of(name, "rates"))
+        lost = await self._value(path_of(name, "lost"))
+        return Word(
+            None if owner is None else decode_owner(owner),
+            decrees.decode_suspensions(suspension),
+            None if decree is None else decrees.decode_decree(decree),
+            None if rates is None else _rates(rates),
+            _lost(lost),
+        )
+
+    async def _value(self, path: str) -> bytes | None:
+        found = await read_value(self._metastore, path)
+        return None if found is None else found.value
+
+    # ---------------------------------------------------------------- which queues there are
+
+    async def register(self, name: str, values: Mapping[str, Any], start_ms: int, act: Act) -> None:
+        """There is a queue `name` from now on, on all nodes; it offers changes of `start_ms` and later (0: all).
+        `values` are fields of QueueSettings, all others have their defaults."""
+        settings = _settings(name, values)
+        # The decree first: who sees the queue sees where it begins. Alone it does nothing.
+        await self.decree(name, decrees.REGISTERED, start_ms, act)
+        await self._define(name, Definition(settings, *act), lambda found: name not in self._in_force(found))
+
+    async def delist(self, name: str, act: Act) -> None:
+        """There is no queue `name` any more, on all nodes."""
+        await self._define(name, Definition(None, *act), lambda found: name in self._in_force(found))
+
+    def _in_force(self, found: Mapping[str, Definition]) -> dict[str, QueueSettings]:
+        return decrees.in_force(self._config, found)
+
+    async def _define(self, name: str, definition: Definition, may: Callable[[Mapping[str, Definition]], bool]) -> None:
+        def changed(current: bytes | None) -> bytes:
+            found = decrees.decode_definitions(current)
+            if found.get(name) == definition:
+                return current or b""
+            if not may(found):
+                there = "there is one already: delist it first" if definition.settings else "there is none"
+                raise BadInput(f"queue {name!r}: {there}")
+            if definition.settings is None and name not in self._config:
+                # Kept all the same: a node whose file has it must know that it is gone.
+                found = {other: one for other, one in found.items() if other != name}
+            found[name] = definition
+            if len(found) > decrees.DEFINITIONS_MAX:
+                raise Overloaded(f"{decrees.DEFINITIONS_MAX} queues were registered or delisted, which is the limit")
+            return decrees.encode_definitions(found)
+
+        await change_value(self._metastore, decrees.DEFINITIONS_PATH, changed)
+
+    # ---------------------------------------------------------------- acts that move cursors
+
+    async def decree(self, name: str, what: str, start_ms: int, act: Act) -> Decree:
+        """All cursors of the queue go to the changes of `start_ms`."""
+        made: list[Decree] = []
+
+        def changed(current: bytes | None) -> bytes:
+            before = 0 if current is None else decrees.decode_decree(current).version
+            decree = Decree(before + 1, what, start_ms, *act)
+            if current is not None and replace(decrees.decode_decree(current), version=decree.version) == decree:
+                decree = decrees.decode_decree(current)  # it was written, and the answer got lost
+            made.append(decree)
+            return decrees.encode_decree(decree)
+
+        await change_value(self._metastore, path_of(name, "decree"), changed)
+        return made[-1]
+
+    async def release(self, name: str, start_ms: int, act: Act) -> None:
+        """The queue belongs to nobody; its next owner begins at `start_ms`. The decree comes first, so that nobody gets
+        it from where the old owner stood."""
+        found = await self._value(owner_path(name))
+        if found is None or not decode_owner(found).cluster:
+            raise BadInput(f"queue {name!r} belongs to nobody")
+        await self.decree(name, decrees.RELEASED, start_ms, act)
+
+        def changed(current: bytes | None) -> bytes | None:
+            owner = None if current is None else decode_owner(current)
+            if owner is None or not owner.cluster:
+                return None
+            return encode_owner(Owner(b"", "", owner.version + 1, act.at_ms, act.by, owner.cluster))
+
+        await change_value(self._metastore, owner_path(name), changed)
+
+    # ---------------------------------------------------------------- suspensions, rates, what was lost
+
+    async def suspend(self, name: str, what: str, node: str | None, act: Act) -> None:
+        """Suspend `what` on one node or (None) on all."""
+        new = QueueSuspension(what, node, *act)
+        await self._suspensions(name, lambda found: (*(s for s in found if (s.what, s.node) != (what, node)), new))
+
+    async def resume(self, name: str, what: str, node: str | None) -> None:
+        """End suspensions of `what`, of one node or (None) every one."""
+        await self._suspensions(
+            name, lambda found: tuple(s for s in found if s.what != what or node not in (None, s.node))
+        )
+
+    async def _suspensions(
+        self, name: str, change: Callable[[tuple[QueueSuspension, ...]], tuple[QueueSuspension, ...]]
+    ) -> None:
+        def changed(current: bytes | None) -> bytes:
+            found = change(decrees.decode_suspensions(current))
+            if len(found) > decrees.SUSPENSIONS_MAX:
+                raise Overloaded(f"{decrees.SUSPENSIONS_MAX} suspensions of one queue are kept at most")
+            return decrees.encode_suspensions(found)
+
+        await change_value(self._metastore, path_of(name, "suspension"), changed)
+
+    async def set_rates(self, name: str, rates: Rates | None, act: Act) -> None:
+        """Every node gives out no more than this; None: what the config file says counts again."""
+        value = {} if rates is None else {**rates._asdict(), **act._asdict()}
+        await change_value(self._metastore, path_of(name, "rates"), lambda _: json.dumps(value).encode())
+
+    async def note_lost(self, name: str, lost: Sequence[Lost]) -> None:
+        """Lower references were given up."""
+        await self._lost(name, lambda found: (*found, *lost))
+
+    async def forget_lost(self, name: str, fits: Callable[[Lost], bool]) -> int:
+        """What was given up was found again by a full-sync; returns how many records it covers."""
+        count = 0
+
+        def change(found: tuple[Lost, ...]) -> tuple[Lost, ...]:
+            nonlocal count
+            left = tuple(one for one in found if not fits(one))
+            count = len(found) - len(left)
+            return left
+
+        await self._lost(name, change)
+        return count
+
+    async def _lost(self, name: str, change: Callable[[tuple[Lost, ...]], tuple[Lost, ...]]) -> None:
+        def changed(current: bytes | None) -> bytes | None:
+            before = _lost(current)
+            found = list(change(before))
+            while len(found) > LOST_MAX:
+                first = found.pop(0)
+                found[0] = replace(
+                    found[0],
+                    left_out=first.left_out + found[0].left_out,
+                    from_ms=min(first.from_ms, found[0].from_ms),
+                    upto_ms=max(first.upto_ms, found[0].upto_ms),
+                )
+            return None if tuple(found) == before else json.dumps({"lost": [asdict(one) for one in found]}).encode()
+
+        await change_value(self._metastore, path_of(name, "lost"), changed)
+
+
+def _settings(name: str, values: Mapping[str, Any]) -> QueueSettings:
+    try:
+        check_name(name)
+        settings = replace(QueueSettings(name), **values)
+        parse_filter(settings.filter)
+    except (ValueError, BadConfig) as error:
+        raise BadInput(str(error)) from error
+    return settings
+
+
+def _rates(value: bytes) -> SetRates | None:
+    raw = json_object(value, "limit of a queue")
+    if not raw:
+        return None
+    try:
+        numbers = int(raw["bytes"]), int(raw["objects"])
+        return SetRates(Rates(*numbers), Act(str(raw["by"]), int(raw["at_ms"]), str(raw["reason"])))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CodecError(f"not a limit of a queue: {error}") from error
+
+
+def _lost(value: bytes | None) -> tuple[Lost, ...]:
+    if value is None:
+        return ()
+    raw = json_object(value, "list of lost references")
+    try:
+        return tuple(Lost(**{field.name: row[field.name] for field in fields(Lost)}) for row in raw["lost"])
+    except (KeyError, TypeError) as error:
+        raise CodecError(f"not a list of lost references: {error}") from error

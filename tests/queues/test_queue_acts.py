@@ -1,0 +1,384 @@
+"""Claims about what operators may do with source queues: register, suspend, clear, release, push, throttle, look."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from config.settings import QueueSettings
+from queues.acts import GapChoice
+from queues.decrees import PUBLISHING, SERVING
+from queues.rules import FOLD, FULL_SYNC, REAL_TIME
+from queues.steering import Act
+from queues.throttle import Rates
+from queues.wire import OFF, THROTTLED, Ack, OwnedByOther, UnknownQueue
+from repl.metastore.memory import MemoryEnsemble
+from repl.model.errors import BadInput
+from repl.model.keys import Key
+from tests.queues.home import PARTITIONS, Home
+from tests.queues.source_world import BUCKET, SINK, THIRD
+
+ACT = Act("ann", 1_000, "because")
+
+
+def told(home: Home) -> Act:
+    """An act of now."""
+    return Act("ann", home.clock.wall_ms(), "because")
+
+
+def alive(test: Callable[[Home], Awaitable[None]], *settings: QueueSettings, enabled: bool = True) -> None:
+    """Run `test` on a started home, and close it."""
+
+    async def run() -> None:
+        home = Home(*settings)
+        home.enabled = enabled
+        await home.start()
+        try:
+            await test(home)
+            for queue in home.served():
+                ledger = await home.acts.ledger(queue.settings.name)
+                assert ledger["closes"] in (True, None), ledger
+                assert not ledger["lost"], ledger
+        finally:
+            await home.close()
+
+    asyncio.run(run())
+
+
+def keys(*names: bytes) -> list[Key]:
+    return [Key(b"default", BUCKET, name) for name in names]
+
+
+async def settled(home: Home, name: str = "q") -> None:
+    """All CURSOR entries that are due have been applied."""
+
+    def done() -> bool:
+        (queue,) = [q for q in home.served() if q.settings.name == name]
+        decree = queue.word.decree
+        return (
+            not queue.machine.unclaimed(0)
+            and not queue.claiming
+            and len(queue.machine.windows) == len(PARTITIONS)
+            and (decree is None or all(w.state.decree == decree.version for w in queue.machine.windows.values()))
+        )
+
+    await home.until(done)
+
+
+def test_a_filter_holds_back_in_memory_and_from_the_index_alike() -> None:
+    """Only changes of buckets that the filter offers arrive, applied before the first fetch or after it."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a", b"b")
+        assert await home.drain(queue="not") == []
+        assert await home.drain(queue="q") == [b"a", b"b"]
+        home.put(b"c")
+        assert await home.drain(queue="q") == [b"c"]
+        assert await home.drain(queue="not") == []
+        assert home.acts.test_filter("not", b"default", BUCKET)["rule"] == "!bucketname:bucket"
+        assert home.acts.test_filter("q", b"default", BUCKET)["offered"]
+
+    alive(test, QueueSettings("q"), QueueSettings("not", filter="!bucketname:bucket"))
+
+
+def test_a_queue_registered_at_run_time_begins_where_it_was_told_to_on_all_nodes() -> None:
+    """Registered from now it gives later changes only, from 0 everything; it is there after a restart and on another
+    node, and delisted it is nowhere."""
+
+    async def run() -> None:
+        ensemble = MemoryEnsemble()
+        home, other = Home(ensemble=ensemble), Home(ensemble=ensemble)
+        await home.start()
+        await other.start()
+        home.put(b"old")
+        home.clock.skew_ms += 5_000
+        await home.acts.register("now", {"filter": "any"}, home.clock.wall_ms(), told(home))
+        await home.acts.register("all", {}, 0, told(home))
+        await other.until(lambda: len(other.served()) == 3)
+        await settled(home, "now")
+        await settled(home, "all")
+        home.clock.skew_ms += 5_000
+        home.put(b"new")
+        assert await home.drain(queue="now") == [b"new"]
+        await home.crash()
+        await home.start(lead=False)
+        assert [q.settings.name for q in home.served()] == ["q", "now", "all"]
+        for partition in PARTITIONS:
+            home.lead(partition)
+        await settled(home, "all")
+        assert await home.drain(queue="all") == [b"old", b"new"]
+        with pytest.raises(BadInput, match="there is one already"):
+            await home.acts.register("all", {}, 0, told(home))
+        with pytest.raises(BadInput, match="is not known"):
+            await home.acts.register("odd", {"filter": "bucket:x"}, 0, told(home))
+        for name in ("now", "q"):
+            await home.acts.delist(name, told(home))
+        await other.until(lambda: [q.settings.name for q in other.served()] == ["all"])
+        with pytest.raises(UnknownQueue):
+            await home.fetch(queue="q")
+        await home.close()
+        await other.close()
+
+    asyncio.run(run())
+
+
+def test_what_was_published_while_suspended_is_exactly_the_gap() -> None:
+    """What waited before goes, what came meanwhile is left out, counted and in a gap that survives a crash, what comes
+    after goes; a full-sync closes the gap, and nothing else does."""
+
+    async def test(home: Home) -> None:
+        await home.fetch(wait_ms=0)
+        await settled(home)
+        home.put(b"before")
+        await home.acts.suspend("q", PUBLISHING, None, told(home))
+        await settled(home)
+        home.put(b"while", b"while2")
+        gaps = [gap for gap in home.acts.gaps("q") if gap["partition"] == PARTITIONS[0]]
+        assert [(gap["upto_offset"], gap["what"], gap["by"]) for gap in gaps] == [(None, "publishing-suspended", "ann")]
+        assert await home.acts.close_gaps("q", GapChoice(upto_ms=1 << 62), told(home)) == 0, "it still grows"
+        await home.acts.resume("q", PUBLISHING, None, told(home))
+        await settled(home)
+        home.put(b"after")
+        assert await home.drain() == [b"before", b"after"]
+        await home.crash()
+        await home.start()
+        (gap,) = [gap for gap in home.acts.gaps("q") if gap["count_at_least"]]
+        assert (gap["partition"], gap["count_at_least"], gap["reason"]) == (PARTITIONS[0], 2, "because")
+        rows = {row.key: row.offset for row in home.store.changes(PARTITIONS[0], 0, 100)}
+        assert gap["from_offset"] <= rows[b"while"] < rows[b"while2"] < gap["upto_offset"]
+        assert rows[b"before"] < gap["from_offset"]
+        assert rows[b"after"] >= gap["upto_offset"]
+        assert await home.acts.close_gaps("q", GapChoice(bucket_type=b"other"), told(home)) == 0
+        assert await home.acts.close_gaps("q", GapChoice(upto_ms=gap["upto_ms"] - 1), told(home)) == 0
+        assert await home.acts.close_gaps("q", GapChoice((gap["id"],)), told(home)) == 1
+        assert gap["id"] not in {one["id"] for one in home.acts.gaps("q")}
+
+    alive(test)
+
+
+def test_one_node_may_be_suspended_alone() -> None:
+    """A suspension that names another node changes nothing here, and is listed all the same."""
+
+    async def test(home: Home) -> None:
+        await home.acts.suspend("q", SERVING, "elsewhere", told(home))
+        home.put(b"a")
+        assert await home.drain() == [b"a"]
+        (queue,) = await home.queues.listing()
+        assert [s["node"] for s in queue["suspensions"]] == ["elsewhere"]
+        assert (queue["serving"], queue["publishing"]) == ("running", "running")
+
+    alive(test)
+
+
+def test_clear_gives_up_what_waits_and_says_so() -> None:
+    """After a clear nothing of before goes, a gap covers it, and what comes later goes."""
+
+    async def test(home: Home) -> None:
+        await home.fetch(wait_ms=0)
+        await settled(home)
+        home.put(b"a", b"b")
+        await home.acts.push("q", keys(b"x"), FOLD, 0)
+        await home.acts.clear("q", told(home))
+        await settled(home)
+        home.clock.skew_ms += 2_000
+        home.put(b"later")
+        assert await home.drain() == [b"later"]
+        shown = home.acts.gaps("q")
+        assert {gap["what"] for gap in shown} == {"cleared"}
+        assert {gap["priority"] for gap in shown} == {REAL_TIME, FOLD}
+        assert await home.acts.close_gaps("q", GapChoice(), told(home)) == len(shown)
+        assert home.acts.gaps("q") == []
+
+    alive(test)
+
+
+def test_a_released_queue_goes_to_another_cluster_from_the_place_that_was_said() -> None:
+    """The old owner cannot take it back at once nor acknowledge any more; the new one begins at 0."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a")
+        reply = await home.fetch()
+        assert [item[5] for item in reply.items] == [b"a"]
+        await home.fetch(acks=[Ack(reply.batch, reply.owner_version)], wait_ms=0)
+        await home.acts.release("q", 0, told(home))
+        with pytest.raises(OwnedByOther, match="released"):
+            await home.fetch()
+        with pytest.raises(BadInput, match="nobody"):
+            await home.acts.release("q", 0, told(home))
+        await settled(home)
+        assert await home.drain(cluster=THIRD) == [b"a"]
+        with pytest.raises(OwnedByOther):
+            await home.fetch(cluster=SINK)
+
+    alive(test)
+
+
+def test_lower_priorities_go_last_and_are_bounded() -> None:
+    """Real time comes before full-sync, full-sync before fold, whatever was queued first; a producer of too much waits,
+    and gets in as soon as there is room."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a", b"b", b"c", b"d")
+        await home.drain()
+        assert await home.acts.push("q", keys(b"a"), FOLD, 0) == 1
+        assert await home.acts.push("q", keys(b"b", b"b", b"nowhere"), FULL_SYNC, 0) == 3
+        home.put(b"now")
+        seen, acks = [], []
+        for _ in range(3):
+            reply = await home.fetch(acks=acks, wait_ms=1_000)
+            seen.append((reply.priority, [item[5] for item in reply.items]))
+            assert all(item[8] for item in reply.items)
+            acks = [Ack(reply.batch, reply.owner_version, (), (1, 0, 0, 0))]
+        assert seen == [(REAL_TIME, [b"now"]), (FULL_SYNC, [b"b"]), (FOLD, [b"a"])]
+        await home.fetch(acks=acks, wait_ms=0)
+        (queue,) = await home.queues.listing()
+        full_sync, fold = queue["priorities"]["full_sync"], queue["priorities"]["fold"]
+        assert (full_sync["queued"], full_sync["collapsed"], full_sync["vanished"]) == (2, 1, 1)
+        assert (fold["acknowledged"], tuple(fold["outcomes"])) == (1, (1, 0, 0, 0))
+        assert await home.acts.push("q", keys(*(b"%d" % n for n in range(12))), FOLD, 20) == 10, "the limit is 10"
+        waiting = asyncio.ensure_future(home.acts.push("q", keys(b"a"), FOLD, 10_000))
+        await home.until(lambda: home.served()[0]._pushers)
+        reply = await home.fetch(wait_ms=0)
+        assert reply.items == []
+        assert await waiting == 1, "what was not there made room"
+        with pytest.raises(BadInput, match="takes no references"):
+            await home.acts.push("q", keys(b"a"), REAL_TIME, 0)
+
+    alive(test, QueueSettings("q", queue_limit_count=10))
+
+
+def test_what_a_stop_takes_with_it_is_counted_and_kept() -> None:
+    """References of lower priorities that wait when a node stops are on record when it is back."""
+
+    async def run() -> None:
+        home = Home()
+        await home.start()
+        await home.acts.push("q", keys(b"a", b"b"), FULL_SYNC, 0)
+        await home.queues.stop()
+        await home.start()
+        (gap,) = home.acts.gaps()
+        assert (gap["what"], gap["count_at_least"], gap["priority"], gap["node"]) == ("stopped", 2, FULL_SYNC, "e1")
+        await home.close()
+
+    asyncio.run(run())
+
+
+def test_a_queue_that_discards_keeps_its_limit_and_names_what_it_gave_up() -> None:
+    """Of twenty changes that nobody fetches the first ten go; the rest is one gap, which survives a crash, and what
+    comes once there is room goes again."""
+
+    async def test(home: Home) -> None:
+        await settled(home)
+        await home.until(lambda: not home.served()[0].machine.unknown())
+        names = [b"%02d" % n for n in range(20)]
+        home.put(*names)
+        home.queues.tick()
+        await settled(home)
+        (gap,) = home.acts.gaps("q")
+        assert (gap["what"], gap["count_at_least"]) == ("discard", 10)
+        assert (await home.acts.ledger("q"))["given_up"] == 10
+        await home.crash()
+        await home.start()
+        assert await home.drain() == names[:10]
+        assert [one["id"] for one in home.acts.gaps("q")] == [gap["id"]]
+        home.put(b"after")
+        assert await home.drain() == [b"after"]
+
+    alive(test, QueueSettings("q", queue_limit_count=10, overflow="discard"))
+
+
+def test_the_default_at_the_limit_is_to_wait_and_lose_nothing() -> None:
+    """Twice as many changes as the limit all arrive, with no gap."""
+
+    async def test(home: Home) -> None:
+        await home.fetch(wait_ms=0)
+        await settled(home)
+        names = [b"%02d" % n for n in range(20)]
+        home.put(*names)
+        assert home.served()[0].machine.budget.references == 10
+        assert await home.drain() == names
+        assert home.acts.gaps("q") == []
+
+    alive(test, QueueSettings("q", queue_limit_count=10))
+
+
+def test_a_throttled_queue_gives_out_no_more_than_it_may() -> None:
+    """At ten changes a second a batch has ten at most and the next one waits; the limit is live, shown with what binds,
+    and kept over a restart."""
+
+    async def test(home: Home) -> None:
+        await home.fetch(wait_ms=0)
+        await settled(home)
+        await home.acts.throttle("q", Rates(0, 10), told(home))
+        home.put(*(b"%02d" % n for n in range(30)))
+        reply = await home.fetch(wait_ms=0)
+        assert len(reply.items) == 10
+        held = await home.fetch(wait_ms=0)
+        assert (held.items, held.state) == ([], THROTTLED)
+        home.clock.skew_ms += 500
+        assert len((await home.fetch(link=1, wait_ms=0)).items) == 5
+        shown = (await home.queues.listing())[0]["throttle"]
+        assert shown["configured"]["objects_per_second"] == 10
+        assert shown["binding"] == "objects"
+        await home.crash()
+        await home.start()
+        assert home.served()[0].throttle.rates == Rates(0, 10)
+        await home.acts.throttle("q", None, told(home))
+        assert home.served()[0].throttle.rates == Rates(0, 0)
+
+    alive(test)
+
+
+def test_a_source_that_is_off_makes_no_reference_and_says_so() -> None:
+    """With the switch off nothing is given out, what comes is a gap, and ledger, status and answers tell why."""
+
+    async def test(home: Home) -> None:
+        await settled(home)
+        home.put(b"a")
+        reply = await home.fetch(wait_ms=0)
+        assert (reply.items, reply.state) == ([], OFF)
+        assert "switched off" in (await home.acts.ledger("q"))["reason"]
+        assert home.queues.status()["state"] == "off"
+        assert {gap["what"] for gap in home.acts.gaps("q")} == {"publishing-suspended"}
+        with pytest.raises(BadInput, match="switched off"):
+            await home.acts.push("q", keys(b"a"), FOLD, 0)
+
+    alive(test, enabled=False)
+
+
+def test_peek_shows_what_would_go_next_and_takes_nothing() -> None:
+    """The references of real time come first, also those that are only in the index, then the lower ones."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a", b"b")
+        await home.acts.push("q", keys(b"x"), FOLD, 0)
+        for _ in range(2):
+            assert [item[5] for item in await home.acts.peek("q", 10)] == [b"a", b"b", b"x"]
+        assert [item[5] for item in await home.acts.peek("q", 1)] == [b"a"]
+        assert await home.drain() == [b"a", b"b"]
+
+    alive(test)
+
+
+def test_the_ledger_closes_over_fetches_failures_and_hot_keys() -> None:
+    """Every change is acknowledged, collapsed, waiting or under lease, and the outcomes that the sink told add up."""
+
+    async def test(home: Home) -> None:
+        await home.fetch(wait_ms=0)
+        await settled(home)
+        for _ in range(5):
+            home.put(b"hot", b"a", b"b")
+        reply = await home.fetch(wait_ms=0)
+        assert len(reply.items) == 3
+        home.put(b"hot", b"c")
+        await home.fetch(acks=[Ack(reply.batch, reply.owner_version, (0,), (1, 1, 0, 0))], wait_ms=0, count=0)
+        ledger = await home.acts.ledger("q")
+        assert ledger["closes"] is True
+        assert ledger["eligible"] == 17
+        assert ledger["acknowledged"] == 2
+        assert ledger["outcomes"] == {"applied": 1, "merged": 1, "superseded": 0, "rejected": 0}
+        assert ledger["collapsed"] + ledger["waiting"] + ledger["acknowledged"] == 17
+
+    alive(test)
