@@ -235,3 +235,24 @@ def test_what_cannot_be_ordered_is_refused_with_a_sentence(tmp_path: Path, town:
             assert (found, same["outcome"], same["order"]) == (200, "nothing to move", None)
 
     asyncio.run(story())
+
+
+def test_a_file_places_replicas_by_id_or_name(tmp_path: Path, town: Towns) -> None:
+    """What `bucket-type show` prints can be changed and ordered; the same once more moves nothing."""
+
+    async def story() -> None:
+        async with town(tmp_path, partitions=2) as t:
+            await t.open("n4")
+            house = t.houses["n1"]
+            await until(lambda: len(house.controller.registrations) == 4)
+            places = [{"id": 0, "replicas": [4, "n1", 2]}, {"id": 1, "replicas": ["n3", "n4", "n2"]}]
+            wish = {"kind": "file", "bucket_type": "default", "partitions": places}
+            status, made = await ask(house, "POST", "/admin/moves", wish)
+            assert (status, made["order"], made["copies"]) == (200, 1, 2)
+            await until(lambda: over(house), 30)
+            assert set(house.controller.records[0].replicas) == {"n1", "n2", "n4"}
+            assert set(house.controller.records[1].replicas) == {"n2", "n3", "n4"}
+            status, again = await ask(house, "POST", "/admin/moves", wish)
+            assert (status, again["outcome"]) == (200, "nothing to move")
+
+    asyncio.run(story())
