@@ -19,6 +19,7 @@ from typing import Any, Final
 import structlog
 
 from config.settings import PeerSettings, SinkSettings
+from queues.throttle import Rates
 from repl.metastore.port import Metastore, Unavailable
 from repl.model.errors import BadInput, CodecError, IsthmusError, NotReady
 from repl.model.ports import KeyValue, TimeSource
@@ -34,7 +35,6 @@ from sink.limits import ALL_NODES, InForce, Limits
 from sink.push import Tally
 from sink.roster import LinkName
 from sink.suspensions import Suspension
-from queues.throttle import Rates
 from sink.worker import WORKING, Link, Shop
 
 log = structlog.get_logger(__name__)

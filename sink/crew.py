@@ -16,13 +16,13 @@ from typing import Any, Final, NamedTuple, TypeVar
 import structlog
 
 from config.settings import SinkSettings
+from queues.throttle import Rates, Throttle
 from repl.model.errors import IsthmusError
 from repl.transport.http_client import Access, HttpPeer
 from sink.backoff import Delays, Result
 from sink.discovery import Aim
 from sink.fetch import Asked, Fetcher, Home
 from sink.roster import LinkName, Roster, Turn
-from queues.throttle import Rates, Throttle
 from sink.worker import Link, Shop, Slot, slot_session
 
 log = structlog.get_logger(__name__)

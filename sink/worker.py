@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 import structlog
 
 from queues.batches import Session
-from queues.rules import Item
-from queues.wire import REAL_TIME, Ack, FetchReply
+from queues.rules import REAL_TIME, Item
+from queues.wire import Ack, FetchReply
 from repl.model.errors import IsthmusError, LocalFault, OutcomeUnknown
 from repl.model.ports import KeyValue, TimeSource
 from repl.model.requests import PushOutcome, PushResult
@@ -189,10 +189,10 @@ class Slot:
 
 
 def _differing(ours: Mapping[bytes, bytes], theirs: Mapping[bytes, bytes]) -> tuple[str, ...]:
-    """Bucket types whose digests both sides told, and which differ."""
-    if not theirs or ours == theirs:
+    """Bucket types whose digests are not the same on both sides; one that is not told is the default on that side."""
+    if ours == theirs:
         return ()
-    names = sorted(name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name])
+    names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
     return tuple(name.decode("utf-8", "backslashreplace") for name in names)
 
 

@@ -178,7 +178,7 @@ def test_a_refusing_source_is_named_and_asked_less_often() -> None:
 
     async def test(pair: Pair) -> None:
         owner = await pair.sink("q")
-        await until(lambda: pair.home.served()[0].owner is not None)
+        await until(lambda: pair.home.served()[0].machine.owner)
         stranger = await pair.sink("q", uuid=THIRD)
         native = await pair.sink("q", uuid=OURS)
         lost = await pair.sink("nowhere")

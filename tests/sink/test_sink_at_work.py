@@ -123,7 +123,7 @@ def listed(cluster: bytes, *urls: str) -> bytes:
     return json.dumps({"cluster": "east", "cluster_uuid": cluster.hex(), "nodes": nodes}).encode()
 
 
-async def sink_of(pair: Pair, *peers: str, **more: Any) -> Sink:
+async def sink_of(pair: Pair, *peers: str, properties: dict[bytes, bytes] | None = None, **more: Any) -> Sink:
     settings = SinkSettings(
         peers=tuple(PeerSettings(url, "q", "east") for url in peers), poll_ms=200, delay_min_ms=2, delay_max_ms=20,
         request_timeout_ms=2_000, discovery_interval_ms=30, **more,
@@ -140,6 +140,7 @@ async def sink_of(pair: Pair, *peers: str, **more: Any) -> Sink:
         letters=DeadLetters(pair.folder / "letters.sqlite", 3, 1_000),
         access_to=lambda _peer: OPEN,
         nodes=lambda: ["w1"],
+        properties=lambda: properties or {},
     )
     pair.sinks.append(sink)
     await sink.start()
@@ -172,6 +173,31 @@ def test_nodes_that_come_are_fetched_from_and_those_that_go_are_not() -> None:
             assert sink.overview()["sources"][0]["applied"] == 2, "counts outlive a link"
         finally:
             await asyncio.get_running_loop().run_in_executor(None, seed.close)
+
+    joined(test)
+
+
+def test_bucket_types_whose_properties_differ_are_named() -> None:
+    """Both sides tell digests with each fetch; what is not told is the default, and a difference is shown by its type
+    while changes go on."""
+
+    async def test(pair: Pair) -> None:
+        def nothing() -> bytes:
+            theirs = {b"same": b"1" * 8, b"other": b"2" * 8, b"theirs": b"3" * 8}
+            return encode_reply(FetchReply(OURS, "east", 1, b"", 1_000, 0, "serving", (), properties=theirs))
+
+        peer = Peer(nothing)
+        try:
+            sink = await sink_of(pair, peer.url, properties={b"same": b"1" * 8, b"other": b"9" * 8, b"ours": b"4" * 8})
+            await until(lambda: sink.listing()[0]["properties_differ"])
+            row = sink.listing()[0]
+            assert row["properties_differ"] == ["other", "ours", "theirs"]
+            assert (row["state"], row["reason"]) == (
+                "running",
+                "properties differ from the source's: other, ours, theirs",
+            )
+        finally:
+            await asyncio.get_running_loop().run_in_executor(None, peer.close)
 
     joined(test)
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from queues.throttle import Rates, Throttle
 from repl.metastore.memory import MemoryMetastore, WriteFault
 from repl.model.errors import BadInput, CodecError, Overloaded
 from sink.backoff import Backoff, Delays, Result
@@ -21,7 +22,6 @@ from sink.limits import decode as decode_limits
 from sink.limits import read as read_limits
 from sink.roster import LinkName, Roster
 from sink.suspensions import SUSPENSIONS_MAX, Suspension, added, change, decode, encode, read, without
-from queues.throttle import Rates, Throttle
 
 A, B, C = LinkName("q", "http://east"), LinkName("q", "http://north"), LinkName("r", "http://east")
 _results = st.sampled_from(list(Result))
