@@ -27,19 +27,9 @@ from repl.isr.replica import Replica
 from repl.isr.stalls import Stalls
 from repl.isr.states import Idle
 from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from tests.sim import moving_mutants as moving
 from tests.sim.far import Far
 from tests.sim.metastore import SimMetastore
-from tests.sim.moving_mutants import (
-    deletes_what_is_still_to_go,
-    goes_on_following_where_it_is_none,
-    lets_a_controller_remove,
-    never_ends_a_change,
-    removes_before_newcomers_are_in_sync,
-    removes_below_min_isr,
-    removes_beside_the_elr,
-    removes_itself,
-    removes_without_asking,
-)
 from tests.sim.nodes import Node
 from tests.sim.plan import Plan
 from tests.sim.process import Process
@@ -594,15 +584,15 @@ DEFECTS = (
     Defect(forgets_that_it_is_far, (*FAR, *LOGS, *COMMIT), losses(harsh_trims=True, trims=0.9)),
     Defect(skips_to_the_end, FAR, losses(harsh_trims=True, trims=0.9)),
     Defect(sends_rows_to_whom_it_counts_on, (*FAR, *COMMIT), storms()),
-    Defect(removes_without_asking, ("I-REMOVE-ASKED",), moves()),
-    Defect(removes_beside_the_elr, ("I-REMOVE",), moves(min_isr=3)),
-    Defect(removes_before_newcomers_are_in_sync, ("I-REMOVE",), moves()),
-    Defect(removes_below_min_isr, ("I-REMOVE", "I-MIN-GUARD"), moves(min_isr=3)),
-    Defect(removes_itself, ("I-REMOVE",), moves()),
-    Defect(never_ends_a_change, ("I-CONVERGE",), moves()),
-    Defect(None, ("I-REMOVE", "I-MIN-GUARD"), moves(min_isr=3), lets_a_controller_remove),
-    Defect(deletes_what_is_still_to_go, ("I-CLEARED",), moves()),
-    Defect(goes_on_following_where_it_is_none, ("I-CONVERGE",), moves()),
+    Defect(moving.removes_without_asking, ("I-REMOVE-ASKED",), moves()),
+    Defect(moving.removes_beside_the_elr, ("I-REMOVE",), moves(min_isr=3)),
+    Defect(moving.removes_before_newcomers_are_in_sync, ("I-REMOVE",), moves()),
+    Defect(moving.removes_below_min_isr, ("I-REMOVE", "I-MIN-GUARD"), moves(min_isr=3)),
+    Defect(moving.removes_itself, ("I-REMOVE",), moves()),
+    Defect(moving.never_ends_a_change, ("I-CONVERGE",), moves()),
+    Defect(None, ("I-REMOVE", "I-MIN-GUARD"), moves(min_isr=3), moving.lets_a_controller_remove),
+    Defect(moving.deletes_what_is_still_to_go, ("I-CLEARED",), moves()),
+    Defect(moving.goes_on_following_where_it_is_none, ("I-CONVERGE",), moves()),
     Defect(answers_when_appended, ("I-ACK",), None),
     Defect(writes_unconditionally, ("I-EPOCH-MONO", "I-EPOCH-ONE", "I-COMMIT-RULE"), None),
 )
