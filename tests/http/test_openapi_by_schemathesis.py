@@ -24,8 +24,8 @@ def test_every_answer_fits_the_description(tmp_path: Path, face: str) -> None:
         made = subprocess.run(
             [
                 *(sys.executable, "-m", "schemathesis.cli", "run", base + "/openapi.json", "--url", base),
-                *("--checks", CHECKS, "--max-examples", "25", "--seed", "7", "--phases", "examples,coverage,fuzzing"),
-                *("--exclude-path-regex", "/fetch$|/trees/|/metrics$", "--no-color", "--request-timeout", "30"),
+                *("--checks", CHECKS, "--max-examples", "10", "--seed", "7", "--phases", "examples,coverage,fuzzing"),
+                *("--exclude-path-regex", "/fetch$|/trees/|/metrics$|/batch/", "--no-color", "--request-timeout", "30"),
                 *("--generation-database", "none", "--suppress-health-check", "all"),
             ],
             capture_output=True,
