@@ -31,7 +31,10 @@ def wanted_state(
     before, gaps = window.state, window.state.gaps
     open_gap, given = growing(gaps), window.unrecorded()
     if stopped is None and open_gap is not None:
-        gaps = ended(gaps, window.applied, wall_ms, window.ledger.given_up)
+        if window.since == open_gap.start + 1 and not window.ledger.given_up:
+            gaps = gaps[:-1]  # told of all since the entry that opened it, and nothing was left out
+        else:
+            gaps = ended(gaps, window.applied, wall_ms, window.ledger.given_up)
     elif stopped is not None and open_gap is None:
         gaps = with_gap(gaps, Gap(window.applied, OPEN, wall_ms, 0, 0, PUBLISHING_SUSPENDED, *stopped))
     its_owner, version = before.owner, before.owner_version

@@ -67,7 +67,8 @@ class Intake:
     __slots__ = (
         "_away", "_buckets", "_fresh", "_given", "_giving", "_goal", "_gone", "_moved", "_open", "_opened", "_passed",
         "_returned", "_settled", "_skips", "_tail", "_waiting", "applied", "base", "bucket_type", "budget", "cursor",
-        "known", "ledger", "origins", "owner_version", "partition", "refilling", "saved", "scan", "state", "tracking",
+        "known", "ledger", "origins", "owner_version", "partition", "refilling", "saved", "scan", "since", "state",
+        "tracking",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +90,8 @@ class Intake:
         self.cursor = self.saved = position.cursor
         self.scan = position.cursor
         self.applied = max(applied, position.cursor)
+        self.since = self.applied
+        """From where on it has been told of everything."""
         self.owner_version = position.state.owner_version
         self.origins = OriginRule(own, position.state.owner, cascade)
         self.budget = budget

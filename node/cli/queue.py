@@ -84,7 +84,7 @@ def suspend(name: str, what: str, node: str | None, by: str, reason: str, admin:
 @admin_option
 @output_option
 def resume(name: str, what: str, node: str | None, by: str, admin: AdminClient, output: str) -> None:
-    """Give out changes of queue NAME again, from where its cursor stands, or with --publishing make references again."""
+    """Give out changes of queue NAME again, from its cursor on, or with --publishing make references again."""
     _act(admin, output, name, "resume", f"{what} resumed", what=what, node=node, by=by)
 
 

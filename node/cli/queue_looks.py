@@ -111,16 +111,18 @@ def gaps_of_queues(name: str | None, ids: tuple[str, ...], by: str, admin: Admin
 @NAME
 @click.argument("bucket_type", metavar="TYPE")
 @click.argument("bucket")
-@click.argument("key", required=False)
+@click.argument("object_key", metavar="[KEY]", required=False)
 @admin_option
 @output_option
-def filter_tested(name: str, bucket_type: str, bucket: str, key: str | None, admin: AdminClient, output: str) -> None:
+def filter_tested(
+    name: str, bucket_type: str, bucket: str, object_key: str | None, admin: AdminClient, output: str
+) -> None:
     """Would queue NAME offer a change of TYPE/BUCKET KEY in real time, and which rule decides? Rules look at type and
     bucket only, so KEY changes nothing."""
     query = f"type={quote(bucket_type, safe='')}&bucket={quote(bucket, safe='')}"
     answer = admin.get(f"/admin/queues/{quote(name, safe='')}/filter?{query}")
     if output == "json":
-        echo_json({**answer, "bucket_type": bucket_type, "bucket": bucket, "key": key})
+        echo_json({**answer, "bucket_type": bucket_type, "bucket": bucket, "key": object_key})
         return
     verdict = "offered" if answer.get("offered") else "not offered"
     click.echo(printable(f"{verdict}: {answer.get('reason')} (filter: {answer.get('filter')})"))
