@@ -9,14 +9,23 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
+from random import Random
 
+from aae import listing
 from aae.agreement import Agreement
+from aae.alarm import SchedulerAlarm
+from aae.check import Checker, Repairs
 from aae.keeping import Copy, State, Trees
 from aae.local import Handler, Led, LocalTrees
+from aae.manager import Manager
+from aae.memory import Memory
+from aae.peers import PeerTrees
 from aae.whole import Members, WholeTrees
+from config.fullsync import FullSyncSettings
 from repl.model.ports import TimeSource
 from repl.store.port import Store
 from repl.telemetry import Sample
+from repl.transport.http_client import Access
 
 
 class FullSync:
@@ -34,13 +43,42 @@ class FullSync:
         request: Callable[[str, str, bytes, int], Awaitable[bytes]],
         time: TimeSource,
         read_pool: Executor,
+        settings: Sequence[FullSyncSettings],
+        node: str,
+        cluster_uuid: bytes,
+        access_to: Callable[[FullSyncSettings], Access],
+        repairs: Repairs,
     ) -> None:
-        """`directory` holds trees between a clean stop and the next start; the rest as `aae.keeping`, `aae.local` and
-        `aae.whole` want it."""
-        self.trees = Trees(store, directory=directory, copies=copies, time=time)
+        """`directory` is the node's data directory: saved trees lie in a folder of it, and what is remembered of
+        checks. `access_to` tells how to come in at another cluster; the rest as `aae.keeping`, `aae.local`, `aae.whole`
+        and `aae.manager` want it."""
+        self._time = time
+        self.trees = Trees(store, directory=directory / "trees", copies=copies, time=time)
         self.local = LocalTrees(self.trees, store, led=led, read_pool=read_pool)
         self.whole = WholeTrees(self.local, members, request)
         self.agreement = Agreement(self.trees, store, led=followed, request=request)
+        chance = Random()  # noqa: S311 - the order of checks is no secret
+
+        def checker_of(peer: FullSyncSettings) -> Checker:
+            trees = PeerTrees(
+                peer.urls.split(","),
+                own=cluster_uuid,
+                cluster_name=peer.cluster,
+                timeout_ms=peer.timeout_ms,
+                access=access_to(peer),
+            )
+            return Checker(peer, source=self.whole, sink=trees, repairs=repairs, chance=chance)
+
+        self.manager = Manager(
+            settings,
+            node=node,
+            checker_of=checker_of,
+            memory=Memory(directory, time.wall_ms()),
+            alarm_of=SchedulerAlarm,
+            live=lambda: [node, *members.nodes()],
+            time=time,
+            chance=chance,
+        )
 
     def request_handlers(self) -> dict[str, Handler]:
         """What other nodes may ask of this one, by method."""
@@ -51,6 +89,14 @@ class FullSync:
         self.trees.start()
         self.agreement.start()
 
+    def begin(self) -> None:
+        """Once this node serves: let checks be due. Raises LocalFault."""
+        self.manager.start()
+
+    async def rest(self) -> None:
+        """Begin no more checks, and end the one that runs: the node is about to stop."""
+        await self.manager.stop()
+
     async def stop(self, *, save: bool) -> None:
         """After everything is applied; `save` when the stop is a clean one."""
         await self.agreement.stop()
@@ -58,11 +104,22 @@ class FullSync:
 
     def metrics(self) -> list[Sample]:
         """For Prometheus."""
-        return self.trees.metrics()
+        return [*self.trees.metrics(), *listing.samples(self.manager, self._time.wall_ms())]
 
     def status(self) -> dict[str, str]:
         """The actor's state and why: shown as `idle: not configured`."""
         states = [kept.state for kept in self.trees.kept.values()]
         ready = states.count(State.READY)
         trees = f"{ready} of {len(states)} trees ready" if ready < len(states) else f"{ready} trees kept"
-        return {"actor": "full-sync", "state": "idle", "reason": f"not configured; {trees}"}
+        manager = self.manager
+        if manager.running is not None:
+            state, reason = "running", f"compares {manager.running.bucket_type} with {manager.running.peer}"
+        elif not manager.peers:
+            state, reason = "idle", "not configured"
+        elif all(peer.remembered.suspended is not None for peer in manager.peers.values()):
+            state, reason = "suspended", "by operators"
+        elif all(peer.plan is None for peer in manager.peers.values()):
+            state, reason = "idle", "no checks are wanted"
+        else:
+            state, reason = "scheduled", f"{len(manager.peers)} clusters to compare with"
+        return {"actor": "full-sync", "state": state, "reason": f"{reason}; {trees}"}

@@ -32,7 +32,11 @@ class SchedulerAlarm:
     def ring_at(self, wall_ms: int, call: Callable[[], None]) -> None:
         """See Alarm."""
         moment = DateTrigger(datetime.fromtimestamp(wall_ms / 1000, UTC))
-        self._scheduler.add_job(call, moment, id=_JOB, replace_existing=True, misfire_grace_time=None)
+
+        async def ring() -> None:
+            call()  # a plain function would be called in a thread
+
+        self._scheduler.add_job(ring, moment, id=_JOB, replace_existing=True, misfire_grace_time=None)
 
     def stop(self) -> None:
         """See Alarm."""

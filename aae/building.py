@@ -88,4 +88,4 @@ def leaf_of_row(bucket: bytes, key: bytes, row: bytes) -> int:
         found = decode_key_row(row)
     except IsthmusError as error:
         raise Corruption(f"the key row of {bucket!r}/{key!r} cannot be read: {error}") from error
-    return leaf(bucket, key, found.clock, found.hash64)
+    return leaf(bucket, key, found.clock, found.hash64, tombstone=found.tombstone)

@@ -62,14 +62,21 @@ def by_key(rows: Iterable[Row]) -> Rows:
 
 
 def compared(source: Rows, sink: Rows) -> list[Difference]:
-    """What differs between the rows of both sides, in key order. Raises CodecError for a clock that is none."""
+    """What differs between the rows of both sides, in key order; a key that is deleted on one side and deleted, reaped
+    or never written on the other is the same (R-TREE). Raises CodecError for a clock that is none."""
     found = []
     for name in sorted(source.keys() | sink.keys()):
         mine, theirs = source.get(name), sink.get(name)
-        if mine is not None and theirs is not None and mine.clock == theirs.clock and mine.hash64 == theirs.hash64:
-            continue
-        found.append(_difference(name, mine, theirs))
+        if not _equal(mine, theirs):
+            found.append(_difference(name, mine, theirs))
     return found
+
+
+def _equal(mine: Row | None, theirs: Row | None) -> bool:
+    """Whether readers see the same: a deleted key and one that is not there are no difference."""
+    if mine is None or mine.tombstone:
+        return theirs is None or theirs.tombstone
+    return theirs is not None and mine.clock == theirs.clock and mine.hash64 == theirs.hash64
 
 
 def _difference(name: tuple[bytes, bytes], source: Row | None, sink: Row | None) -> Difference:
@@ -97,11 +104,7 @@ def lasting(first: Iterable[Difference], source: Rows, sink: Rows) -> tuple[list
     for before in first:
         name = (before.bucket, before.key)
         mine, theirs = source.get(name), sink.get(name)
-        if mine is not None and theirs is not None and mine.clock == theirs.clock and mine.hash64 == theirs.hash64:
-            transient += 1
-        elif mine is None and theirs is None:
-            transient += 1  # reaped on both sides meanwhile
-        elif _arrived(before, mine, theirs):
+        if _equal(mine, theirs) or _arrived(before, mine, theirs):
             transient += 1
         else:
             still.append(_difference(name, mine, theirs))

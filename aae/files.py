@@ -20,7 +20,7 @@ from repl.model.errors import CodecError, LocalFault
 
 log = structlog.get_logger(__name__)
 
-_MAGIC: Final = b"ISTR1\n"
+_MAGIC: Final = b"ISTR2\n"
 _SUM_BYTES: Final = 8
 
 FILE_BYTES_MAX: Final = 8 * LEAF_COUNT * BRANCH_COUNT + 64 * 1024

@@ -66,7 +66,7 @@ class FullSyncSettings:
     run_timeout_ms: int = 4 * HOUR
     """How long a check may take in all; then it ends as timed-out, and says how far it came."""
 
-    repair_rate_limit_count: int = 2_000
+    repair_rate_limit_count: int = 5_000
     """Repairs a second that a check queues, so that users' reads and writes keep their pace; 0: no limit."""
 
     bidirectional: bool = False

@@ -27,6 +27,7 @@ import structlog
 import uvloop
 
 from aae import keeping
+from aae import listing as fullsync_listing
 from config.settings import Settings
 from node import interpreter, locks, logs, supervisor
 from node.assembly import (
@@ -156,6 +157,7 @@ class Node(Parts):
         self.reaper.start()
         await self.queues.start()
         await self.sink.start()
+        self.fullsync.begin()
         await self.listeners.start(self.face, self.admin)
         self._serving = True
         log.info("node.up", http=self.http_url, admin=self.admin_url, cluster_uuid=self.cluster_uuid.hex())
@@ -196,6 +198,7 @@ class Node(Parts):
                 **listing.HELP,
                 **sink_listing.HELP,
                 **keeping.HELP,
+                **fullsync_listing.HELP,
                 **app.HELP,
                 **listeners.HELP,
                 **tls_server.HELP,
@@ -215,7 +218,13 @@ class Node(Parts):
         )
         add_members(self.face, self.members)
         PropertyRoutes(self.properties, self.face)
-        TreeRoutes(self.fullsync.whole, self.face, cluster=self.cluster_uuid, cluster_name=self.settings.node.cluster)
+        TreeRoutes(
+            self.fullsync.whole,
+            self.repairs,
+            self.face,
+            cluster=self.cluster_uuid,
+            cluster_name=self.settings.node.cluster,
+        )
         self.admin = Admin(self, self.gathering)
         self.face.guard, self.admin.guard = self.locks.guards["http"], self.locks.guards["admin"]
 
@@ -279,6 +288,7 @@ class Node(Parts):
         log.info("node.stopping", reason=self._stop_reason)
         self.face.stop()
         await self.listeners.drain()
+        await self.fullsync.rest()
         await self.sink.stop()
         await self.queues.stop()
         await self.reaper.stop()

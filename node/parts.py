@@ -12,8 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from aae.actor import FullSync
+from aae.folding import Folding
+from aae.folds import Folds
 from aae.local import Led
-from config.settings import Settings
+from config.settings import PeerSettings, Settings
 from node.assembly import (
     Switchboard,
     balance_options_of,
@@ -31,6 +33,7 @@ from node.live_options import LiveOptions
 from node.locks import Locks
 from node.property_office import PropertyOffice
 from node.queue_gathering import QueueGathering
+from node.repairs import FoldHands, QueueRepairs
 from node.sink_gathering import SinkGathering
 from node.telemetry_gathering import TelemetryGathering
 from node.timesource import SystemTime
@@ -154,9 +157,7 @@ class Parts:
         self.telemetry = TelemetryGathering(node=name, request=self.links.request, runtime=self.runtime)
         self.sink_gathering = SinkGathering(node=name, request=self.links.request, sink=lambda: self.sink)
         self.queue_gathering = QueueGathering(node=name, request=self.links.request, acts=lambda: self.queue_acts)
-        self.fullsync = self._build_fullsync()
-        self.runtime.hooks.append(self.fullsync.trees)
-        gatherings = (self.gathering, self.telemetry, self.sink_gathering, self.queue_gathering, self.fullsync)
+        gatherings = (self.gathering, self.telemetry, self.sink_gathering, self.queue_gathering)
         for part in (self.coordinator, self.controller, self.leaderships, *gatherings):
             switchboard.add(part.request_handlers())
         self.queues = SourceQueues(
@@ -188,6 +189,12 @@ class Parts:
         self.property_book.on_change.append(self.reaper.properties_changed)
         switchboard.add(self.reaper.request_handlers())
         self.coordinator.owed = self.queues.owed
+        self.repairs = QueueRepairs(self.queues, self.time)
+        self.fullsync = self._build_fullsync()
+        self.runtime.hooks.append(self.fullsync.trees)
+        self.folding = self._build_folding()
+        for answers in (self.fullsync, self.folding):
+            switchboard.add(answers.request_handlers())
         self.sink = Sink(
             settings.sink,
             kv=self.coordinator,
@@ -202,13 +209,14 @@ class Parts:
             ),
             access_to=self.locks.access_to,
             nodes=lambda: self.controller.registrations,
+            properties=self.property_book.digests,
         )
 
     def _build_fullsync(self) -> FullSync:
         partitions, name = self.runtime.partitions, self.settings.node.name
         return FullSync(
             store=self.store,
-            directory=self.settings.node.data_dir / "trees",
+            directory=self.settings.node.data_dir,
             copies=lambda: [copy_of(p, replaying=self.store.needs_replay()) for p in partitions.values()],
             led=lambda bucket_type: [
                 Led(p.id, p.index, p.partition_count)
@@ -224,6 +232,28 @@ class Parts:
             request=self.links.request,
             time=self.time,
             read_pool=self.read_pool,
+            settings=self.settings.fullsync,
+            node=name,
+            cluster_uuid=self.cluster_uuid,
+            access_to=lambda one: self.locks.access_to(
+                PeerSettings(one.urls.split(",")[0], one.queue, one.cluster, one.token_file)
+            ),
+            repairs=self.repairs,
+        )
+
+    def _build_folding(self) -> Folding:
+        def led(partition: int) -> tuple[bytes, Led] | None:
+            found = self.runtime.partitions.get(partition)
+            if found is None or not found.replica.ready:
+                return None
+            return found.bucket_type, Led(found.id, found.index, found.partition_count)
+
+        hands = FoldHands(self.repairs, self.reaper, self.coordinator)
+        return Folding(
+            Folds(self.store, led=led, hands=hands, read_pool=self.read_pool),
+            node=self.settings.node.name,
+            leader=self.coordinator.routes.leader,
+            request=self.links.request,
         )
 
     def nodes(self) -> Iterable[str]:

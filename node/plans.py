@@ -15,7 +15,18 @@ from typing import Any, Final
 from config.settings import Address
 from node.toml_writing import toml_document
 
-SECTIONS: Final = ("listen", "metastore", "replication", "transport", "limits", "source", "queues", "sink", "log")
+SECTIONS: Final = (
+    "listen",
+    "metastore",
+    "replication",
+    "transport",
+    "limits",
+    "source",
+    "queues",
+    "sink",
+    "fullsync",
+    "log",
+)
 """Sections of a node's file that a cluster may have. [node] is what the topology itself says."""
 
 LISTENERS: Final = ("http", "admin", "cluster")
@@ -163,9 +174,19 @@ class Topology:
             "replication": replication,
             "queues": cluster.sections.get("queues", []),
             "sink": {**sections["sink"], "peers": peers},
+            "fullsync": [self._compared(one, ports) for one in cluster.sections.get("fullsync", [])],
             **self._locks(node),
         }
         return f"# Made from {self.path.name}; changes belong there.\n{toml_document(whole)}"
+
+    def _compared(self, table: Any, ports: Mapping[str, int]) -> Any:
+        """A [[fullsync]]: of one that names a cluster of this file, the URLs are known."""
+        other = self.clusters.get(table.get("cluster", "")) if isinstance(table, dict) else None
+        if other is None or "urls" in table:
+            return table
+        urls = ",".join(f"{self.scheme}://{node.address('http', ports)}" for node in other.nodes)
+        token = {"token_file": f"../{SECURITY}/replicate.token"} if self.secure else {}
+        return {"name": other.name, **token, **table, "urls": urls}
 
     def _shown_to(self, plan: PeerPlan) -> dict[str, str]:
         """What a sink expects of a peer, and shows it."""

@@ -232,7 +232,6 @@ class Proposal:
         current = self._tombstone(key, hash64, offset)
         if current is None:
             return False
-        change = leaf(key.bucket, key.key, current.clock, current.hash64)
         self._take(
             make_entry(
                 EntryKind.REAP,
@@ -242,7 +241,6 @@ class Proposal:
                 origin=self._own,
                 time_ms=self._now_ms,
                 key_hash=hash64,
-                leaf_change=change,
                 previous_offset=offset,
                 bucket=key.bucket,
                 key=key.key,
@@ -326,10 +324,11 @@ class Proposal:
         request_id: bytes,
     ) -> None:
         bucket, name = key.bucket, key.key
-        change = leaf(bucket, name, summary.clock, summary.hash64)
+        change = leaf(bucket, name, summary.clock, summary.hash64, tombstone=summary.tombstone)
         previous = NO_OFFSET
         if current is not None:
-            change ^= leaf(bucket, name, current.row.clock, current.row.hash64)
+            row = current.row
+            change ^= leaf(bucket, name, row.clock, row.hash64, tombstone=row.tombstone)
             previous = current.row.offset
         offset = self._next
         entry = make_entry(

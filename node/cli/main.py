@@ -52,8 +52,11 @@ NOUNS: Final[Mapping[str, Noun]] = {
     "bucket": Noun("node.cli.bucket", "bucket_group", "Properties of single buckets: show, set and unset them."),
     "option": Noun("node.cli.option", "option_group", "Look at dynamic options; set and unset them."),
     "leader": Noun("node.cli.leader", "leader_group", "Look at leaderships, and spread them evenly."),
-    "queue": Noun("node.cli.queue", "queue_group", "Look at source queues; suspend and resume them."),
+    "queue": Noun("node.cli.queue", "queue_group", "Look at source queues; register, suspend, limit, release them."),
+    "gaps": Noun("node.cli.queue_looks", "gaps_of_queues", "What queues gave up and no full-sync has closed yet."),
     "sink": Noun("node.cli.sink", "sink_group", "Look at sinks; suspend and resume them."),
+    "fullsync": Noun("node.cli.fullsync", "fullsync_group", "Compare with other clusters, and repair what differs."),
+    "fold": Noun("node.cli.fold", "fold_group", "Look at, or act upon, all keys of a type, a bucket or a range."),
 }
 """In the order of the help. A noun whose module is not installed is not offered."""
 

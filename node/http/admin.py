@@ -14,6 +14,8 @@ from node.gathering import Gathering
 from node.http.acts import ActsAdmin
 from node.http.asgi import Face, Request, json_reply
 from node.http.bucket_types import BucketTypesAdmin
+from node.http.folds import add_folds
+from node.http.fullsync import FullSyncAdmin
 from node.http.health import add_health
 from node.http.leaderships import LeadershipsAdmin, glance
 from node.http.moves import MovesAdmin
@@ -63,6 +65,8 @@ class Admin(Face):
         QueueAdmin(node, router)
         SinkAdmin(node, router)
         TelemetryAdmin(node, router)
+        FullSyncAdmin(node, self)
+        add_folds(self, node.folding)
 
     def refusal(self, error: IsthmusError) -> Reply:
         """See Face.refusal; here as JSON."""

@@ -1,4 +1,4 @@
-"""POST /trees/roots, /trees/leaves, /trees/clocks: another cluster compares its trees with ours.
+"""POST /trees/roots, /trees/leaves, /trees/clocks, /trees/repair: another cluster compares its trees with ours.
 
 Any node answers for its whole cluster. Moves bodies only: what is in them is `aae.wire`'s, who adds up the nodes is
 `aae.whole`. Few run at once, since each reads rows or copies leaves; one more is refused with 503.
@@ -10,10 +10,12 @@ from collections.abc import Coroutine
 from typing import Final
 
 from aae import wire
+from aae.check import Repairs
 from aae.whole import WholeTrees
 from node.http.asgi import MSGPACK, Face, Request
 from node.http.statuses import Headers, Reply
 from repl.model.errors import Overloaded
+from repl.model.keys import Key
 
 QUESTIONS_MAX: Final = 8
 """Questions answered at once: an exchange asks one at a time, and each may hold some 10 MB."""
@@ -24,12 +26,13 @@ _HEADERS: Final[Headers] = [(b"content-type", MSGPACK)]
 class TreeRoutes:
     """The routes of the client face that other clusters' full-sync uses."""
 
-    def __init__(self, trees: WholeTrees, face: Face, *, cluster: bytes, cluster_name: str) -> None:
+    def __init__(self, trees: WholeTrees, repairs: Repairs, face: Face, *, cluster: bytes, cluster_name: str) -> None:
         self._trees = trees
+        self._repairs = repairs
         self._cluster = cluster
         self._name = cluster_name
         self.running = 0
-        for path, handler in zip(wire.PATHS, (self._roots, self._leaves, self._clocks), strict=True):
+        for path, handler in zip(wire.PATHS, (self._roots, self._leaves, self._clocks, self._repair), strict=True):
             face.router.add("POST", path, handler)
 
     async def _roots(self, request: Request) -> Reply:
@@ -43,6 +46,14 @@ class TreeRoutes:
     async def _clocks(self, request: Request) -> Reply:
         asked = wire.decode_clocks_asked(await self._question(request))
         return await self._limited(self._clocks_of(asked))
+
+    async def _repair(self, request: Request) -> Reply:
+        asked = wire.decode_repair_asked(await self._question(request))
+        return await self._limited(self._repaired(asked))
+
+    async def _repaired(self, asked: wire.RepairAsked) -> bytes:
+        keys = [Key(asked.bucket_type, bucket, key) for bucket, key in asked.names]
+        return wire.encode_repaired(await self._repairs.push(asked.queue, keys))
 
     async def _roots_of(self, asked: wire.RootsAsked) -> bytes:
         return wire.encode_hashes(wire.HashesTold((), await self._trees.roots(asked)))

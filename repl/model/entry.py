@@ -187,6 +187,9 @@ def decode_key_row(data: bytes) -> KeyRow:
     return KeyRow(*raw[1:])
 
 
-def leaf(bucket: bytes, key: bytes, clock: bytes, hash64: int) -> int:
-    """A key's 64-bit contribution to its tree leaf: xxh64 of key, canonical clock and object hash."""
+def leaf(bucket: bytes, key: bytes, clock: bytes, hash64: int, *, tombstone: bool) -> int:
+    """A key's 64-bit contribution to its tree leaf: xxh64 of key, canonical clock and object hash; 0 of a tombstone,
+    since a deleted key and one that was reaped, or never was, are the same to readers (docs/protocol.md R-TREE)."""
+    if tombstone:
+        return 0
     return xxh64_intdigest(hashed_bytes(bucket, key) + clock + hash64.to_bytes(8, "big"))

@@ -41,7 +41,9 @@ class Side2:
         """Its tree, folded anew."""
         tree = Tree()
         for r in self.rows.values():
-            tree.change(key_hash(r.bucket, r.key) >> 44, leaf(r.bucket, r.key, r.clock, r.hash64))
+            tree.change(
+                key_hash(r.bucket, r.key) >> 44, leaf(r.bucket, r.key, r.clock, r.hash64, tombstone=r.tombstone)
+            )
         return tree
 
     def listed(self, ask: Clocks, since_ms: int) -> Listed:
@@ -250,6 +252,21 @@ def test_a_reaped_key_is_no_difference() -> None:
     run = Run(source, sink, meanwhile)
     assert run.verdict() is Verdict.IN_SYNC
     assert run.findings.transient == 1
+
+
+def test_deleted_keys_and_absent_ones_are_the_same() -> None:
+    """A tombstone differs from a value, and from nothing else."""
+    source, sink = two_clusters(40)
+    gone = row(1, ((A, 50, 0),))._replace(tombstone=True)
+    source.put(gone)
+    del sink.rows[b"b", b"1"]
+    assert Run(source, sink).verdict() is Verdict.IN_SYNC
+    sink.put(row(1, ((B, 3, 0),))._replace(tombstone=True))
+    assert Run(source, sink).verdict() is Verdict.IN_SYNC
+    sink.put(row(1, ((A, 2, 0),)))
+    run = Run(source, sink)
+    assert run.verdict() is Verdict.REPAIRED
+    assert run.repaired == {b"1": (Kind.BEHIND, Side.SINK)}
 
 
 def test_the_words_of_a_difference() -> None:

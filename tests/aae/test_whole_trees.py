@@ -103,7 +103,7 @@ def expected(city: City) -> Tree:
     for history in city.histories:
         for name, entry in history.latest.items():
             clock = b"clock-%d" % entry.offset
-            tree.change(segment_of(key_hash(*name)), leaf(*name, clock, entry.offset))
+            tree.change(segment_of(key_hash(*name)), leaf(*name, clock, entry.offset, tombstone=False))
     return tree
 
 

@@ -53,9 +53,9 @@ class History:
         before = self.latest.get((bucket, key))
         offset = len(self.entries)
         row = encode_key_row(Summary(b"clock-%d" % offset, offset, self.time_ms, len(payload), 1, False), offset)
-        leaf_change = leaf(bucket, key, b"clock-%d" % offset, offset)
+        leaf_change = leaf(bucket, key, b"clock-%d" % offset, offset, tombstone=False)
         if before is not None:
-            leaf_change ^= leaf(bucket, key, b"clock-%d" % before.offset, before.offset)
+            leaf_change ^= leaf(bucket, key, b"clock-%d" % before.offset, before.offset, tombstone=False)
         entry = make_entry(
             EntryKind.DATA,
             self.epoch,

@@ -1,0 +1,303 @@
+"""Streams of rows from this node's copies: one snapshot each, a frame at a time, in a thread of their own.
+
+A stream holds one snapshot and one frame; the next frame is read when the last one has gone, so a slow reader costs no
+memory. All streams of a node share one thread: what they take from the loop that serves writes is that of one, however
+many there are. More than STREAMS_MAX are refused; a reader then asks another node, or again. What is asked and sent is
+`aae.row_wire`'s, who holds which copy `aae.row_plan`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from time import perf_counter, sleep
+from typing import Final, NamedTuple
+
+from aae.row_wire import (
+    FRAME_BYTES,
+    FRAME_ROWS_MAX,
+    ChangesAsked,
+    Consistency,
+    Head,
+    Rows,
+    RowsAsked,
+    Tail,
+    View,
+    encode_frame,
+    encode_head,
+    encode_tail,
+)
+from repl.model.entry import decode_key_row
+from repl.model.errors import BadInput, Corruption, IsthmusError, NotLeader, NotReady, Overloaded
+from repl.store.port import Applied, Change, Snapshot, Store
+from repl.store.rows import bucket_head, segment_name
+
+STREAMS_MAX: Final = 16
+"""Streams open on a node at once. Each holds a frame of about 1 MB, and a moment of the store, whose old tables stay on
+disk until it is let go."""
+
+REST_RATIO: Final = 0.25
+"""How long the thread rests after each frame, as a part of the time that the frame took: others of this process get
+that much of its core for certain, the rest by the interpreter's turns. A guess, measured by bench/spark.py."""
+
+SAMPLE_ROWS: Final = 1_000
+"""Rows of a partition that are counted to estimate how many it has: a millisecond, and 3 % off as a rule."""
+
+
+class Held(NamedTuple):
+    """A copy on this node, of the segments [first, end). `leads`: and serves; `whole`: its rows are those of its applied
+    offset."""
+
+    bucket_type: bytes
+    partition: int
+    segments: tuple[int, int]
+    leads: bool
+    whole: bool
+
+
+class RowStreams:
+    """Opens streams. `held(partition)` is this node's copy, None when it has none; `confirm(partition)` returns when
+    its leader may be read as committed, or raises Retryable."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        cluster: bytes,
+        cluster_name: str,
+        node: str,
+        held: Callable[[int], Held | None],
+        confirm: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._cluster_name = cluster_name
+        self._node = node
+        self._held = held
+        self._confirm = confirm
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rows")
+        self._stopping = False
+        self.running = 0
+        self.rows_sent = 0
+        self.bytes_sent = 0
+
+    def stop(self) -> None:
+        """The node is stopping: streams end at their next frame, cut off, so that their readers ask another node."""
+        self._stopping = True
+
+    async def close(self) -> None:
+        """All streams are let go of; the store may be closed then."""
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+
+    async def rows(self, asked: RowsAsked) -> AsyncGenerator[bytes, None]:
+        """The frames of a stream, opened. Raises BadInput, Retryable, LocalFault."""
+        held = self._copy(asked.bucket_type, asked.partition)
+        first, end = held.segments
+        if not first <= asked.first <= asked.end <= end:
+            raise BadInput(
+                f"partition {asked.partition} has segments {first} to {end}, not {asked.first} to {asked.end}: "
+                "plan anew"
+            )
+        if asked.consistency is Consistency.COMMITTED:
+            if not held.leads:
+                raise NotLeader(f"this node does not lead partition {asked.partition}")
+            await self._confirm(asked.partition)
+        return await self._opened(asked.partition, asked.first, asked.end, lambda snapshot: _frames(snapshot, asked))
+
+    async def changes(self, asked: ChangesAsked) -> AsyncGenerator[bytes, None]:
+        """The frames of a stream of changes, opened. Raises NotReady when this copy is not applied as far."""
+        self._copy(asked.bucket_type, asked.partition)
+        applied = self._store.applied(asked.partition).offset
+        if applied < asked.end:
+            raise NotReady(f"this copy of partition {asked.partition} is applied to {applied}, not to {asked.end}")
+        return await self._opened(
+            asked.partition, asked.first, asked.end, lambda snapshot: _changed(self._store, snapshot, asked)
+        )
+
+    def estimate(self, held: Held) -> int | None:
+        """About how many rows a copy has; exact when there are few. In a thread. None when it cannot be read."""
+        first, end = held.segments
+        count, last = 0, first
+        try:
+            with (
+                closing(self._store.far.snapshot(held.partition)) as snapshot,
+                closing(snapshot.key_pages(segment_name(first), end, SAMPLE_ROWS, FRAME_BYTES)) as pages,
+            ):
+                for names, _ in pages:
+                    count += len(names)
+                    last = int.from_bytes(names[-1][:3], "big")
+                    if count >= SAMPLE_ROWS:
+                        return count * (end - first) // (last + 1 - first)
+        except IsthmusError:
+            return None
+        return count
+
+    async def estimates(self, held: list[Held]) -> list[int | None]:
+        """The same of many."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, lambda: [self.estimate(one) for one in held])
+
+    def applied(self, partition: int) -> Applied:
+        """How far a copy is applied."""
+        return self._store.applied(partition)
+
+    def _copy(self, bucket_type: bytes, partition: int) -> Held:
+        held = self._held(partition)
+        if held is None or held.bucket_type != bucket_type:
+            raise NotReady(
+                f"this node has no copy of partition {partition} of that bucket type: ask another, or plan anew"
+            )
+        if not held.whole:
+            raise NotReady(f"the copy of partition {partition} on this node is being filled")
+        return held
+
+    async def _opened(
+        self, partition: int, first: int, end: int, read: Callable[[Snapshot], Iterator[Rows]]
+    ) -> AsyncGenerator[bytes, None]:
+        if self._stopping:
+            raise NotReady("this node is stopping")
+        if self.running >= STREAMS_MAX:
+            raise Overloaded(f"{STREAMS_MAX} streams of rows are open on this node, which is its limit")
+        self.running += 1
+        loop = asyncio.get_running_loop()
+        try:
+            snapshot = await loop.run_in_executor(self._thread, self._store.far.snapshot, partition)
+        except BaseException:
+            self.running -= 1
+            raise
+        as_of = snapshot.end
+        head = Head(
+            self._cluster, self._cluster_name, self._node, partition, first, end, as_of.epoch, as_of.offset
+        )  # fmt: skip
+        return self._streamed(head, snapshot, read(snapshot))
+
+    async def _streamed(self, head: Head, snapshot: Snapshot, frames: Iterator[Rows]) -> AsyncGenerator[bytes, None]:
+        """Owns the snapshot and the place among the streams."""
+        loop = asyncio.get_running_loop()
+        sent = 0
+        try:
+            yield encode_head(head)
+            while True:
+                if self._stopping:
+                    raise NotReady("this node is stopping")
+                count, data = await loop.run_in_executor(self._thread, _next, frames)
+                if not count:
+                    break
+                yield data
+                sent += count
+                self.rows_sent += count
+                self.bytes_sent += len(data)
+            yield encode_tail(Tail(sent))
+        finally:
+            self.running -= 1
+            # In the thread, behind a frame that may be under way there: one thread at a time uses a snapshot.
+            self._thread.submit(_let_go, frames, snapshot)
+
+
+def _next(frames: Iterator[Rows]) -> tuple[int, bytes]:
+    """In the thread: the next frame and its rows, 0 of them at the end."""
+    began_s = perf_counter()
+    rows = next(frames, None)
+    if rows is None:
+        return 0, b""
+    data = encode_frame(rows)
+    sleep((perf_counter() - began_s) * REST_RATIO)
+    return len(rows.names), data
+
+
+def _let_go(frames: Iterator[Rows], snapshot: Snapshot) -> None:
+    close = getattr(frames, "close", None)
+    if close is not None:
+        close()
+    snapshot.close()
+
+
+def _frames(snapshot: Snapshot, asked: RowsAsked) -> Iterator[Rows]:
+    start = asked.after + b"\0" if asked.after else segment_name(asked.first)
+    start = max(start, segment_name(asked.first))
+    head = bucket_head(asked.bucket) + asked.prefix if asked.bucket else b""
+    with closing(snapshot.key_pages(start, asked.end, FRAME_ROWS_MAX, FRAME_BYTES)) as pages:
+        for names, key_rows in pages:
+            kept = _kept(asked, head, names, key_rows)
+            if kept is not None:
+                names, key_rows = kept
+            if not names:
+                continue
+            if asked.view is View.KEYS:
+                yield Rows(names, key_rows, ())
+            else:
+                yield from _with_objects(snapshot, names, key_rows)
+
+
+def _kept(
+    asked: RowsAsked, head: bytes, names: list[bytes], rows: list[bytes]
+) -> tuple[list[bytes], list[bytes]] | None:
+    """The rows that were asked for; None: all of them. Of one whose time cannot be read it is not known: it stays."""
+    if not head and not asked.since_ms and not asked.before_ms:
+        return None
+    places = [at for at, name in enumerate(names) if name.startswith(head, 3)] if head else range(len(names))
+    if asked.since_ms or asked.before_ms:
+        before_ms = asked.before_ms or 1 << 63
+        places = [at for at in places if asked.since_ms <= _modified_ms(rows[at], asked.since_ms) < before_ms]
+    return [names[at] for at in places], [rows[at] for at in places]
+
+
+def _modified_ms(row: bytes, unknown: int) -> int:
+    try:
+        return decode_key_row(row).last_modified_ms
+    except IsthmusError:
+        return unknown
+
+
+def _with_objects(snapshot: Snapshot, names: list[bytes], key_rows: list[bytes]) -> Iterator[Rows]:
+    """Frames of whole objects, each of about FRAME_BYTES. An object that is missing is b""."""
+    first, size = 0, 0
+    objects: list[bytes] = []
+    for at, name in enumerate(names):
+        data = snapshot.named_object(name[3:]) or b""
+        objects.append(data)
+        size += len(data) + len(name) + len(key_rows[at])
+        if size > FRAME_BYTES:
+            yield Rows(names[first : at + 1], key_rows[first : at + 1], objects)
+            first, size, objects = at + 1, 0, []
+    if objects:
+        yield Rows(names[first:], key_rows[first:], objects)
+
+
+CHANGES_READ: Final = 1_024
+"""Change rows that are looked up at once."""
+
+
+def _changed(store: Store, snapshot: Snapshot, asked: ChangesAsked) -> Iterator[Rows]:
+    """The keys changed in the range and not since, as they are in the snapshot. A row that changed behind the range
+    stands there in the index, and comes with the range in which it now is."""
+    at = asked.first
+    while at < asked.end:
+        found = store.changes(asked.partition, at, CHANGES_READ)
+        names: list[bytes] = []
+        key_rows: list[bytes] = []
+        for change in found:
+            if change.offset >= asked.end:
+                break
+            name = segment_name(change.key_hash >> 44) + bucket_head(change.bucket) + change.key
+            row = snapshot.named_key_row(name)
+            if row is not None and _offset_of(row, change) == change.offset:
+                names.append(name)
+                key_rows.append(row)
+        if names:
+            if asked.view is View.KEYS:
+                yield Rows(names, key_rows, ())
+            else:
+                yield from _with_objects(snapshot, names, key_rows)
+        if len(found) < CHANGES_READ:
+            return
+        at = found[-1].offset + 1
+
+
+def _offset_of(row: bytes, change: Change) -> int:
+    try:
+        return decode_key_row(row).offset
+    except IsthmusError as error:
+        raise Corruption(f"the key row of {change.bucket!r}/{change.key!r} cannot be read: {error}") from error

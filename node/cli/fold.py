@@ -1,0 +1,266 @@
+"""`isthmus fold`: questions and acts over all keys, page by page, over every partition of a bucket type.
+
+Each page is asked of the node that answers, which passes it on to the partition's leader; between two pages nothing is
+held anywhere, so Ctrl-C ends a fold, and `--from PARTITION:PLACE` goes on where one ended. Kinds and scopes are told in
+docs/fullsync.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+import click
+
+from config.units import format_size, parse_size
+from node.cli.cluster import listed
+from node.cli.exits import CommandFailed, Exit
+from node.cli.fullsync import time_of
+from node.cli.output import echo_facts, echo_json, echo_table, moment, output_option, printable
+from node.cli.queue import BY
+from node.cli.remote import AdminClient, admin_option
+
+SEGMENTS: Final = 1 << 20
+
+Found = list[dict[str, Any]]
+
+
+@click.group("fold")
+def fold_group() -> None:
+    """Look at, or act upon, all keys of a bucket type, a bucket, or a range."""
+
+
+def scope_options(command: Any) -> Any:
+    """What every fold takes."""
+    for option in reversed(
+        (
+            click.option("--bucket-type", default="default", show_default=True),
+            click.option("--bucket", help="Only this bucket; percent-encoded if need be."),
+            click.option("--key-from", help="Only keys from this one on, in byte order; needs --bucket."),
+            click.option("--key-to", help="Only keys below this one; needs --bucket."),
+            click.option("--segments", metavar="FIRST-END", help="Only segments [FIRST, END) of 2^20."),
+            click.option("--since", metavar="TIME", help="Only what was modified at this time or later."),
+            click.option("--before", metavar="TIME", help="Only what was modified before this time."),
+            click.option("--from", "resume", metavar="PLACE", help="Go on where a fold ended, as it said."),
+            admin_option,
+            output_option,
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@fold_group.command("list-buckets")
+@scope_options
+def list_buckets(output: str, **scope: Any) -> None:
+    """Every bucket with a key that is not deleted, and how many."""
+    buckets: Counter[str] = Counter()
+    for page in _pages("list-buckets", {}, scope):
+        buckets.update(page["buckets"])
+    if output == "json":
+        echo_json({"buckets": [{"name": name, "keys": count} for name, count in sorted(buckets.items())]})
+    else:
+        echo_table(("bucket", "keys"), sorted(buckets.items()))
+
+
+@fold_group.command("find-keys")
+@click.option("--siblings-over", type=click.IntRange(0), help="Only keys with more siblings.")
+@click.option("--size-over", metavar="SIZE", help="Or larger ones.")
+@scope_options
+def find_keys(siblings_over: int | None, size_over: str | None, output: str, **scope: Any) -> None:
+    """Keys with many siblings or a large object; without either option all."""
+    try:
+        size = None if size_over is None else parse_size(size_over)
+    except ValueError as error:
+        raise CommandFailed(Exit.USAGE, "bad-input", f"--size-over: {error}") from None
+    _found("find-keys", {"siblings_over": siblings_over, "size_over": size}, scope, output)
+
+
+@fold_group.command("find-tombs")
+@scope_options
+def find_tombs(output: str, **scope: Any) -> None:
+    """Deleted keys whose tombstones are still there."""
+    _found("find-tombs", {}, scope, output)
+
+
+@fold_group.command("repair-keys")
+@scope_options
+def repair_keys(output: str, **scope: Any) -> None:
+    """Read every object and check it against its key row; name what is damaged. Exit code 1 if anything is."""
+    if _found("repair-keys", {}, scope, output):
+        raise click.exceptions.Exit(int(Exit.DIFFERS))
+
+
+@fold_group.command("object-stats")
+@scope_options
+def object_stats(output: str, **scope: Any) -> None:
+    """Objects, tombstones, bytes; how many of which size and of how many siblings."""
+    sums: Counter[str] = Counter()
+    sizes: Counter[int] = Counter()
+    siblings: Counter[int] = Counter()
+    for page in _pages("object-stats", {}, scope):
+        sums.update({name: page[name] for name in ("objects", "tombstones", "bytes")})
+        sizes.update({int(bits): count for bits, count in page["sizes"].items()})
+        siblings.update({int(number): count for number, count in page["siblings"].items()})
+    if output == "json":
+        echo_json(
+            {
+                **{name: sums[name] for name in ("objects", "tombstones", "bytes")},
+                "sizes": [{"below_bytes": 1 << bits, "objects": count} for bits, count in sorted(sizes.items())],
+                "siblings": [{"siblings": number, "objects": count} for number, count in sorted(siblings.items())],
+            }
+        )
+        return
+    echo_facts((("objects", sums["objects"]), ("tombstones", sums["tombstones"]), ("bytes", sums["bytes"])))
+    click.echo("")
+    echo_table(("size below", "objects"), ((format_size(1 << bits), count) for bits, count in sorted(sizes.items())))
+    click.echo("")
+    echo_table(("siblings", "objects"), sorted(siblings.items()))
+
+
+def act_options(command: Any) -> Any:
+    """What every fold takes that changes something."""
+    for option in (
+        click.option("--dry-run", is_flag=True, help="Say how many it would be, and change nothing."),
+        click.option("--yes", is_flag=True, help="Do not ask."),
+        BY,
+    ):
+        command = option(command)
+    return command
+
+
+@fold_group.command("repl-keys")
+@click.argument("queue")
+@act_options
+@scope_options
+def repl_keys(queue: str, output: str, **scope: Any) -> None:
+    """Put references to the keys into QUEUE, at the lowest priority."""
+    _act("repl-keys", f"queued for {queue}", {"queue": queue}, scope, output)
+
+
+@fold_group.command("reap-tombs")
+@act_options
+@scope_options
+def reap_tombs(output: str, **scope: Any) -> None:
+    """Take tombstones away for good, where every queue has passed them."""
+    _act("reap-tombs", "reaped", {}, scope, output)
+
+
+@fold_group.command("erase-keys")
+@act_options
+@scope_options
+def erase_keys(output: str, **scope: Any) -> None:
+    """Delete the keys, each as it was found: what was written meanwhile stays."""
+    _act("erase-keys", "deleted", {}, scope, output)
+
+
+def _act(kind: str, done: str, more: dict[str, Any], scope: dict[str, Any], output: str) -> None:
+    dry, yes = scope.pop("dry_run"), scope.pop("yes")
+    if not dry and not yes:
+        where = ", ".join(f"{name} {scope[name]}" for name in ("bucket_type", "bucket", "segments") if scope.get(name))
+        click.confirm(f"{kind} over {where}: go on? (--dry-run counts first)", abort=True, err=True)
+    matched = acted = 0
+    refused: Counter[str] = Counter()
+    for page in _pages(kind, {**more, "dry_run": dry}, scope):
+        matched += page["matched"]
+        acted += page["done"]
+        refused.update(page["refused"])
+    if output == "json":
+        echo_json({"kind": kind, "dry_run": dry, "matched": matched, "done": acted, "refused": dict(refused)})
+        return
+    click.echo(f"{matched} keys match; nothing was changed" if dry else f"{acted} of {matched} keys {done}")
+    for reason, count in refused.most_common():
+        click.echo(f"{count}: {printable(reason)}")
+
+
+def _found(kind: str, more: dict[str, Any], scope: dict[str, Any], output: str) -> int:
+    """Print what the pages name as they come; how many that were."""
+    count = 0
+    rows: Found = []
+    columns = ("bucket", "key", "siblings", "bytes", "modified", "note")
+    keys = ("bucket", "key", "siblings", "size_bytes")
+    for page in _pages(kind, more, scope):
+        count += len(page["found"])
+        if output == "json":
+            rows += page["found"]
+        elif page["found"]:
+            echo_table(
+                columns,
+                ([*(one[key] for key in keys), moment(one["modified_ms"]), one["note"]] for one in page["found"]),
+            )
+    if output == "json":
+        echo_json({"found": rows})
+    else:
+        click.echo(f"{count} keys")
+    return count
+
+
+def _pages(kind: str, more: dict[str, Any], scope: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Page after page of every partition; progress goes to standard error when that is a terminal."""
+    admin: AdminClient = scope["admin"]
+    wish = {"kind": kind, **more, **_scope(scope)}
+    found = admin.get(f"/admin/partitions?bucket_type={scope['bucket_type']}")
+    partitions = sorted((one["index"], one["partition"]) for one in listed(found, "partitions"))
+    if not partitions:
+        raise CommandFailed(Exit.USAGE, "bad-input", f"there is no bucket type {scope['bucket_type']!r}")
+    begin_at, place = _resumed(scope["resume"])
+    told = sys.stderr.isatty()
+    for index, partition in partitions:
+        if index < begin_at:
+            continue
+        while True:
+            try:
+                page = admin.post("/admin/folds", {**wish, "partition": partition, "next": place})
+            except (CommandFailed, KeyboardInterrupt):
+                segment, name = (place or {"segment": 0, "name": ""}).values()
+                click.echo(f"ended; --from {index}:{segment}:{name} goes on from here", err=True)
+                raise
+            yield page
+            place = page["next"]
+            if told:
+                share = (index + _share(place, index, len(partitions))) / len(partitions)
+                click.echo(f"\r{kind}: {100 * share:.0f} %", err=True, nl=False)
+            if place is None:
+                break
+    if told:
+        click.echo("\r" + " " * 40 + "\r", err=True, nl=False)
+
+
+def _share(place: dict[str, Any] | None, index: int, count: int) -> float:
+    """How far within a partition."""
+    if place is None:
+        return 1.0
+    first, end = index * SEGMENTS / count, (index + 1) * SEGMENTS / count
+    segment: int = place["segment"]
+    return min(1.0, max(0.0, (segment - first) / (end - first)))
+
+
+def _resumed(text: str | None) -> tuple[int, dict[str, Any] | None]:
+    if text is None:
+        return 0, None
+    index, _, rest = text.partition(":")
+    segment, _, name = rest.partition(":")
+    try:
+        return int(index), {"segment": int(segment), "name": name}
+    except ValueError:
+        raise CommandFailed(
+            Exit.USAGE, "bad-input", f"--from {text!r}: write what the fold said when it ended"
+        ) from None
+
+
+def _scope(scope: dict[str, Any]) -> dict[str, Any]:
+    wish = {name: scope[name] for name in ("bucket", "key_from", "key_to") if scope[name] is not None}
+    if "by" in scope:
+        wish["by"] = scope["by"]
+    if scope["segments"] is not None:
+        first, _, end = scope["segments"].partition("-")
+        if not (first.isdecimal() and end.isdecimal() and int(first) < int(end) <= SEGMENTS):
+            raise CommandFailed(Exit.USAGE, "bad-input", f"--segments: write FIRST-END, numbers from 0 to {SEGMENTS}")
+        wish |= {"segment_from": int(first), "segment_to": int(end)}
+    if scope["since"] is not None:
+        wish["since_ms"] = time_of(scope["since"])
+    if scope["before"] is not None:
+        wish["before_ms"] = time_of(scope["before"])
+    return wish

@@ -1,0 +1,295 @@
+"""`isthmus fullsync`: which clusters this one is compared with, what was found, and running a check now.
+
+Shows and asks what a node's admin listener offers (docs/http.md); the words are told in docs/fullsync.md. Full-sync is
+a node's own affair: every command speaks of the node that answers.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import click
+
+from node.cli.cluster import listed
+from node.cli.exits import CommandFailed, Exit
+from node.cli.output import cell, echo_json, echo_table, milliseconds, moment, output_option
+from node.cli.queue import BY, REASON
+from node.cli.remote import AdminClient, admin_option
+
+PEER = click.option("--peer", help="Only this [[fullsync]]; without it all of the node, or the only one.")
+KINDS: Final = ("all", "day", "hour", "range", "auto")
+LOOK_S: Final = 0.25
+"""How often a run that is waited for is looked at."""
+
+SAID_S: Final = 2.0
+"""How often its progress is told."""
+
+ENDS: Final = {
+    "in-sync": Exit.OK,
+    "repaired": Exit.DIFFERS,
+    "differing": Exit.DIFFERS,
+    "error": Exit.USAGE,
+    "timed-out": Exit.UNAVAILABLE,
+    "incomplete": Exit.UNAVAILABLE,
+}
+"""Verdict -> exit code of `run --wait`; of several the one that says least."""
+
+
+@click.group("fullsync")
+def fullsync_group() -> None:
+    """Compare with other clusters, and repair what differs."""
+
+
+@fullsync_group.command("status")
+@click.option("--results", type=click.IntRange(0, 200), default=5, show_default=True, help="Newest results of each.")
+@admin_option
+@output_option
+def status(results: int, admin: AdminClient, output: str) -> None:
+    """Every cluster that the node compares with, when next, since when it is proven in sync, and the last results."""
+    answer = admin.get(f"/admin/fullsync?results={results}")
+    if output == "json":
+        echo_json(answer)
+        return
+    click.echo(f"{answer.get('node')}: {answer.get('state')}, {answer.get('reason')}")
+    running = answer.get("running")
+    if isinstance(running, dict):
+        click.echo(_progress(running))
+    peers = listed(answer, "peers")
+    columns = ("peer", "state", "next", "kind", "bucket type", "proven in sync as of", "repairs to", "reason")
+    echo_table(columns, [row for peer in peers for row in _rows(peer)])
+    found = [(peer.get("name"), result) for peer in peers for result in peer.get("results", ())]
+    if found:
+        click.echo("")
+        _echo_results(found)
+
+
+@fullsync_group.command("run")
+@click.argument("kind", type=click.Choice(KINDS), default="all")
+@PEER
+@click.option("--wait", is_flag=True, help="Wait for the end: exit code 0 in sync, 1 differs, 2 error, 3 incomplete.")
+@BY
+@admin_option
+@output_option
+def run(kind: str, peer: str | None, wait: bool, by: str, admin: AdminClient, output: str) -> None:
+    """Begin a check now: everything, the last day or hour, a learned range, or what `auto` chooses."""
+    name = peer or _only(admin)
+    begun = admin.post("/admin/fullsync/run", {"peer": name, "kind": kind, "by": by})
+    if not wait:
+        _echo(begun, output, f"{name}: a check of kind {kind} has begun; `isthmus fullsync status` shows it")
+        return
+    results = _waited(admin, name, begun, quiet=output == "json")
+    if output == "json":
+        echo_json({"peer": name, "kind": kind, "results": results})
+    else:
+        _echo_results((name, result) for result in results)
+    worst = max((_exit_of(result) for result in results), default=Exit.UNAVAILABLE, key=_RANK.index)
+    if worst is not Exit.OK:
+        raise click.exceptions.Exit(int(worst))
+
+
+@fullsync_group.command("schedule")
+@admin_option
+@output_option
+def schedule(admin: AdminClient, output: str) -> None:
+    """The rest of the day: which check is due when, and which were left out."""
+    answer = admin.get("/admin/fullsync/schedule")
+    if output == "json":
+        echo_json(answer)
+        return
+    rows: list[list[Any]] = []
+    for peer in listed(answer, "peers"):
+        name = peer.get("name")
+        rows += [[name, moment(one["at_ms"]), one["kind"], f"left out: {one['reason']}"] for one in peer["skipped"]]
+        state = "suspended" if peer.get("suspended") else "due"
+        rows += [[name, moment(one["at_ms"]), one["kind"], state] for one in peer["checks"]]
+    echo_table(("peer", "when", "kind", "state"), rows)
+
+
+@fullsync_group.command("suspend")
+@PEER
+@BY
+@REASON
+@admin_option
+@output_option
+def suspend(peer: str | None, by: str, reason: str, admin: AdminClient, output: str) -> None:
+    """Let no check of the node be due until resumed, over restarts too; one that runs goes on."""
+    answer = admin.post("/admin/fullsync/suspend", {"peer": peer, "by": by, "reason": reason})
+    _echo(answer, output, f"{answer.get('node')}: checks of {peer or 'all clusters'} are suspended")
+
+
+@fullsync_group.command("resume")
+@PEER
+@BY
+@admin_option
+@output_option
+def resume(peer: str | None, by: str, admin: AdminClient, output: str) -> None:
+    """Let checks be due again."""
+    answer = admin.post("/admin/fullsync/resume", {"peer": peer, "by": by})
+    _echo(answer, output, f"{answer.get('node')}: checks of {peer or 'all clusters'} are due again")
+
+
+@fullsync_group.command("set-range")
+@click.argument("since", metavar="SINCE")
+@click.argument("before", metavar="BEFORE")
+@click.option("--bucket", help="Only keys of this bucket.")
+@PEER
+@BY
+@admin_option
+@output_option
+def set_range(
+    since: str, before: str, bucket: str | None, peer: str | None, by: str, admin: AdminClient, output: str
+) -> None:
+    """Let the next check of kind range look at changes of [SINCE, BEFORE): times such as 2026-02-03T04:05, UTC."""
+    name = peer or _only(admin)
+    wish = {"peer": name, "since_ms": time_of(since), "before_ms": time_of(before), "bucket": bucket, "by": by}
+    _echo(admin.post("/admin/fullsync/set-range", wish), output, f"{name}: the range is set; `run range` looks at it")
+
+
+@fullsync_group.command("clear-range")
+@PEER
+@BY
+@admin_option
+@output_option
+def clear_range(peer: str | None, by: str, admin: AdminClient, output: str) -> None:
+    """Forget a range that was set or learned."""
+    name = peer or _only(admin)
+    _echo(admin.post("/admin/fullsync/clear-range", {"peer": name, "by": by}), output, f"{name}: no range is set")
+
+
+@fullsync_group.command("trees")
+@click.option("--rebuild", is_flag=True, help="Build them anew from the key store, beside the ones that are there.")
+@click.option("--partition", type=click.IntRange(0), help="Rebuild only this partition's.")
+@BY
+@admin_option
+@output_option
+def trees(rebuild: bool, partition: int | None, by: str, admin: AdminClient, output: str) -> None:
+    """The trees of the node's copies: state, offset, size; and every one that was ever found wrong."""
+    if rebuild:
+        meant = admin.post("/admin/trees/rebuild", {"partition": partition, "by": by})
+        _echo(meant, output, f"{len(listed_numbers(meant))} trees are built anew")
+        return
+    answer = admin.get("/admin/trees")
+    if output == "json":
+        echo_json(answer)
+        return
+    columns = ("partition", "bucket type", "state", "offset", "bytes", "built", "reason")
+    keys = ("partition", "bucket_type", "state", "offset", "bytes")
+    rows = [
+        [*(tree.get(key) for key in keys), moment(tree["built_ms"]) if tree.get("built_ms") else "-", tree["reason"]]
+        for tree in listed(answer, "trees")
+    ]
+    echo_table(columns, rows)
+    wrong = listed(answer, "mismatches")
+    if wrong:
+        click.echo(f"\n{len(wrong)} segments were found wrong:")
+        heads = ("partition", "segment", "offset", "against")
+        echo_table((*heads, "when"), ([*(one.get(key) for key in heads), moment(one.get("wall_ms"))] for one in wrong))
+
+
+def listed_numbers(answer: dict[str, Any]) -> list[int]:
+    """The partitions of an answer."""
+    return [number for number in answer.get("rebuilding", ()) if isinstance(number, int)]
+
+
+def _only(admin: AdminClient) -> str:
+    names = [str(peer.get("name")) for peer in listed(admin.get("/admin/fullsync?results=0"), "peers")]
+    if len(names) == 1:
+        return names[0]
+    known = ", ".join(names) if names else "none is configured on this node"
+    raise CommandFailed(Exit.USAGE, "bad-input", f"--peer NAME is needed; known: {known}")
+
+
+def _waited(admin: AdminClient, name: str, begun: dict[str, Any], *, quiet: bool) -> list[dict[str, Any]]:
+    """The results of the check that has begun; its progress goes to standard error."""
+    said_at = 0.0
+    while True:
+        answer = admin.get("/admin/fullsync?results=200")
+        running = answer.get("running")
+        if not isinstance(running, dict) or running.get("began_ms", 0) < begun.get("at_ms", 0):
+            break
+        if not quiet and time.monotonic() - said_at >= SAID_S:
+            click.echo(_progress(running), err=True)
+            said_at = time.monotonic()
+        time.sleep(LOOK_S)
+    peers = {peer.get("name"): peer for peer in listed(answer, "peers")}
+    results = peers.get(name, {}).get("results", ())
+    return [result for result in results if result.get("began_ms", 0) >= begun.get("at_ms", 0)]
+
+
+def _progress(running: dict[str, Any]) -> str:
+    left = running.get("estimate_s")
+    estimate = "" if left is None else f", about {milliseconds(1000 * left)} left"
+    return (
+        f"{running.get('peer')}: {running.get('kind')} check of {running.get('bucket_type')}, {running.get('state')}; "
+        f"{running.get('branches_done')} of {running.get('branches_differing')} differing branches done, "
+        f"{running.get('differences')} differences, {running.get('queued')} queued{estimate}"
+    )
+
+
+def _rows(peer: dict[str, Any]) -> list[list[Any]]:
+    at_ms = peer.get("next_ms")
+    when = "-" if at_ms is None or peer.get("state") == "suspended" else moment(at_ms)
+    kind = peer.get("next_kind") or "-"
+    return [
+        [
+            peer.get("name"),
+            peer.get("state"),
+            when,
+            kind,
+            bucket_type,
+            "never" if at is None else moment(at),
+            peer.get("queue"),
+            peer.get("reason"),
+        ]
+        for bucket_type, at in peer.get("proven_ms", {}).items()
+    ]
+
+
+def _echo_results(found: Any) -> None:
+    columns = ("peer", "began", "kind", "bucket type", "verdict", "took", "differences", "queued", "left", "transient")
+    echo_table(
+        (*columns, "reason"),
+        (
+            [
+                name,
+                moment(result.get("began_ms")),
+                result.get("kind"),
+                result.get("bucket_type"),
+                result.get("verdict"),
+                milliseconds(1000 * result.get("seconds", 0)),
+                ", ".join(f"{count} {kind}" for kind, count in result.get("differences", {}).items()) or "-",
+                result.get("queued"),
+                result.get("left"),
+                result.get("transient"),
+                cell(result.get("reason")),
+            ]
+            for name, result in found
+        ),
+    )
+
+
+_RANK: Final = (Exit.OK, Exit.DIFFERS, Exit.UNAVAILABLE, Exit.USAGE)
+
+
+def _exit_of(result: dict[str, Any]) -> Exit:
+    return ENDS.get(str(result.get("verdict")), Exit.USAGE)
+
+
+def _echo(answer: Any, output: str, sentence: str) -> None:
+    if output == "json":
+        echo_json(answer)
+    else:
+        click.echo(sentence)
+
+
+def time_of(text: str) -> int:
+    """Milliseconds since 1970 of a time as people write it. Raises CommandFailed (usage)."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise CommandFailed(
+            Exit.USAGE, "bad-input", f"{text!r} is no time; write it as 2026-02-03T04:05, which is UTC"
+        ) from None
+    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)

@@ -1,0 +1,34 @@
+"""POST /admin/folds: one page of a fold over one partition, from whichever node leads it.
+
+The command line asks page after page (`isthmus fold`), so that stopping it stops the fold. What a page is stands in
+`aae.folds`, its JSON in `aae.folding`; docs/http.md lists the keys.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aae.folding import Folding, asked_of, shown
+from node.http.asgi import Face, Request, json_reply
+from node.http.statuses import Refused, Reply
+from node.http.wishes import wish_of
+
+KEYS: Final = frozenset(
+    {
+        "kind", "partition", "bucket", "key_from", "key_to", "segment_from", "segment_to", "since_ms", "before_ms",
+        "siblings_over", "size_over", "queue", "dry_run", "next", "by",
+    }
+)  # fmt: skip
+
+
+def add_folds(face: Face, folding: Folding) -> None:
+    """Let `face` answer for folds."""
+
+    async def page(request: Request) -> Reply:
+        wish = await wish_of(request, KEYS)
+        partition = wish.get("partition")
+        if type(partition) is not int or partition < 0:
+            raise Refused(400, "bad-json", "partition is needed, a number; `isthmus partition list` shows them")
+        return json_reply(shown(await folding.page(partition, asked_of(wish))))
+
+    face.router.add("POST", "/admin/folds", page)

@@ -1,0 +1,148 @@
+"""The admin face of full-sync: what was found, what is due, and what operators want of it.
+
+Shows what `aae.manager` and `aae.keeping` know and passes on acts; decides nothing. docs/http.md lists the paths,
+docs/fullsync.md what the words mean.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from aae import listing
+from aae.manager import Manager
+from aae.schedule import Kind, TimeRange
+from node.http.asgi import Face, Request, json_reply
+from node.http.statuses import Refused, Reply
+from node.http.wishes import initiator, text, wish_of
+
+if TYPE_CHECKING:
+    from node.parts import Parts
+
+RUN_KEYS: Final = frozenset({"peer", "kind", "by"})
+ACT_KEYS: Final = frozenset({"peer", "by", "reason"})
+RANGE_KEYS: Final = frozenset({"peer", "since_ms", "before_ms", "bucket", "by"})
+REBUILD_KEYS: Final = frozenset({"partition", "by"})
+
+RESULTS_SHOWN: Final = 50
+"""Newest results of a peer in one answer; `?results=N` asks for others."""
+
+
+class FullSyncAdmin:
+    """Routes below /admin/fullsync and /admin/trees."""
+
+    def __init__(self, parts: Parts, face: Face) -> None:
+        self._parts = parts
+        router = face.router
+        router.add("GET", "/admin/fullsync", self._status)
+        router.add("GET", "/admin/fullsync/schedule", self._schedule)
+        router.add("POST", "/admin/fullsync/run", self._run)
+        router.add("POST", "/admin/fullsync/suspend", self._suspend)
+        router.add("POST", "/admin/fullsync/resume", self._resume)
+        router.add("POST", "/admin/fullsync/set-range", self._set_range)
+        router.add("POST", "/admin/fullsync/clear-range", self._clear_range)
+        router.add("GET", "/admin/trees", self._trees)
+        router.add("POST", "/admin/trees/rebuild", self._rebuild)
+
+    @property
+    def _manager(self) -> Manager:
+        return self._parts.fullsync.manager
+
+    async def _status(self, request: Request) -> Reply:
+        wanted = request.query.get("results", str(RESULTS_SHOWN))
+        if not wanted.isdecimal():
+            raise Refused(400, "bad-query", f"results={wanted}: write a number")
+        return json_reply(
+            {
+                **self._parts.fullsync.status(),
+                "node": self._parts.settings.node.name,
+                **listing.listed(self._manager, int(wanted), self._parts.time.wall_ms()),
+            }
+        )
+
+    async def _schedule(self, _request: Request) -> Reply:
+        return json_reply({"node": self._parts.settings.node.name, "peers": listing.scheduled(self._manager)})
+
+    async def _run(self, request: Request) -> Reply:
+        wish = await wish_of(request, RUN_KEYS)
+        name, kind, by = _needed(wish, "peer"), _kind(_needed(wish, "kind")), initiator(wish)
+        at_ms = self._parts.time.wall_ms()
+        self._manager.begin(name, kind, by)
+        return json_reply({"peer": name, "kind": kind.value, "by": by, "at_ms": at_ms}, 202)
+
+    async def _suspend(self, request: Request) -> Reply:
+        wish = await wish_of(request, ACT_KEYS)
+        await self._manager.suspend(_peer_of(wish), initiator(wish), str(wish.get("reason") or ""))
+        return await self._status(request)
+
+    async def _resume(self, request: Request) -> Reply:
+        wish = await wish_of(request, ACT_KEYS)
+        await self._manager.resume(_peer_of(wish))
+        return await self._status(request)
+
+    async def _set_range(self, request: Request) -> Reply:
+        wish = await wish_of(request, RANGE_KEYS)
+        since_ms, before_ms = wish.get("since_ms"), wish.get("before_ms")
+        if type(since_ms) is not int or type(before_ms) is not int or not 0 <= since_ms < before_ms:
+            raise Refused(400, "bad-json", "since_ms and before_ms are needed: whole numbers, the first the smaller")
+        bucket = wish.get("bucket")
+        if bucket is not None and (not isinstance(bucket, str) or not bucket):
+            raise Refused(400, "bad-json", "bucket is a text, or left out")
+        times = TimeRange(since_ms, before_ms, None if bucket is None else bucket.encode())
+        await self._manager.set_range(_needed(wish, "peer"), times)
+        return await self._status(request)
+
+    async def _clear_range(self, request: Request) -> Reply:
+        wish = await wish_of(request, RANGE_KEYS)
+        await self._manager.set_range(_needed(wish, "peer"), None)
+        return await self._status(request)
+
+    async def _trees(self, _request: Request) -> Reply:
+        trees = self._parts.fullsync.trees
+        return json_reply(
+            {
+                "node": self._parts.settings.node.name,
+                "trees": [
+                    {
+                        "partition": partition,
+                        "bucket_type": kept.bucket_type.decode(errors="replace"),
+                        "state": kept.state.value,
+                        "reason": kept.reason,
+                        "offset": kept.offset,
+                        "built_ms": kept.built_ms,
+                        "building_keys": None if kept.build is None else kept.build.keys,
+                        "bytes": None if kept.tree is None else kept.tree.allocated_bytes,
+                    }
+                    for partition, kept in sorted(trees.kept.items())
+                ],
+                "mismatches": [one._asdict() for one in trees.mismatches],
+            }
+        )
+
+    async def _rebuild(self, request: Request) -> Reply:
+        wish = await wish_of(request, REBUILD_KEYS)
+        partition = wish.get("partition")
+        if partition is not None and type(partition) is not int:
+            raise Refused(400, "bad-json", "partition is a number, or left out for all")
+        meant = self._parts.fullsync.trees.rebuild(partition)
+        if partition is not None and not meant:
+            raise Refused(404, "unknown-partition", f"this node has no copy of partition {partition}")
+        return json_reply({"rebuilding": meant}, 202)
+
+
+def _kind(name: str) -> Kind:
+    try:
+        return Kind(name)
+    except ValueError:
+        kinds = ", ".join(kind.value for kind in Kind if kind is not Kind.NONE)
+        raise Refused(400, "bad-json", f"kind {name!r} is not known; write one of {kinds}") from None
+
+
+def _peer_of(wish: dict[str, Any]) -> str | None:
+    return text(wish, "peer")
+
+
+def _needed(wish: dict[str, Any], name: str) -> str:
+    found = text(wish, name)
+    if not found:
+        raise Refused(400, "bad-json", f"{name} is needed, a text")
+    return found

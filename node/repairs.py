@@ -1,0 +1,109 @@
+"""What full-sync and folds may do with this cluster: references into queues, tombstones away, keys deleted.
+
+Joins floors that do not know each other: `aae` names what it needs (`aae.check.Repairs`, `aae.folds.Hands`), `queues`
+and `repl` have it. Nothing here decides.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from queues.filters import BLOCK
+from queues.registry import SourceQueues
+from queues.rules import FOLD, FULL_SYNC
+from queues.serving import ServedQueue
+from repl.model.errors import IsthmusError, Overloaded
+from repl.model.keys import Key
+from repl.model.objects import TOMBSTONE
+from repl.model.ports import KeyValue, TimeSource
+from repl.model.requests import WriteRequest
+from repl.model.vclock import decode_clock
+from repl.reaping import Reaper
+
+ROOM_WAIT_MS: Final = 30_000
+"""How long references wait for room in a queue before whoever brings them is told to come back."""
+
+
+class QueueRepairs:
+    """References of full-sync (`aae.check.Repairs`), and of folds, whose keys come behind these."""
+
+    def __init__(self, queues: SourceQueues, time: TimeSource) -> None:
+        self._queues = queues
+        self._time = time
+
+    def wanted(self, queue: str, bucket_type: bytes) -> Callable[[bytes, bytes], bool] | None:
+        """See Repairs. A queue that offers nothing in real time is for repairs alone, and takes all."""
+        rules = self._queues.named(queue).filter
+        if rules.everything or any(rule.kind == BLOCK for rule in rules.rules):
+            return None
+        known: dict[bytes, bool] = {}
+
+        def wanted(bucket: bytes, _key: bytes) -> bool:
+            offered = known.get(bucket)
+            if offered is None:
+                offered = rules.decide(bucket_type, bucket).offered
+                if len(known) < BUCKETS_REMEMBERED:
+                    known[bucket] = offered
+            return offered
+
+        return wanted
+
+    async def push(self, queue: str, keys: Sequence[Key]) -> int:
+        """See Repairs."""
+        return await self._pushed(queue, keys, FULL_SYNC)
+
+    async def push_last(self, queue: str, keys: Sequence[Key]) -> int:
+        """As `push`, at the lowest priority."""
+        return await self._pushed(queue, keys, FOLD)
+
+    async def _pushed(self, queue: str, keys: Sequence[Key], priority: int) -> int:
+        served: ServedQueue = self._queues.named(queue)
+        fitting = [key for key in keys if self._fits(served, key)]
+        taken = await served.push(fitting, priority, self._time.now_ms() + ROOM_WAIT_MS)
+        if taken < len(fitting):
+            raise Overloaded(f"queue {queue} took {taken} of {len(fitting)} references and has no room for more")
+        return taken
+
+    @staticmethod
+    def _fits(served: ServedQueue, key: Key) -> bool:
+        rules = served.filter
+        return any(rule.kind == BLOCK for rule in rules.rules) or rules.decide(key.bucket_type, key.bucket).offered
+
+
+BUCKETS_REMEMBERED: Final = 10_000
+"""Buckets whose answer a filter gives once."""
+
+
+class FoldHands:
+    """What folds that act do (`aae.folds.Hands`)."""
+
+    def __init__(self, repairs: QueueRepairs, reaper: Reaper, kv: KeyValue) -> None:
+        self._repairs = repairs
+        self._reaper = reaper
+        self._kv = kv
+
+    async def push(self, queue: str, keys: Sequence[Key]) -> tuple[int, Counter[str]]:
+        """See Hands."""
+        taken = await self._repairs.push_last(queue, keys)
+        left = len(keys) - taken
+        return taken, Counter({f"the filter of queue {queue} leaves it out": left} if left else {})
+
+    async def reap(self, keys: Sequence[Key]) -> tuple[int, Counter[str]]:
+        """See Hands."""
+        done = 0
+        refused: Counter[str] = Counter()
+        for key in keys:
+            reaped = await self._reaper.ask(key)
+            if reaped.outcome == "reaped":
+                done += 1
+            else:
+                refused[reaped.reason or reaped.outcome] += 1
+        return done, refused
+
+    async def erase(self, keys: Sequence[tuple[Key, bytes]]) -> tuple[int, Counter[str]]:
+        """See Hands."""
+        answers = await self._kv.write_batch([WriteRequest(key, TOMBSTONE, decode_clock(clock)) for key, clock in keys])
+        refused = Counter(f"{a.reason}: {a}" for a in answers if isinstance(a, IsthmusError))
+        return len(answers) - refused.total(), refused
