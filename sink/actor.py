@@ -109,6 +109,8 @@ class Sink:
         )
         self._askers = {name.peer: HttpPeer(name.peer, 1, seed.access) for name, seed in self._seeds.items()}
         self._suspensions: tuple[Suspension, ...] = ()
+        self._listed: set[str] = set()
+        """URLs that peers told of when they were last asked."""
         self._tasks: list[asyncio.Task[None]] = []
         self._hinted = asyncio.Event()
         self._started = False
@@ -171,6 +173,9 @@ class Sink:
         loop = asyncio.get_running_loop()
         urls = list(self._askers)
         answers = await asyncio.gather(*(loop.run_in_executor(None, self._told, url) for url in urls))
+        listed = {url for answer in answers if answer is not None for url in answer.urls}
+        self._crew.hurry(listed - self._listed)
+        self._listed = listed
         known = dict(self._crew.each(lambda name, link: (name, Aim(link.cluster, link.seed))))
         wanted = discovery.wanted(self._seeds, known, dict(zip(urls, answers, strict=True)))
         if {name: aim.cluster for name, aim in wanted.items()} != {name: aim.cluster for name, aim in known.items()}:

@@ -9,7 +9,7 @@ leaves ends with its last cycle, and what it has to acknowledge is sent first. W
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from random import SystemRandom
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -138,6 +138,13 @@ class Crew:
         for name in self.roster.gone():
             del self.links[name], self._slots[name]
             self._peers.pop(name).cut()
+
+    def hurry(self, peers: Collection[str]) -> None:
+        """These peers are listed as live again: try them at once."""
+        with self._changed:
+            for peer in peers:
+                self.roster.hurry(peer)
+            self._changed.notify_all()
 
     def suspend(self, suspended: Callable[[LinkName], bool]) -> None:
         """Say again of every link whether it is suspended."""

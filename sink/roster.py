@@ -115,6 +115,12 @@ class Roster:
             link.due_ms = 0
         link.suspended = suspended
 
+    def hurry(self, peer: str) -> None:
+        """The peer has come back, as others tell: its links are due at once, whatever their delay."""
+        for name, link in self._links.items():
+            if name.peer == peer:
+                link.due_ms = 0
+
     def peer_limit(self) -> int:
         """Workers that one peer may have now."""
         peers = {name.peer for name, link in self._links.items() if not link.leaving and not link.suspended}

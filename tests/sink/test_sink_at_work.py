@@ -125,8 +125,9 @@ def listed(cluster: bytes, *urls: str) -> bytes:
 
 async def sink_of(pair: Pair, *peers: str, properties: dict[bytes, bytes] | None = None, **more: Any) -> Sink:
     settings = SinkSettings(
-        peers=tuple(PeerSettings(url, "q", "east") for url in peers), poll_ms=200, delay_min_ms=2, delay_max_ms=20,
-        request_timeout_ms=2_000, discovery_interval_ms=30, **more,
+        peers=tuple(PeerSettings(url, "q", "east") for url in peers),
+        **{"poll_ms": 200, "delay_min_ms": 2, "delay_max_ms": 20, "request_timeout_ms": 2_000,
+           "discovery_interval_ms": 30, **more},
     )  # fmt: skip
     sink = Sink(
         settings,
@@ -173,6 +174,29 @@ def test_nodes_that_come_are_fetched_from_and_those_that_go_are_not() -> None:
             assert sink.overview()["sources"][0]["applied"] == 2, "counts outlive a link"
         finally:
             await asyncio.get_running_loop().run_in_executor(None, seed.close)
+
+    joined(test)
+
+
+def test_a_peer_that_is_listed_again_is_tried_at_once() -> None:
+    """A link that failed for long does not wait for its delay once another peer tells that the node lives again."""
+
+    async def test(pair: Pair) -> None:
+        answers: list[bytes] = [b"junk"]
+        seed, other = Peer(lambda: answers[0]), Peer(lambda: answers[0])
+        try:
+            seed.nodes = other.nodes = listed(OURS, seed.url)
+            sink = await sink_of(pair, seed.url, other.url, delay_max_ms=60_000, delay_factor=10)
+            for peer in (seed, other):
+                peer.nodes = b"no list"
+            await until(lambda: len(sink.listing()) == 2 and min(r["delay_ms"] for r in sink.listing()) > 10_000)
+            answers[0] = encode_reply(FetchReply(OURS, "east", 1, b"", 1_000, 0, "serving", ()))
+            await until(lambda: not sink._listed)
+            seed.nodes = listed(OURS, seed.url, other.url)
+            await until(lambda: {row["state"] for row in sink.listing()} == {"running"})
+        finally:
+            for peer in (seed, other):
+                await asyncio.get_running_loop().run_in_executor(None, peer.close)
 
     joined(test)
 
