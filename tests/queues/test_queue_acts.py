@@ -67,6 +67,11 @@ async def settled(home: Home, name: str = "q") -> None:
     await home.until(done)
 
 
+async def caught_up(home: Home) -> None:
+    """The windows know all that waits."""
+    await home.until(lambda: not home.served()[0].machine.unknown())
+
+
 def test_a_filter_holds_back_in_memory_and_from_the_index_alike() -> None:
     """Only changes of buckets that the filter offers arrive, applied before the first fetch or after it."""
 
@@ -271,7 +276,7 @@ def test_a_queue_that_discards_keeps_its_limit_and_names_what_it_gave_up() -> No
 
     async def test(home: Home) -> None:
         await settled(home)
-        await home.until(lambda: not home.served()[0].machine.unknown())
+        await caught_up(home)
         names = [b"%02d" % n for n in range(20)]
         home.put(*names)
         home.queues.tick()
@@ -295,6 +300,7 @@ def test_the_default_at_the_limit_is_to_wait_and_lose_nothing() -> None:
     async def test(home: Home) -> None:
         await home.fetch(wait_ms=0)
         await settled(home)
+        await caught_up(home)
         names = [b"%02d" % n for n in range(20)]
         home.put(*names)
         assert home.served()[0].machine.budget.references == 10
@@ -312,6 +318,7 @@ def test_a_throttled_queue_gives_out_no_more_than_it_may() -> None:
         await home.fetch(wait_ms=0)
         await settled(home)
         await home.acts.throttle("q", Rates(0, 10), told(home))
+        await caught_up(home)
         home.put(*(b"%02d" % n for n in range(30)))
         reply = await home.fetch(wait_ms=0)
         assert len(reply.items) == 10
@@ -368,6 +375,7 @@ def test_the_ledger_closes_over_fetches_failures_and_hot_keys() -> None:
     async def test(home: Home) -> None:
         await home.fetch(wait_ms=0)
         await settled(home)
+        await caught_up(home)
         for _ in range(5):
             home.put(b"hot", b"a", b"b")
         reply = await home.fetch(wait_ms=0)
