@@ -81,6 +81,11 @@ class Filter:
         return all(rule.kind == ANY for rule in self.rules)
 
     @property
+    def blocks(self) -> bool:
+        """True when nothing passes in real time."""
+        return any(rule.kind == BLOCK for rule in self.rules)
+
+    @property
     def only_negations(self) -> bool:
         """True when what no rule names is offered."""
         return all(rule.negated for rule in self.rules)

@@ -15,10 +15,11 @@ def owed(queues: Iterable[SourceQueue], partition: int, offset: int, pusher: byt
     """Whether a queue of another cluster than `pusher` still has to give out what was written at `offset`.
 
     A queue that nobody owns yet counts, since who takes it begins at its cursor; one whose cursor is not known here yet
-    counts, too. One that cascades does not: it offers the pushed change whoever made it.
+    counts, too. One that offers nothing in real time does not, nor does one that cascades: it offers the pushed change
+    whoever made it.
     """
     for queue in queues:
-        if queue.owner == pusher:
+        if queue.owner == pusher or queue.blocked:
             continue
         window = queue.windows.get(partition)
         if window is None or (window.cursor <= offset and not window.origins.cascade):

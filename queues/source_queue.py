@@ -71,6 +71,8 @@ class SourceQueue:
         self._own = own
         self._cascade = cascade
         self._offers = None if filter_ is None or filter_.everything else _asking(filter_)
+        self.blocked = filter_ is not None and filter_.blocks
+        """Nothing is offered in real time."""
         self._turn = 0
         self._heard_ms: int | None = None
         self._pace = Pace()

@@ -390,3 +390,18 @@ def test_the_ledger_closes_over_fetches_failures_and_hot_keys() -> None:
         assert ledger["collapsed"] + ledger["waiting"] + ledger["acknowledged"] == 17
 
     alive(test)
+
+
+def test_a_queue_that_offers_nothing_in_real_time_is_owed_nothing() -> None:
+    """A push may replace a write of ours as the pusher's when only a queue for repairs has not passed it (R-OWED)."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a")
+        assert not home.queues.owed(PARTITIONS[0], 1, THIRD)
+
+    async def other(home: Home) -> None:
+        home.put(b"a")
+        assert home.queues.owed(PARTITIONS[0], 1, THIRD)
+
+    alive(test, QueueSettings("q", filter="block_rtq"))
+    alive(other, QueueSettings("q"))
