@@ -66,7 +66,7 @@ class Admin(Face):
         SinkAdmin(node, router)
         TelemetryAdmin(node, router)
         FullSyncAdmin(node, self)
-        add_folds(self, node.folding)
+        add_folds(self, node)
 
     def refusal(self, error: IsthmusError) -> Reply:
         """See Face.refusal; here as JSON."""

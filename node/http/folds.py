@@ -6,12 +6,15 @@ The command line asks page after page (`isthmus fold`), so that stopping it stop
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from aae.folding import Folding, asked_of, shown
+from aae.folding import asked_of, shown
 from node.http.asgi import Face, Request, json_reply
 from node.http.statuses import Refused, Reply
 from node.http.wishes import wish_of
+
+if TYPE_CHECKING:
+    from node.parts import Parts
 
 KEYS: Final = frozenset(
     {
@@ -21,7 +24,7 @@ KEYS: Final = frozenset(
 )  # fmt: skip
 
 
-def add_folds(face: Face, folding: Folding) -> None:
+def add_folds(face: Face, parts: Parts) -> None:
     """Let `face` answer for folds."""
 
     async def page(request: Request) -> Reply:
@@ -29,6 +32,6 @@ def add_folds(face: Face, folding: Folding) -> None:
         partition = wish.get("partition")
         if type(partition) is not int or partition < 0:
             raise Refused(400, "bad-json", "partition is needed, a number; `isthmus partition list` shows them")
-        return json_reply(shown(await folding.page(partition, asked_of(wish))))
+        return json_reply(shown(await parts.folding.page(partition, asked_of(wish))))
 
     face.router.add("POST", "/admin/folds", page)
