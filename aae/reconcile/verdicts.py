@@ -1,0 +1,204 @@
+"""What is said of a key that two clusters were asked for: one verdict each, in full-sync's words.
+
+    match         both have the same, or neither has a live object
+    transient     differed at the first look; whoever lacked something had it at the second
+    diverged      differs at both looks: the only verdict that claims loss. Its difference is missing, behind,
+                  concurrent or corrupt, on the side that lacks something
+    filtered      differs, and the filter leaves it out: never missing
+    unreachable   differed at the first look, and the second one could not be had
+
+The left cluster is the `source`, the right one the `sink`. How clocks compare is `aae.compare`'s; what it cannot see, a
+row that cannot be read, is `corrupt` here. Pure, and free of Spark: it runs wherever both rows are. Rules:
+docs/protocol.md I-AAE-CONFIRM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+from aae.compare import Kind, Row, Side, compared, lasting
+from repl.model.errors import CodecError
+from repl.model.vclock import decode_clock
+
+Name = tuple[bytes, bytes]
+"""(bucket, key)."""
+
+
+class Seen(NamedTuple):
+    """A key as one cluster showed it. `size_bytes` and `siblings` are None where they were not told; with a `fault` the
+    row cannot be read, and the rest says nothing."""
+
+    clock: bytes
+    hash64: int
+    modified_ms: int
+    tombstone: bool
+    size_bytes: int | None = None
+    siblings: int | None = None
+    fault: str = ""
+
+
+class Verdict(StrEnum):
+    """The one verdict of a key."""
+
+    MATCH = "match"
+    TRANSIENT = "transient"
+    DIVERGED = "diverged"
+    FILTERED = "filtered"
+    UNREACHABLE = "unreachable"
+
+
+class Said(NamedTuple):
+    """A verdict; `kind` and `side` of what differs, as far as anything does."""
+
+    verdict: Verdict
+    kind: Kind | None
+    side: Side | None
+
+
+Rows = Mapping[Name, Seen]
+
+
+class Candidate(NamedTuple):
+    """A key that differed at the first look."""
+
+    bucket: bytes
+    key: bytes
+    left: Seen | None
+    right: Seen | None
+
+
+class FirstLook(NamedTuple):
+    """What a first look at the same segments of both sides found. match + len(candidates) + len(filtered) are all keys
+    of the range."""
+
+    match: int
+    candidates: list[Candidate]
+    filtered: list[Candidate]
+
+
+def same(left: Seen | None, right: Seen | None) -> bool:
+    """Whether readers see the same: a deleted key and one that is not there are no difference. Of a row that cannot be
+    read nobody knows what readers see."""
+    if left is None or left.tombstone:
+        if left is not None and left.fault:
+            return False
+        return right is None or (right.tombstone and not right.fault)
+    if right is None:
+        return False
+    return left.clock == right.clock and left.hash64 == right.hash64 and not left.fault and not right.fault
+
+
+def first_look(
+    left: Rows,
+    right: Rows,
+    *,
+    bucket: bytes = b"",
+    since_ms: int = 0,
+    before_ms: int = 0,
+    wanted: Callable[[bytes], bool] | None = None,
+) -> FirstLook:
+    """Compare the rows of a range. A key counts when it is of `bucket` (b"": of any), and when either side changed it
+    in [since_ms, before_ms) (0: no bound). `wanted(bucket)`: what is to be equal."""
+    found = FirstLook(0, [], [])
+    match = 0
+
+    def look(name: Name, mine: Seen | None, theirs: Seen | None) -> int:
+        if (bucket and name[0] != bucket) or not (
+            _within(mine, since_ms, before_ms) or _within(theirs, since_ms, before_ms)
+        ):
+            return 0
+        if same(mine, theirs):
+            return 1
+        into = found.candidates if wanted is None or wanted(name[0]) else found.filtered
+        into.append(Candidate(*name, mine, theirs))
+        return 0
+
+    for name, mine in left.items():
+        match += look(name, mine, right.get(name))
+    for name, theirs in right.items():
+        if name not in left:
+            match += look(name, None, theirs)
+    return found._replace(match=match)
+
+
+def difference(name: Name, left: Seen | None, right: Seen | None) -> tuple[Kind, Side] | None:
+    """How a key differs; None when it does not."""
+    if same(left, right):
+        return None
+    corrupt = _corrupt(left, right)
+    if corrupt is not None:
+        return Kind.CORRUPT, corrupt
+    [found] = compared(_row(name, left), _row(name, right))
+    return found.kind, found.side
+
+
+def second_look(first: Candidate, left: Seen | None, right: Seen | None) -> Said:
+    """The verdict of a candidate by a look at both sides that was made later, of each at a moment of its own: whoever
+    lacked something and has by now what the other one had at the first look was `transient`."""
+    name = (first.bucket, first.key)
+    now = difference(name, left, right)
+    before = difference(name, first.left, first.right)
+    assert before is not None, "a candidate that did not differ"
+    if now is None:
+        return Said(Verdict.TRANSIENT, *before)
+    if _corrupt(first.left, first.right) is None and _corrupt(left, right) is None:
+        differed = compared(_row(name, first.left), _row(name, first.right))
+        still, transient = lasting(differed, _row(name, left), _row(name, right))
+        if transient and not still:
+            return Said(Verdict.TRANSIENT, *before)
+    return Said(Verdict.DIVERGED, *now)
+
+
+def unseen(first: Candidate) -> Said:
+    """The verdict when there was no second look."""
+    return Said(Verdict.UNREACHABLE, *_known(first))
+
+
+def left_out(first: Candidate) -> Said:
+    """The verdict of what the filter leaves out."""
+    return Said(Verdict.FILTERED, *_known(first))
+
+
+def _known(first: Candidate) -> tuple[Kind, Side]:
+    found = difference((first.bucket, first.key), first.left, first.right)
+    assert found is not None, "a candidate that did not differ"
+    return found
+
+
+def _within(seen: Seen | None, since_ms: int, before_ms: int) -> bool:
+    """Of a row that cannot be read its time is not known: it counts."""
+    if seen is None:
+        return False
+    if seen.fault:
+        return True
+    return seen.modified_ms >= since_ms and (not before_ms or seen.modified_ms < before_ms)
+
+
+def _corrupt(left: Seen | None, right: Seen | None) -> Side | None:
+    """Which side's row cannot be read."""
+    mine, theirs = _unreadable(left), _unreadable(right)
+    if mine and theirs:
+        return Side.BOTH
+    if mine:
+        return Side.SOURCE
+    return Side.SINK if theirs else None
+
+
+def _unreadable(seen: Seen | None) -> bool:
+    if seen is None:
+        return False
+    if seen.fault:
+        return True
+    try:
+        decode_clock(seen.clock)
+    except CodecError:
+        return True
+    return False
+
+
+def _row(name: Name, seen: Seen | None) -> dict[Name, Row]:
+    if seen is None:
+        return {}
+    return {name: Row(*name, seen.clock, seen.hash64, seen.modified_ms, seen.tombstone)}

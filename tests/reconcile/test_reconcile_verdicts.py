@@ -1,0 +1,131 @@
+"""Laws of the verdicts: one for each key, the words of full-sync, and nothing is lost that only travels."""
+
+from __future__ import annotations
+
+from random import Random
+
+from aae.compare import Kind, Row, Side, compared, lasting
+from aae.reconcile.verdicts import (
+    Candidate,
+    Name,
+    Seen,
+    Verdict,
+    difference,
+    first_look,
+    left_out,
+    same,
+    second_look,
+    unseen,
+)
+from repl.model.vclock import actor_of, encode_clock
+
+A = actor_of(b"a" * 16, 1)
+B = actor_of(b"b" * 16, 1)
+NAME = (b"bucket", b"key")
+
+
+def seen(a: int, b: int = 0, *, hash64: int | None = None, dead: bool = False, fault: str = "", at_ms: int = 5) -> Seen:
+    """A row whose clock has seen `a` writes of one cluster and `b` of the other; its content follows from these."""
+    clock = tuple((actor, count, 0) for actor, count in ((A, a), (B, b)) if count)
+    return Seen(encode_clock(clock), a * 100 + b if hash64 is None else hash64, at_ms, dead, 10, 1, fault)
+
+
+def drawn(rng: Random) -> Seen | None:
+    """Any row, or none."""
+    if rng.random() < 0.2:
+        return None
+    a, b = rng.randint(0, 3), rng.randint(1, 3)
+    return seen(a, b, hash64=rng.choice((None, 7)), dead=rng.random() < 0.2)
+
+
+def rows_of(table: dict[Name, Seen]) -> dict[Name, Row]:
+    """As full-sync has them."""
+    return {name: Row(*name, one.clock, one.hash64, one.modified_ms, one.tombstone) for name, one in table.items()}
+
+
+def test_verdicts_are_those_of_full_sync() -> None:
+    """For random rows of both sides, at both looks, each key gets what full-sync says of it."""
+    rng = Random(4)
+    kinds: set[object] = set()
+    for _ in range(4_000):
+        one, two, later_one, later_two = (drawn(rng) for _ in range(4))
+        if rng.random() < 0.3:
+            later_one, later_two = one, two
+        mine, theirs = ({} if row is None else {NAME: row} for row in (one, two))
+        first = first_look(mine, theirs)
+        differed = compared(rows_of(mine), rows_of(theirs))
+        assert len(first.candidates) == len(differed)
+        assert first.match + len(first.candidates) == len(mine.keys() | theirs.keys())
+        if not differed:
+            continue
+        later = [rows_of({} if row is None else {NAME: row}) for row in (later_one, later_two)]
+        still, transient = lasting(differed, *later)
+        said = second_look(first.candidates[0], later_one, later_two)
+        kinds.add((said.verdict, said.kind))
+        assert said.verdict is (Verdict.DIVERGED if still else Verdict.TRANSIENT)
+        assert transient == (said.verdict is Verdict.TRANSIENT)
+        assert not still or (said.kind, said.side) == (still[0].kind, still[0].side)
+    assert {(Verdict.DIVERGED, kind) for kind in Kind} <= kinds
+
+
+def test_each_difference_has_its_word_and_its_side() -> None:
+    """missing, behind, concurrent and corrupt are told apart, on the side that lacks something."""
+    assert difference(NAME, seen(1), None) == (Kind.MISSING, Side.SINK)
+    assert difference(NAME, None, seen(1)) == (Kind.MISSING, Side.SOURCE)
+    assert difference(NAME, seen(2), seen(1)) == (Kind.BEHIND, Side.SINK)
+    assert difference(NAME, seen(1), seen(1, 1)) == (Kind.BEHIND, Side.SOURCE)
+    assert difference(NAME, seen(2), seen(1, 1)) == (Kind.CONCURRENT, Side.BOTH)
+    assert difference(NAME, seen(1), seen(1, hash64=9)) == (Kind.CORRUPT, Side.BOTH)
+    assert difference(NAME, seen(1), seen(1)) is None
+
+
+def test_deleted_and_absent_are_the_same() -> None:
+    """A tombstone against nothing, or against another tombstone, is a match; against a live object it differs."""
+    assert same(seen(1, dead=True), None)
+    assert same(None, seen(1, dead=True))
+    assert same(seen(1, dead=True), seen(2, dead=True))
+    assert not same(seen(2, dead=True), seen(1))
+
+
+def test_a_row_that_cannot_be_read_is_corrupt_on_its_side() -> None:
+    """A damaged row, or a clock that is none, is a verdict and no exception, whatever the other side has."""
+    broken = seen(1, fault="not a key row")
+    no_clock = Seen(b"\x01", 1, 5, tombstone=False)
+    for bad in (broken, no_clock):
+        assert difference(NAME, bad, seen(1)) == (Kind.CORRUPT, Side.SOURCE)
+        assert difference(NAME, seen(1), bad) == (Kind.CORRUPT, Side.SINK)
+    assert difference(NAME, broken, None) == (Kind.CORRUPT, Side.SOURCE)
+    assert difference(NAME, broken, broken) == (Kind.CORRUPT, Side.BOTH)
+    candidate = Candidate(*NAME, broken, seen(1))
+    assert second_look(candidate, broken, seen(1)).verdict is Verdict.DIVERGED
+    assert second_look(candidate, seen(1), seen(1)).verdict is Verdict.TRANSIENT
+
+
+def test_lag_is_never_called_loss() -> None:
+    """A key that is written all the time, and whose other side follows, is transient though no look finds it equal."""
+    candidate = Candidate(*NAME, seen(5), seen(4))
+    assert second_look(candidate, seen(9), seen(8)).verdict is Verdict.TRANSIENT
+    assert second_look(candidate, seen(9), seen(4)).verdict is Verdict.DIVERGED
+
+
+def test_what_a_filter_leaves_out_is_filtered_and_never_missing() -> None:
+    """A key of a bucket that is not wanted is no candidate; its verdict is `filtered`."""
+    found = first_look({(b"in", b"k"): seen(1), (b"out", b"k"): seen(1)}, {}, wanted=lambda bucket: bucket == b"in")
+    assert [one.bucket for one in found.candidates] == [b"in"]
+    assert [left_out(one).verdict for one in found.filtered] == [Verdict.FILTERED]
+
+
+def test_without_a_second_look_nothing_is_lost() -> None:
+    """A candidate that could not be looked at again is `unreachable`, and says how it differed."""
+    said = unseen(Candidate(*NAME, seen(1), None))
+    assert said == (Verdict.UNREACHABLE, Kind.MISSING, Side.SINK)
+
+
+def test_a_range_of_times_takes_a_key_that_either_side_changed_in_it() -> None:
+    """The row of the other side counts whatever its time: else an old one would look missing."""
+    mine, theirs = {NAME: seen(2, at_ms=100)}, {NAME: seen(1, at_ms=1)}
+    [one] = first_look(mine, theirs, since_ms=50).candidates
+    assert one.right is not None
+    assert not first_look(mine, theirs, since_ms=200).candidates
+    assert not first_look(mine, theirs, since_ms=2, before_ms=100).candidates
+    assert first_look(mine, theirs, bucket=b"other") == (0, [], [])
