@@ -15,13 +15,14 @@ from typing import Final, NamedTuple, Protocol
 import structlog
 
 from aae.compare import Difference, Kind, Side
-from aae.exchange import Findings
+from aae.exchange import Findings, Verdict
 from aae.peers import PeerTrees
 from aae.runs import Outcome, Scope, run
 from aae.runs import Side as Cluster
 from aae.schedule import Kind as CheckKind
 from aae.schedule import TimeRange
 from config.fullsync import FullSyncSettings
+from repl.model.errors import IsthmusError
 from repl.model.keys import Key
 
 log = structlog.get_logger(__name__)
@@ -79,9 +80,10 @@ class Checker:
         self.modified_ms, self.buckets = [], set()
         bucket_type = check.bucket_type.encode()
         times = check.times
-        wanted = self._repairs.wanted(settings.queue, bucket_type)
-        if times is not None and times.bucket is not None:
-            wanted = _within(times.bucket, wanted)
+        try:
+            wanted = self._repairs.wanted(settings.queue, bucket_type)
+        except IsthmusError as error:
+            return Outcome(Verdict.ERROR, f"queue {settings.queue}: {error}", findings)
 
         async def repair(differences: Sequence[Difference]) -> int:
             return await self._repair(bucket_type, differences)
@@ -91,6 +93,7 @@ class Checker:
             since_ms=0 if times is None else times.since_ms,
             before_ms=0 if times is None else times.before_ms,
             wanted=wanted,
+            bucket=None if times is None else times.bucket,
         )
         return await run(
             self._source,
@@ -137,7 +140,3 @@ class Checker:
 
 def _parts(differences: Sequence[Difference]) -> list[Sequence[Difference]]:
     return [differences[at : at + REPAIRS_AT_ONCE] for at in range(0, len(differences), REPAIRS_AT_ONCE)]
-
-
-def _within(bucket: bytes, wanted: Callable[[bytes, bytes], bool] | None) -> Callable[[bytes, bytes], bool]:
-    return lambda name, key: name == bucket and (wanted is None or wanted(name, key))

@@ -113,6 +113,9 @@ class Findings:
 
 Machine = Generator[Ask, object, Verdict]
 
+Choice = tuple[Callable[[bytes, bytes], bool] | None, bytes | None]
+"""What counts (None: all), and the one bucket whose rows are looked at (None: every bucket's)."""
+
 
 def exchange(
     findings: Findings,
@@ -120,11 +123,12 @@ def exchange(
     size_bits: int = SEGMENT_BITS,
     wanted: Callable[[bytes, bytes], bool] | None = None,
     partial: bool = False,
+    bucket: bytes | None = None,
     branches_at_once: int = BRANCHES_AT_ONCE,
     segments_at_once: int = SEGMENTS_AT_ONCE,
 ) -> Machine:
     """The machine of one run over trees of 2^size_bits segments. `wanted(bucket, key)`: what counts. `partial`: rows
-    come of a time range alone.
+    come of a time range alone; `bucket`: only its rows are looked at.
 
     The driver sends the answer to each Ask and gets the next; the return value is IN_SYNC, REPAIRED when all that
     differs was queued, DIFFERING, or INCOMPLETE when leaves differ and no row of the time range explains it.
@@ -133,11 +137,12 @@ def exchange(
     branches = yield from _confirmed(_roots, findings, "root-confirm")
     findings.branches_differing = len(branches)
     for part in _parts(branches, branches_at_once):
-        yield from _branches(findings, part, size_bits, wanted, segments_at_once)
+        yield from _branches(findings, part, size_bits, (wanted, bucket), segments_at_once)
         findings.branches_done += len(part)
     findings.state = "done"
     if not findings.differences:
-        return Verdict.INCOMPLETE if partial and findings.segments_unexplained else Verdict.IN_SYNC
+        narrow = partial or bucket is not None
+        return Verdict.INCOMPLETE if narrow and findings.segments_unexplained else Verdict.IN_SYNC
     return Verdict.REPAIRED if findings.queued >= findings.differences else Verdict.DIFFERING
 
 
@@ -145,7 +150,7 @@ def _branches(
     findings: Findings,
     branches: Sequence[int],
     size_bits: int,
-    wanted: Callable[[bytes, bytes], bool] | None,
+    choice: Choice,
     segments_at_once: int,
 ) -> Generator[Ask, object, None]:
     findings.state = "branch-compare"
@@ -157,12 +162,12 @@ def _branches(
     for part in _parts(segments, segments_at_once):
         left = part
         while left:
-            done = yield from _segments(findings, left, size_bits, wanted)
+            done = yield from _segments(findings, left, size_bits, choice)
             left = left[done:]
 
 
 def _segments(
-    findings: Findings, segments: Sequence[int], size_bits: int, wanted: Callable[[bytes, bytes], bool] | None
+    findings: Findings, segments: Sequence[int], size_bits: int, choice: Choice
 ) -> Generator[Ask, object, int]:
     """Compare the rows of the first of `segments`, as many as the answers cover; returns how many."""
     findings.state = "clock-compare"
@@ -170,7 +175,8 @@ def _segments(
     findings.segments_compared += covered
     findings.keys_compared += len(source.keys() | sink.keys())
     shift = 64 - size_bits
-    every = compared(source, sink)
+    wanted, bucket = choice
+    every = [each for each in compared(source, sink) if bucket in (None, each.bucket)]
     findings.segments_unexplained += covered - len({_segment(difference, shift) for difference in every})
     first = every if wanted is None else [each for each in every if wanted(each.bucket, each.key)]
     findings.filtered += len(every) - len(first)

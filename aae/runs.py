@@ -53,13 +53,14 @@ class Side(Protocol):
 
 class Scope(NamedTuple):
     """What a run looks at. Trees are compared whole; rows are read of what was changed in [since_ms, before_ms) (0: no
-    bound). `wanted(bucket, key)`: what counts, None: everything."""
+    bound), and in `bucket` alone if it is given. `wanted(bucket, key)`: what counts, None: everything."""
 
     bucket_type: bytes
     since_ms: int = 0
     before_ms: int = 0
     size_bits: int = SEGMENT_BITS
     wanted: Callable[[bytes, bytes], bool] | None = None
+    bucket: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -101,7 +102,7 @@ async def run(
 def _why(verdict: Verdict, findings: Findings) -> str:
     match verdict:
         case Verdict.INCOMPLETE:
-            return f"{findings.segments_unexplained} segments differ by changes outside the time range"
+            return f"{findings.segments_unexplained} segments differ by changes outside the range"
         case Verdict.DIFFERING:
             return f"{findings.differences - findings.queued} keys differ and were not queued"
         case _:
@@ -117,7 +118,14 @@ async def _driven(
     pause: Callable[[], Awaitable[None]],
     segments_at_once: int,
 ) -> Verdict:
-    machine = exchange(findings, size_bits=scope.size_bits, wanted=scope.wanted, segments_at_once=segments_at_once)
+    machine = exchange(
+        findings,
+        size_bits=scope.size_bits,
+        wanted=scope.wanted,
+        partial=scope.since_ms > 0 or scope.before_ms > 0,
+        bucket=scope.bucket,
+        segments_at_once=segments_at_once,
+    )
     answer: object = None
     while True:
         try:

@@ -1,0 +1,110 @@
+"""Runs driven from end to end between two made clusters: what their verdicts may say, and what never."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from aae.compare import Difference, Row
+from aae.exchange import Findings, Verdict
+from aae.runs import Outcome, Scope, run
+from aae.tree import Hashes, Tree
+from aae.wire import ClocksAsked, LeavesAsked, RootsAsked, RowsTold
+from repl.model.entry import leaf
+from repl.model.errors import IsthmusError, NotReady, PeerFault
+from repl.model.keys import key_hash
+from repl.model.vclock import encode_clock
+
+CLOCK = encode_clock(((b"a" * 20, 1, 0),))
+
+
+def row(bucket: bytes, key: bytes, modified_ms: int) -> Row:
+    """A key, as one write made it."""
+    return Row(bucket, key, CLOCK, 7, modified_ms, False)
+
+
+class Town:
+    """A cluster of made rows; `trouble` is what its answers to questions about `trouble_at` become."""
+
+    def __init__(self, *rows: Row) -> None:
+        self.rows = list(rows)
+        self.trouble: dict[str, IsthmusError] = {}
+
+    def _tree(self, step: str) -> Tree:
+        if step in self.trouble:
+            raise self.trouble[step]
+        tree = Tree()
+        for r in self.rows:
+            tree.change(key_hash(r.bucket, r.key) >> 44, leaf(r.bucket, r.key, r.clock, r.hash64, tombstone=False))
+        return tree
+
+    async def roots(self, asked: RootsAsked) -> Hashes:
+        """See Side."""
+        assert asked.bucket_type == b"default"
+        return self._tree("roots").branch_hashes()
+
+    async def leaves(self, asked: LeavesAsked) -> Hashes:
+        """See Side."""
+        tree = self._tree("leaves")
+        found: Hashes = np.concatenate([tree.leaves(branch, asked.size_bits) for branch in asked.branches])
+        return found
+
+    async def clocks(self, asked: ClocksAsked) -> RowsTold:
+        """See Side."""
+        self._tree("clocks")
+        segments = set(asked.segments)
+        rows = [
+            r
+            for r in self.rows
+            if key_hash(r.bucket, r.key) >> (64 - asked.size_bits) in segments
+            and r.modified_ms >= asked.since_ms
+            and (not asked.before_ms or r.modified_ms < asked.before_ms)
+        ]
+        return RowsTold((), len(asked.segments), rows)
+
+
+def outcome(source: Town, sink: Town, scope: Scope) -> tuple[Outcome, list[Difference]]:
+    """How a run ends, and what it hands over."""
+    repaired: list[Difference] = []
+
+    async def repair(differences: Sequence[Difference]) -> int:
+        repaired.extend(differences)
+        return len(differences)
+
+    async def pause() -> None:
+        await asyncio.sleep(0)
+
+    async def story() -> Outcome:
+        return await run(source, sink, scope, findings=Findings(), repair=repair, pause=pause, timeout_s=10)
+
+    return asyncio.run(story()), repaired
+
+
+def test_a_range_that_does_not_hold_what_differs_is_not_in_sync() -> None:
+    """Leaves that differ by a change outside the times or the bucket of a run make it incomplete; within, a repair."""
+    source, sink = Town(row(b"b", b"old", 1_000), row(b"b", b"both", 5_000)), Town(row(b"b", b"both", 5_000))
+    times, repaired = outcome(source, sink, Scope(b"default", since_ms=2_000, before_ms=9_000))
+    assert (times.verdict, repaired) == (Verdict.INCOMPLETE, [])
+    assert "outside the range" in times.reason
+    other, repaired = outcome(source, sink, Scope(b"default", since_ms=500, before_ms=9_000, bucket=b"c"))
+    assert (other.verdict, repaired) == (Verdict.INCOMPLETE, [])
+    within, repaired = outcome(source, sink, Scope(b"default", since_ms=500, before_ms=9_000, bucket=b"b"))
+    assert within.verdict is Verdict.REPAIRED
+    assert [difference.key for difference in repaired] == [b"old"]
+
+
+@pytest.mark.parametrize("step", ["roots", "leaves", "clocks"])
+@pytest.mark.parametrize(
+    ("trouble", "verdict"), [(NotReady("a tree is built"), Verdict.INCOMPLETE), (PeerFault("gone"), Verdict.ERROR)]
+)
+def test_whoever_does_not_answer_ends_a_run_without_a_proof(step: str, trouble: IsthmusError, verdict: Verdict) -> None:
+    """Whatever question has no answer, the run is not in sync, and says at which state it ended."""
+    source, sink = Town(row(b"b", b"k", 1)), Town()
+    sink.trouble[step] = trouble
+    ended, repaired = outcome(source, sink, Scope(b"default"))
+    assert ended.verdict is verdict
+    assert str(trouble) in ended.reason
+    assert repaired == []
