@@ -18,15 +18,11 @@ from node.http.router import Router
 from node.http.statuses import Refused, Reply
 from node.http.wishes import count, flag, initiator, text, wish_of
 from repl.isr.moves import Kind
-from repl.isr.relocation import PlanRefused
 from repl.isr.replica_map import NODE_ID_MAX, REPLICAS_MAX, BadReplicaMap, checked_replica_map
 from repl.metastore.port import Ambiguous, Conflict, Unavailable
 from repl.model.errors import NotReady
 from repl.relocating import (
     STANDING_PATH,
-    Changed,
-    NoSuch,
-    StillNeeded,
     Wish,
     cancel,
     ordered,
@@ -124,27 +120,19 @@ class MovesAdmin:
             return await self._act(wish, Wish(Kind.DRAIN, nodes=names, ignore_racks=flag(wish, "ignore_racks")))
         if flag(wish, "dry_run"):
             return json_reply({"outcome": "would be undone", "nodes": list(names)})
-        try:
-            cancelled = await undrain(self._node.controller.metastore, names, initiator(wish))
-        except NoSuch as error:
-            raise Refused(404, error.reason, str(error)) from error
+        cancelled = await undrain(self._node.controller.metastore, names, initiator(wish))
         await self._seen(lambda: not set(names) & self._node.controller.placement.drained.keys())
         return json_reply({"outcome": "undone", "nodes": list(names), "cancelled": cancelled})
 
     async def _act(self, wish: dict[str, Any], wanted: Wish) -> Reply:
         """Show or order what a wish comes to."""
         controller = self._node.controller
-        try:
-            if flag(wish, "dry_run"):
-                plan, number, outcome = await planned(controller.metastore, wanted), None, "planned"
-            else:
-                by, at_ms = initiator(wish), self._node.time.wall_ms()
-                plan, number = await ordered(controller.metastore, wanted, text(wish, "plan"), by, at_ms)
-                outcome = "nothing to move" if number is None else "ordered"
-        except NoSuch as error:
-            raise Refused(404, error.reason, str(error)) from error
-        except (PlanRefused, Changed) as error:
-            raise Refused(409, error.reason, str(error)) from error
+        if flag(wish, "dry_run"):
+            plan, number, outcome = await planned(controller.metastore, wanted), None, "planned"
+        else:
+            by, at_ms = initiator(wish), self._node.time.wall_ms()
+            plan, number = await ordered(controller.metastore, wanted, text(wish, "plan"), by, at_ms)
+            outcome = "nothing to move" if number is None else "ordered"
         if number is not None:
             await self._seen(lambda: number < controller.placement.next_number)
         return json_reply(moves_view.plan_shown(plan, controller.records, outcome, number))
@@ -154,10 +142,7 @@ class MovesAdmin:
         wish = await wish_of(request, CANCEL_KEYS)
         number = count(wish, "order", 0, NODE_ID_MAX)
         controller = self._node.controller
-        try:
-            order = await cancel(controller.metastore, number, initiator(wish))
-        except NoSuch as error:
-            raise Refused(404, error.reason, str(error)) from error
+        order = await cancel(controller.metastore, number, initiator(wish))
 
         def seen() -> bool:
             found = controller.placement.order(order.number)
@@ -181,12 +166,7 @@ class MovesAdmin:
         """Forget a node that is gone and holds nothing."""
         wish = await wish_of(request, REMOVE_KEYS)
         name, dry_run = request.text("name"), flag(wish, "dry_run")
-        try:
-            await remove_node(self._node.controller.metastore, name, initiator(wish), dry_run=dry_run)
-        except NoSuch as error:
-            raise Refused(404, error.reason, str(error)) from error
-        except StillNeeded as error:
-            raise Refused(409, error.reason, str(error)) from error
+        await remove_node(self._node.controller.metastore, name, initiator(wish), dry_run=dry_run)
         return json_reply({"outcome": "would be removed" if dry_run else "removed", "node": name})
 
     async def _seen(self, holds: Callable[[], bool]) -> None:

@@ -37,6 +37,11 @@ STATUS_BY_CLASS: Final[dict[type[IsthmusError], int]] = {
 STATUS_BY_REASON: Final[dict[str, int]] = {
     "unknown-bucket-type": 404,
     "unknown-queue": 404,
+    "unknown-fullsync": 404,
+    "unknown": 404,
+    "changed": 409,
+    "plan-refused": 409,
+    "still-needed": 409,
     "owned-by-other": 409,
     "own-cluster": 409,
     "too-many-siblings": 422,

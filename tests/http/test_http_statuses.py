@@ -6,10 +6,14 @@ import ast
 from pathlib import Path
 
 import node.http
+from aae import manager, whole
+from aae import wire as tree_wire
 from node.http.statuses import status_of
 from queues import wire
-from repl import proposal, routes
+from repl import properties, proposal, relocating, routes, write_limits
+from repl.isr import relocation
 from repl.model import conditions, errors
+from repl.model import properties as model_properties
 
 ROOT = Path(node.http.__file__).parents[2]
 
@@ -45,7 +49,19 @@ def subclasses(kind):
 
 def test_the_documented_table_is_complete_and_true():
     """Every refusal that the code can make stands in docs/http.md with its status, and no other does."""
-    modules = {errors.__name__, conditions.__name__, routes.__name__, proposal.__name__, wire.__name__}
+    taken_in = (
+        errors,
+        conditions,
+        model_properties,
+        routes,
+        proposal,
+        write_limits,
+        properties,
+        relocating,
+        relocation,
+    )
+    rooms = (*taken_in, wire, manager, whole, tree_wire)
+    modules = {room.__name__ for room in rooms}
     classes = {c for c in subclasses(errors.IsthmusError) if c.__module__ in modules}
     made = {(status_of(c("x")), c.reason) for c in classes} | {(500, "internal"), (404, "not-found")}
     assert made | refused_in_the_code() == documented()
