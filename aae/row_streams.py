@@ -47,8 +47,8 @@ SAMPLE_ROWS: Final = 1_000
 
 
 class Held(NamedTuple):
-    """A copy on this node, of the segments [first, end). `leads`: and serves; `whole`: its rows are those of its applied
-    offset."""
+    """A copy on this node, of the segments [first, end). `leads`: and serves; `whole`: its rows are those of its
+    applied offset."""
 
     bucket_type: bytes
     partition: int

@@ -42,6 +42,7 @@ from node.http.app import HttpFace
 from node.http.listeners import Listeners, bind
 from node.http.members import add_members
 from node.http.properties import PropertyRoutes
+from node.http.rows import RowRoutes
 from node.http.trees import TreeRoutes
 from node.locks import Locks
 from node.metrics import Metrics
@@ -225,6 +226,15 @@ class Node(Parts):
             cluster=self.cluster_uuid,
             cluster_name=self.settings.node.cluster,
         )
+        RowRoutes(
+            self.row_streams,
+            self.row_plan,
+            self.coordinator,
+            self.settings.limits,
+            self.face,
+            cluster=self.cluster_uuid,
+            cluster_name=self.settings.node.cluster,
+        )
         self.admin = Admin(self, self.gathering)
         self.face.guard, self.admin.guard = self.locks.guards["http"], self.locks.guards["admin"]
 
@@ -287,6 +297,7 @@ class Node(Parts):
             os._exit(EXIT_STORAGE)
         log.info("node.stopping", reason=self._stop_reason)
         self.face.stop()
+        self.row_streams.stop()
         await self.listeners.drain()
         await self.fullsync.rest()
         await self.sink.stop()
@@ -298,6 +309,7 @@ class Node(Parts):
         await self.links.take_leave()
         await self.controller.stop()
         await self.links.stop()
+        await self.row_streams.close()
         clean = await self.runtime.stop(STOP_TIMEOUT_S)
         await self.fullsync.stop(save=clean)
         await self.listeners.stop()

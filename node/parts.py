@@ -34,6 +34,7 @@ from node.locks import Locks
 from node.property_office import PropertyOffice
 from node.queue_gathering import QueueGathering
 from node.repairs import FoldHands, QueueRepairs
+from node.row_parts import row_plan_of, row_streams_of
 from node.sink_gathering import SinkGathering
 from node.telemetry_gathering import TelemetryGathering
 from node.timesource import SystemTime
@@ -193,7 +194,18 @@ class Parts:
         self.fullsync = self._build_fullsync()
         self.runtime.hooks.append(self.fullsync.trees)
         self.folding = self._build_folding()
-        for answers in (self.fullsync, self.folding):
+        self.row_streams = row_streams_of(
+            self.runtime, self.store, cluster=self.cluster_uuid, cluster_name=settings.node.cluster
+        )
+        self.row_plan = row_plan_of(
+            self.row_streams,
+            self.runtime,
+            self.store,
+            self.controller,
+            partitions=self.partitions,
+            request=self.links.request,
+        )
+        for answers in (self.fullsync, self.folding, self.row_plan):
             switchboard.add(answers.request_handlers())
         self.sink = Sink(
             settings.sink,

@@ -57,6 +57,12 @@ PROBES: Final = frozenset({b"/ping", b"/livez", b"/readyz"})
 REPLICATION: Final = frozenset({b"queues", b"trees"})
 """First pieces of the paths that only other clusters use."""
 
+PUSH: Final = b"/batch/push"
+"""Objects with their clocks, as sinks bring them; batch jobs do the same."""
+
+READING_POSTS: Final = frozenset({b"/batch/get", b"/rows", b"/rows/changes"})
+"""Requests that read, and have their question in a body."""
+
 NODES: Final = b"/cluster/nodes"
 """Where sinks, and clients, learn which nodes live."""
 
@@ -72,7 +78,6 @@ OPERATE: Final[tuple[tuple[bytes, ...], ...]] = (
     (b"moves",),
     (b"moves", b"cancel"),
     (b"nodes", b"drain"),
-    (b"sink", b"dead-letters", b"retry"),
     (b"leaders", b"balance"),
     (b"bucket-types", b"*", b"properties", b"set"),
     (b"bucket-types", b"*", b"properties", b"unset"),
@@ -109,11 +114,11 @@ def http_roles(method: str, raw_path: bytes) -> frozenset[Role]:
     if raw_path in PROBES:
         return frozenset()
     parts = (raw_path.rstrip(b"/") or b"/").split(b"/")[1:]  # a slash at the end says nothing to `app`
-    if parts[0] in REPLICATION:
+    if parts[0] in REPLICATION or raw_path == PUSH:
         return frozenset({Role.REPLICATE})
     if raw_path == NODES:
         return ANYBODY
-    if method in ("GET", "HEAD") or raw_path == b"/batch/get":
+    if method in ("GET", "HEAD") or raw_path in READING_POSTS:
         return READERS
     count = len(parts)
     bucket_props = count == 3 and parts[0] == b"buckets" and parts[2] == b"props"

@@ -8,7 +8,7 @@ there, so then they all go: `reopened` does that at open, before the boot id is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from typing import Any, Final, Protocol
 
@@ -19,7 +19,7 @@ from repl.store import rows, transfer
 from repl.store.opening import found_marks, read_requests
 from repl.store.port import Applied, Chunk, FarMark, StateChunk
 from repl.store.progress import Progress
-from repl.store.reads import Source, scan_key_rows
+from repl.store.reads import Source, scan_key_pages, scan_key_rows
 from repl.store.requests import RequestWindows
 from repl.store.rows import FarKind, Position
 from repl.store.transfer import ROW_BYTES, STATE_TAGS
@@ -93,6 +93,20 @@ class LevelSnapshot:
     def object(self, bucket: bytes, key: bytes) -> bytes | None:
         """See the port."""
         return self._source.get(self._prefixes.object + rows.bucket_head(bucket) + key)
+
+    def key_pages(
+        self, start: bytes, to_segment: int, limit_rows: int, limit_bytes: int
+    ) -> Generator[tuple[list[bytes], list[bytes]], None, None]:
+        """See the port."""
+        return scan_key_pages(self._source, self._prefixes.key, start, to_segment, limit_rows, limit_bytes)
+
+    def named_key_row(self, name: bytes) -> bytes | None:
+        """See the port."""
+        return self._source.get(self._prefixes.key + name)
+
+    def named_object(self, tail: bytes) -> bytes | None:
+        """See the port."""
+        return self._source.get(self._prefixes.object + tail)
 
     def close(self) -> None:
         """See the port."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from repl.model.entry import decode_key_row
@@ -75,6 +75,36 @@ class MemorySnapshot:
     def object(self, bucket: bytes, key: bytes) -> bytes | None:
         """See the port."""
         return self._objects.get((bucket, key))
+
+    def key_pages(
+        self, start: bytes, to_segment: int, limit_rows: int, limit_bytes: int
+    ) -> Generator[tuple[list[bytes], list[bytes]], None, None]:
+        """See the port."""
+        stop = rows.segment_name(to_segment)
+        found = sorted(
+            (rows.segment_name(segment) + rows.bucket_head(bucket) + key, row)
+            for segment, bucket, key, row in self._key_rows
+        )
+        names: list[bytes] = []
+        values: list[bytes] = []
+        for name, row in found:
+            if start <= name < stop:
+                names.append(name)
+                values.append(row)
+                if len(names) >= limit_rows or sum(map(len, (*names, *values))) > limit_bytes:
+                    yield names, values
+                    names, values = [], []
+        if names:
+            yield names, values
+
+    def named_key_row(self, name: bytes) -> bytes | None:
+        """See the port."""
+        wanted = rows.split_tail(name[rows.SEGMENT_BYTES :])
+        return next((row for _, bucket, key, row in self._key_rows if (bucket, key) == wanted), None)
+
+    def named_object(self, tail: bytes) -> bytes | None:
+        """See the port."""
+        return self._objects.get(rows.split_tail(tail))
 
     def close(self) -> None:
         """Nothing to let go of."""

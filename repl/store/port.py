@@ -8,7 +8,7 @@ its memory twin `repl.store.memory.MemoryStore`; one contract suite runs on both
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -115,6 +115,20 @@ class Snapshot(Protocol):
 
     def object(self, bucket: bytes, key: bytes) -> bytes | None:
         """The canonical object bytes, or None."""
+
+    def key_pages(
+        self, start: bytes, to_segment: int, limit_rows: int, limit_bytes: int
+    ) -> Generator[tuple[list[bytes], list[bytes]], None, None]:
+        """(names, encoded key rows), page by page, in segment order; a name is the row's behind the partition: segment,
+        bucket and its end, key (`rows`). From the name `start` to the end of the segments below `to_segment`; a page
+        ends at `limit_rows`, or soon after `limit_bytes`. For who reads many: nothing is split or decoded. Close the
+        generator when done early."""
+
+    def named_key_row(self, name: bytes) -> bytes | None:
+        """The encoded key row of such a name, or None."""
+
+    def named_object(self, tail: bytes) -> bytes | None:
+        """The canonical object bytes of such a name without its segment, or None."""
 
     def close(self) -> None:
         """Let go of the moment; idempotent."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, closing
 from itertools import islice
-from typing import Protocol
+from typing import Final, Protocol
 
 from repl.model.entry import NO_OFFSET
 from repl.model.errors import Corruption
@@ -133,3 +133,28 @@ def scan_key_rows(
     with closing(source.scan(start, stop)) as scan:
         for name, row in scan:
             yield int.from_bytes(name[at:tail_at], "big"), *rows.split_tail(name[tail_at:]), row
+
+
+PIECE_ROWS: Final = 64
+"""Rows taken between two looks at how large a page has become: with the longest names and clocks 15 MB."""
+
+
+def scan_key_pages(
+    source: Source, prefix: bytes, start: bytes, to_segment: int, limit_rows: int, limit_bytes: int
+) -> Generator[tuple[list[bytes], list[bytes]], None, None]:
+    """(names behind `prefix`, encoded key rows) from the name `start` to the segments below `to_segment`, in pages."""
+    at = len(prefix)
+    with closing(source.scan(prefix + start, prefix + rows.segment_name(to_segment))) as scan:
+        names: list[bytes] = []
+        values: list[bytes] = []
+        size = 0
+        while piece := list(islice(scan, min(PIECE_ROWS, limit_rows - len(names)))):
+            for name, value in piece:
+                names.append(name[at:])
+                values.append(value)
+                size += len(name) + len(value)
+            if len(names) >= limit_rows or size > limit_bytes:
+                yield names, values
+                names, values, size = [], [], 0
+        if names:
+            yield names, values

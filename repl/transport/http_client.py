@@ -13,7 +13,7 @@ import socket
 import ssl
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -166,6 +166,39 @@ class HttpPeer:
         request.body = body
         request.headers["Content-Length"] = str(len(body))
         return self._exchange(request, timeout_ms, limit_bytes)
+
+    @contextlib.contextmanager
+    def streaming(self, path: str, body: bytes, *, media_type: str, timeout_ms: int) -> Iterator[Callable[[], bytes]]:
+        """A POST whose answer is taken piece by piece, as it comes: each call gives some bytes, b"" at the end. As much
+        of it is under way as the sockets hold, so whoever takes slowly slows the other end down.
+
+        `timeout_ms` bounds the wait for each piece. Raises as `post` does, on entering and from every call.
+        """
+        request = self._request("POST", path, media_type)
+        request.body = body
+        request.headers["Content-Length"] = str(len(body))
+        if self._token is not None:
+            request.headers["Authorization"] = f"Bearer {self._token()}"
+        connect_s = min(timeout_ms, CONNECT_TIMEOUT_MS_MAX) / 1000
+        try:
+            response = self._adapter.send(request, stream=True, timeout=(connect_s, timeout_ms / 1000))
+        except (OSError, HTTPError) as error:
+            raise PeerFault(f"{self.url}: {cause_of(error)}") from error
+
+        def take() -> bytes:
+            try:
+                piece: bytes = response.raw.read1(READ_BYTES, decode_content=False)
+            except (OSError, HTTPError) as error:
+                raise PeerFault(f"{self.url}: {cause_of(error)}") from error
+            return piece
+
+        with contextlib.closing(response):
+            if response.status_code != 200:
+                try:
+                    raise self._refused(response, response.status_code)
+                except (OSError, HTTPError) as error:
+                    raise PeerFault(f"{self.url}: {cause_of(error)}") from error
+            yield take
 
     def get(self, path: str, *, timeout_ms: int, limit_bytes: int) -> bytes:
         """The body that answers a GET; as `post` otherwise."""

@@ -1,0 +1,227 @@
+"""A cluster as batch jobs see it, from the driver and from executors: plans, streams of rows, pushes.
+
+Blocking, one question at a time, through the one door for outgoing HTTP. Says what went wrong and leaves to its callers
+(`reading`, `writing`) to ask another node. Tokens and certificates are files, read where the work runs: nothing secret
+stands in an option. What is asked and answered is `aae.row_wire`'s.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+import msgpack
+
+from aae import row_wire
+from aae.row_wire import Frames, Head, Rows, Tail
+from repl.model.errors import BadInput, CodecError, PeerFault
+from repl.model.keys import SEGMENT_COUNT
+from repl.transport.http_client import Access, HttpPeer, Refused
+from repl.transport.tls import TlsFiles, client_contexts
+
+PLAN_TIMEOUT_MS: Final = 15_000
+"""How long a node may take to ask all others who holds what."""
+
+STREAM_TIMEOUT_MS: Final = 30_000
+"""How long a node may take for the next frame; with filters it may read many rows for few."""
+
+PUSH_TIMEOUT_MS: Final = 60_000
+"""How long a node may take to have a batch applied."""
+
+PLAN_BYTES_MAX: Final = 64 * 1024 * 1024
+ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
+
+PARTITIONS_MAX: Final = 65_536
+
+
+class Credentials(NamedTuple):
+    """Paths of a token and of the authorities to believe; "" for none."""
+
+    token_file: str = ""
+    ca_file: str = ""
+
+    def access(self) -> Access:
+        """How to come in. Raises BadInput when a file cannot be read."""
+        contexts = None
+        if self.ca_file:
+            if not Path(self.ca_file).is_file():
+                raise BadInput(f"option ca_file: {self.ca_file!r} is no file here; executors need it, too")
+            contexts = client_contexts(TlsFiles(None, None, (Path(self.ca_file),)), check_host=True).current
+        if not self.token_file:
+            return Access(contexts)
+        try:
+            token = Path(self.token_file).read_text(encoding="ascii").strip()
+        except (OSError, ValueError) as error:
+            raise BadInput(f"option token_file: {self.token_file!r} cannot be read here: {error}") from error
+        return Access(contexts, token=lambda: token)
+
+
+class Copy(NamedTuple):
+    """A copy of a partition, at the node's `url`, applied to `offset` of `epoch` when it was asked."""
+
+    node: str
+    url: str
+    leads: bool
+    whole: bool
+    epoch: int
+    offset: int
+
+
+class PartitionPlan(NamedTuple):
+    """Who holds the segments [first, end)."""
+
+    partition: int
+    first: int
+    end: int
+    rows_estimate: int | None
+    copies: tuple[Copy, ...]
+
+
+class Plan(NamedTuple):
+    """Who holds a bucket type."""
+
+    cluster: bytes
+    cluster_name: str
+    bucket_type: str
+    partitions: tuple[PartitionPlan, ...]
+
+
+def asked_plan(urls: Sequence[str], credentials: Credentials, bucket_type: str) -> Plan:
+    """What the first node that answers says. Raises PeerFault when none does, BadInput when there is no such bucket
+    type."""
+    access = credentials.access()
+    trouble: list[str] = []
+    for url in urls:
+        peer = HttpPeer(url, 1, access)
+        try:
+            path = f"{row_wire.PLAN_PATH}?bucket_type={quote(bucket_type, safe='')}"
+            return parse_plan(peer.get(path, timeout_ms=PLAN_TIMEOUT_MS, limit_bytes=PLAN_BYTES_MAX))
+        except Refused as error:
+            if error.reason == "unknown-bucket-type":
+                raise BadInput(f"option bucket_type: {error}") from error
+            trouble.append(str(error))
+        except (PeerFault, CodecError) as error:
+            trouble.append(str(error))
+        finally:
+            peer.cut()
+    raise PeerFault(f"no node says who holds what: {'; '.join(trouble)}")
+
+
+def parse_plan(data: bytes) -> Plan:
+    """A node's plan. Raises CodecError."""
+    try:
+        raw = json.loads(data)
+        partitions = tuple(_partition(row) for row in raw["partitions"])
+        plan = Plan(bytes.fromhex(raw["cluster_uuid"]), str(raw["cluster"]), str(raw["bucket_type"]), partitions)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CodecError(f"not a plan of rows: {error!r:.200}") from error
+    if len(plan.cluster) != 16 or not 0 < len(partitions) <= PARTITIONS_MAX:
+        raise CodecError("not a plan of rows: uuid or number of partitions is out of range")
+    at = 0
+    for one in partitions:
+        if one.first != at or one.end < one.first:
+            raise CodecError(f"not a plan of rows: partition {one.partition} does not begin at segment {at}")
+        at = one.end
+    if at != SEGMENT_COUNT:
+        raise CodecError(f"not a plan of rows: it ends at segment {at}")
+    return plan
+
+
+def _partition(row: Any) -> PartitionPlan:
+    first, end = row["segments"]
+    estimate = row["rows_estimate"]
+    return PartitionPlan(
+        int(row["partition"]), int(first), int(end), None if estimate is None else int(estimate),
+        tuple(
+            Copy(str(c["node"]), str(c["http"]), bool(c["leads"]), bool(c["whole"]), int(c["epoch"]), int(c["offset"]))
+            for c in row["copies"]
+        ),
+    )  # fmt: skip
+
+
+@contextmanager
+def streamed(
+    url: str, credentials: Credentials, path: str, question: bytes
+) -> Iterator[tuple[Head, Iterator[Rows | Tail]]]:
+    """A stream of rows: its head, then its frames, the tail last. Raises PeerFault, CodecError; a stream that ends
+    without a tail, or with another number of rows, is PeerFault."""
+    peer = HttpPeer(url, 1, credentials.access())
+    try:
+        with peer.streaming(path, question, media_type=row_wire.MEDIA_TYPE, timeout_ms=STREAM_TIMEOUT_MS) as take:
+            frames = _frames(url, take)
+            head = next(frames)
+            if not isinstance(head, Head):
+                raise CodecError(f"{url}: a stream of rows without a head")
+            yield head, _checked(url, frames)
+    finally:
+        peer.cut()
+
+
+def _frames(url: str, take: Any) -> Iterator[Head | Rows | Tail]:
+    frames = Frames()
+    while piece := take():
+        yield from frames.feed(piece)
+    raise PeerFault(f"{url}: the stream of rows was cut off")
+
+
+def _checked(url: str, frames: Iterator[Head | Rows | Tail]) -> Iterator[Rows | Tail]:
+    count = 0
+    for frame in frames:
+        if isinstance(frame, Tail):
+            if frame.rows != count:
+                raise PeerFault(f"{url}: a stream of {frame.rows} rows, {count} came")
+            yield frame
+            return
+        if isinstance(frame, Head):
+            raise CodecError(f"{url}: a stream of rows with two heads")
+        count += len(frame.names)
+        yield frame
+
+
+class Pusher:
+    """Pushes batches to one node after the other, whichever answers. Not for several threads."""
+
+    def __init__(self, urls: Sequence[str], credentials: Credentials) -> None:
+        access = credentials.access()
+        self._peers = [HttpPeer(url, 1, access) for url in urls]
+        self._at = 0
+
+    def post(self, path: str, body: bytes) -> list[Any]:
+        """The answers to a batch. Raises PeerFault when no node takes it, Refused when it is wrong."""
+        trouble: list[str] = []
+        for turn in range(len(self._peers)):
+            at = (self._at + turn) % len(self._peers)
+            try:
+                data = self._peers[at].post(
+                    path, body, media_type=row_wire.MEDIA_TYPE, timeout_ms=PUSH_TIMEOUT_MS,
+                    limit_bytes=ANSWER_BYTES_MAX,
+                )  # fmt: skip
+            except Refused as error:
+                if error.status < 500:
+                    raise
+                trouble.append(str(error))
+            except PeerFault as error:
+                trouble.append(str(error))
+            else:
+                self._at = at
+                return _answers(data)
+        raise PeerFault(f"no node takes the batch: {'; '.join(trouble)}")
+
+    def close(self) -> None:
+        """End it."""
+        for peer in self._peers:
+            peer.cut()
+
+
+def _answers(data: bytes) -> list[Any]:
+    try:
+        answers = msgpack.unpackb(data)
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise CodecError(f"not the answers to a batch: {error}") from error
+    if not isinstance(answers, list):
+        raise CodecError("not the answers to a batch: no list")
+    return answers

@@ -1,0 +1,219 @@
+"""What `format("isthmus")` may be told: every option, checked before any work starts. Pure.
+
+An option that is unknown, or has a value that means nothing, is an error that says what would be right; all are told at
+once. docs/spark.md has the table.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Final, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from aae.reconcile.client import Credentials
+from aae.row_wire import Consistency, View
+from repl.model.errors import BadInput
+from repl.model.keys import SEGMENT_COUNT
+
+FINDINGS: Final = "findings"
+
+URLS_MAX: Final = 256
+"""Most URLs; one that answers is enough."""
+
+SPLITS_MAX: Final = 65_536
+
+Parsed = TypeVar("Parsed")
+
+
+class Options(NamedTuple):
+    """All of them. `segments` is [first, end) of 2^20; times in ms, 0 for no bound; `rows_per_second` 0 for no limit;
+    `splits` 0: one Spark partition a partition of the cluster."""
+
+    view: str = View.KEYS.value
+    urls: tuple[str, ...] = ()
+    bucket_type: str = "default"
+    bucket: bytes = b""
+    prefix: bytes = b""
+    segments: tuple[int, int] = (0, SEGMENT_COUNT)
+    modified_since_ms: int = 0
+    modified_before_ms: int = 0
+    consistency: Consistency = Consistency.ANY
+    columns: tuple[str, ...] = ()
+    rows_per_second: int = 0
+    tasks_at_once: int = 0
+    splits: int = 0
+    failover: str = "continue"
+    manifest: str = ""
+    path: str = ""
+    starting: str = "earliest"
+    origin: bytes = b""
+    rejected: str = "fail"
+    batch_items: int = 500
+    give_up_after_s: int = 120
+    credentials: Credentials = Credentials()
+
+
+def parse_options(given: Mapping[str, str]) -> Options:
+    """The options of a read or a write. Raises BadInput with all that is wrong."""
+    faults: list[str] = []
+    found: dict[str, object] = {}
+    for name, text in given.items():
+        known = name.lower()
+        parse = _PARSERS.get(known)
+        if parse is None:
+            near = difflib.get_close_matches(known, _PARSERS, 1)
+            hint = f", did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(_PARSERS))}"
+            faults.append(f"option {name} is unknown{hint}")
+            continue
+        try:
+            found[known] = parse(text)
+        except ValueError as error:
+            faults.append(f"option {name} = {text!r}: {error}")
+    token_file, ca_file = str(found.pop("token_file", "")), str(found.pop("ca_file", ""))
+    found["credentials"] = Credentials(token_file, ca_file)
+    for ours, theirs in (("modified_since_ms", "modified_since"), ("modified_before_ms", "modified_before")):
+        if theirs in found:
+            found[ours] = found.pop(theirs)
+    options = Options()._replace(**found)  # type: ignore[arg-type]
+    if options.view == FINDINGS:
+        if not options.path:
+            faults.append("option path is missing: the directory of a run's findings, or .load(PATH)")
+    elif not options.urls and "urls" not in given:
+        faults.append("option urls is missing: the http URLs of some nodes of the cluster, separated by commas")
+    if options.prefix and not options.bucket:
+        faults.append("option prefix is of the keys of a bucket: set the option bucket, too")
+    if faults:
+        raise BadInput("; ".join(faults))
+    return options
+
+
+def _urls(text: str) -> tuple[str, ...]:
+    urls = tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip())
+    if not 0 < len(urls) <= URLS_MAX:
+        raise ValueError(f"1 to {URLS_MAX} URLs are needed, separated by commas")
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path or parts.query:
+            raise ValueError(f"{url!r} is no URL of a node's http listener, such as http://node1:8098")
+    return urls
+
+
+def _choice(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"one of {', '.join(words)} is needed")
+        return text
+
+    return parse
+
+
+def _consistency(text: str) -> Consistency:
+    return Consistency(_choice(*Consistency)(text))
+
+
+def _number(least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdecimal() or not least <= int(text) <= most:
+            raise ValueError(f"a whole number from {least} to {most} is needed")
+        return int(text)
+
+    return parse
+
+
+def parse_segments(text: str) -> tuple[int, int]:
+    """FIRST-END, END not included, or one segment. Raises ValueError."""
+    first, dash, end = text.partition("-")
+    try:
+        start = int(first)
+        stop = int(end) if dash else start + 1
+    except ValueError:
+        start, stop = -1, 0
+    if not 0 <= start < stop <= SEGMENT_COUNT:
+        raise ValueError(f"a range FIRST-END of segments within 0-{SEGMENT_COUNT} is needed, END not included")
+    return start, stop
+
+
+def parse_time_ms(text: str) -> int:
+    """ISO 8601 (UTC unless it says otherwise), or milliseconds since 1970. Raises ValueError."""
+    if text.isascii() and text.isdecimal() and len(text) < 19:
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("a time such as 2026-01-31T12:00:00Z, or milliseconds since 1970, is needed") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    time_ms = round(moment.timestamp() * 1000)
+    if time_ms < 0:
+        raise ValueError("a time since 1970 is needed")
+    return time_ms
+
+
+def _starting(text: str) -> str:
+    if text not in ("earliest", "latest"):
+        raise ValueError("earliest or latest is needed")
+    return text
+
+
+def _name(text: str) -> str:
+    if not text:
+        raise ValueError("a name is needed")
+    return text
+
+
+def _bytes(text: str) -> bytes:
+    """Text as UTF-8; bytes that are none as 0x and hexadecimal digits."""
+    if not text:
+        raise ValueError("a name is needed")
+    if text.startswith("0x"):
+        try:
+            return bytes.fromhex(text[2:])
+        except ValueError:
+            raise ValueError("0x is followed by pairs of hexadecimal digits") from None
+    return text.encode()
+
+
+def _uuid(text: str) -> bytes:
+    try:
+        raw = bytes.fromhex(text.replace("-", ""))
+    except ValueError:
+        raw = b""
+    if len(raw) != 16:
+        raise ValueError("a cluster's uuid, 32 hexadecimal digits, is needed")
+    return raw
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not names:
+        raise ValueError("names of columns are needed, separated by commas")
+    return names
+
+
+_PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "view": _choice(*View, FINDINGS),
+    "urls": _urls,
+    "bucket_type": _name,
+    "bucket": _bytes,
+    "prefix": _bytes,
+    "segments": parse_segments,
+    "modified_since": parse_time_ms,
+    "modified_before": parse_time_ms,
+    "consistency": _consistency,
+    "columns": _columns,
+    "rows_per_second": _number(1, 1_000_000_000),
+    "tasks_at_once": _number(1, 100_000),
+    "splits": _number(1, SPLITS_MAX),
+    "failover": _choice("continue", "fail"),
+    "manifest": _name,
+    "path": _name,
+    "starting": _starting,
+    "origin": _uuid,
+    "rejected": _choice("fail", "count"),
+    "batch_items": _number(1, 10_000),
+    "give_up_after_s": _number(1, 86_400),
+    "token_file": _name,
+    "ca_file": _name,
+}

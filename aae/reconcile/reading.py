@@ -1,0 +1,323 @@
+"""Reading a cluster's keys and objects: which ranges, from which nodes, and what to do when one of them goes away.
+
+The driver plans: one Spark partition for each partition of the cluster (or piece of it), with the nodes that hold a
+copy, followers first. A task reads its range as one stream, which is of one apply offset. When a stream breaks, another
+copy goes on behind the last row that was handed on: no key comes twice or is passed over, but from there on the rows
+are as of that copy's offset, and the manifest has both pieces; with `failover = "fail"` the task fails instead, and
+Spark reads the range anew. Each row says in `apply_offset` what it is as of.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import datasource as ds
+from pyspark.sql import types as t
+
+from aae import row_wire
+from aae.reconcile.client import Copy, Credentials, Plan, asked_plan, streamed
+from aae.reconcile.options import Options
+from aae.reconcile.rows import Columns
+from aae.row_wire import Consistency, Head, Rows, RowsAsked, View
+from repl.model.errors import CodecError, PeerFault
+from repl.transport.http_client import Refused
+
+RETRY_S: Final = 0.5
+"""Pause after all copies of a range have refused: streams of others end, leaders change, within seconds."""
+
+BATCH_ROWS: Final = 4_096
+"""Most rows of a batch handed to Spark, which is a frame of the node's."""
+
+
+class Range(ds.InputPartition):  # type: ignore[misc]
+    """A Spark partition: the segments [first, end) of a partition, and where its copies are."""
+
+    def __init__(self, cluster: bytes, partition: int, first: int, end: int, copies: tuple[Copy, ...]) -> None:
+        super().__init__((partition, first, end))
+        self.cluster = cluster
+        self.partition = partition
+        self.first = first
+        self.end = end
+        self.copies = copies
+
+
+class Piece(NamedTuple):
+    """What a task read from one node: the rows of the segments [first, end) behind `after` (hexadecimal; "": none), as
+    of everything below `offset`. `whole` when it was read to its end."""
+
+    partition: int
+    first: int
+    end: int
+    after: str
+    node: str
+    epoch: int
+    offset: int
+    rows: int
+    whole: bool
+
+
+class WrongCluster(PeerFault):
+    """A URL is of another cluster than the plan."""
+
+    reason = "wrong-cluster"
+
+
+class RangeUnreadable(PeerFault):
+    """No copy of a range could be read; the message names partition and segments."""
+
+    reason = "range-unreadable"
+
+
+def ranges_of(plan: Plan, segments: tuple[int, int], splits: int, consistency: Consistency) -> list[Range]:
+    """The Spark partitions of a read. Raises RangeUnreadable for a partition without a usable copy."""
+    first, end = segments
+    inside = [one for one in plan.partitions if one.first < end and first < one.end and one.first < one.end]
+    pieces = max(1, -(-splits // len(inside))) if inside else 1
+    found: list[Range] = []
+    for one in inside:
+        copies = tuple(c for c in one.copies if c.whole and (c.leads or consistency is Consistency.ANY))
+        if not copies:
+            raise RangeUnreadable(
+                f"partition {one.partition}, segments {one.first} to {one.end}: no node has a copy that may be read"
+                f" ({'only the leader may, and there is none' if one.copies else 'no node that answers holds it'})"
+            )
+        start, stop = max(first, one.first), min(end, one.end)
+        cuts = [start + (stop - start) * at // pieces for at in range(pieces + 1)]
+        for at in range(pieces):
+            if cuts[at] < cuts[at + 1]:
+                turned = at % len(copies) if not copies[0].leads else 0
+                found.append(
+                    Range(plan.cluster, one.partition, cuts[at], cuts[at + 1], copies[turned:] + copies[:turned])
+                )
+    return found
+
+
+class RangeStream:
+    """The frames of one range, from whichever copies answer. `pieces` says afterwards what they are as of."""
+
+    def __init__(
+        self, asked: RowsAsked, part: Range, credentials: Credentials, *, give_up_after_s: float, resume: bool = True
+    ) -> None:
+        self._asked = asked
+        self._part = part
+        self._credentials = credentials
+        self._give_up_after_s = give_up_after_s
+        self._resume = resume
+        self.pieces: list[Piece] = []
+
+    def frames(self) -> Iterator[tuple[Head, Rows]]:
+        """All of them, each with its stream's head. Raises RangeUnreadable, and BadInput's kin for a question that is
+        refused."""
+        part = self._part
+        after = self._asked.after
+        trouble: list[str] = []
+        deadline_s = monotonic() + self._give_up_after_s
+        while True:
+            for copy in part.copies:
+                got = 0
+                try:
+                    for head, rows in self._from(copy, after):
+                        yield head, rows
+                        got += len(rows.names)
+                        after = rows.names[-1]
+                except (PeerFault, CodecError) as error:
+                    if (isinstance(error, Refused) and error.status < 500) or isinstance(error, WrongCluster):
+                        raise
+                    trouble.append(str(error))
+                    if got:
+                        deadline_s = monotonic() + self._give_up_after_s
+                        if not self._resume:
+                            raise self._unreadable("its stream broke", trouble) from error
+                else:
+                    return
+            if monotonic() >= deadline_s:
+                raise self._unreadable(f"no copy could be read for {self._give_up_after_s:.0f} s", trouble)
+            sleep(RETRY_S)
+
+    def _from(self, copy: Copy, after: bytes) -> Iterator[tuple[Head, Rows]]:
+        part = self._part
+        asked = self._asked._replace(partition=part.partition, first=part.first, end=part.end, after=after)
+        question = row_wire.encode_rows_asked(asked)
+        with streamed(copy.url, self._credentials, row_wire.ROWS_PATH, question) as (head, frames):
+            if head.cluster != part.cluster:
+                raise WrongCluster(
+                    f"{copy.url} answers for cluster {head.cluster_name}, uuid {head.cluster.hex()}; the plan is of"
+                    f" {part.cluster.hex()}"
+                )
+            if (head.partition, head.first, head.end) != (part.partition, part.first, part.end):
+                raise CodecError(f"{copy.url} answers about other segments than were asked for")
+            count, whole = 0, False
+            try:
+                for frame in frames:
+                    if isinstance(frame, Rows):
+                        yield head, frame
+                        count += len(frame.names)
+                whole = True
+            finally:
+                self.pieces.append(
+                    Piece(
+                        part.partition,
+                        part.first,
+                        part.end,
+                        after.hex(),
+                        head.node,
+                        head.epoch,
+                        head.offset,
+                        count,
+                        whole,
+                    )
+                )
+
+    def _unreadable(self, why: str, trouble: Sequence[str]) -> RangeUnreadable:
+        part = self._part
+        last = "; ".join(dict.fromkeys(trouble[-2 * len(part.copies) :]))
+        return RangeUnreadable(f"partition {part.partition}, segments {part.first} to {part.end}: {why}: {last}")
+
+
+class Pace:
+    """Keeps a task to its share of a rate."""
+
+    def __init__(self, rows_per_second: float) -> None:
+        self._rate = rows_per_second
+        self._began_s = monotonic()
+        self._count = 0
+
+    def passed(self, rows: int) -> None:
+        """Wait until so many more rows are due."""
+        if self._rate:
+            self._count += rows
+            ahead_s = self._began_s + self._count / self._rate - monotonic()
+            if ahead_s > 0:
+                sleep(ahead_s)
+
+
+class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]
+    """Reads `keys` and `objects`. Made on the driver, travels to the executors."""
+
+    def __init__(self, options: Options, schema: t.StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._tasks = 1
+
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
+        """Takes bounds on bucket, segment and last_modified, as far as the node can apply them; Spark gets back all
+        but those that are applied in full."""
+        return [one for one in filters if not self._take(one)]
+
+    def _take(self, one: Any) -> bool:
+        """True when Spark need not look at the filter again."""
+        column: tuple[str, ...] = getattr(one, "attribute", ())
+        value = getattr(one, "value", None)
+        options = self._options
+        if column == ("bucket",) and isinstance(one, ds.EqualTo) and isinstance(value, bytes | bytearray) and value:
+            if options.bucket in (b"", bytes(value)):
+                self._options = options._replace(bucket=bytes(value))
+                return True
+        elif column == ("segment",) and type(value) is int:
+            return self._take_segments(one)
+        elif column == ("last_modified",) and isinstance(value, datetime) and value.tzinfo is not None:
+            self._take_time(one)
+        return False
+
+    def _take_segments(self, one: Any) -> bool:
+        first, end = self._options.segments
+        match one:
+            case ds.EqualTo(_, value):
+                first, end = max(first, value), min(end, value + 1)
+            case ds.GreaterThan(_, value):
+                first = max(first, value + 1)
+            case ds.GreaterThanOrEqual(_, value):
+                first = max(first, value)
+            case ds.LessThan(_, value):
+                end = min(end, value)
+            case ds.LessThanOrEqual(_, value):
+                end = min(end, value + 1)
+            case _:
+                return False
+        self._options = self._options._replace(segments=(first, max(first, end)))
+        return True
+
+    def _take_time(self, one: Any) -> None:
+        """Bounds in whole milliseconds, never too narrow; Spark compares exactly."""
+        options = self._options
+        value: datetime = one.value
+        time_ms = int(value.timestamp() * 1000)
+        match one:
+            case ds.GreaterThan() | ds.GreaterThanOrEqual():
+                self._options = options._replace(modified_since_ms=max(options.modified_since_ms, time_ms - 1, 0))
+            case ds.LessThan() | ds.LessThanOrEqual():
+                before_ms = max(time_ms + 2, 1)
+                bound_ms = options.modified_before_ms or before_ms
+                self._options = options._replace(modified_before_ms=min(bound_ms, before_ms))
+            case _:
+                pass
+
+    def partitions(self) -> Sequence[Range]:
+        """Plans. Raises BadInput, PeerFault."""
+        options = self._options
+        if options.segments[0] >= options.segments[1]:
+            return [Range(b"", 0, 0, 0, ())]
+        plan = asked_plan(options.urls, options.credentials, options.bucket_type)
+        found = ranges_of(plan, options.segments, options.splits, options.consistency)
+        self._tasks = options.tasks_at_once or len(found)
+        if options.manifest:
+            write_json(Path(options.manifest), "plan.json", {
+                "cluster": plan.cluster_name, "cluster_uuid": plan.cluster.hex(), "bucket_type": plan.bucket_type,
+                "ranges": [[one.partition, one.first, one.end] for one in found],
+            })  # fmt: skip
+        return found
+
+    def read(self, partition: Range) -> Iterator[pa.RecordBatch]:
+        """The batches of a range."""
+        if partition.copies:
+            yield from self._read(partition)
+
+    def _read(self, part: Range) -> Iterator[pa.RecordBatch]:
+        options = self._options
+        asked = RowsAsked(
+            options.bucket_type.encode(), part.partition, part.first, part.end, View(options.view), options.bucket,
+            options.prefix, options.modified_since_ms, options.modified_before_ms, b"", options.consistency,
+        )  # fmt: skip
+        stream = RangeStream(
+            asked, part, options.credentials,
+            give_up_after_s=options.give_up_after_s, resume=options.failover == "continue",
+        )  # fmt: skip
+        columns = Columns(options.bucket_type, self._schema)
+        pace = Pace(options.rows_per_second / max(self._tasks, 1))
+        for head, rows in stream.frames():
+            yield columns.batch(head, rows)
+            pace.passed(len(rows.names))
+        if options.manifest:
+            name = f"range-{part.partition}-{part.first}-{part.end}.json"
+            write_json(Path(options.manifest), name, {"pieces": [piece._asdict() for piece in stream.pieces]})
+
+
+def write_json(directory: Path, name: str, document: object) -> None:
+    """Into a file of a directory, whole or not at all."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / name
+    scratch = path.with_name(f".{name}.{os.getpid()}")
+    scratch.write_text(json.dumps(document), encoding="utf-8")
+    scratch.replace(path)
+
+
+def read_manifest(directory: Path) -> tuple[list[Piece], list[tuple[int, int, int]]]:
+    """What a read with the option `manifest` was as of, and the ranges (partition, first, end) that are missing: a
+    read that was broken off, or goes on."""
+    plan = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
+    pieces: list[Piece] = []
+    missing: list[tuple[int, int, int]] = []
+    for partition, first, end in plan["ranges"]:
+        path = directory / f"range-{partition}-{first}-{end}.json"
+        if path.exists():
+            pieces += [Piece(**raw) for raw in json.loads(path.read_text(encoding="utf-8"))["pieces"]]
+        else:
+            missing.append((partition, first, end))
+    return pieces, missing
