@@ -172,7 +172,8 @@ class ReplicationSettings:
     """Partitions of the `default` bucket type when the cluster is created; 12 divides evenly by 2, 3, 4, 6."""
 
     log_size_bytes: int = 1 * GB
-    """Size of the node's log above which its oldest file goes once the store has it durably."""
+    """Size of the node's log above which its oldest file goes once the store has it durably, which a checkpoint sees
+    to. Pins may cost as much again."""
 
     log_file_bytes: int = 64 * MB
     """Size at which a log file is closed and the next begun."""
@@ -194,7 +195,7 @@ class ReplicationSettings:
     """LevelDB's cache of uncompressed blocks."""
 
     checkpoint_interval_ms: int = 30_000
-    """How often the store's durable floor is moved; bounds replay after a power loss."""
+    """How often the store's durable floor is moved, at the least; bounds replay after a power loss."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,9 +218,14 @@ class Applier:
         self._on_written(steps, True)
 
 
+EARLY_PAUSE_S: Final = 0.1
+"""Least time between two checkpoints, also while the log is above its size: a checkpoint is several syncs on the disk
+that the log's own syncs wait for. What is written in it is a small part of any log but a test's."""
+
+
 class Checkpointer:
-    """Checkpoints the store and then trims the log, every `interval_ms`, in its own thread. `pins`: partition -> offset
-    from which somebody needs the log; asked from the thread."""
+    """Checkpoints the store and then trims the log, every `interval_ms` and when `soon` was called, in its own thread.
+    `pins`: partition -> offset from which somebody needs the log; asked from the thread."""
 
     def __init__(
         self,
@@ -238,20 +243,31 @@ class Checkpointer:
         self._interval_s = interval_ms / 1000
         self._on_failure = on_failure
         self._stop = threading.Event()
+        self._wanted = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
+    def soon(self) -> None:
+        """Do not wait for the interval's end: the log is above its size. From any thread; never blocks."""
+        self._wanted.set()
+
     def stop(self, timeout_s: float) -> bool:
         """End after the checkpoint under way; False when it did not within `timeout_s`."""
         self._stop.set()
+        self._wanted.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._interval_s):
+        pause_s = min(EARLY_PAUSE_S, self._interval_s)
+        while not self._stop.wait(pause_s):
+            self._wanted.wait(self._interval_s - pause_s)
+            if self._stop.is_set():
+                return
+            self._wanted.clear()
             try:
                 self._store.checkpoint()
                 self._log.trim({p: self._store.durable_floor(p) for p in self._partitions()}, self._pins())

@@ -78,6 +78,8 @@ class Attaching:
         log_start = self._replog.start_of(partition)
         applied = self._replay.first_offset(partition)
         far = self._far(partition, applied, log_start, removed=self._node not in record.replicas)
+        if far is not None:
+            self._replog.abandon(partition)
         replica = Replica(
             partition=partition,
             node=self._node,

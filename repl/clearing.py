@@ -125,6 +125,7 @@ class Clearing:
     async def _delete(self, partition: int) -> None:
         loop = asyncio.get_running_loop()
         rows = 0
+        self._replog.abandon(partition)
         removal = self._store.far.remove(partition)
         while (count := await loop.run_in_executor(self._pool, _step, removal)) is not None:
             rows += count

@@ -97,6 +97,7 @@ class FarTaking:
             await asyncio.sleep(DRAIN_POLL_S)
         log.warning("far.begins", partition=partition.id, applied=partition.replica.applied, empty=empty)
         mark = await self._loop.run_in_executor(self._pool, lambda: self._store.far.begin(partition.id, empty=empty))
+        self._storage.abandon(partition)
         self._storage.replay.passed(partition.id, 1 << 63)
         self._told(partition, mark, b"")
 

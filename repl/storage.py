@@ -78,7 +78,7 @@ class Storage:
 
     def start(self) -> None:
         """Start the threads of log, apply and checkpoint."""
-        self._replog.start(self._durable_threadsafe, self._failed_threadsafe)
+        self._replog.start(self._durable_threadsafe, self._failed_threadsafe, self._checkpointer.soon)
         self._applier.start()
         self._checkpointer.start()
         self.replay.start()
@@ -153,6 +153,11 @@ class Storage:
         partition.committed.clear()
         partition.log_start = at_offset
         log.info("log.restarted", partition=partition.id, at_offset=at_offset)
+
+    def abandon(self, partition: Partition) -> None:
+        """The copy takes rows now: nothing of its log is replayed any more, and it must not keep the other partitions'
+        files, however long the rows take."""
+        self._replog.abandon(partition.id)
 
     def let_go(self, partition: Partition) -> None:
         """Free what is in memory of a copy that is not fed any more; nothing of it is on its way to log or store."""

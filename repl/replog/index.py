@@ -88,7 +88,7 @@ class Extent:
 class PartitionIndex:
     """One partition's log: entries [start, leo), its epochs, and the extents that hold them, by offset."""
 
-    __slots__ = ("extents", "leo", "start", "table", "truncations")
+    __slots__ = ("abandoned", "extents", "leo", "start", "table", "truncations")
 
     def __init__(self, start: int = 0, leo: int = 0, table: EpochTable = ()) -> None:
         self.start = start
@@ -97,10 +97,13 @@ class PartitionIndex:
         self.extents: list[Extent] = []
         self.truncations = 0
         """Counts them: what was read before one and what was read after it are not of one log."""
+        self.abandoned = False
+        """Nothing of it is needed, until it is restarted."""
 
     def add(self, sequence: int, position: int, epoch: int, base: int, count: int) -> None:
         """`count` new entries of `epoch` from the LEO on, in the frame at `position`."""
         assert base == self.leo, f"entries at {base} do not follow on {self.leo}"
+        assert not self.abandoned, f"entries at {base} in a log that is given up"
         self.table = extended(self.table, epoch, base)
         self.leo = base + count
         last = self.extents[-1] if self.extents else None
@@ -164,6 +167,7 @@ class PartitionIndex:
     def restart(self, at_offset: int, table: EpochTable) -> None:
         """Nothing that was here counts any more: the log begins and ends at `at_offset`."""
         self.truncations += 1
+        self.abandoned = False
         self.start = self.leo = at_offset
         self.table = clipped(table, at_offset)
         self.extents = []

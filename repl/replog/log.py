@@ -22,11 +22,11 @@ from repl.replog.files import FileIO, SystemFiles
 from repl.replog.frames import MAX_BODY_BYTES, RunKind, encode_entries, encode_state, encode_truncate
 from repl.replog.index import LogIndex
 from repl.replog.names import is_unfinished
-from repl.replog.port import NO_PINS, EpochTable, LogStats, OnDurable, RecoveredPartition, pinned
+from repl.replog.port import NO_PINS, EpochTable, LogStats, OnAboveLimit, OnDurable, RecoveredPartition
 from repl.replog.reader import LogFileReader, decoded
 from repl.replog.recovery import Recovery, recover
 from repl.replog.tail import LogTail
-from repl.replog.writer import CheckSpace, LogWriter, Queued, Stop, Trim
+from repl.replog.writer import Abandon, CheckSpace, LogWriter, Queued, Stop, Trim
 
 RESERVE_BYTES: Final = 128 * 1024 * 1024
 """Free space below which no write is accepted: the log's own next file (64 MB) and the store's next table (64 MB) still
@@ -153,12 +153,14 @@ class FileLog:
         self,
         on_durable: OnDurable,
         on_failure: Callable[[Exception], None],
+        on_above_limit: OnAboveLimit = lambda: None,
     ) -> None:
         """As in the port. The caller has taken note of all damage: a damaged partition is from now on what
         was recovered of it, and the next opening finds it whole."""
         assert not self._threads
         self._on_failure = on_failure
         self._writer.on_durable = on_durable
+        self._writer.on_above_limit = on_above_limit
         work = [("replog", self._writer.run)]
         if not self._synchronous:
             work.append(("replog-sync", self._writer.sync_in_background))
@@ -269,6 +271,9 @@ class FileLog:
         run = encode_state(partition, at_offset, at_offset, end.table, RunKind.START)
         self._put(Queued(partition, RunKind.START, 0, at_offset, 0, len(run), [run], end.table))
 
+    def abandon(self, partition: int) -> None:
+        self._writer.queue.put(Abandon(partition))
+
     def _put(self, item: Queued) -> None:
         self._bytes_queued += item.size_bytes
         self._writer.queue.put(item)
@@ -331,7 +336,7 @@ class FileLog:
     def trim(self, floors: Mapping[int, int], pins: Mapping[int, int] = NO_PINS) -> None:
         size_bytes = self._index.size_bytes()
         if self._failure is None and len(self._index.files) > 1 and size_bytes > self._size_limit_bytes:
-            self._writer.queue.put(Trim(pinned(floors, pins, size_bytes, self._size_limit_bytes)))
+            self._writer.queue.put(Trim(floors, pins))
 
     def stats(self) -> LogStats:
         with self._index.lock:

@@ -11,13 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from repl.model.entry import Entry
 from repl.model.errors import LocalFault, OutOfStorage
 from repl.replog.epochs import clipped, extended, last_epoch, truncated
-from repl.replog.port import NO_PINS, EpochTable, LogStats, OnDurable, RecoveredPartition, pinned
+from repl.replog.port import (
+    NO_PINS,
+    PINNED_SHARE,
+    EpochTable,
+    LogStats,
+    OnAboveLimit,
+    OnDurable,
+    RecoveredPartition,
+    pinned,
+)
 
 
 class _Partition:
-    __slots__ = ("durable", "entries", "start", "table")
+    __slots__ = ("abandoned", "durable", "entries", "start", "table")
 
     def __init__(self) -> None:
+        self.abandoned = False
         self.start = 0
         self.durable = 0
         self.entries: list[Entry] = []
@@ -41,6 +51,7 @@ class MemoryLog:
         self._truncated: dict[int, int] = {}
         self._on_durable: OnDurable | None = None
         self._on_failure: Callable[[Exception], None] = lambda _: None
+        self._on_above_limit: OnAboveLimit = lambda: None
         self._failure: Exception | None = None
         self._closed = False
         self._size_bytes = 0
@@ -55,9 +66,11 @@ class MemoryLog:
         self,
         on_durable: OnDurable,
         on_failure: Callable[[Exception], None],
+        on_above_limit: OnAboveLimit = lambda: None,
     ) -> None:
         self._on_durable = on_durable
         self._on_failure = on_failure
+        self._on_above_limit = on_above_limit
 
     def commit(self) -> None:
         """Make durable what was queued, and report it."""
@@ -71,6 +84,8 @@ class MemoryLog:
         self._entries_written = self._entries_queued
         self._batches_written += 1
         self._on_durable({partition: self._partitions[partition].durable for partition in touched}, truncated)
+        if self._size_bytes > self._size_limit_bytes:
+            self._on_above_limit()
 
     def fail(self, error: Exception) -> None:
         """Behave as if a write had failed with `error`."""
@@ -91,6 +106,7 @@ class MemoryLog:
     def append(self, partition: int, entries: Sequence[Entry]) -> None:
         self._check_usable()
         held = self._partitions.setdefault(partition, _Partition())
+        assert not held.abandoned, "entries in a log that is given up"
         offset, table = held.leo, held.table
         for entry in entries:
             assert entry.offset == offset, f"offset {entry.offset} does not follow on {offset - 1}"
@@ -128,10 +144,15 @@ class MemoryLog:
             self.commit()  # what was appended before is reported before
         self._size_bytes -= sum(len(entry.wire) for entry in held.entries)
         held.entries = []
+        held.abandoned = False
         held.start = held.durable = at_offset
         held.table = clipped(table, at_offset)
         self._truncated[partition] = at_offset
         self._queued(partition)
+
+    def abandon(self, partition: int) -> None:
+        if partition in self._partitions:
+            self._partitions[partition].abandoned = True
 
     def _queued(self, partition: int) -> None:
         self._touched[partition] = None
@@ -165,11 +186,16 @@ class MemoryLog:
         return entries
 
     def trim(self, floors: Mapping[int, int], pins: Mapping[int, int] = NO_PINS) -> None:
-        floors = pinned(floors, pins, self._size_bytes, self._size_limit_bytes)
+        self._free(pinned(floors, pins), self._size_limit_bytes)
+        if pins:
+            self._free(floors, self._size_limit_bytes * (1 + PINNED_SHARE))
+
+    def _free(self, floors: Mapping[int, int], limit_bytes: int) -> None:
         for partition, held in self._partitions.items():
-            if self._size_bytes <= self._size_limit_bytes:
+            if self._size_bytes <= limit_bytes:
                 return
-            start = max(held.start, min(floors.get(partition, 0), held.durable))
+            floor = held.leo if held.abandoned else floors.get(partition, 0)
+            start = max(held.start, min(floor, held.durable))
             self._size_bytes -= sum(len(entry.wire) for entry in held.entries[: start - held.start])
             del held.entries[: start - held.start]
             held.start = start

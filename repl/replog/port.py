@@ -52,6 +52,9 @@ class LogStats:
     pending_entries: int
 
 
+OnAboveLimit = Callable[[], None]
+"""See `Replog.start`."""
+
 OnDurable = Callable[[Mapping[int, int], Mapping[int, int]], None]
 """See `Replog.start`: called with (ends, truncations)."""
 
@@ -66,12 +69,14 @@ class Replog(Protocol):
         self,
         on_durable: OnDurable,
         on_failure: Callable[[Exception], None],
+        on_above_limit: OnAboveLimit = lambda: None,
     ) -> None:
         """Begin writing. `on_durable({partition: first offset that is not durable}, {partition: offset})` is called
         after each group commit, from the log's own thread. The second names the partitions that were truncated in it,
         each at most once and before anything was appended to it in the same commit, and to where; what had been
         appended before that was reported before. `on_failure` is called once, when a write or fsync failed: the log
-        then accepts nothing more and the process is expected to leave (docs/protocol.md H34)."""
+        then accepts nothing more and the process is expected to leave (docs/protocol.md H34). `on_above_limit` is
+        called from the log's own thread when a file is full and the log above its size limit: it is time to trim."""
 
     def has_room(self, size_bytes: int) -> bool:
         """Will the disk take `size_bytes` more without touching its reserve? Asked before a write is accepted,
@@ -91,6 +96,10 @@ class Replog(Protocol):
         log that ends there (docs/protocol.md R-FAR); durable with the next group commit, which names the partition
         among the truncated ones."""
 
+    def abandon(self, partition: int) -> None:
+        """Nothing that the partition's log holds is needed any more: it keeps no file, whatever the floors say. Its
+        next change is a `restart`, which ends that (asserted). Not remembered when the log is opened again."""
+
     def leo(self, partition: int) -> int:
         """First free offset of the partition, durable or not."""
 
@@ -108,7 +117,7 @@ class Replog(Protocol):
     def trim(self, floors: Mapping[int, int], pins: Mapping[int, int] = NO_PINS) -> None:
         """Free what lies below the store's durable floors while the log is over its size limit; whole files
         only, oldest first; entries still needed are copied forward. What stands at `pins` or above it is needed, too,
-        as long as the log is not larger than twice its limit (docs/protocol.md R-FAR)."""
+        as far as the log need not be larger than twice its limit for that (docs/protocol.md R-FAR)."""
 
     def stats(self) -> LogStats:
         """Numbers for telemetry; from any thread."""
@@ -117,10 +126,6 @@ class Replog(Protocol):
         """Write and sync what is queued, then close; idempotent. Blocks."""
 
 
-def pinned(
-    floors: Mapping[int, int], pins: Mapping[int, int], size_bytes: int, size_limit_bytes: int
-) -> Mapping[int, int]:
-    """The floors below which a log of that size may be freed."""
-    if size_bytes > size_limit_bytes * (1 + PINNED_SHARE):
-        return floors
+def pinned(floors: Mapping[int, int], pins: Mapping[int, int]) -> Mapping[int, int]:
+    """The floors below which nobody needs anything."""
     return {partition: min(floor, pins.get(partition, floor)) for partition, floor in floors.items()}

@@ -79,7 +79,8 @@ def _extend(plan: _Plan, io: FileIO, index: LogIndex, file: LogFile, floors: Map
     for partition, held in index.partitions.items():
         spans = held.spans_in(file.sequence)
         if spans:
-            start = max(held.start, plan.starts.get(partition, 0), min(floors.get(partition, 0), spans[-1][1]))
+            floor = held.leo if held.abandoned else floors.get(partition, 0)
+            start = max(held.start, plan.starts.get(partition, 0), min(floor, spans[-1][1]))
             starts[partition] = start
             needed += [(partition, max(first, start), end) for first, end in spans if end > start]
     copies: list[_Copy] = []

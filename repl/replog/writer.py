@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from repl.replog.files import FileIO
 from repl.replog.frames import RunKind
 from repl.replog.index import LogIndex
-from repl.replog.port import EpochTable, OnDurable
+from repl.replog.port import PINNED_SHARE, EpochTable, OnAboveLimit, OnDurable, pinned
 from repl.replog.tail import LogTail
 from repl.replog.trimming import trim
 
@@ -56,9 +56,16 @@ class Queued(NamedTuple):
 
 
 class Trim(NamedTuple):
-    """Drop old files; `floors` is what each partition's store has on disk."""
+    """Drop old files; `floors` is what each partition's store has on disk, `pins` from where on others need it."""
 
     floors: Mapping[int, int]
+    pins: Mapping[int, int]
+
+
+class Abandon(NamedTuple):
+    """Nothing of the partition is needed any more, until a START."""
+
+    partition: int
 
 
 class CheckSpace(NamedTuple):
@@ -69,7 +76,7 @@ class Stop(NamedTuple):
     """Finish what was queued before, then end."""
 
 
-Item = Queued | Trim | CheckSpace | Stop
+Item = Queued | Trim | Abandon | CheckSpace | Stop
 
 
 class LogWriter:
@@ -104,6 +111,7 @@ class LogWriter:
         self.begin_new_file = False
         """Set before `run`: state where the partitions stand in a new file before anything else is written."""
         self.on_durable: OnDurable = lambda _ends, _truncations: None
+        self.on_above_limit: OnAboveLimit = lambda: None
         self.entries_written = 0
         self.batches_written = 0
         self.bytes_written = 0
@@ -121,8 +129,11 @@ class LogWriter:
                         self._quiet()
                     case Queued() as first:
                         self._commit(self._batch(first))
-                    case Trim(floors):
-                        self._trim(floors)
+                    case Trim(floors, pins):
+                        self._trim(floors, pins)
+                    case Abandon(partition):
+                        if partition in self._index.partitions:
+                            self._index.partitions[partition].abandoned = True
                     case CheckSpace():
                         self.check_space()
                     case Stop():
@@ -178,6 +189,8 @@ class LogWriter:
             self.check_space()
         if self._tail.end.position >= self._file_bytes:
             self._tail.roll()
+            if self._index.size_bytes() > self._size_limit_bytes:
+                self.on_above_limit()
         buffers: list[bytes] = []
         for item in batch:
             buffers += item.buffers
@@ -211,12 +224,18 @@ class LogWriter:
             if self._synchronous:
                 self._tail.sync()
 
-    def _trim(self, floors: Mapping[int, int]) -> None:
-        if self._index.size_bytes() <= self._size_limit_bytes:
+    def _trim(self, floors: Mapping[int, int], pins: Mapping[int, int]) -> None:
+        """Down to the limit without what is pinned; then down to what pins may cost."""
+        self._free(pinned(floors, pins), self._size_limit_bytes)
+        if pins:
+            self._free(floors, self._size_limit_bytes * (1 + PINNED_SHARE))
+
+    def _free(self, floors: Mapping[int, int], limit_bytes: int) -> None:
+        if self._index.size_bytes() <= limit_bytes:
             return
         if self._tail.end.position >= self._file_bytes:
             self._tail.roll()
-        excess_bytes = self._index.size_bytes() - self._size_limit_bytes
+        excess_bytes = self._index.size_bytes() - limit_bytes
         trim(
             self._io,
             self._directory,

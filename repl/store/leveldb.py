@@ -328,14 +328,13 @@ class LevelStore(Reads):
     def _note_floors(self, boot_id: str, *, clean: bool = False) -> None:
         """Note what is written, sync it, write the note down. The caller holds the checkpoint's lock."""
         noted = Floors(boot_id, clean, self._progress.written())
-        if noted == self._floors:
-            return
-        self._sync_rows()
-        try:
-            self._disk.write_slot(self._slots, encode_floors(noted))
-        except (OSError, LocalFault) as error:
-            raise self._failed(error) from error
-        self._floors = noted
+        if noted != self._floors:
+            self._sync_rows()
+            try:
+                self._disk.write_slot(self._slots, encode_floors(noted))
+            except (OSError, LocalFault) as error:
+                raise self._failed(error) from error
+            self._floors = noted
         self._progress.checkpointed(noted.positions)
 
     def _thin_one_partition(self) -> None:

@@ -122,8 +122,11 @@ class Nemesis:
 
 
 def _written(connection: Connection, path: str, data: bytes) -> bool:
+    """In the place of what is there: without its clock each round would add a sibling, and write all of them."""
     try:
-        return connection.request("PUT", path, {"Content-Type": "text/plain"}, data).status == 204
+        clock = connection.request("HEAD", path, {}).headers.get("X-Riak-Vclock", "")
+        headers = {"Content-Type": "text/plain"} | ({"X-Riak-Vclock": clock} if clock else {})
+        return connection.request("PUT", path, headers, data).status == 204
     except (NotSent, Broken):
         return False
 

@@ -14,9 +14,10 @@ from typing import Final
 
 import pytest
 
+from repl.far_serving import PIN_MS
 from repl.model.keys import key_hash, partition_index
 from repl.replog.log import RESERVE_BYTES
-from tests.faults.campaign import staged
+from tests.faults.campaign import SHORT_LOG, staged
 from tests.faults.lab import PARTITIONS, SESSION_MS, Lab, cluster_address
 from tests.faults.linearizability import check
 from tests.faults.load import BUCKET, Connection, History, Load, Reply, path_of, read_all
@@ -246,3 +247,35 @@ def test_a_strangers_node_at_a_known_address_is_refused_and_harms_nothing(tmp_pa
         finally:
             stranger.kill()
         assert {put(lab, name, "ours", name).status for name in lab.nodes} == {204}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_follower_that_stands_still_amid_its_rows_does_not_hold_the_log_for_ever(tmp_path: Path) -> None:
+    """While a follower that takes rows is paused for longer than its pin lives, its leaders' logs stay bounded, with an
+    hour between two checkpoints, and are trimmed past it; when it goes on, it takes what is new and is in sync."""
+    rarely = SHORT_LOG.replace('checkpoint_interval = "1s"', 'checkpoint_interval = "1h"')
+    assert rarely != SHORT_LOG
+    with staged(tmp_path, ["replaced-disk"], settings={"replication": rarely}) as stage:
+        lab, node = stage.lab, stage.lab.nodes["n3"]
+        stage.fill(8)
+        node.kill()
+        stage.empty(node)
+        stage.tell("/admin/options/replication.catch.up.rate/set", {"value": "500KB", "by": "tests"})
+        lab.start(node)
+        until("rows come", lambda: node.metric("isthmus_far_bytes_taken_total"), 30)
+        node.send(signal.SIGSTOP)
+        ended = time.monotonic() + PIN_MS / 1000 + 10
+        sizes: list[float] = []
+        while time.monotonic() < ended:
+            stage.fill(1, without=node)
+            sizes += [lab.nodes[name].metric("isthmus_replog_size_bytes") or 0 for name in ("n1", "n2")]
+            time.sleep(0.5)
+        told = [lab.nodes[name].log.read_text() for name in ("n1", "n2")]
+        assert any("far.pin_dropped" in log for log in told)
+        assert len(sizes) > 20
+        assert max(sizes) < 6_000_000, "1 MB, as much again for pins, two files, and what is written in a checkpoint"
+        stage.fill(3, without=node)
+        node.send(signal.SIGCONT)
+        stage.tell("/admin/options/replication.catch.up.rate/unset", {"by": "tests"})
+        lab.wait_well(100)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,14 +53,14 @@ def open_log(io: Any, **options: Any) -> FileLog:
 class Listener:
     """Hears what a log reports and waits for it."""
 
-    def __init__(self, log: Replog) -> None:
+    def __init__(self, log: Replog, on_above_limit: Callable[[], None] = lambda: None) -> None:
         self.log = log
         self.reports: list[dict[int, int]] = []
         self.truncated: list[dict[int, int]] = []
         self.durable: dict[int, int] = {}
         self.failures: list[Exception] = []
         self._changed = threading.Condition()
-        log.start(self._on_durable, self._on_failure)
+        log.start(self._on_durable, self._on_failure, on_above_limit)
 
     def _on_durable(self, durable: Mapping[int, int], truncated: Mapping[int, int]) -> None:
         with self._changed:

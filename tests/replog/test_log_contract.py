@@ -218,6 +218,41 @@ def test_pins_hold_the_log_within_twice_its_size(subject: Subject) -> None:
     wait_until(lambda: log.start_of(0) > 10, "the log")
 
 
+def test_a_log_that_is_given_up_keeps_no_file(subject: Subject) -> None:
+    """Its entries go with their files though no floor passes them, its end stays known, and it takes no entry before it
+    was restarted."""
+    log = subject.log
+    listener = Listener(log)
+    log.append(1, entries(1, 0, 30, size=60))
+    log.abandon(1)
+    log.abandon(7)
+    log.append(0, entries(1, 0, 90, size=60))
+    assert listener.wait({0: 90, 1: 30})
+
+    def small_enough() -> bool:
+        log.trim({0: 90})
+        return log.stats().size_bytes <= 10_000 and log.start_of(1) == 30
+
+    wait_until(small_enough, "the log is trimmed")
+    assert (log.leo(1), log.epoch_table(1)) == (30, ((1, 0),))
+    log.restart(1, 12, ((1, 0), (4, 8)))
+    log.append(1, entries(4, 12, 3))
+    assert listener.wait({1: 15})
+    assert log.read(1, 12, 15, 1 << 20) == entries(4, 12, 3)
+
+
+def test_a_log_says_that_it_is_above_its_limit(subject: Subject) -> None:
+    """Not while it is below; and then again and again, while it grows."""
+    log = subject.log
+    told: list[int] = []
+    listener = Listener(log, lambda: told.append(log.stats().size_bytes))
+    for first in range(0, 300, 10):
+        log.append(0, entries(1, first, 10, size=60))
+        assert listener.wait({0: first + 10})
+    assert len(told) > 5
+    assert min(told) > 10_000
+
+
 def test_an_empty_partition_can_be_truncated(subject: Subject) -> None:
     """A partition that the log holds nothing of is truncated to 0 like any other, as a new follower does."""
     log = subject.log

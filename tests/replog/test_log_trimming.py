@@ -118,6 +118,21 @@ def test_too_much_to_copy_leaves_the_file() -> None:
     log.close()
 
 
+def test_pins_cost_twice_the_limit_and_no_more_goes_for_it() -> None:
+    """A log that a pin holds above twice its limit is freed down to that, not to the limit, and the pin holds the
+    rest."""
+    disk = MemoryDisk()
+    log, listener = opened(disk)
+    fill(log, listener, 0, 1, 60)
+    log.trim({0: 60}, {0: 5})
+    trimmed(log, {})
+    assert 5_000 < log.stats().size_bytes <= 7_000, "a file more, and what trimming itself writes"
+    log.trim({0: 60}, {0: 58})
+    trimmed(log, {})
+    assert log.stats().size_bytes <= 4_200
+    log.close()
+
+
 def test_entries_cut_by_a_truncation_do_not_move_the_start() -> None:
     """A file whose entries were dropped by a later truncation goes without moving the start above the new ones."""
     disk = MemoryDisk()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import count, islice
 from pathlib import Path
 from random import Random
 
@@ -14,7 +15,7 @@ import pytest
 from repl import far_serving
 from repl.isr.messages import FarRows, FarState, Message
 from repl.model.errors import IsthmusError
-from repl.model.keys import Key
+from repl.model.keys import Key, key_hash, partition_index
 from repl.model.objects import Content
 from repl.model.requests import WriteRequest
 from repl.store.port import Store
@@ -85,6 +86,12 @@ async def load(town: Town):  # type: ignore[no-untyped-def]
     finally:
         stop.set()
         await asyncio.gather(*tasks)
+
+
+def names_in(partition: int) -> Iterator[bytes]:
+    """Keys that lie in one of two partitions, without end."""
+    names = (b"key-%d" % number for number in count())
+    return (name for name in names if partition_index(key_hash(b"b", name), 2) == partition)
 
 
 async def follower_of(town: Town) -> House:
@@ -211,6 +218,40 @@ def test_a_log_that_is_gone_costs_no_rows_where_the_others_reach_back(tmp_path: 
             assert back.partition().replica.member.gen != gen
             assert back.runtime.replog.start_of(0) == applied
             assert (await t.led()).runtime._far._serving.rows_sent == 0
+
+    asyncio.run(story())
+
+
+def test_a_copy_that_waits_for_rows_does_not_keep_the_log_of_others(tmp_path: Path, town: Towns) -> None:
+    """While the rows of one partition do not come, the log of the node that waits for them stays within its size, for
+    all that is written to the other partition; also after a restart."""
+
+    async def story() -> None:
+        async with town(tmp_path, partitions=2, **SMALL) as t:
+            mine, other = names_in(0), names_in(1)
+            leader = await t.led()
+            for name in islice(mine, 60):
+                await put(leader, name, b"x" * 400)
+            await t.level()
+            away = await follower_of(t)
+            end = away.partition().replica.leo
+            await t.kill(away.node)
+            while (await t.led()).runtime.replog.start_of(0) <= end:
+                await put(await t.led(), next(mine), b"x" * 1_000)
+            t.wires.lost = lambda _sender, _to, message: isinstance(message, FarRows) and message.end > end
+            for _ in range(2):
+                back = await t.open(away.node)
+                await until(lambda: back in t.followers(1) and back.partition().replica.far_position is not None, 30)  # noqa: B023
+                for name in islice(other, 300):
+                    await put(await t.led(1), name, b"y" * 400)
+                leo = (await t.led(1)).partition(1).replica.leo
+                await until(lambda: back.partition(1).replica.applied == leo, 20)  # noqa: B023
+                await until(lambda: back.runtime.replog.stats().size_bytes < 100_000)  # noqa: B023
+                assert back.partition().replica.far_position is not None
+                await t.kill(away.node)
+            t.wires.lost = lambda _sender, _to, _message: False
+            await t.open(away.node)
+            await same_everywhere(t)
 
     asyncio.run(story())
 

@@ -199,6 +199,18 @@ def test_a_copy_that_is_far_is_still_so_after_a_kill_and_empty_after_a_power_los
     giver.close()
 
 
+def test_a_copy_that_was_far_and_is_where_it_was_has_a_floor_again(pair: list[Store]) -> None:
+    """Its rows are on disk as before, and the next checkpoint says so though nothing was written meanwhile."""
+    store, _ = pair
+    store.write([Writer().step(30)])
+    store.checkpoint()
+    mark = store.far.begin(PARTITION, empty=False)
+    assert store.durable_floor(PARTITION) == 0
+    store.far.finish(PARTITION, Applied(mark.epoch, mark.position))
+    store.checkpoint()
+    assert store.durable_floor(PARTITION) == 30
+
+
 def test_a_partition_is_removed_in_steps_and_begins_anew(pair: list[Store]) -> None:
     """Nothing of it is left, the floors included; another partition keeps all, and the removed one may begin at 0."""
     store, _ = pair
