@@ -170,6 +170,14 @@ class MemoryStore:
             at = bisect_right(marks, second, key=lambda mark: mark[0])
             return marks[at - 1][1] if at else 0
 
+    def seconds_around(self, partition: int, offset: int) -> tuple[int | None, int | None]:
+        """See the port."""
+        with self._lock:
+            marks = self._of(partition).marks
+            below = bisect_right(marks, offset, key=lambda mark: mark[1])
+            above = bisect_left(marks, offset, key=lambda mark: mark[1])
+            return marks[below - 1][0] if below else None, marks[above][0] if above < len(marks) else None
+
     def list_keys(self, partition: int, bucket: bytes | None, after: Name | None) -> Iterator[ListedKey]:
         """Keys of a bucket (or all), in (bucket, key) order, as they are when the first is asked for."""
         with self._lock:

@@ -225,6 +225,11 @@ class Store(Protocol):
         """The offset from which changes at or after `time_ms` (leader's wall clock) are found, by the time
         marks; 0 when before the first mark, the applied offset when after the last change."""
 
+    def seconds_around(self, partition: int, offset: int) -> tuple[int | None, int | None]:
+        """(second of the last time mark at or below `offset`, second of the first one at or above it), None where there
+        is none. The entry at `offset`, if it is a write, was made in or after the first (before the next mark), by the
+        leaders' clocks; what stands above in or after the second, if the clocks only rose."""
+
     def list_keys(self, partition: int, bucket: bytes | None, after: tuple[bytes, bytes] | None) -> Iterator[ListedKey]:
         """Keys of a bucket (or all), in (bucket, key) order, tombstones included, from one snapshot;
         `after` resumes behind a (bucket, key). Close the iterator when done early."""

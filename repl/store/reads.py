@@ -90,6 +90,35 @@ class Reads:
         name, value = self._source.last_before(prefix + rows.U64.pack(second + 1))
         return rows.decode_u64(value) if name.startswith(prefix) else 0
 
+    def seconds_around(self, partition: int, offset: int) -> tuple[int | None, int | None]:
+        """See the port: some 30 seeks, since offsets rise with seconds."""
+        prefix = self._prefixes_of(partition).mark
+
+        def last_upto(second: int) -> tuple[int, int] | None:
+            """(second, offset) of the last mark at or before `second`."""
+            name, value = self._source.last_before(prefix + rows.U64.pack(second + 1))
+            if not name.startswith(prefix):
+                return None
+            return rows.decode_u64(name[len(prefix) :]), rows.decode_u64(value)
+
+        # Seconds below `low` have their last mark below `offset`, those from `high` on at or above it.
+        end = self._progress.newest_mark_s(partition) + 1
+        low, high = 0, end
+        while low < high:
+            middle = (low + high) // 2
+            found = last_upto(middle)
+            if found is not None and found[1] >= offset:
+                high = found[0]
+            else:
+                low = middle + 1
+        above = low if low < end else None
+        if above is not None:
+            exact = last_upto(above)
+            if exact is not None and exact[1] == offset:
+                return above, above
+        below = last_upto(low - 1) if low else None
+        return None if below is None else below[0], above
+
     def list_keys(self, partition: int, bucket: bytes | None, after: tuple[bytes, bytes] | None) -> Iterator[ListedKey]:
         """Keys of a bucket (or all) with their encoded key rows, in (bucket, key) order, tombstones included; the
         snapshot is taken at the first one. Close the iterator when done early."""

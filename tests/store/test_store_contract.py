@@ -207,6 +207,24 @@ def test_offset_at_finds_everything_since(store: Store) -> None:
     assert store.offset_at(3, -5) == 0
 
 
+def test_seconds_around_an_offset_are_those_of_the_marks_beside_it(store: Store) -> None:
+    """A rewritten key's mark stays: the second of an offset is found though nothing stands there any more."""
+    assert store.seconds_around(3, 0) == (None, None)
+    history = History()
+    start_s = START_MS // 1000
+    for at_s in (0, 0, 2, 1, 5, 3, 5, 9, 9, 4, 12):
+        history.put(b"b", b"one", b"x", time_ms=START_MS + at_s * 1000 + 500)
+    for step in chunks(history, 4):
+        store.write([step])
+    marks = {0: 0, 2: 2, 4: 5, 7: 9, 10: 12}
+    for offset in range(14):
+        below = max((second for at, second in marks.items() if at <= offset), default=None)
+        above = min((second for at, second in marks.items() if at >= offset), default=None)
+        wanted = tuple(None if second is None else start_s + second for second in (below, above))
+        assert store.seconds_around(3, offset) == wanted, offset
+    assert len(store.changes(3, 0, 100)) == 1
+
+
 def test_a_gap_or_a_repeat_is_a_bug(store: Store) -> None:
     """Outside a replay, entries that do not go on exactly where the last ones ended are refused as a bug."""
     history = History()
