@@ -15,6 +15,7 @@ from aae import listing
 from aae.agreement import Agreement
 from aae.alarm import SchedulerAlarm
 from aae.check import Checker, Repairs
+from aae.healing import Gaps, Healing
 from aae.keeping import Copy, State, Trees
 from aae.local import Handler, Led, LocalTrees
 from aae.manager import Manager
@@ -48,6 +49,7 @@ class FullSync:
         cluster_uuid: bytes,
         access_to: Callable[[FullSyncSettings], Access],
         repairs: Repairs,
+        gaps: Gaps,
     ) -> None:
         """`directory` is the node's data directory: saved trees lie in a folder of it, and what is remembered of
         checks. `access_to` tells how to come in at another cluster; the rest as `aae.keeping`, `aae.local`, `aae.whole`
@@ -79,6 +81,7 @@ class FullSync:
             time=time,
             chance=chance,
         )
+        self.healing = Healing(self.manager, gaps, time)
 
     def request_handlers(self) -> dict[str, Handler]:
         """What other nodes may ask of this one, by method."""
@@ -92,9 +95,11 @@ class FullSync:
     def begin(self) -> None:
         """Once this node serves: let checks be due. Raises LocalFault."""
         self.manager.start()
+        self.healing.start()
 
     async def rest(self) -> None:
         """Begin no more checks, and end the one that runs: the node is about to stop."""
+        await self.healing.stop()
         await self.manager.stop()
 
     async def stop(self, *, save: bool) -> None:

@@ -113,8 +113,23 @@ class Findings:
 
 Machine = Generator[Ask, object, Verdict]
 
-Choice = tuple[Callable[[bytes, bytes], bool] | None, bytes | None]
-"""What counts (None: all), and the one bucket whose rows are looked at (None: every bucket's)."""
+
+class Choice(NamedTuple):
+    """What counts (`wanted`; None: all), and what of it is looked at: of one bucket (None: of every one), and, if
+    `partial`, of a time range alone."""
+
+    wanted: Callable[[bytes, bytes], bool] | None
+    bucket: bytes | None
+    partial: bool
+
+    @property
+    def narrow(self) -> bool:
+        """Something may differ that is not looked at."""
+        return self.partial or self.bucket is not None
+
+    def counts(self, difference: Difference) -> bool:
+        """True unless a filter leaves it out."""
+        return self.wanted is None or self.wanted(difference.bucket, difference.key)
 
 
 def exchange(
@@ -133,16 +148,16 @@ def exchange(
     The driver sends the answer to each Ask and gets the next; the return value is IN_SYNC, REPAIRED when all that
     differs was queued, DIFFERING, or INCOMPLETE when leaves differ and no row of the time range explains it.
     """
+    choice = Choice(wanted, bucket, partial)
     findings.state = "root-compare"
     branches = yield from _confirmed(_roots, findings, "root-confirm")
     findings.branches_differing = len(branches)
     for part in _parts(branches, branches_at_once):
-        yield from _branches(findings, part, size_bits, (wanted, bucket), segments_at_once)
+        yield from _branches(findings, part, size_bits, choice, segments_at_once)
         findings.branches_done += len(part)
     findings.state = "done"
     if not findings.differences:
-        narrow = partial or bucket is not None
-        return Verdict.INCOMPLETE if narrow and findings.segments_unexplained else Verdict.IN_SYNC
+        return Verdict.INCOMPLETE if choice.narrow and findings.segments_unexplained else Verdict.IN_SYNC
     return Verdict.REPAIRED if findings.queued >= findings.differences else Verdict.DIFFERING
 
 
@@ -175,16 +190,16 @@ def _segments(
     findings.segments_compared += covered
     findings.keys_compared += len(source.keys() | sink.keys())
     shift = 64 - size_bits
-    wanted, bucket = choice
-    every = [each for each in compared(source, sink) if bucket in (None, each.bucket)]
+    every = [each for each in compared(source, sink) if choice.bucket in (None, each.bucket)]
     findings.segments_unexplained += covered - len({_segment(difference, shift) for difference in every})
-    first = every if wanted is None else [each for each in every if wanted(each.bucket, each.key)]
+    first = [each for each in every if choice.counts(each)]
     findings.filtered += len(every) - len(first)
-    if not first:
+    suspects = every if choice.narrow else first
+    if not suspects:
         return covered
     findings.state = "clock-confirm"
     yield Pause()
-    again = sorted({_segment(difference, shift) for difference in first})
+    again = sorted({_segment(difference, shift) for difference in suspects})
     left: Sequence[int] = again
     while left:
         source, sink, done = yield from _rows(left, size_bits, all_times=True)
@@ -193,6 +208,10 @@ def _segments(
         left = left[done:]
         still, transient = lasting(mine, source, sink)
         findings.transient += transient
+        if choice.narrow:  # beside what was looked at there may be more in the same segments
+            known = {(difference.bucket, difference.key) for difference in mine}
+            more = [d for d in compared(source, sink) if (d.bucket, d.key) not in known and choice.counts(d)]
+            findings.segments_unexplained += len({_segment(difference, shift) for difference in more})
         if still:
             findings.by_kind.update((difference.kind, difference.side) for difference in still)
             findings.state = "repair"

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from aae.exchange import Findings
+from aae.healing import Healed, Healing
 from aae.manager import Manager, Peer
 from aae.memory import Result
 from aae.schedule import TimeRange
@@ -46,7 +47,7 @@ def samples(manager: Manager, wall_ms: int) -> list[Sample]:
     return found
 
 
-def listed(manager: Manager, results: int, wall_ms: int) -> dict[str, Any]:
+def listed(manager: Manager, healing: Healing, results: int, wall_ms: int) -> dict[str, Any]:
     """The check that runs, and every peer with its newest `results`."""
     running = manager.running
     return {
@@ -66,11 +67,11 @@ def listed(manager: Manager, results: int, wall_ms: int) -> dict[str, Any]:
             "queued": running.findings.queued,
             "estimate_s": _estimate_s(running.began_ms, running.findings, wall_ms),
         },
-        "peers": [_peer(manager, peer, results) for peer in manager.peers.values()],
+        "peers": [_peer(manager, peer, healing.peers.get(name), results) for name, peer in manager.peers.items()],
     }
 
 
-def _peer(manager: Manager, peer: Peer, results: int) -> dict[str, Any]:
+def _peer(manager: Manager, peer: Peer, healed: Healed | None, results: int) -> dict[str, Any]:
     settings, remembered = peer.settings, peer.remembered
     upcoming = manager.upcoming(settings.name)
     suspended, learned = remembered.suspended, remembered.standing.learned
@@ -87,6 +88,8 @@ def _peer(manager: Manager, peer: Peer, results: int) -> dict[str, Any]:
         "next_ms": upcoming[0][0] if upcoming else None,
         "next_kind": upcoming[0][1].value if upcoming else None,
         "range": None if learned is None else _ranged(learned),
+        "gaps_open": None if healed is None else healed.open_count,
+        "gaps_closed": 0 if healed is None else healed.closed_count,
         "proven_ms": {name: remembered.proven_ms.get(name) for name in bucket_types},
         "results": [shown(result) for result in list(remembered.results)[-results:]] if results else [],
     }

@@ -220,12 +220,12 @@ class Manager:
 
     # -- a check ----------------------------------------------------------------------------------------
 
-    async def run(self, name: str, kind: Kind, by: str) -> list[Result]:
-        """Run a check now, of every bucket type of the peer; its results. Raises UnknownPeer, Busy. A suspended peer
-        is checked all the same: somebody asks for it."""
+    async def run(self, name: str, kind: Kind, by: str, times: TimeRange | None = None) -> list[Result]:
+        """Run a check now, of every bucket type of the peer; its results. `times`: instead of those of its kind. Raises
+        UnknownPeer, Busy. A suspended peer is checked all the same: somebody asks for it."""
         peer = self.peer(name)
         self._take(peer)
-        return await self._check(peer, kind, by)
+        return await self._check(peer, kind, by, times)
 
     def begin(self, name: str, kind: Kind, by: str) -> None:
         """As `run`, without waiting. Raises UnknownPeer, Busy."""
@@ -238,17 +238,17 @@ class Manager:
             raise Busy(f"a check of {self._taken} is running; one runs at a time on a node")
         self._taken = peer.settings.name
 
-    async def _check(self, peer: Peer, kind: Kind, by: str) -> list[Result]:
+    async def _check(self, peer: Peer, kind: Kind, by: str, times: TimeRange | None = None) -> list[Result]:
         """The check for which this manager was taken."""
         try:
-            return await self._checked(peer, kind, by)
+            return await self._checked(peer, kind, by, times)
         except LocalFault:
             return []  # what was found stands in the log; that it is not remembered, too
         finally:
             self.running, self._taken = None, ""
             self._arm()
 
-    async def _checked(self, peer: Peer, kind: Kind, by: str) -> list[Result]:
+    async def _checked(self, peer: Peer, kind: Kind, by: str, given: TimeRange | None) -> list[Result]:
         began_ms = self._time.wall_ms()
         remembered = peer.remembered
         if kind is Kind.AUTO:
@@ -257,7 +257,7 @@ class Manager:
             )
         if kind is Kind.NONE:
             return []
-        times = looked_at(kind, remembered.standing, began_ms)
+        times = given or looked_at(kind, remembered.standing, began_ms)
         results: list[Result] = []
         modified: list[int] = []
         buckets: set[bytes] = set()
@@ -276,6 +276,7 @@ class Manager:
             in_sync=whole,
             repaired=repaired,
             learned=learned_range(modified, buckets, LEARNS_FROM),
+            own_times=given is not None,
         )
         await self._save()
         return results

@@ -176,10 +176,18 @@ QUIET_CHECKS: Final = 2
 
 
 def after(
-    standing: Standing, kind: Kind, began_ms: int, *, in_sync: bool, repaired: int, learned: TimeRange | None
+    standing: Standing,
+    kind: Kind,
+    began_ms: int,
+    *,
+    in_sync: bool,
+    repaired: int,
+    learned: TimeRange | None,
+    own_times: bool = False,
 ) -> Standing:
-    """The standing after a check that ended. A learned range is used once; `learned` is the next."""
-    keeps = standing.learned if kind is not Kind.RANGE else None
+    """The standing after a check that ended. A learned range is used once; `learned` is the next. `own_times`: it
+    had times of its own, and used no range."""
+    keeps = standing.learned if kind is not Kind.RANGE or own_times else None
     if in_sync:
         return Standing(began_ms, learned=keeps)
     quiet = 0 if repaired else QUIET_CHECKS

@@ -27,6 +27,7 @@ from node.assembly import (
     position_of,
     write_limits_of,
 )
+from node.gap_gathering import ClusterGaps
 from node.gathering import Gathering
 from node.http.listeners import Listeners, published
 from node.live_options import LiveOptions
@@ -251,6 +252,7 @@ class Parts:
                 PeerSettings(one.urls.split(",")[0], one.queue, one.cluster, one.token_file)
             ),
             repairs=self.repairs,
+            gaps=ClusterGaps(self.queue_gathering, self.controller, name, self.time),
         )
 
     def _build_folding(self) -> Folding:

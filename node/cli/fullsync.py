@@ -59,6 +59,10 @@ def status(results: int, admin: AdminClient, output: str) -> None:
     peers = listed(answer, "peers")
     columns = ("peer", "state", "next", "kind", "bucket type", "proven in sync as of", "repairs to", "reason")
     echo_table(columns, [row for peer in peers for row in _rows(peer)])
+    for peer in peers:
+        if peer.get("gaps_open"):
+            name, queue = peer.get("name"), peer.get("queue")
+            click.echo(f"{name}: {peer['gaps_open']} gaps of queue {queue} are not proven yet (`isthmus gaps {queue}`)")
     found = [(peer.get("name"), result) for peer in peers for result in peer.get("results", ())]
     if found:
         click.echo("")

@@ -55,7 +55,7 @@ class FullSyncAdmin:
             {
                 **self._parts.fullsync.status(),
                 "node": self._parts.settings.node.name,
-                **listing.listed(self._manager, int(wanted), self._parts.time.wall_ms()),
+                **listing.listed(self._manager, self._parts.fullsync.healing, int(wanted), self._parts.time.wall_ms()),
             }
         )
 

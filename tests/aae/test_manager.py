@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from aae.check import Check, Checker, Repairs
 from aae.compare import Difference, Row, Side
 from aae.compare import Kind as DifferenceKind
 from aae.exchange import Findings, Verdict
+from aae.healing import Gap, Gaps, Healing
 from aae.listing import listed, samples, scheduled
 from aae.manager import Busy, Manager, UnknownPeer
 from aae.memory import Memory
@@ -120,6 +122,24 @@ class Desk:
             while self.manager.running is not None:
                 await asyncio.sleep(0.002)
         self.clock.ms = end_ms
+
+
+class NoGaps(Gaps):
+    """A queue that gave nothing up."""
+
+    async def seen(self, queue: str) -> Sequence[Gap]:
+        """See Gaps."""
+        assert queue
+        return []
+
+    async def close(self, queue: str, ids: Sequence[str], by: str, reason: str) -> int:
+        """See Gaps."""
+        raise AssertionError
+
+
+def shown(desk: Desk) -> dict[str, Any]:
+    """What operators see."""
+    return listed(desk.manager, Healing(desk.manager, NoGaps(), desk.clock), 10, desk.clock.ms)
 
 
 def story(work: Callable[[], Awaitable[None]]) -> None:
@@ -234,7 +254,7 @@ def test_a_suspended_peer_is_left_alone_also_after_a_restart(tmp_path: Path) -> 
         assert desk.checkers["west"].checks == []
         await desk.manager.stop()
         again = Desk(tmp_path, WEST)
-        row = listed(again.manager, 10, again.clock.ms)["peers"][0]
+        row = shown(again)["peers"][0]
         assert (row["state"], row["reason"]) == ("suspended", "by ann: maintenance")
         assert row["suspended"] == {"by": "ann", "at_ms": START, "reason": "maintenance"}
         await again.manager.run("west", Kind.HOUR, "bob")
@@ -261,7 +281,7 @@ def test_results_and_proofs_survive_a_restart(tmp_path: Path) -> None:
         checker.outcomes, checker.differences = [Verdict.TIMED_OUT], 0
         await desk.manager.run("west", Kind.ALL, "ann")
         await desk.manager.stop()
-        row = listed(Desk(tmp_path, WEST).manager, 10, START)["peers"][0]
+        row = shown(Desk(tmp_path, WEST))["peers"][0]
         assert [result["verdict"] for result in row["results"]] == ["in-sync", "repaired", "timed-out"]
         assert row["results"][1]["differences"] == {"behind@sink": 7}
         assert row["proven_ms"] == {"default": START}
@@ -270,7 +290,7 @@ def test_results_and_proofs_survive_a_restart(tmp_path: Path) -> None:
         assert names["isthmus_fullsync_proven_age_seconds", None] == 9.0
         (tmp_path / "fullsync.0").write_bytes(b"rubbish")
         (tmp_path / "fullsync.1").write_bytes(b"rubbish")
-        assert listed(Desk(tmp_path, WEST).manager, 10, START)["peers"][0]["results"] == []
+        assert shown(Desk(tmp_path, WEST))["peers"][0]["results"] == []
 
     story(work)
 

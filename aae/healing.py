@@ -1,0 +1,170 @@
+"""Gaps of queues, closed by proof: what a queue gave up on purpose opens checks by itself until both sides are equal.
+
+Once a minute the gaps of the queues that full-sync repairs by are looked at, on all nodes. One that has ended and was
+not proven since gets a check of its times; what that cannot explain gets a check of everything; each further one waits
+twice as long. Any check that proves its bucket type in sync and began after a gap had ended is the proof, since trees
+are compared whole: the gap is closed. What checks are stands in `aae.manager`; what gaps are, in `queues.gaps`, which
+this room sees only as `Gaps`. The decision (`needed`) is pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+import structlog
+
+from aae.exchange import Verdict
+from aae.manager import Busy, Manager, Peer
+from aae.schedule import Kind, TimeRange
+from repl.model.errors import IsthmusError
+from repl.model.ports import TimeSource
+
+log = structlog.get_logger(__name__)
+
+LOOK_S: Final = 60.0
+"""How often gaps are looked for: an operator's act or an overflow is healed within minutes."""
+
+WAIT_MS: Final = 60_000
+WAIT_MS_MAX: Final = 3_600_000
+"""Pause between two checks for gaps of one peer, doubled each time that they are still there: differences that only the
+other side can mend would else be looked at for ever."""
+
+MARGIN_MS: Final = 5_000
+"""How far a check reaches beyond a gap, and how much later one must begin that proves it: clocks of machines differ."""
+
+BY: Final = "gaps of its queue"
+"""Who wanted the check, in listings."""
+
+
+class Gap(NamedTuple):
+    """What a queue left out: made between two wall-clock times; `upto_ms` None: it still grows. `bucket_type` None:
+    references of a lower priority, of any."""
+
+    id: str
+    bucket_type: str | None
+    from_ms: int
+    upto_ms: int | None
+
+
+class Gaps(Protocol):
+    """The gaps of all nodes. Both raise IsthmusError."""
+
+    async def seen(self, queue: str) -> Sequence[Gap]:
+        """Those of a queue; of nodes that do not answer none."""
+
+    async def close(self, queue: str, ids: Sequence[str], by: str, reason: str) -> int:
+        """They are proven; how many could be closed."""
+
+
+@dataclass(slots=True)
+class Healed:
+    """Of one peer, since this node's start. `open_count` None: not looked yet."""
+
+    open_count: int | None = None
+    closed_count: int = 0
+    wait_ms: int = WAIT_MS
+    next_ms: int = 0
+    explained: bool = True
+    """False once a check of the gaps' times was not enough: the next one looks at everything."""
+
+
+def proven(gaps: Iterable[Gap], began_ms: dict[str, int], bucket_types: Iterable[str]) -> list[Gap]:
+    """Those of `gaps` that are proven: a check that found all equal began behind the gap's end; `began_ms` by bucket
+    type. What is of no certain bucket type needs all of `bucket_types`."""
+    every = min((began_ms.get(name, 0) for name in bucket_types), default=0)
+    return [
+        gap
+        for gap in gaps
+        if gap.upto_ms is not None
+        and gap.upto_ms + MARGIN_MS <= (every if gap.bucket_type is None else began_ms.get(gap.bucket_type, 0))
+    ]
+
+
+def needed(gaps: Iterable[Gap], bucket_types: Iterable[str], now_ms: int) -> TimeRange | None:
+    """The times of the check that would prove `gaps`: those that have ended, of bucket types that are compared."""
+    compared = {*bucket_types, None}
+    due = [
+        (gap.from_ms, gap.upto_ms)
+        for gap in gaps
+        if gap.bucket_type in compared and gap.upto_ms is not None and gap.upto_ms + MARGIN_MS <= now_ms
+    ]
+    if not due:
+        return None
+    return TimeRange(max(0, min(start for start, _ in due) - MARGIN_MS), max(end for _, end in due) + MARGIN_MS)
+
+
+class Healing:
+    """Looks, checks and closes. Methods belong to the event loop."""
+
+    def __init__(self, manager: Manager, gaps: Gaps, time: TimeSource) -> None:
+        self._manager = manager
+        self._gaps = gaps
+        self._time = time
+        self._task: asyncio.Task[None] | None = None
+        self.peers: dict[str, Healed] = {}
+
+    def start(self) -> None:
+        """Begin to look."""
+        if self._manager.peers:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Look no more; a check that runs is cancelled."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            for name in list(self._manager.peers):
+                try:
+                    await self.look(name)
+                except IsthmusError as error:
+                    log.info("fullsync.gaps_put_off", peer=name, error=str(error))
+                except Exception:
+                    log.exception("fullsync.gaps_bug", peer=name)  # the other peers' gaps are looked at all the same
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self, name: str) -> None:
+        """Close what is proven, and check what is not; a peer that is suspended, or wants no checks at all, is left
+        alone. Raises IsthmusError."""
+        peer = self._manager.peer(name)
+        healed = self.peers.setdefault(name, Healed())
+        queue, bucket_types = peer.settings.queue, peer.settings.bucket_types.split(",")
+        left = await self._closed(peer, await self._gaps.seen(queue))
+        times = needed(left, bucket_types, self._time.wall_ms())
+        if times is None:
+            healed.wait_ms, healed.next_ms, healed.explained = WAIT_MS, 0, True
+            return
+        now_ms = self._time.now_ms()
+        if peer.remembered.suspended is not None or peer.plan is None or now_ms < healed.next_ms:
+            return
+        try:
+            if healed.explained:
+                results = await self._manager.run(name, Kind.RANGE, BY, times)
+            else:
+                results = await self._manager.run(name, Kind.ALL, BY)
+        except Busy:
+            return
+        healed.explained = all(result.proven or result.verdict is Verdict.REPAIRED for result in results)
+        healed.next_ms = self._time.now_ms() + healed.wait_ms
+        healed.wait_ms = min(2 * healed.wait_ms, WAIT_MS_MAX)
+        await self._closed(peer, left)
+
+    async def _closed(self, peer: Peer, gaps: Sequence[Gap]) -> Sequence[Gap]:
+        """`gaps` without those that are proven and could be closed."""
+        name, settings = peer.settings.name, peer.settings
+        found = proven(gaps, peer.remembered.proven_ms, settings.bucket_types.split(","))
+        healed = self.peers[name]
+        healed.open_count = len(gaps)
+        if not found:
+            return gaps
+        closed = await self._gaps.close(settings.queue, [gap.id for gap in found], "full-sync", f"{name} is in sync")
+        healed.closed_count += closed
+        healed.open_count = len(gaps) - len(found)
+        log.info("fullsync.gaps_closed", peer=name, queue=settings.queue, count=closed)
+        return [gap for gap in gaps if gap not in found]

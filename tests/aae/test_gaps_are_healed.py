@@ -1,0 +1,146 @@
+"""Gaps of queues open checks by themselves, and only a proof closes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from aae.check import Check, Checker
+from aae.exchange import Findings, Verdict
+from aae.healing import LOOK_S, MARGIN_MS, WAIT_MS, Gap, Gaps, Healing, needed, proven
+from aae.manager import Manager
+from aae.memory import Memory
+from aae.runs import Outcome
+from aae.schedule import Kind, TimeRange
+from config.fullsync import FullSyncSettings
+
+START = 1_700_000_000_000
+WEST = FullSyncSettings("west", "http://10.0.0.7:8098", "to-west", auto_count=0, hour_count=1)
+ENDED = Gap("1:10", "default", START - 60_000, START - 50_000)
+GROWING = Gap("2:10", "default", START - 60_000, None)
+FOREIGN = Gap("3:10", "other", START - 60_000, START - 50_000)
+LOWER = Gap("n2:2:9", None, START - 70_000, START - 65_000)
+
+
+def test_which_times_prove_a_gap_and_which_checks_do() -> None:
+    """Gaps that have ended, of compared bucket types, make one range; a check that began before a gap had ended, or of
+    another bucket type, proves nothing; references of no certain type need every type."""
+    assert needed([GROWING, FOREIGN], ["default"], START) is None
+    assert needed([ENDED, LOWER, GROWING, FOREIGN], ["default"], START) == TimeRange(
+        START - 70_000 - MARGIN_MS, START - 50_000 + MARGIN_MS
+    )
+    gaps = [ENDED, LOWER, GROWING, FOREIGN]
+    assert proven(gaps, {"default": START}, ["default"]) == [ENDED, LOWER]
+    assert proven(gaps, {"default": START - 55_000}, ["default"]) == [LOWER]
+    assert proven(gaps, {"default": START}, ["default", "other"]) == [ENDED]
+    assert proven(gaps, {}, ["default"]) == []
+
+
+class Clock:
+    """Time that stands until it is moved."""
+
+    ms = START
+
+    def wall_ms(self) -> int:
+        """Now."""
+        return self.ms
+
+    def now_ms(self) -> int:
+        """Now."""
+        return self.ms
+
+
+class Bell:
+    """An Alarm that never rings."""
+
+    def ring_at(self, wall_ms: int, call: object) -> None:
+        """See Alarm."""
+
+    def stop(self) -> None:
+        """See Alarm."""
+
+
+class Told(Checker):
+    """Ends as it is told."""
+
+    def __init__(self, outcomes: Sequence[Verdict]) -> None:
+        self.outcomes = list(outcomes)
+        self.checks: list[Check] = []
+        self.modified_ms = []
+        self.buckets = set()
+
+    async def check(self, check: Check, findings: Findings) -> Outcome:
+        """See Checker."""
+        self.checks.append(check)
+        verdict = self.outcomes.pop(0)
+        findings.branches_differing = int(verdict is not Verdict.IN_SYNC)
+        return Outcome(verdict, "", findings)
+
+    def close(self) -> None:
+        """See Checker."""
+
+
+class Book(Gaps):
+    """What stands in the queues."""
+
+    def __init__(self, *gaps: Gap) -> None:
+        self.gaps = list(gaps)
+
+    async def seen(self, queue: str) -> Sequence[Gap]:
+        """See Gaps."""
+        assert queue == "to-west"
+        return list(self.gaps)
+
+    async def close(self, queue: str, ids: Sequence[str], by: str, reason: str) -> int:
+        """See Gaps."""
+        assert (queue, by, reason) == ("to-west", "full-sync", "west is in sync")
+        before = len(self.gaps)
+        self.gaps = [gap for gap in self.gaps if gap.id not in ids]
+        return before - len(self.gaps)
+
+
+@pytest.mark.parametrize("explained", [True, False])
+def test_a_gap_is_checked_until_it_is_proven(tmp_path: Path, explained: bool) -> None:
+    """A gap opens a check of its times, after repairs another one a while later, or one of everything when its times
+    did not explain what differs; once in sync it is closed; one that grows stays, and a suspended peer."""
+
+    async def work() -> None:
+        clock, book = Clock(), Book(ENDED, GROWING)
+        checker = Told([Verdict.REPAIRED if explained else Verdict.INCOMPLETE, Verdict.IN_SYNC])
+        manager = Manager(
+            [WEST],
+            node="n1",
+            checker_of=lambda _: checker,
+            memory=Memory(tmp_path, START),
+            alarm_of=Bell,
+            live=lambda: ["n1"],
+            time=clock,
+            chance=Random(1),
+        )
+        manager.start()
+        healing = Healing(manager, book, clock)
+        await manager.suspend("west", "me", "")
+        await healing.look("west")
+        assert checker.checks == []
+        await manager.resume("west")
+        await manager.set_range("west", TimeRange(1, 2))
+        for _ in range(3):
+            await healing.look("west")
+        assert len(checker.checks) == 1, "the next one waits"
+        assert healing.peers["west"].open_count == 2
+        clock.ms += WAIT_MS + 1_000 * int(LOOK_S)
+        await healing.look("west")
+        assert [check.kind for check in checker.checks] == [Kind.RANGE, Kind.RANGE if explained else Kind.ALL]
+        assert checker.checks[0].times == TimeRange(START - 60_000 - MARGIN_MS, START - 50_000 + MARGIN_MS)
+        assert book.gaps == [GROWING]
+        assert (healing.peers["west"].open_count, healing.peers["west"].closed_count) == (1, 1)
+        assert manager.peer("west").remembered.standing.learned == TimeRange(1, 2), "the operator's range is unused"
+        await healing.look("west")
+        await healing.stop()
+        await manager.stop()
+
+    asyncio.run(work())
