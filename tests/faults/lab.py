@@ -218,11 +218,15 @@ class Lab:
         data_dirs: Mapping[str, Path] | None = None,
         settings: Mapping[str, str] | None = None,
         movable_clocks: bool = False,
+        cluster: str = CLUSTER,
     ) -> None:
         """`settings`: lines for sections of every node's file, by section. `data_dirs`: where not below `directory`.
+        `cluster`: its name; of another one than CLUSTER, all names of hosts and nodes begin with it.
         With `movable_clocks` each node reads its wall clock's offset from a file (`set_clock`)."""
         self.story = story or Story()
         self.network = network
+        self.cluster = cluster
+        prefix = "" if cluster == CLUSTER else f"{cluster}-"
         self.ended: list[Ended] = []
         self._settings = dict(settings or {})
         self._taken: set[int] = set()
@@ -234,12 +238,12 @@ class Lab:
         self._movable_clocks = movable_clocks
         self._directory = directory
         self._count = count
-        self.zookeeper = self._zookeeper(directory / "zookeeper")
+        self.zookeeper = self._zookeeper(f"{prefix}zookeeper", directory / "zookeeper")
         self.nodes = {
             name: self._node(
                 name, number, directory / name, (data_dirs or {}).get(name, directory / name / "data"), count
             )
-            for number, name in enumerate(f"n{number}" for number in range(1, count + 1))
+            for number, name in enumerate(f"{prefix}n{number}" for number in range(1, count + 1))
         }
 
     @property
@@ -407,14 +411,14 @@ class Lab:
         self._taken.add(port)
         return port
 
-    def _zookeeper(self, directory: Path) -> LabProcess:
-        command, address = self._host("zookeeper")
+    def _zookeeper(self, name: str, directory: Path) -> LabProcess:
+        command, address = self._host(name)
         self._zookeeper_port = self._port()
         embedded.prepare(directory, self._zookeeper_port)
         config = directory / "zoo.cfg"
         config.write_text(config.read_text().replace(embedded.HOST, address))
         java = embedded.zookeeper_command(find_java(), embedded.find_jars(), directory, self._zookeeper_port)
-        return LabProcess("zookeeper", directory, [*command, *java], address, {})
+        return LabProcess(name, directory, [*command, *java], address, {})
 
     def _node(
         self,
@@ -423,13 +427,14 @@ class Lab:
         directory: Path,
         data_dir: Path,
         count: int,
-        cluster: str = CLUSTER,
+        cluster: str = "",
         cluster_listens: str = "",
     ) -> LabNode:
         command, address = self._host(name)
         ports = self._port(), self._port()
         listens = (*(f"{address}:{port}" for port in ports), cluster_listens or f"{address}:{self._port()}")
         directory.mkdir(parents=True, exist_ok=True)
+        cluster = cluster or self.cluster
         sections = {
             "node": f'name = "{name}"\ncluster = "{cluster}"\nid = {number + 1}\ndata_dir = "{data_dir}"',
             "listen": "\n".join(
