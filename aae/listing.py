@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from aae.exchange import Findings
 from aae.healing import Healed, Healing
+from aae.keeping import Trees
 from aae.manager import Manager, Peer
 from aae.memory import Result
 from aae.schedule import TimeRange
@@ -79,6 +80,7 @@ def _peer(manager: Manager, peer: Peer, healed: Healed | None, results: int) -> 
     return {
         "name": settings.name,
         "urls": settings.urls.split(","),
+        "cluster": settings.cluster or None,
         "queue": settings.queue,
         "bucket_types": bucket_types,
         "bidirectional": settings.bidirectional,
@@ -106,6 +108,26 @@ def scheduled(manager: Manager) -> list[dict[str, Any]]:
         }
         for name, peer in manager.peers.items()
     ]
+
+
+def trees_listed(trees: Trees) -> dict[str, Any]:
+    """Every tree, and the newest alarms."""
+    return {
+        "trees": [
+            {
+                "partition": partition,
+                "bucket_type": kept.bucket_type.decode(errors="replace"),
+                "state": kept.state.value,
+                "reason": kept.reason,
+                "offset": kept.offset,
+                "built_ms": kept.built_ms,
+                "building_keys": None if kept.build is None else kept.build.keys,
+                "bytes": None if kept.tree is None else kept.tree.allocated_bytes,
+            }
+            for partition, kept in sorted(trees.kept.items())
+        ],
+        "mismatches": [one._asdict() for one in trees.mismatches],
+    }
 
 
 def shown(result: Result) -> dict[str, Any]:

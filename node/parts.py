@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+from aae import listing
 from aae.actor import FullSync
 from aae.folding import Folding
 from aae.folds import Folds
@@ -27,6 +28,7 @@ from node.assembly import (
     position_of,
     write_limits_of,
 )
+from node.fullsync_gathering import FullSyncGathering
 from node.gap_gathering import ClusterGaps
 from node.gathering import Gathering
 from node.http.listeners import Listeners, published
@@ -159,7 +161,14 @@ class Parts:
         self.telemetry = TelemetryGathering(node=name, request=self.links.request, runtime=self.runtime)
         self.sink_gathering = SinkGathering(node=name, request=self.links.request, sink=lambda: self.sink)
         self.queue_gathering = QueueGathering(node=name, request=self.links.request, acts=lambda: self.queue_acts)
-        gatherings = (self.gathering, self.telemetry, self.sink_gathering, self.queue_gathering)
+        self.fullsync_gathering = FullSyncGathering(node=name, request=self.links.request, own=self.fullsync_of)
+        gatherings = (
+            self.gathering,
+            self.telemetry,
+            self.sink_gathering,
+            self.queue_gathering,
+            self.fullsync_gathering,
+        )
         for part in (self.coordinator, self.controller, self.leaderships, *gatherings):
             switchboard.add(part.request_handlers())
         self.queues = SourceQueues(
@@ -254,6 +263,13 @@ class Parts:
             repairs=self.repairs,
             gaps=ClusterGaps(self.queue_gathering, self.controller, name, self.time),
         )
+
+    def fullsync_of(self, what: str, results: int = 1) -> dict[str, Any]:
+        """What this node says of its full-sync: its `checks`, with newest `results` of each peer, or its `trees`."""
+        if what == "trees":
+            return listing.trees_listed(self.fullsync.trees)
+        found = listing.listed(self.fullsync.manager, self.fullsync.healing, results, self.time.wall_ms())
+        return {**self.fullsync.status(), "node": self.settings.node.name, **found}
 
     def _build_folding(self) -> Folding:
         def led(partition: int) -> tuple[bytes, Led] | None:

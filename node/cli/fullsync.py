@@ -60,6 +60,9 @@ def status(results: int, admin: AdminClient, output: str) -> None:
     columns = ("peer", "state", "next", "kind", "bucket type", "proven in sync as of", "repairs to", "reason")
     echo_table(columns, [row for peer in peers for row in _rows(peer)])
     for peer in peers:
+        click.echo(f"{peer.get('name')}: compared by {', '.join(peer.get('shared_by', ()))}")
+        if peer.get("warning"):
+            click.echo(f"warning: {peer.get('name')}: {peer['warning']}")
         if peer.get("gaps_open"):
             name, queue = peer.get("name"), peer.get("queue")
             click.echo(f"{name}: {peer['gaps_open']} gaps of queue {queue} are not proven yet (`isthmus gaps {queue}`)")
@@ -165,31 +168,45 @@ def clear_range(peer: str | None, by: str, admin: AdminClient, output: str) -> N
 @fullsync_group.command("trees")
 @click.option("--rebuild", is_flag=True, help="Build them anew from the key store, beside the ones that are there.")
 @click.option("--partition", type=click.IntRange(0), help="Rebuild only this partition's.")
+@click.option("--own", is_flag=True, help="Only those of the node that is asked.")
 @BY
 @admin_option
 @output_option
-def trees(rebuild: bool, partition: int | None, by: str, admin: AdminClient, output: str) -> None:
-    """The trees of the node's copies: state, offset, size; and every one that was ever found wrong."""
+def trees(rebuild: bool, partition: int | None, own: bool, by: str, admin: AdminClient, output: str) -> None:
+    """The trees of every node's copies: state, offset, size; and every one that was ever found wrong."""
     if rebuild:
         meant = admin.post("/admin/trees/rebuild", {"partition": partition, "by": by})
-        _echo(meant, output, f"{len(listed_numbers(meant))} trees are built anew")
+        _echo(meant, output, f"{len(listed_numbers(meant))} trees of this node are built anew")
         return
-    answer = admin.get("/admin/trees")
+    answer = admin.get("/admin/trees" if own else "/admin/trees/nodes")
     if output == "json":
         echo_json(answer)
         return
-    columns = ("partition", "bucket type", "state", "offset", "bytes", "built", "reason")
+    nodes: dict[str, Any] = {str(answer.get("node")): answer} if own else dict(answer.get("nodes", {}))
+    told = {node: said for node, said in nodes.items() if said is not None}
+    columns = ("node", "partition", "bucket type", "state", "offset", "bytes", "built", "reason")
     keys = ("partition", "bucket_type", "state", "offset", "bytes")
     rows = [
-        [*(tree.get(key) for key in keys), moment(tree["built_ms"]) if tree.get("built_ms") else "-", tree["reason"]]
-        for tree in listed(answer, "trees")
+        [
+            node,
+            *(tree.get(key) for key in keys),
+            moment(tree["built_ms"]) if tree.get("built_ms") else "-",
+            tree["reason"],
+        ]
+        for node, said in told.items()
+        for tree in listed(said, "trees")
     ]
     echo_table(columns, rows)
-    wrong = listed(answer, "mismatches")
+    wrong = [(node, one) for node, said in told.items() for one in listed(said, "mismatches")]
     if wrong:
         click.echo(f"\n{len(wrong)} segments were found wrong:")
         heads = ("partition", "segment", "offset", "against")
-        echo_table((*heads, "when"), ([*(one.get(key) for key in heads), moment(one.get("wall_ms"))] for one in wrong))
+        echo_table(
+            ("node", *heads, "when"),
+            ([node, *(one.get(key) for key in heads), moment(one.get("wall_ms"))] for node, one in wrong),
+        )
+    for node in sorted(nodes.keys() - told.keys()):
+        click.echo(f"node {node} does not answer: its trees are not known", err=True)
 
 
 def listed_numbers(answer: dict[str, Any]) -> list[int]:

@@ -311,7 +311,8 @@ class AdminClient:
         self._connection.close()
 
     def document(self, path: str) -> Any:
-        """GET `path` as JSON. Raises Trouble when the node is away, BadInput for any other answer than 200."""
+        """GET `path` as JSON. Raises Trouble when the node is away, BadInput for any other answer than 200, or
+        202: begun."""
         return self._judged("GET", self._connection.request("GET", path))
 
     def post(self, path: str, wish: Mapping[str, Any]) -> Any:
@@ -321,7 +322,7 @@ class AdminClient:
 
     @staticmethod
     def _judged(method: str, answer: Answer) -> Any:
-        if answer.status != http.client.OK:
+        if answer.status not in (http.client.OK, http.client.ACCEPTED):
             raise _unexpected(method, answer)
         return json.loads(answer.body)
 

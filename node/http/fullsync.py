@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aae import listing
 from aae.manager import Manager
 from aae.schedule import Kind, TimeRange
+from node.fullsync_gathering import sharing, warning
 from node.http.asgi import Face, Request, json_reply
 from node.http.statuses import Refused, Reply
 from node.http.wishes import initiator, text, wish_of
@@ -34,6 +35,8 @@ class FullSyncAdmin:
         self._parts = parts
         router = face.router
         router.add("GET", "/admin/fullsync", self._status)
+        router.add("GET", "/admin/fullsync/nodes", self._checks_of_nodes)
+        router.add("GET", "/admin/trees/nodes", self._trees_of_nodes)
         router.add("GET", "/admin/fullsync/schedule", self._schedule)
         router.add("POST", "/admin/fullsync/run", self._run)
         router.add("POST", "/admin/fullsync/suspend", self._suspend)
@@ -51,13 +54,12 @@ class FullSyncAdmin:
         wanted = request.query.get("results", str(RESULTS_SHOWN))
         if not wanted.isdecimal():
             raise Refused(400, "bad-query", f"results={wanted}: write a number")
-        return json_reply(
-            {
-                **self._parts.fullsync.status(),
-                "node": self._parts.settings.node.name,
-                **listing.listed(self._manager, self._parts.fullsync.healing, int(wanted), self._parts.time.wall_ms()),
-            }
-        )
+        own = self._parts.fullsync_of("checks", int(wanted))
+        nodes = await self._gathered("checks") if own["peers"] else {}
+        for peer in own["peers"]:
+            peer["shared_by"], peer["unknown"] = sharing(peer, nodes)
+            peer["warning"] = warning(peer["shared_by"], peer["unknown"], len(nodes))
+        return json_reply(own)
 
     async def _schedule(self, _request: Request) -> Reply:
         return json_reply({"node": self._parts.settings.node.name, "peers": listing.scheduled(self._manager)})
@@ -97,26 +99,16 @@ class FullSyncAdmin:
         return await self._status(request)
 
     async def _trees(self, _request: Request) -> Reply:
-        trees = self._parts.fullsync.trees
-        return json_reply(
-            {
-                "node": self._parts.settings.node.name,
-                "trees": [
-                    {
-                        "partition": partition,
-                        "bucket_type": kept.bucket_type.decode(errors="replace"),
-                        "state": kept.state.value,
-                        "reason": kept.reason,
-                        "offset": kept.offset,
-                        "built_ms": kept.built_ms,
-                        "building_keys": None if kept.build is None else kept.build.keys,
-                        "bytes": None if kept.tree is None else kept.tree.allocated_bytes,
-                    }
-                    for partition, kept in sorted(trees.kept.items())
-                ],
-                "mismatches": [one._asdict() for one in trees.mismatches],
-            }
-        )
+        return json_reply({"node": self._parts.settings.node.name, **self._parts.fullsync_of("trees")})
+
+    async def _trees_of_nodes(self, _request: Request) -> Reply:
+        return json_reply({"nodes": await self._gathered("trees")})
+
+    async def _checks_of_nodes(self, _request: Request) -> Reply:
+        return json_reply({"nodes": await self._gathered("checks")})
+
+    async def _gathered(self, what: str) -> dict[str, Any]:
+        return await self._parts.fullsync_gathering.gather(self._parts.nodes(), what)
 
     async def _rebuild(self, request: Request) -> Reply:
         wish = await wish_of(request, REBUILD_KEYS)

@@ -1,0 +1,83 @@
+"""What each node knows of its full-sync (checks and trees), gathered by the node that was asked.
+
+One request a node, all at once, with a time-out: who does not answer in time is unknown, never guessed. Which nodes
+share a peer cluster is told from that: full-sync's work is not moved between nodes, so one alone is a risk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final
+
+from node.gathering import TIMEOUT_MS
+from repl.model.errors import CodecError, IsthmusError
+
+METHOD: Final = "fullsync"
+
+WHAT: Final = frozenset({"checks", "trees"})
+
+
+class FullSyncGathering:
+    """Asks and answers. `request` is `Links.request`; `own(what)` is what this node says, of `checks` or of `trees`."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        request: Callable[[str, str, bytes, int], Awaitable[bytes]],
+        own: Callable[[str], dict[str, Any]],
+    ) -> None:
+        self._node = node
+        self._request = request
+        self._own = own
+
+    def request_handlers(self) -> dict[str, Callable[[str, bytes], Awaitable[bytes]]]:
+        """What other nodes may ask of this one, by method."""
+        return {METHOD: self.answer}
+
+    async def answer(self, _node: str, body: bytes) -> bytes:
+        """This node's answer to another one that gathers."""
+        what = body.decode(errors="replace")
+        if what not in WHAT:
+            raise CodecError(f"{METHOD}: asks for {what!r:.40}, there are: {', '.join(sorted(WHAT))}")
+        return json.dumps(self._own(what)).encode()
+
+    async def gather(self, nodes: Iterable[str], what: str) -> dict[str, dict[str, Any] | None]:
+        """What each of `nodes` and this one say; None for who did not answer."""
+        names = sorted({self._node, *nodes})
+        found = await asyncio.gather(*(self._ask(name, what) for name in names))
+        return dict(zip(names, found, strict=True))
+
+    async def _ask(self, node: str, what: str) -> dict[str, Any] | None:
+        if node == self._node:
+            return self._own(what)
+        try:
+            found = json.loads(await self._request(node, METHOD, what.encode(), TIMEOUT_MS))
+        except (IsthmusError, ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
+
+
+def sharing(peer: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any] | None]) -> tuple[list[str], list[str]]:
+    """(nodes that compare with the cluster of `peer`, nodes that did not say). Two peers are of one cluster when they
+    name it, or one of its URLs, alike; `peer` and what `nodes` say are rows of `aae.listing`."""
+    found = [
+        node
+        for node, said in nodes.items()
+        if said is not None and any(_same(peer, other) for other in said.get("peers", ()))
+    ]
+    return sorted(found), sorted(node for node, said in nodes.items() if said is None)
+
+
+def warning(shared_by: list[str], silent: list[str], nodes: int) -> str | None:
+    """What is to be said when one node of several compares with a cluster alone; None when not so, or unknown."""
+    if len(shared_by) > 1 or nodes < 2 or silent:
+        return None
+    return f"only {shared_by[0]} compares with it, and nobody when that is gone: add the [[fullsync]] to another node"
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    named = one["cluster"] is not None and one["cluster"] == other["cluster"]
+    return named or bool(set(one["urls"]) & set(other["urls"]))

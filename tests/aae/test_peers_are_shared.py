@@ -1,0 +1,56 @@
+"""Who else compares with a cluster, as the node that is asked sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from node.fullsync_gathering import FullSyncGathering, sharing, warning
+from repl.model.errors import CodecError, PeerFault
+
+
+def said(cluster: str | None, *urls: str) -> dict[str, Any]:
+    """A node with one peer."""
+    return {"peers": [{"name": "x", "cluster": cluster, "urls": list(urls)}]}
+
+
+def test_nodes_share_a_cluster_by_its_name_or_a_url_and_one_alone_is_a_risk() -> None:
+    """Peers are of one cluster by its name or by one URL; one node of several alone gets a warning, unless a node that
+    is silent may be another."""
+    peer = said("west", "http://w1")["peers"][0]
+    nodes: Mapping[str, Mapping[str, Any] | None] = {
+        "a": said("west", "http://w1"),
+        "b": said(None, "http://w9", "http://w1"),
+        "c": said("west", "http://w7"),
+        "d": said("north", "http://n1"),
+        "e": {"peers": []},
+        "f": None,
+    }
+    assert sharing(peer, nodes) == (["a", "b", "c"], ["f"])
+    assert warning(["a", "b"], [], 3) is None
+    assert warning(["a"], [], 1) is None, "there is no other node"
+    assert warning(["a"], ["f"], 3) is None, "not known"
+    assert "only a compares" in str(warning(["a"], [], 3))
+    assert sharing(said(None, "http://w2")["peers"][0], {"d": said(None, "http://n1")}) == ([], [])
+
+
+def test_nodes_are_asked_and_a_silent_one_is_unknown() -> None:
+    """Every node tells its checks or its trees; one that fails is None, and other questions are refused."""
+
+    def own(what: str) -> dict[str, Any]:
+        return {"what": what}
+
+    async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+        assert (method, timeout_ms > 0) == ("fullsync", True)
+        if node == "silent":
+            raise PeerFault("gone")
+        return await gathering.answer("n1", body)
+
+    gathering = FullSyncGathering(node="n1", request=request, own=own)
+    found = asyncio.run(gathering.gather(["n2", "silent"], "trees"))
+    assert found == {"n1": {"what": "trees"}, "n2": {"what": "trees"}, "silent": None}
+    with pytest.raises(CodecError, match="checks, trees"):
+        asyncio.run(gathering.answer("n2", b"everything"))
