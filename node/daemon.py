@@ -184,6 +184,7 @@ class Node(Parts):
             [
                 self.runtime.metrics,
                 self.leaderships.samples,
+                self.controller.moving.samples,
                 self.coordinator.metrics,
                 self.links.metrics,
                 self.queues.metrics,

@@ -103,7 +103,7 @@ class Controller:
         self._claim_known = False
         self._options = Document(OPTIONS_PATH, read_options, OptionSettings(), lambda found: self.on_options(found))
         self._placement = Document(ORDERS_PATH, read_placement, Placement(), lambda _found: None)
-        self._moving = Moving(metastore)
+        self.moving = Moving(metastore)
         self.on_options: Callable[[OptionSettings], None] = lambda _options: None
         """Gets what is set of the dynamic options, whenever it was read anew, before the records read after it."""
         self.balancing: Balancing | None = None
@@ -217,7 +217,7 @@ class Controller:
         self._announcements.learn(self.controller, self.records.keys())
         pause_ms = await self._found()
         if not self.decides:
-            self._moving.rest()
+            self.moving.rest()
             if self.balancing is not None:
                 self.balancing.rest()
             return pause_ms
@@ -240,8 +240,8 @@ class Controller:
     async def _move(self) -> tuple[list[PartitionRecord], int]:
         """What was ordered of placements: the records to write now, and when more may be due."""
         seen = (self.placement, self.records, self.registrations)
-        until_ms = await self._moving.look(*seen, self._time.now_ms(), self._time.wall_ms())
-        return self._moving.writes(*seen, self.options.number(MOVES_AT_ONCE)), until_ms
+        until_ms = await self.moving.look(*seen, self._time.now_ms(), self._time.wall_ms())
+        return self.moving.writes(*seen, self.options.number(MOVES_AT_ONCE)), until_ms
 
     async def _read(self) -> None:
         await self._options.refresh(self.metastore)

@@ -10,6 +10,8 @@ that was to get replicas stays away, another one gets them. The rules are `repl.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
 import structlog
@@ -20,6 +22,7 @@ from repl.model.errors import IsthmusError
 from repl.model.record import PartitionRecord
 from repl.placement_orders import Ended, Placement, change_placement
 from repl.relocating import sites_of
+from repl.telemetry import Sample
 
 log = structlog.get_logger(__name__)
 
@@ -31,28 +34,46 @@ IDLE_MS: Final = 60_000
 
 
 class Moving:
-    """What the controller remembers of it: since when nodes are gone."""
+    """What the controller remembers of it: since when nodes are gone, and what it counts."""
 
     def __init__(self, metastore: Metastore) -> None:
         self._metastore = metastore
         self._gone: dict[str, int] = {}
+        self._orders: int | None = None
+        self._stages: Counter[Stage] = Counter()
+        self._ended: Counter[str] = Counter()
 
     def rest(self) -> None:
         """This node does not control any more."""
         self._gone.clear()
+        self._orders = None
+
+    def samples(self) -> Iterator[Sample]:
+        """Orders that ended since start, and, of the node that controls, what is open; as of the last look."""
+        for how, count in self._ended.items():
+            yield "isthmus_move_orders_ended_total", {"outcome": how}, count
+        if self._orders is not None:
+            yield "isthmus_move_orders", {}, self._orders
+            for stage in Stage:
+                yield "isthmus_moves", {"stage": stage.value}, self._stages[stage]
 
     async def look(
         self, placement: Placement, records: Records, registrations: Registrations, now_ms: int, wall_ms: int
     ) -> int:
         """Put orders that are over into the history, and choose other nodes for those that stay away; milliseconds
         until that may be due again. Raises what the metastore raises."""
+        self._orders = len(placement.orders)
+        self._stages = Counter(
+            progress(order, move, records, registrations).stage for order in placement.orders for move in order.moves
+        )
         if not placement.orders:
             self._gone.clear()
             return IDLE_MS
         for order in placement.orders:
             ended = _ended(order, records, registrations, wall_ms)
             if ended is not None:
-                await self._change(placement, placement.with_ended(ended))
+                if await self._change(placement, placement.with_ended(ended)):
+                    self._ended[ended.outcome] += 1
                 log.info("placement.ended", order=order.number, title=order.title, outcome=ended.outcome)
                 return 0
         away_ms = self._note_gone(placement, registrations, now_ms)
@@ -68,12 +89,21 @@ class Moving:
                 return 0
         return IDLE_MS
 
-    async def _change(self, read: Placement, wanted: Placement) -> None:
-        """Write `wanted` if nothing has changed since `read`; else the next look decides anew."""
+    async def _change(self, read: Placement, wanted: Placement) -> bool:
+        """Write `wanted` if nothing has changed since `read`, and say whether; else the next look decides anew."""
+        written = False
+
+        def choose(newest: Placement) -> Placement:
+            nonlocal written
+            written = newest.version == read.version
+            return wanted if written else newest
+
         try:
-            await change_placement(self._metastore, lambda newest: wanted if newest.version == read.version else newest)
+            await change_placement(self._metastore, choose)
         except IsthmusError as error:
             log.warning("placement.not_noted", reason=error.reason, error=str(error))
+            return False
+        return written
 
     def _note_gone(self, placement: Placement, registrations: Registrations, now_ms: int) -> int:
         wanted = {node for order in placement.orders for move in order.moves for node in move.adds}

@@ -111,14 +111,15 @@ ANYBODY: Final = frozenset(Role)
 
 def http_roles(method: str, raw_path: bytes) -> frozenset[Role]:
     """What a request of the client face needs, any one of these; none: nothing."""
-    if raw_path in PROBES:
+    path = raw_path.rstrip(b"/") or b"/"  # a slash at the end says nothing to `app`, so it says nothing here
+    if path in PROBES:
         return frozenset()
-    parts = (raw_path.rstrip(b"/") or b"/").split(b"/")[1:]  # a slash at the end says nothing to `app`
-    if parts[0] in REPLICATION or raw_path == PUSH:
+    parts = path.split(b"/")[1:]
+    if parts[0] in REPLICATION or path == PUSH:
         return frozenset({Role.REPLICATE})
-    if raw_path == NODES:
+    if path == NODES:
         return ANYBODY
-    if method in ("GET", "HEAD") or raw_path in READING_POSTS:
+    if method in ("GET", "HEAD") or path in READING_POSTS:
         return READERS
     count = len(parts)
     bucket_props = count == 3 and parts[0] == b"buckets" and parts[2] == b"props"

@@ -87,6 +87,33 @@ def test_no_more_partitions_change_than_the_option_says() -> None:
     asyncio.run(story())
 
 
+def test_the_node_that_decides_shows_moves_in_its_metrics() -> None:
+    """While an order is open its partitions are counted by stage, by one node alone; when it is over, the order is."""
+
+    async def story() -> None:
+        async with running(SIX, 1, 2, 3) as cluster:
+            await until(cluster.online)
+            metastore = cluster.living[0].metastore
+            await cluster.add(4)
+            (name,) = cluster.decides()
+            samples = cluster.nodes[name].controller.moving.samples
+
+            def shown() -> dict[tuple[str, ...], float]:
+                return {(metric, *labels.values()): value for metric, labels, value in samples()}
+
+            await ordered(metastore, Wish(Kind.REPLACE, nodes=("n3", "n4")), None, "ann", 5)
+            await until(lambda: shown().get(("isthmus_moves", "copying")) == 4)
+            assert shown()["isthmus_moves", "waiting"] == 2
+            assert shown()["isthmus_move_orders",] == 1
+            assert not [s for n in cluster.living if n.name != name for s in n.controller.moving.samples()]
+            await end_all(cluster)
+            await until(lambda: shown()["isthmus_move_orders",] == 0)
+            assert shown()["isthmus_move_orders_ended_total", "done"] == 1
+            assert not any(value for (metric, *_), value in shown().items() if metric == "isthmus_moves")
+
+    asyncio.run(story())
+
+
 def test_an_order_outlives_the_node_that_carried_it_out() -> None:
     """The node that decides dies in the middle: the next one begins what is left, nothing is begun twice."""
 

@@ -285,7 +285,8 @@ def test_a_slash_at_the_end_says_nothing(room):
     assert room.call("GET", "/buckets/?buckets=true").status == 200
     assert room.call("GET", "/riak/b/?keys=true&props=false").status == 200
     assert room.call("GET", "/buckets/b/keys/k/").reason == "unknown-path"
-    for path in (b"/riak/b", b"/buckets/b/props", b"/types/t/props", b"/queues/q/fetch", b"/buckets/b/keys/k"):
+    paths = (b"/riak/b", b"/buckets/b/props", b"/types/t/props", b"/queues/q/fetch", b"/buckets/b/keys/k")
+    for path in (*paths, b"/batch/push", b"/batch/get", b"/rows", b"/trees/roots", b"/cluster/nodes", b"/ping"):
         for method in ("GET", "PUT", "POST", "DELETE"):
             assert http_roles(method, path) == http_roles(method, path + b"/"), path
 

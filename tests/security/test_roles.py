@@ -60,6 +60,8 @@ def status(guard: Guard, method: str, path: str, credential: str | None = None) 
         ("POST", "/queues/q/fetch", {P}),
         ("GET", "/queues/q/fetch", {P}),
         ("POST", "/trees/roots", {P}),
+        ("POST", "/batch/push", {P}),
+        ("POST", "/batch/push/", {P}),
         ("GET", "/cluster/nodes", set(Role)),
     ],
 )
