@@ -9,7 +9,7 @@ many there are. More than STREAMS_MAX are refused; a reader then asks another no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from time import perf_counter, sleep
@@ -33,6 +33,7 @@ from repl.model.entry import decode_key_row
 from repl.model.errors import BadInput, Corruption, IsthmusError, NotLeader, NotReady, Overloaded
 from repl.store.port import Applied, Change, Snapshot, Store
 from repl.store.rows import bucket_head, segment_name
+from repl.telemetry import Sample
 
 STREAMS_MAX: Final = 16
 """Streams open on a node at once. Each holds a frame of about 1 MB, and a moment of the store, whose old tables stay on
@@ -41,6 +42,13 @@ disk until it is let go."""
 REST_RATIO: Final = 0.25
 """How long the thread rests after each frame, as a part of the time that the frame took: others of this process get
 that much of its core for certain, the rest by the interpreter's turns. A guess, measured by bench/spark.py."""
+
+HELP: Final[Mapping[str, str]] = {
+    "isthmus_row_streams": "Streams of rows to batch jobs that are open now.",
+    "isthmus_row_stream_rows_total": "Rows sent on streams of rows.",
+    "isthmus_row_stream_bytes_total": "Bytes sent on streams of rows.",
+}
+"""Name -> what it counts (see repl.telemetry)."""
 
 SAMPLE_ROWS: Final = 1_000
 """Rows of a partition that are counted to estimate how many it has: a millisecond, and 3 % off as a rule."""
@@ -82,6 +90,12 @@ class RowStreams:
         self.running = 0
         self.rows_sent = 0
         self.bytes_sent = 0
+
+    def metrics(self) -> Iterator[Sample]:
+        """What Prometheus is shown."""
+        yield "isthmus_row_streams", {}, self.running
+        yield "isthmus_row_stream_rows_total", {}, self.rows_sent
+        yield "isthmus_row_stream_bytes_total", {}, self.bytes_sent
 
     def stop(self) -> None:
         """The node is stopping: streams end at their next frame, cut off, so that their readers ask another node."""

@@ -26,7 +26,7 @@ from typing import Final
 import structlog
 import uvloop
 
-from aae import keeping
+from aae import keeping, row_streams
 from aae import listing as fullsync_listing
 from config.settings import Settings
 from node import interpreter, locks, logs, supervisor
@@ -191,6 +191,7 @@ class Node(Parts):
                 self.reaper.metrics,
                 self.sink.metrics,
                 self.fullsync.metrics,
+                self.row_streams.metrics,
                 self.listeners.samples,
                 lambda: self.face.samples(),
                 self.locks.samples,
@@ -201,6 +202,7 @@ class Node(Parts):
                 **sink_listing.HELP,
                 **keeping.HELP,
                 **fullsync_listing.HELP,
+                **row_streams.HELP,
                 **app.HELP,
                 **listeners.HELP,
                 **tls_server.HELP,

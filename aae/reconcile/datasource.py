@@ -6,19 +6,34 @@ asked of a cluster before Spark plans a read.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.dataset
 from pyspark.sql import types as t
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceWriter,
+    InputPartition,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
 
-from aae.reconcile.options import Options, parse_options
+from aae.reconcile.findings import FINDING
+from aae.reconcile.options import FINDINGS, Options, parse_options
 from aae.reconcile.reading import IsthmusReader
 from aae.reconcile.rows import check_schema, schema_of
+from aae.reconcile.streaming import IsthmusStreamReader
+from aae.reconcile.writing import IsthmusWriter
 from aae.row_wire import View
+from repl.model.errors import BadInput
 
 
 class IsthmusSource(DataSource):  # type: ignore[misc]
-    """Views of a cluster: `keys`, `objects`."""
+    """Views of a cluster (`keys`, `objects`), and `findings` of a run."""
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
@@ -29,11 +44,56 @@ class IsthmusSource(DataSource):  # type: ignore[misc]
         """The format."""
         return "isthmus"
 
-    def schema(self) -> t.StructType:
+    def schema(self) -> t.StructType | str:
         """The view's columns, or those of the option `columns`."""
+        if self._parsed.view == FINDINGS:
+            return FINDING
         return schema_of(View(self._parsed.view), self._parsed.columns)
 
     def reader(self, schema: t.StructType) -> DataSourceReader:
         """For spark.read. Raises BadInput when a schema was asked for that the view does not have."""
+        if self._parsed.view == FINDINGS:
+            return FindingsReader(self._parsed.path, schema)
         check_schema(View(self._parsed.view), schema)
         return IsthmusReader(self._parsed, schema)
+
+    def streamReader(self, schema: t.StructType) -> DataSourceStreamReader:
+        """For spark.readStream. Raises BadInput."""
+        if self._parsed.view == FINDINGS:
+            raise BadInput("findings are read with spark.read: a run that is done changes no more")
+        check_schema(View(self._parsed.view), schema)
+        for name in ("bucket", "prefix", "modified_since", "modified_before", "segments", "manifest"):
+            if name in self.options:
+                raise BadInput(f"option {name} is for spark.read: filter a stream with .filter(...)")
+        return IsthmusStreamReader(self._parsed, schema)
+
+    def writer(self, schema: t.StructType, overwrite: bool) -> DataSourceWriter:
+        """For df.write. Raises BadInput."""
+        return IsthmusWriter(self._parsed, schema, overwrite)
+
+
+class FindingsReader(DataSourceReader):  # type: ignore[misc]
+    """Reads the findings of a run, from OUTPUT/run_id=ID or its findings/."""
+
+    def __init__(self, path: str, schema: t.StructType) -> None:
+        self._path = path
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One a file. Raises BadInput where there are none."""
+        run = Path(self._path)
+        found = run / FINDINGS if (run / FINDINGS).is_dir() else run
+        if not found.is_dir():
+            raise BadInput(f"option path: {self._path!r} is no directory of a run's findings")
+        files = sorted(path for path in found.rglob("*.parquet") if path.is_file())
+        return [InputPartition((str(found), str(path))) for path in files] or [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The batches of a file."""
+        if partition.value is None:
+            return
+        base, path = partition.value
+        wanted: pa.Schema = to_arrow_schema(self._schema, timezone="UTC")
+        files = pyarrow.dataset.dataset([path], format="parquet", partitioning="hive", partition_base_dir=base)
+        for batch in files.to_batches(columns=wanted.names):
+            yield batch.cast(wanted)

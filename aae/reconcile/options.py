@@ -48,6 +48,7 @@ class Options(NamedTuple):
     manifest: str = ""
     path: str = ""
     starting: str = "earliest"
+    rows_per_batch: int = 0
     origin: bytes = b""
     rejected: str = "fail"
     batch_items: int = 500
@@ -151,12 +152,6 @@ def parse_time_ms(text: str) -> int:
     return time_ms
 
 
-def _starting(text: str) -> str:
-    if text not in ("earliest", "latest"):
-        raise ValueError("earliest or latest is needed")
-    return text
-
-
 def _name(text: str) -> str:
     if not text:
         raise ValueError("a name is needed")
@@ -209,7 +204,8 @@ _PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
     "failover": _choice("continue", "fail"),
     "manifest": _name,
     "path": _name,
-    "starting": _starting,
+    "starting": _choice("earliest", "latest"),
+    "rows_per_batch": _number(1, 1_000_000_000),
     "origin": _uuid,
     "rejected": _choice("fail", "count"),
     "batch_items": _number(1, 10_000),

@@ -25,15 +25,13 @@ from aae import row_wire
 from aae.reconcile.client import Copy, Credentials, Plan, asked_plan, streamed
 from aae.reconcile.options import Options
 from aae.reconcile.rows import Columns
-from aae.row_wire import Consistency, Head, Rows, RowsAsked, View
+from aae.row_wire import ChangesAsked, Consistency, Head, Rows, RowsAsked, View
+from repl.model.entry import decode_key_row
 from repl.model.errors import CodecError, PeerFault
 from repl.transport.http_client import Refused
 
 RETRY_S: Final = 0.5
 """Pause after all copies of a range have refused: streams of others end, leaders change, within seconds."""
-
-BATCH_ROWS: Final = 4_096
-"""Most rows of a batch handed to Spark, which is a frame of the node's."""
 
 
 class Range(ds.InputPartition):  # type: ignore[misc]
@@ -103,9 +101,15 @@ class RangeStream:
     """The frames of one range, from whichever copies answer. `pieces` says afterwards what they are as of."""
 
     def __init__(
-        self, asked: RowsAsked, part: Range, credentials: Credentials, *, give_up_after_s: float, resume: bool = True
+        self,
+        asked: RowsAsked | ChangesAsked,
+        part: Range,
+        credentials: Credentials,
+        *,
+        give_up_after_s: float,
+        resume: bool = True,
     ) -> None:
-        self._asked = asked
+        self._asked = asked._replace(partition=part.partition, first=part.first, end=part.end)
         self._part = part
         self._credentials = credentials
         self._give_up_after_s = give_up_after_s
@@ -113,22 +117,22 @@ class RangeStream:
         self.pieces: list[Piece] = []
 
     def frames(self) -> Iterator[tuple[Head, Rows]]:
-        """All of them, each with its stream's head. Raises RangeUnreadable, and BadInput's kin for a question that is
-        refused."""
+        """All of them, each with its stream's head. Raises RangeUnreadable, and Refused for a question that is wrong
+        for every node."""
         part = self._part
-        after = self._asked.after
+        asked = self._asked
         trouble: list[str] = []
         deadline_s = monotonic() + self._give_up_after_s
         while True:
             for copy in part.copies:
-                got = 0
+                got = False
                 try:
-                    for head, rows in self._from(copy, after):
+                    for head, rows in self._from(copy, asked):
                         yield head, rows
-                        got += len(rows.names)
-                        after = rows.names[-1]
+                        got = True
+                        asked = _behind(asked, rows)
                 except (PeerFault, CodecError) as error:
-                    if (isinstance(error, Refused) and error.status < 500) or isinstance(error, WrongCluster):
+                    if isinstance(error, WrongCluster) or (isinstance(error, Refused) and error.status < 500):
                         raise
                     trouble.append(str(error))
                     if got:
@@ -141,18 +145,20 @@ class RangeStream:
                 raise self._unreadable(f"no copy could be read for {self._give_up_after_s:.0f} s", trouble)
             sleep(RETRY_S)
 
-    def _from(self, copy: Copy, after: bytes) -> Iterator[tuple[Head, Rows]]:
+    def _from(self, copy: Copy, asked: RowsAsked | ChangesAsked) -> Iterator[tuple[Head, Rows]]:
         part = self._part
-        asked = self._asked._replace(partition=part.partition, first=part.first, end=part.end, after=after)
-        question = row_wire.encode_rows_asked(asked)
-        with streamed(copy.url, self._credentials, row_wire.ROWS_PATH, question) as (head, frames):
+        if isinstance(asked, RowsAsked):
+            path, question, after = row_wire.ROWS_PATH, row_wire.encode_rows_asked(asked), asked.after.hex()
+        else:
+            path, question, after = row_wire.CHANGES_PATH, row_wire.encode_changes_asked(asked), ""
+        with streamed(copy.url, self._credentials, path, question) as (head, frames):
             if head.cluster != part.cluster:
                 raise WrongCluster(
                     f"{copy.url} answers for cluster {head.cluster_name}, uuid {head.cluster.hex()}; the plan is of"
                     f" {part.cluster.hex()}"
                 )
-            if (head.partition, head.first, head.end) != (part.partition, part.first, part.end):
-                raise CodecError(f"{copy.url} answers about other segments than were asked for")
+            if (head.partition, head.first, head.end) != (asked.partition, asked.first, asked.end):
+                raise CodecError(f"{copy.url} answers about another range than was asked for")
             count, whole = 0, False
             try:
                 for frame in frames:
@@ -163,22 +169,22 @@ class RangeStream:
             finally:
                 self.pieces.append(
                     Piece(
-                        part.partition,
-                        part.first,
-                        part.end,
-                        after.hex(),
-                        head.node,
-                        head.epoch,
-                        head.offset,
-                        count,
-                        whole,
+                        asked.partition, asked.first, asked.end, after, head.node, head.epoch, head.offset, count, whole
                     )
-                )
+                )  # fmt: skip
 
     def _unreadable(self, why: str, trouble: Sequence[str]) -> RangeUnreadable:
         part = self._part
+        of = "segments" if isinstance(self._asked, RowsAsked) else "offsets"
         last = "; ".join(dict.fromkeys(trouble[-2 * len(part.copies) :]))
-        return RangeUnreadable(f"partition {part.partition}, segments {part.first} to {part.end}: {why}: {last}")
+        return RangeUnreadable(f"partition {part.partition}, {of} {part.first} to {part.end}: {why}: {last}")
+
+
+def _behind(asked: RowsAsked | ChangesAsked, rows: Rows) -> RowsAsked | ChangesAsked:
+    """What is left to ask once these rows have been handed on. Raises CodecError."""
+    if isinstance(asked, RowsAsked):
+        return asked._replace(after=rows.names[-1])
+    return asked._replace(first=min(decode_key_row(rows.key_rows[-1]).offset + 1, asked.end))
 
 
 class Pace:

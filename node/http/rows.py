@@ -21,7 +21,7 @@ from node.http.statuses import Headers, Refused, Reply, explanation
 from repl.model.errors import BadInput, Overloaded, TooLarge
 from repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 from repl.model.ports import KeyValue
-from repl.model.requests import PushItem
+from repl.model.requests import PushItem, PushOutcome, PushResult
 
 PUSHES_MAX: Final = 4
 """Requests of POST /batch/push under way at once: writers of the bulk kind wait, clients' writes do not."""
@@ -97,19 +97,26 @@ class RowRoutes:
             raise Overloaded(f"{PUSHES_MAX} batches are being pushed to this node, which is its limit")
         self.pushes += 1
         try:
-            items = self._items(await request.body(self._limits.batch_bytes, "limits.batch_bytes"))
-            results = await self._kv.push(items)
+            rows, origin = self._read(await request.body(self._limits.batch_bytes, "limits.batch_bytes"))
+            answers: list[tuple[str, str | None]] = []
+            items: list[PushItem] = []
+            slots: list[int] = []
+            for slot, row in enumerate(rows):
+                try:
+                    items.append(self._item(row, origin))
+                except BadInput as error:
+                    answers.append(_told(PushResult(PushOutcome.REJECTED, error)))
+                else:
+                    answers.append((PushOutcome.FAILED, None))
+                    slots.append(slot)
+            for slot, result in zip(slots, await self._kv.push(items), strict=True):
+                answers[slot] = _told(result)
         finally:
             self.pushes -= 1
-        told = [
-            (result.outcome.value, f"{result.error.reason}: {explanation(result.error)}"[:REASON_MAX])
-            if result.error is not None
-            else (result.outcome.value, None)
-            for result in results
-        ]
-        return Reply(200, _HEADERS, msgpack.packb(told))
+        return Reply(200, _HEADERS, msgpack.packb(answers))
 
-    def _items(self, body: bytes) -> list[PushItem]:
+    def _read(self, body: bytes) -> tuple[list[Any], bytes]:
+        """The items and their origin. Raises BadInput for the whole request."""
         limit = self._limits.batch_items
         try:
             raw = msgpack.unpackb(body, max_array_len=max(limit, 4), max_map_len=0, max_ext_len=0)
@@ -119,7 +126,7 @@ class RowRoutes:
             ) from error
         match raw:
             case [row_wire.VERSION, (bytes() | None) as origin, list(rows)] if origin is None or len(origin) == 16:
-                return [self._item(row, origin or self._cluster) for row in rows]
+                return rows, origin or self._cluster
         raise BadInput(
             f"a push is a list of the form's version ({row_wire.VERSION}), 16 bytes of origin or nil, and items"
         )
@@ -133,3 +140,9 @@ class RowRoutes:
                     )
                 return PushItem(Key(bucket_type, bucket, key), origin, data)
         raise BadInput("an item to push is bucket type, bucket, key and the object's canonical bytes")
+
+
+def _told(result: PushResult) -> tuple[str, str | None]:
+    if result.error is None:
+        return result.outcome.value, None
+    return result.outcome.value, f"{result.error.reason}: {explanation(result.error)}"[:REASON_MAX]

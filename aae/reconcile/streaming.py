@@ -1,0 +1,127 @@
+"""`spark.readStream.format("isthmus")`: each changed key in its latest version, partition by partition.
+
+An offset of the stream is, for each partition of the bucket type, the offset in its log up to which all was read;
+Spark keeps it in its checkpoint, so a query goes on where it ended, whatever was down meanwhile. The change index keeps
+the latest change of a key alone: a key that changed a thousand times between two batches comes once, and one that
+changes while a batch is read comes with the next one instead. Nothing is lost that way, and nothing is kept for
+readers that are away: there is no retention to fall off. A tombstone comes as a row; once it is reaped, nothing does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import types as t
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+
+from aae.reconcile.client import Plan, asked_plan
+from aae.reconcile.options import Options
+from aae.reconcile.reading import Range, RangeStream, WrongCluster
+from aae.reconcile.rows import Columns
+from aae.row_wire import ChangesAsked, View
+from repl.model.errors import BadInput
+
+CLUSTER: Final = "cluster"
+PARTITIONS: Final = "partitions"
+
+ROWS_AT_ONCE: Final = 10_000_000
+"""Changes of a batch when the option rows_per_batch does not say: what is behind after a long absence comes in several
+batches, each of which is a step that need not be repeated."""
+
+
+class IsthmusStreamReader(DataSourceStreamReader):  # type: ignore[misc]
+    """The views `keys` and `objects`, as they change."""
+
+    def __init__(self, options: Options, schema: t.StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Of a new query: everything there is, or (option starting) what changes from now on."""
+        plan = self._plan()
+        latest = self._options.starting == "latest"
+        return _offset(plan, {one.partition: _applied(one) if latest else 0 for one in plan.partitions})
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Changes of one batch."""
+        return ReadMaxRows(self._options.rows_per_batch or ROWS_AT_ONCE)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """How far the next batch goes. Raises BadInput when the checkpoint is of another cluster or bucket type."""
+        plan = self._plan()
+        begun = _begun(plan, start)
+        ends = {one.partition: max(_applied(one), begun[one.partition]) for one in plan.partitions}
+        if not isinstance(limit, ReadAllAvailable):
+            ends = shared(begun, ends, limit.max_rows if isinstance(limit, ReadMaxRows) else ROWS_AT_ONCE)
+        return _offset(plan, ends)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Range]:
+        """The ranges of offsets that have something new."""
+        plan = self._plan()
+        begun, ends = _begun(plan, start), _begun(plan, end)
+        return [
+            Range(plan.cluster, one.partition, begun[one.partition], ends[one.partition], one.copies)
+            for one in plan.partitions
+            if begun[one.partition] < ends[one.partition] and one.copies
+        ] or [Range(plan.cluster, 0, 0, 0, ())]
+
+    def read(self, partition: Range) -> Iterator[pa.RecordBatch]:
+        """The keys whose latest change is in the range."""
+        if not partition.copies:
+            return
+        options = self._options
+        asked = ChangesAsked(options.bucket_type.encode(), 0, 0, 0, View(options.view))
+        stream = RangeStream(asked, partition, options.credentials, give_up_after_s=options.give_up_after_s)
+        columns = Columns(options.bucket_type, self._schema)
+        for head, rows in stream.frames():
+            yield columns.batch(head, rows)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing is kept for us."""
+
+    def stop(self) -> None:
+        """Nothing is open."""
+
+    def _plan(self) -> Plan:
+        options = self._options
+        return asked_plan(options.urls, options.credentials, options.bucket_type)
+
+
+def shared(begun: Mapping[int, int], ends: Mapping[int, int], limit: int) -> dict[int, int]:
+    """`ends`, drawn back so that at most `limit` offsets lie between: as even as may be, at least one in all."""
+    left = {partition: end - begun[partition] for partition, end in ends.items() if end > begun[partition]}
+    given = dict.fromkeys(begun, 0)
+    room = max(limit, 1)
+    for at, partition in enumerate(sorted(left, key=lambda one: left[one])):
+        given[partition] = min(left[partition], -(-room // (len(left) - at)))
+        room -= given[partition]
+    return {partition: begun[partition] + given[partition] for partition in ends}
+
+
+def _applied(one: Any) -> int:
+    """The furthest copy's applied offset."""
+    return max((copy.offset for copy in one.copies if copy.whole), default=0)
+
+
+def _offset(plan: Plan, offsets: Mapping[int, int]) -> dict[str, Any]:
+    return {CLUSTER: plan.cluster.hex(), PARTITIONS: {str(one): offset for one, offset in offsets.items()}}
+
+
+def _begun(plan: Plan, offset: Mapping[str, Any]) -> dict[int, int]:
+    """Offset by partition; one that is new begins at 0. Raises WrongCluster, BadInput."""
+    if offset.get(CLUSTER) != plan.cluster.hex():
+        raise WrongCluster(
+            f"this query's checkpoint is of cluster {offset.get(CLUSTER)}; {plan.cluster_name} is {plan.cluster.hex()}:"
+            " begin with a new checkpoint"
+        )
+    offsets = {int(partition): int(at) for partition, at in offset[PARTITIONS].items()}
+    gone = offsets.keys() - {one.partition for one in plan.partitions}
+    if gone:
+        raise BadInput(
+            f"this query's checkpoint has partition {min(gone)}, which bucket type {plan.bucket_type} has no more:"
+            " begin with a new checkpoint"
+        )
+    return {one.partition: offsets.get(one.partition, 0) for one in plan.partitions}
