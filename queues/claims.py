@@ -29,7 +29,7 @@ def wanted_state(
     """The state of a window's partition once it says the owner version, whether publishing is suspended, and what was
     given up; None when its last CURSOR entry says all that already."""
     before, gaps = window.state, window.state.gaps
-    open_gap, given = growing(gaps), window.unrecorded()
+    open_gap, given = growing(gaps), window.claim_gaps()
     if stopped is None and open_gap is not None:
         if window.since == open_gap.start + 1 and not window.ledger.given_up:
             gaps = gaps[:-1]  # told of all since the entry that opened it, and nothing was left out

@@ -65,10 +65,10 @@ class Intake:
     """See the module's text. `scan`, `cursor` and `applied` are offsets; cursor <= scan <= applied."""
 
     __slots__ = (
-        "_away", "_buckets", "_fresh", "_given", "_giving", "_goal", "_gone", "_moved", "_open", "_opened", "_passed",
-        "_returned", "_settled", "_skips", "_tail", "_waiting", "applied", "base", "bucket_type", "budget", "cursor",
-        "known", "ledger", "origins", "owner_version", "partition", "refilling", "saved", "scan", "since", "state",
-        "tracking",
+        "_away", "_buckets", "_claimed_upto", "_fresh", "_given", "_giving", "_goal", "_gone", "_moved", "_open",
+        "_opened", "_passed", "_returned", "_settled", "_skips", "_tail", "_waiting", "applied", "base",
+        "bucket_type", "budget", "cursor", "known", "ledger", "origins", "owner_version", "partition", "refilling",
+        "saved", "scan", "since", "state", "tracking",
     )  # fmt: skip
 
     def __init__(
@@ -105,6 +105,8 @@ class Intake:
         """Ranges of gaps in which nothing is offered."""
         self._given: list[Gap] = []
         """Given up at the limit and not yet in a CURSOR entry, rising."""
+        self._claimed_upto = 0
+        """Below it all of `_given` is in a CURSOR entry under way."""
         self._giving = False
         self._goal = 0
         self._tail: list[Entry] | None = []
@@ -233,19 +235,27 @@ class Intake:
             self._giving = False
             return
         offset, time_ms, given = entry.offset, entry.time_ms, self._given
-        if given and (self._giving or len(given) >= PENDING_GAPS_MAX):
+        grows = bool(given) and given[-1].end > self._claimed_upto
+        if given and ((grows and self._giving) or len(given) >= PENDING_GAPS_MAX):
             last = given[-1]
             given[-1] = last._replace(
                 end=offset + 1,
                 from_ms=min(last.from_ms, time_ms),
                 upto_ms=max(last.upto_ms, time_ms),
-                left_out=last.left_out + 1,
+                left_out=last.left_out + 1 if grows else 1,
             )
         else:
             limit = budget.reference_limit
-            given.append(Gap(offset, offset + 1, time_ms, time_ms, 1, DISCARDED, "", f"{limit} references waited"))
+            start = given[-1].end if given and self._giving else offset
+            given.append(Gap(start, offset + 1, time_ms, time_ms, 1, DISCARDED, "", f"{limit} references waited"))
         self._giving = True
         self.ledger.given_up += 1
+
+    def claim_gaps(self) -> tuple[Gap, ...]:
+        """`unrecorded`, for a CURSOR entry: they grow no more, or it and the next would both count what they count."""
+        if self._given:
+            self._claimed_upto = self._given[-1].end
+        return tuple(self._given)
 
     def unrecorded(self) -> tuple[Gap, ...]:
         """Gaps that no CURSOR entry has yet."""
