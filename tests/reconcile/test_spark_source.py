@@ -1,0 +1,441 @@
+"""The parts of `format("isthmus")` that need no Java: frames, streams of rows, columns, fail-over, options."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import datasource as ds
+from xxhash import xxh64_intdigest
+
+from aae import row_wire
+from aae.reconcile import reading
+from aae.reconcile.client import Copy, Credentials, parse_plan
+from aae.reconcile.options import Options, parse_options
+from aae.reconcile.reading import IsthmusReader, Range, RangeStream, RangeUnreadable, WrongCluster
+from aae.reconcile.rows import Columns, schema_of
+from aae.reconcile.streaming import shared
+from aae.row_streams import STREAMS_MAX, Held, RowStreams
+from aae.row_wire import ChangesAsked, Consistency, Frames, Head, Rows, RowsAsked, Tail, View
+from repl.model.entry import NO_OFFSET, EntryKind, make_entry
+from repl.model.entry import encode_key_row as row_of
+from repl.model.errors import BadInput, CodecError, NotLeader, NotReady, Overloaded, PeerFault
+from repl.model.keys import SEGMENT_COUNT, key_hash, segment_of
+from repl.model.objects import Object, Sibling, seal
+from repl.model.vclock import actor_of, pack_counter
+from repl.store.leveldb import LevelStore
+from repl.store.port import PartitionStep
+from tests.store.histories import CLUSTER, open_store
+
+PARTITION = 3
+COUNT = 300
+HALF = SEGMENT_COUNT // 2
+
+
+def sealed(n: int, at: int) -> tuple[bytes, bytes]:
+    """(key row, object) of the n-th key, written at offset `at`."""
+    dot = (actor_of(CLUSTER, PARTITION), pack_counter(1, at + 1))
+    sibling = Sibling(dot, 1_000 + n, n % 10 == 0, b"" if n % 10 == 0 else b"value-%d" % n, b"text/plain")
+    data, summary = seal(Object(((*dot, 7),), (sibling,)))
+    return row_of(summary, at), data
+
+
+def name_of(n: int) -> tuple[bytes, bytes]:
+    """The n-th (bucket, key)."""
+    return (b"a", b"bb", b"\xff\x00")[n % 3], b"key-%03d" % n
+
+
+def write(store: LevelStore, numbers: list[int], first: int, previous: int = NO_OFFSET) -> None:
+    """Entries of these keys from offset `first`."""
+    entries = []
+    for at, n in enumerate(numbers, first):
+        bucket, key = name_of(n)
+        row, data = sealed(n, at)
+        entries.append(
+            make_entry(
+                EntryKind.DATA, 1, at, request_id=b"", origin=CLUSTER, time_ms=at, key_hash=key_hash(bucket, key),
+                previous_offset=previous, bucket=bucket, key=key, row=row, payload=data,
+            )
+        )  # fmt: skip
+    store.write([PartitionStep(PARTITION, entries)])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LevelStore]:
+    """A store with COUNT keys of three buckets, one of them with a zero byte."""
+    with closing(open_store(tmp_path)) as opened:
+        write(opened, list(range(COUNT)), 0)
+        yield opened
+
+
+def streams_of(store: LevelStore, *, whole: bool = True, leads: bool = True) -> RowStreams:
+    """Streams of the one partition, which has all segments."""
+
+    async def confirm(_: int) -> None:
+        return
+
+    held = Held(b"default", PARTITION, (0, SEGMENT_COUNT), leads, whole)
+    return RowStreams(
+        store, cluster=CLUSTER, cluster_name="east", node="n1", held=lambda p: held if p == PARTITION else None,
+        confirm=confirm,
+    )  # fmt: skip
+
+
+def asked(**other: Any) -> RowsAsked:
+    """All of the partition."""
+    return RowsAsked(b"default", PARTITION, 0, SEGMENT_COUNT)._replace(**other)
+
+
+async def taken(streams: RowStreams, what: RowsAsked | ChangesAsked) -> tuple[Head, list[Rows], Tail]:
+    """A stream, read to its end."""
+    opened = await (streams.rows(what) if isinstance(what, RowsAsked) else streams.changes(what))
+    frames = Frames()
+    head, *rest, tail = [frame async for data in opened for frame in frames.feed(data)]
+    assert isinstance(head, Head)
+    assert isinstance(tail, Tail)
+    assert tail.rows == sum(len(rows.names) for rows in rest if isinstance(rows, Rows))
+    return head, [rows for rows in rest if isinstance(rows, Rows)], tail
+
+
+def table(head: Head, frames: list[Rows], view: View = View.KEYS) -> list[dict[str, Any]]:
+    """Rows as Spark would get them."""
+    columns = Columns("default", schema_of(view))
+    return [row for rows in frames for row in columns.batch(head, rows).to_pylist()]
+
+
+def test_a_stream_is_of_the_moment_at_which_it_was_opened(store: LevelStore) -> None:
+    """Every key comes once, in segment order, as of the offset in the head, whatever is written while it is read."""
+
+    async def run() -> None:
+        streams = streams_of(store)
+        opened = await streams.rows(asked())
+        frames = Frames()
+        (head,) = frames.feed(await anext(opened))
+        write(store, [1000, 1001], COUNT)
+        rest = [frame async for data in opened for frame in frames.feed(data)]
+        assert isinstance(head, Head)
+        assert (head.offset, head.node, head.cluster) == (COUNT, "n1", CLUSTER)
+        rows = table(head, [frame for frame in rest if isinstance(frame, Rows)])
+        assert {(row["bucket"], row["key"]) for row in rows} == {name_of(n) for n in range(COUNT)}
+        assert [row["segment"] for row in rows] == sorted(row["segment"] for row in rows)
+        assert streams.running == 0
+        await streams.close()
+
+    asyncio.run(run())
+
+
+def test_columns_say_what_the_store_has(store: LevelStore) -> None:
+    """Names, hashes, times, flags and values of each key are those that were written."""
+
+    async def run() -> None:
+        streams = streams_of(store)
+        head, frames, _ = await taken(streams, asked(view=View.OBJECTS))
+        rows = {(row["bucket"], row["key"]): row for row in table(head, frames, View.OBJECTS)}
+        for n in range(COUNT):
+            row = rows[name_of(n)]
+            _, data = sealed(n, n)
+            assert row["segment"] == segment_of(key_hash(*name_of(n)))
+            assert row["object"] == data
+            assert row["object_hash"] % (1 << 64) == xxh64_intdigest(data)
+            assert row["clock_hash"] % (1 << 64) == xxh64_intdigest(row["clock"], 42)
+            assert row["last_modified"].timestamp() == pytest.approx((1_000 + n) / 1000)
+            assert row["tombstone"] == (n % 10 == 0)
+            assert row["value"] == (None if n % 10 == 0 else b"value-%d" % n)
+            assert (row["size"], row["siblings"], row["change_offset"]) == (len(data), 1, n)
+            assert (row["apply_epoch"], row["apply_offset"], row["partition"]) == (1, COUNT, PARTITION)
+            assert row["contents"][0]["offset"] == n + 1
+            assert row["fault"] is None
+        await streams.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("other", "wanted"),
+    [
+        ({"bucket": b"bb"}, lambda n: n % 3 == 1),
+        ({"bucket": b"\xff\x00", "prefix": b"key-1"}, lambda n: n % 3 == 2 and 100 <= n < 200),
+        ({"since_ms": 1_100, "before_ms": 1_200}, lambda n: 100 <= n < 200),
+        ({"end": HALF}, lambda n: segment_of(key_hash(*name_of(n))) < HALF),
+        ({"first": HALF}, lambda n: segment_of(key_hash(*name_of(n))) >= HALF),
+    ],
+)
+def test_a_node_sends_only_what_was_asked_for(store: LevelStore, other: dict[str, Any], wanted: Any) -> None:
+    """Bucket, prefix, times and segments each leave exactly the rows that they mean."""
+
+    async def run() -> None:
+        streams = streams_of(store)
+        head, frames, _ = await taken(streams, asked(**other))
+        found = {(row["bucket"], row["key"]) for row in table(head, frames)}
+        assert found == {name_of(n) for n in range(COUNT) if wanted(n)}
+        await streams.close()
+
+    asyncio.run(run())
+
+
+def test_a_stream_goes_on_behind_any_row(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a stream is taken up again, what comes is what was left, no row twice and none passed over."""
+    monkeypatch.setattr("aae.row_streams.FRAME_ROWS_MAX", 7)
+
+    async def run() -> None:
+        streams = streams_of(store)
+        _, frames, _ = await taken(streams, asked())
+        names = [name for rows in frames for name in rows.names]
+        assert len(frames) > 40
+        for at in (0, 6, 7, 150, COUNT - 1):
+            _, rest, _ = await taken(streams, asked(after=names[at]))
+            assert [name for rows in rest for name in rows.names] == names[at + 1 :]
+        await streams.close()
+
+    asyncio.run(run())
+
+
+def test_streams_are_bounded_and_given_back(store: LevelStore) -> None:
+    """One more than the limit is refused, and a stream that is left makes room, also before its end."""
+
+    async def run() -> None:
+        streams = streams_of(store)
+        opened = [await streams.rows(asked()) for _ in range(STREAMS_MAX)]
+        for one in opened:
+            await anext(one)
+        with pytest.raises(Overloaded, match="its limit"):
+            await streams.rows(asked())
+        for one in opened:
+            await one.aclose()
+        assert streams.running == 0
+        await taken(streams, asked())
+        streams.stop()
+        with pytest.raises(NotReady, match="stopping"):
+            await streams.rows(asked())
+        await streams.close()
+
+    asyncio.run(run())
+
+
+def test_a_copy_that_may_not_answer_says_so(store: LevelStore) -> None:
+    """No copy, one that is being filled, a follower asked for committed rows, other segments: each has its refusal."""
+
+    async def run() -> None:
+        with pytest.raises(NotReady, match="no copy"):
+            await streams_of(store).rows(asked(partition=4))
+        with pytest.raises(NotReady, match="being filled"):
+            await streams_of(store, whole=False).rows(asked())
+        with pytest.raises(NotLeader):
+            await streams_of(store, leads=False).rows(asked(consistency=Consistency.COMMITTED))
+        with pytest.raises(NotReady, match="is applied to"):
+            await streams_of(store).changes(ChangesAsked(b"default", PARTITION, 0, COUNT + 1))
+
+    asyncio.run(run())
+
+
+def test_changes_come_once_in_the_range_where_they_now_are(store: LevelStore) -> None:
+    """A key that changed again is in the later range alone; ranges together have every key once."""
+
+    async def run() -> None:
+        streams = streams_of(store)
+        write(store, [5], COUNT, previous=5)
+        early, late = ChangesAsked(b"default", PARTITION, 0, 100), ChangesAsked(b"default", PARTITION, 100, COUNT + 1)
+        first = table(*(await taken(streams, early))[:2])
+        second = table(*(await taken(streams, late._replace(view=View.OBJECTS)))[:2], View.OBJECTS)
+        assert {row["key"] for row in first} == {name_of(n)[1] for n in range(100) if n != 5}
+        assert {row["key"] for row in second} == {name_of(n)[1] for n in (5, *range(100, COUNT))}
+        await streams.close()
+
+    asyncio.run(run())
+
+
+def test_damage_is_a_row_with_a_fault(store: LevelStore) -> None:
+    """A key row that cannot be read, an object that is not what its row says, and one that is missing are told in
+    `fault`; the sound rows beside them lose nothing."""
+    names = [row_wire_name(n) for n in range(4)]
+    made = [sealed(n, n) for n in range(4)]
+    head = Head(CLUSTER, "east", "n1", PARTITION, 0, SEGMENT_COUNT, 1, COUNT)
+    rows = Rows(names, [made[0][0][:-3], made[1][0], made[2][0], made[3][0]], [made[0][1], made[2][1], b"", made[3][1]])
+    found = table(head, [rows], View.OBJECTS)
+    assert "not a key row" in found[0]["fault"]
+    assert found[0]["clock"] is None
+    assert "its hash differs" in found[1]["fault"]
+    assert "no object" in found[2]["fault"]
+    assert found[3]["fault"] is None
+    assert [row["key"] for row in found] == [name_of(n)[1] for n in range(4)]
+
+
+def row_wire_name(n: int) -> bytes:
+    """A name as it stands in a frame."""
+    bucket, key = name_of(n)
+    return segment_of(key_hash(bucket, key)).to_bytes(3, "big") + bucket.replace(b"\0", b"\0\xff") + b"\0\1" + key
+
+
+def test_frames_survive_any_cut_and_no_garbage() -> None:
+    """However the bytes of a stream are cut into pieces the frames are the same; what is none is CodecError."""
+    rows = Rows([row_wire_name(1)], [sealed(1, 1)[0]], ())
+    data = row_wire.encode_frame(rows) + row_wire.encode_tail(Tail(1))
+    for size in (1, 3, 1000):
+        frames = Frames()
+        found = [f for at in range(0, len(data), size) for f in frames.feed(data[at : at + size])]
+        assert found == [Rows(list(rows.names), list(rows.key_rows), ()), Tail(1)]
+    for bad in (b"", b"\x90", b"\x93\x02\x91\x01\x91\x01", b"\x92\x03\xc0", b"\xff" * 9, b"\x93\x02\x90\x90"):
+        with pytest.raises(CodecError):
+            row_wire.decode_frame(bad)
+    with pytest.raises(CodecError):
+        list(Frames().feed(b"\xff\xff\xff\xff"))
+    for question in (asked(), asked(bucket=b"b", after=b"x", view=View.OBJECTS)):
+        assert row_wire.decode_rows_asked(row_wire.encode_rows_asked(question)) == question
+    with pytest.raises(CodecError):
+        row_wire.decode_rows_asked(row_wire.encode_rows_asked(asked(end=SEGMENT_COUNT + 1)))
+
+
+HEAD = Head(CLUSTER, "east", "n1", PARTITION, 0, SEGMENT_COUNT, 1, COUNT)
+
+
+def copies(*nodes: str) -> tuple[Copy, ...]:
+    """Copies at nodes."""
+    return tuple(Copy(node, f"http://{node}", False, True, 1, COUNT) for node in nodes)
+
+
+def test_another_copy_goes_on_where_a_stream_broke(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows come once each although the first node breaks off; both pieces stand in the manifest, as of their own
+    offsets; with `resume` off the range fails instead."""
+    names = [row_wire_name(n) for n in range(4)]
+    rows = [sealed(n, n)[0] for n in range(4)]
+    asks: list[tuple[str, bytes]] = []
+
+    @contextmanager
+    def streamed(url: str, _c: Credentials, _p: str, question: bytes) -> Iterator[tuple[Head, Iterator[Any]]]:
+        after = row_wire.decode_rows_asked(question).after
+        asks.append((url, after))
+
+        def frames() -> Iterator[Any]:
+            if url == "http://n1":
+                yield Rows(names[:2], rows[:2], ())
+                raise PeerFault("cut off")
+            yield Rows(names[2:], rows[2:], ())
+            yield Tail(2)
+
+        yield HEAD._replace(node=url[-2:], offset=COUNT if url == "http://n1" else 290), frames()
+
+    monkeypatch.setattr(reading, "streamed", streamed)
+    part = Range(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1", "n2"))
+    stream = RangeStream(asked(), part, Credentials(), give_up_after_s=5)
+    assert [name for _, found in stream.frames() for name in found.names] == names
+    assert asks == [("http://n1", b""), ("http://n2", names[1])]
+    assert [(p.node, p.offset, p.rows, p.whole) for p in stream.pieces] == [
+        ("n1", COUNT, 2, False), ("n2", 290, 2, True),
+    ]  # fmt: skip
+    strict = RangeStream(asked(), part, Credentials(), give_up_after_s=5, resume=False)
+    with pytest.raises(RangeUnreadable, match="segments 0 to 1048576: its stream broke"):
+        list(strict.frames())
+
+
+def test_a_range_that_nobody_gives_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no copy that answers the error names partition and segments; another cluster's answer is refused at once."""
+    monkeypatch.setattr(reading, "RETRY_S", 0.01)
+    told = [HEAD._replace(cluster=b"\x09" * 16)]
+
+    @contextmanager
+    def streamed(url: str, *_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
+        if told:
+            yield told[0], iter(())
+        else:
+            raise PeerFault(f"{url}: connection refused")
+
+    monkeypatch.setattr(reading, "streamed", streamed)
+    part = Range(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1"))
+    with pytest.raises(WrongCluster):
+        list(RangeStream(asked(), part, Credentials(), give_up_after_s=5).frames())
+    told.clear()
+    with pytest.raises(RangeUnreadable, match=r"partition 3, segments 0 to 1048576: .*connection refused"):
+        list(RangeStream(asked(), part, Credentials(), give_up_after_s=0.05).frames())
+
+
+def test_filters_are_taken_as_far_as_they_are_exact() -> None:
+    """A bucket and bounds of segments are the node's; a time is narrowed there and compared again by Spark."""
+    from datetime import UTC, datetime
+
+    reader = IsthmusReader(parse_options({"urls": "http://n1:1"}), schema_of(View.KEYS))
+    when = ds.GreaterThan(("last_modified",), datetime(2026, 1, 1, tzinfo=UTC))
+    other = ds.EqualTo(("key",), b"k")
+    filters = [
+        ds.EqualTo(("bucket",), b"b"),
+        ds.LessThan(("segment",), 100),
+        ds.GreaterThan(("segment",), 9),
+        when,
+        other,
+    ]
+    assert list(reader.pushFilters(filters)) == [when, other]
+    options = reader._options
+    assert (options.bucket, options.segments) == (b"b", (10, 100))
+    assert options.modified_since_ms == 1_767_225_600_000 - 1
+    assert list(reader.pushFilters([ds.EqualTo(("bucket",), b"c")])) == [ds.EqualTo(("bucket",), b"c")]
+    reader.pushFilters([ds.LessThan(("segment",), 5)])
+    assert [part.copies for part in reader.partitions()] == [()]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "option urls is missing"),
+        ({"urls": "http://n1:1", "bukcet": "b"}, "did you mean bucket"),
+        ({"urls": "ftp://n1"}, "no URL of a node"),
+        ({"urls": "http://n1:1", "segments": "9-3"}, "FIRST-END"),
+        ({"urls": "http://n1:1", "prefix": "p"}, "set the option bucket"),
+        ({"urls": "http://n1:1", "modified_since": "soon"}, "a time such as"),
+        ({"urls": "http://n1:1", "view": "rows"}, "one of keys, objects, findings"),
+        ({"urls": "http://n1:1", "consistency": "strong"}, "any, committed"),
+        ({"view": "findings"}, "option path is missing"),
+        ({"urls": "http://n1:1", "rows_per_second": "-1"}, "a whole number"),
+        ({"urls": "http://n1:1", "origin": "ab"}, "32 hexadecimal digits"),
+    ],
+)
+def test_every_bad_option_says_what_would_be_right(given: dict[str, str], words: str) -> None:
+    """An unknown option, or a value that means nothing, is an error with the remedy."""
+    with pytest.raises(BadInput, match=words):
+        parse_options(given)
+
+
+def test_options_read_as_they_are_meant() -> None:
+    """Each spelling of bytes, times and segments has its value."""
+    found = parse_options(
+        {
+            "urls": "http://n1:1/, http://n2:2",
+            "bucket": "0xff00",
+            "segments": "3-9",
+            "modified_before": "1970-01-01T00:00:01Z",
+        }
+    )
+    assert found == Options()._replace(
+        urls=("http://n1:1", "http://n2:2"), bucket=b"\xff\x00", segments=(3, 9), modified_before_ms=1_000
+    )
+
+
+def test_a_plan_with_a_hole_is_refused() -> None:
+    """Partitions that leave out a segment, or are none, are no plan: a key would be passed over."""
+    good = (
+        b'{"cluster":"e","cluster_uuid":"%s","bucket_type":"t","partitions":[{"partition":0,"segments":[%d,1048576],'
+        b'"rows_estimate":null,"copies":[]}]}'
+    )
+    assert parse_plan(good % (b"00" * 16, 0)).partitions[0].end == SEGMENT_COUNT
+    for bad in (
+        good % (b"00" * 16, 1),
+        good % (b"00" * 15, 0),
+        b"{}",
+        b"[",
+        good.replace(b"1048576", b"9") % (b"00" * 16, 0),
+    ):
+        with pytest.raises(CodecError):
+            parse_plan(bad)
+
+
+def test_a_batch_of_changes_is_shared_out_and_never_too_large() -> None:
+    """Limits are kept, nothing goes back, what is small is taken whole, and something is always taken."""
+    begun, ends = {1: 10, 2: 0, 3: 5}, {1: 12, 2: 1_000, 3: 5}
+    assert shared(begun, ends, 100) == {1: 12, 2: 98, 3: 5}
+    assert shared(begun, ends, 10_000) == ends
+    for limit in range(1, 1_200, 37):
+        found = shared(begun, ends, limit)
+        taken_now = sum(found[p] - begun[p] for p in begun)
+        assert 0 < taken_now <= limit
