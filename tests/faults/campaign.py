@@ -50,8 +50,12 @@ LONG_LOG: Final = 'log_size = "800MB"'
 """Longer than any run makes it: a node with an emptied disk is caught up from the log, from its beginning on. (The
 default may outgrow a small disk.)"""
 
-SHORT_LOG: Final = 'log_size = "1MB"\nlog_file_size = "128KB"\nlog_batch_size = "128KB"\ncheckpoint_interval = "1s"'
-"""The shortest there is: a node that misses two megabytes is beyond it, and takes rows of its leaders' stores."""
+SHORT_LOG: Final = (
+    'log_size = "1MB"\nlog_file_size = "128KB"\nlog_batch_size = "128KB"\ncheckpoint_interval = "1s"\n'
+    'write_buffer_size = "512KB"'
+)
+"""The shortest there is: a node that misses two megabytes is beyond it, and takes rows of its leaders' stores. These
+have tables from the first megabyte on."""
 
 
 @dataclass
@@ -202,13 +206,14 @@ def staged(
     story = Story(show)
     with ExitStack() as stack:
         network = None
-        hosts = ["zookeeper", *(f"n{number}" for number in range(1, nodes + 1))]
+        members = [f"n{number}" for number in range(1, nodes + 1)]
+        hosts = sorted({"zookeeper", *members, *(nemesis.spare for nemesis in wanted if nemesis.spare)})
         if any(nemesis.network for nemesis in wanted):
             network = stack.enter_context(Network(hosts))
         disks: dict[str, SmallDisk] = {}
         sections = dict(settings or {})
         if any(nemesis.disks for nemesis in wanted):
-            disks = {name: SmallDisk(directory / f"disk-{name}", DISK_MB) for name in hosts[1:]}
+            disks = {name: SmallDisk(directory / f"disk-{name}", DISK_MB) for name in members}
             for disk in disks.values():
                 stack.enter_context(disk)
         if "replication" not in sections and (disks or any(nemesis.far for nemesis in wanted)):

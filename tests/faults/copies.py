@@ -109,13 +109,13 @@ def backup(stage: Stage) -> None:
 
 
 def damaged_store(stage: Stage) -> None:
-    """kill -9 of one node, and a byte in the middle of its store's largest file changes before it is back. Its operator
-    moves the store away, as the node says."""
+    """kill -9 of one node, and a byte in the middle of its store's largest table changes before it is back. Its
+    operator moves the store away, as the node says."""
     node = stage.victim()
     stage.fill(FILL_MB)
     node.kill()
     rows = node.data_dir / "store" / "rows"
-    largest = max((path for path in rows.iterdir() if path.suffix in (".ldb", ".log")), key=lambda p: p.stat().st_size)
+    largest = max(rows.glob("*.ldb"), key=lambda path: path.stat().st_size)
     data = bytearray(largest.read_bytes())
     place = stage.chance.randrange(len(data) // 4, len(data) // 2)
     data[place] ^= 1 << stage.chance.randrange(8)

@@ -21,6 +21,7 @@ from typing import Final
 from repl.replog.log import RESERVE_BYTES
 from tests.faults.copies import COPIES
 from tests.faults.lab import KILLED, LabNode
+from tests.faults.placements import PLACEMENTS
 from tests.faults.stage import FAULT, SESSION_S, STORAGE_FAILED, Nemesis, Stage
 
 ATTACH_TIMEOUT_S: Final = 10.0
@@ -416,6 +417,7 @@ NEMESES: Final[Mapping[str, Nemesis]] = {
     "corrupt": Nemesis(corrupt, nodes=3),
     "lost-disk": Nemesis(lost_disk, nodes=3),
     **COPIES,
+    **PLACEMENTS,
 }
 """By the names that the command line knows."""
 

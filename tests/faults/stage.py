@@ -81,8 +81,8 @@ class Stage:
                 connection.close()
         self.story.note(f"wrote {megabytes} MB")
 
-    def tell(self, path: str, wish: Mapping[str, Any], timeout_s: float = 30.0) -> None:
-        """An operator's act, at whichever node takes it. Raises AssertionError."""
+    def tell(self, path: str, wish: Mapping[str, Any], timeout_s: float = 30.0) -> dict[str, Any]:
+        """An operator's act, at whichever node takes it, and what that says. Raises AssertionError."""
         deadline = time.monotonic() + timeout_s
         said = ""
         while time.monotonic() < deadline:
@@ -97,7 +97,7 @@ class Stage:
                     connection.close()
                 if reply.status == 200:
                     self.story.note(f"{path} {wish}")
-                    return
+                    return dict(json.loads(reply.body or b"{}"))
                 said = f"{reply.reason} {reply.body[:200]!r}"
             time.sleep(0.1)
         raise AssertionError(f"nobody takes {path} {wish}: {said}")
@@ -117,6 +117,8 @@ class Nemesis:
     clocks: bool = False
     far: bool = False
     """Whether logs must be so small that a node which was away is beyond them."""
+    spare: str = ""
+    """A node that comes and goes, whose host must be there."""
     exits: tuple[int, ...] = ()
     excuses: tuple[str, ...] = ()
 
