@@ -50,12 +50,13 @@ class FullSync:
         access_to: Callable[[FullSyncSettings], Access],
         repairs: Repairs,
         gaps: Gaps,
+        tree_rebuild_ms: int,
     ) -> None:
         """`directory` is the node's data directory: saved trees lie in a folder of it, and what is remembered of
         checks. `access_to` tells how to come in at another cluster; the rest as `aae.keeping`, `aae.local`, `aae.whole`
         and `aae.manager` want it."""
         self._time = time
-        self.trees = Trees(store, directory=directory / "trees", copies=copies, time=time)
+        self.trees = Trees(store, directory=directory / "trees", copies=copies, time=time, rebuild_ms=tree_rebuild_ms)
         self.local = LocalTrees(self.trees, store, led=led, read_pool=read_pool)
         self.whole = WholeTrees(self.local, members, request)
         self.agreement = Agreement(self.trees, store, led=followed, request=request)
@@ -68,6 +69,7 @@ class FullSync:
                 cluster_name=peer.cluster,
                 timeout_ms=peer.timeout_ms,
                 access=access_to(peer),
+                compress=peer.compress,
             )
             return Checker(peer, source=self.whole, sink=trees, repairs=repairs, chance=chance)
 

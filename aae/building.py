@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import time as clock
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from itertools import islice
 from typing import Final
 
+from xxhash import xxh64_intdigest
+
 from aae.tree import Tree
-from repl.model.entry import Entry, decode_key_row, leaf
+from repl.model.entry import KEY_ROW_VERSION, Entry, decode_key_row, leaf
 from repl.model.errors import Corruption, IsthmusError
-from repl.model.keys import SEGMENT_COUNT
+from repl.model.keys import SEGMENT_COUNT, hashed_bytes
+from repl.store import rows
 from repl.store.port import Store
 
 SLICE_ROWS: Final = 2_000
 """Key rows between two rests of a build: about 4 ms of a core."""
+
+SLICE_BYTES: Final = 1024 * 1024
+"""Or fewer, when names and clocks are long."""
 
 REST_SHARE: Final = 0.25
 """What a build rests after each slice, as a share of what the slice took, so that the loop gets its turn."""
@@ -70,22 +75,66 @@ class Build:
             offset = snapshot.end.offset
             loop.call_soon_threadsafe(self.begins_at, offset)
             tree = Tree()
-            rows = snapshot.key_rows(0, SEGMENT_COUNT)
-            while self.valid and not stopping():
-                began = clock.monotonic()
-                part = list(islice(rows, SLICE_ROWS))
-                if not part:
-                    break
-                tree.change_all((segment, leaf_of_row(bucket, key, row)) for segment, bucket, key, row in part)
-                self.keys += len(part)
-                clock.sleep((clock.monotonic() - began) * REST_SHARE)
+            with closing(snapshot.key_pages(rows.segment_name(0), SEGMENT_COUNT, SLICE_ROWS, SLICE_BYTES)) as pages:
+                self._add(tree, pages, stopping)
         return tree, offset
+
+    def _add(self, tree: Tree, pages: Iterator[tuple[list[bytes], list[bytes]]], stopping: Callable[[], bool]) -> None:
+        while self.valid and not stopping():
+            began = clock.monotonic()
+            page = next(pages, None)
+            if page is None:
+                break
+            names, values = page
+            tree.change_all(map(change_of_row, names, values))
+            self.keys += len(names)
+            clock.sleep((clock.monotonic() - began) * REST_SHARE)
+
+
+def first_rebuild_ms(partition: int, interval_ms: int) -> int:
+    """How long after a node's start, or after it got a copy, the copy's tree is built anew for the first time: anywhere
+    within the interval, far from that of the next partition."""
+    return int(interval_ms * (partition * GOLDEN % 1.0))
+
+
+GOLDEN: Final = 0.6180339887498949
+"""Multiples of it, without their whole part, lie as far from each other as numbers can."""
+
+
+def change_of_row(name: bytes, row: bytes) -> tuple[int, int]:
+    """(segment, change of its leaf) of a key row and its name (see `key_pages`). Raises Corruption."""
+    bucket, key = rows.split_tail(name[rows.SEGMENT_BYTES :])
+    return int.from_bytes(name[: rows.SEGMENT_BYTES], "big"), leaf_of_row(bucket, key, row)
 
 
 def leaf_of_row(bucket: bytes, key: bytes, row: bytes) -> int:
-    """What a key contributes to its leaf, from its encoded key row. Raises Corruption."""
+    """What a key contributes to its leaf, from its encoded key row. Raises Corruption.
+
+    A build does this for every key there is, so a row of the usual shape (`repl.model.entry.encode_key_row`: a short
+    clock, a large hash, no tombstone) is not decoded: what is hashed stands in it as it is."""
+    try:
+        end = _CLOCK_AT + row[_CLOCK_AT - 1]
+        at = end + 9
+        at += _WIDTHS[row[at]]  # last modified
+        at += _WIDTHS[row[at]]  # size
+        at += _WIDTHS[row[at]]  # siblings
+        if row.startswith(_HEAD) and row[end] == _UINT64 and row[at] == _FALSE:
+            return xxh64_intdigest(b"".join((hashed_bytes(bucket, key), row[_CLOCK_AT:end], row[end + 1 : end + 9])))
+    except IndexError:
+        pass  # another shape, or none
     try:
         found = decode_key_row(row)
     except IsthmusError as error:
         raise Corruption(f"the key row of {bucket!r}/{key!r} cannot be read: {error}") from error
     return leaf(bucket, key, found.clock, found.hash64, tombstone=found.tombstone)
+
+
+_HEAD: Final = bytes((0x98, KEY_ROW_VERSION, 0xC4))
+"""A msgpack list of eight, the version, and bytes of at most 255: the clock, whose length is the next byte."""
+
+_CLOCK_AT: Final = len(_HEAD) + 1
+_UINT64: Final = 0xCF
+_FALSE: Final = 0xC2
+
+_WIDTHS: Final = bytes({0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}.get(byte, 1) for byte in range(256))
+"""Bytes of a whole number in msgpack, by its first one; of anything else 1, which ends at no false."""

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from aae.building import Build
+from aae.building import Build, first_rebuild_ms
 from aae.files import forget_trees, save_tree, take_tree
 from aae.tree import Hashes, Tree
 from repl.model.entry import Entry
@@ -108,6 +108,8 @@ class Kept:
     retry_at_ms: int = 0
     built_ms: int | None = None
     """Wall clock of the newest build; None: never, it was empty or saved."""
+    again_at_ms: int | None = None
+    """When it is built anew by itself; None: not known yet."""
 
     @property
     def state(self) -> State:
@@ -121,9 +123,17 @@ class Trees:
     """The keeper; an AfterApply hook. Methods belong to the event loop; builds run in one thread, one at a time."""
 
     def __init__(
-        self, store: Store, *, directory: Path, copies: Callable[[], Sequence[Copy]], time: TimeSource
+        self,
+        store: Store,
+        *,
+        directory: Path,
+        copies: Callable[[], Sequence[Copy]],
+        time: TimeSource,
+        rebuild_ms: int = 0,
     ) -> None:
-        """`copies()` tells what is on this node; `directory` is for trees between a clean stop and a start."""
+        """`copies()` tells what is on this node; `directory` is for trees between a clean stop and a start; every tree
+        is built anew each `rebuild_ms`, 0: when asked for."""
+        self._rebuild_ms = rebuild_ms
         self._store = store
         self._directory = directory
         self._copies = copies
@@ -292,15 +302,24 @@ class Trees:
             elif kept.tree is None:
                 if not kept.reason or now_ms >= kept.retry_at_ms:
                     due.append((False, partition))
-            elif partition in self._wanted:
+            elif partition in self._wanted or self._again(partition, kept, now_ms):
                 due.append((True, partition))
         return min(due)[1] if due else None
+
+    def _again(self, partition: int, kept: Kept, now_ms: int) -> bool:
+        """Whether a tree that serves has its turn."""
+        if not self._rebuild_ms:
+            return False
+        if kept.again_at_ms is None:
+            kept.again_at_ms = now_ms + first_rebuild_ms(partition, self._rebuild_ms)
+        return now_ms >= kept.again_at_ms
 
     async def _build(self, partition: int) -> None:
         kept = self.kept[partition]
         build = kept.build = Build()
         self._wanted.discard(partition)
         kept.reason = "rebuilding"
+        kept.again_at_ms = self._time.now_ms() + self._rebuild_ms
         loop = asyncio.get_running_loop()
         started = clock.monotonic()
         try:

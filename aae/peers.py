@@ -42,12 +42,14 @@ class PeerTrees:
         cluster_name: str = "",
         timeout_ms: int,
         access: Access = OPEN,
+        compress: bool = False,
     ) -> None:
         self._peers = [HttpPeer(url, CONNECTIONS, access) for url in urls]
         self._first = 0
         self._own = own
         self._name = cluster_name
         self._timeout_ms = timeout_ms
+        self._suffix = f"?compress={wire.ZSTD}" if compress else ""
         self._pool = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="fullsync")
         self.cluster: bytes | None = None
         self.bytes_received = 0
@@ -80,7 +82,7 @@ class PeerTrees:
 
     async def _ask(self, path: int, question: bytes, decode: Callable[[bytes], Answer]) -> Answer:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._asked, wire.PATHS[path], question, decode)
+        return await loop.run_in_executor(self._pool, self._asked, wire.PATHS[path] + self._suffix, question, decode)
 
     def _asked(self, path: str, question: bytes, decode: Callable[[bytes], Answer]) -> Answer:
         """In a thread: from the node that answered last, or the next one that does."""

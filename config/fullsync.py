@@ -69,6 +69,9 @@ class FullSyncSettings:
     repair_rate_limit_count: int = 5_000
     """Repairs a second that a check queues, so that users' reads and writes keep their pace; 0: no limit."""
 
+    compress: bool = False
+    """Ask for answers compressed with zstd: hashes hardly shrink, keys and clocks to about a half; costs CPU there."""
+
     bidirectional: bool = False
     """Tell the other cluster to queue what is ahead there. Without it that is counted and left alone."""
 

@@ -71,6 +71,7 @@ RANGES: Final[Mapping[tuple[type, str], Range]] = {
     (ReplicationSettings, "handover_timeout_ms"): Range(100, 1 * HOUR),
     # Below a second a record that is corrected at once would cost a copy; the disk is needed some day.
     (ReplicationSettings, "removed_copy_grace_ms"): Range(1 * SECOND, 720 * HOUR),
+    (ReplicationSettings, "tree_rebuild_ms"): Range(0, 8760 * HOUR),
     (ReplicationSettings, "balance_delay_ms"): Range(0, 1 * HOUR),
     # One at a time is the most careful; all of the most partitions that there can be at once is no limit.
     (ReplicationSettings, "balance_moves"): Range(1, 1024),

@@ -153,6 +153,10 @@ class ReplicationSettings:
     """How long a node keeps its copy of a partition after it has read that it is no replica of it any more, before it
     deletes it: time for an operator to take a move back without copying everything again. A guess."""
 
+    tree_rebuild_ms: int = 604_800_000
+    """How often each full-sync tree is built anew from the key store beside the one that serves, and compared with it;
+    moments of partitions are spread. 0: only on demand. A week: a check of the disk that nobody notices."""
+
     balance: bool = True
     """Spread leaderships evenly by themselves; without it only `isthmus leader balance` does."""
 

@@ -28,6 +28,7 @@ from node.assembly import (
     position_of,
     write_limits_of,
 )
+from node.explaining import KeyLooks
 from node.fullsync_gathering import FullSyncGathering
 from node.gap_gathering import ClusterGaps
 from node.gathering import Gathering
@@ -160,7 +161,13 @@ class Parts:
         )
         self.telemetry = TelemetryGathering(node=name, request=self.links.request, runtime=self.runtime)
         self.sink_gathering = SinkGathering(node=name, request=self.links.request, sink=lambda: self.sink)
-        self.queue_gathering = QueueGathering(node=name, request=self.links.request, acts=lambda: self.queue_acts)
+        self.queue_gathering = QueueGathering(
+            node=name,
+            request=self.links.request,
+            acts=lambda: self.queue_acts,
+            looks=lambda: self.key_looks,
+            proven=self.proven,
+        )
         self.fullsync_gathering = FullSyncGathering(node=name, request=self.links.request, own=self.fullsync_of)
         gatherings = (
             self.gathering,
@@ -199,6 +206,14 @@ class Parts:
         )
         self.property_book.on_change.append(self.reaper.properties_changed)
         switchboard.add(self.reaper.request_handlers())
+        self.key_looks = KeyLooks(
+            runtime=self.runtime,
+            store=self.store,
+            routes=self.coordinator.routes,
+            acts=self.queue_acts,
+            reaper=self.reaper,
+            pool=self.read_pool,
+        )
         self.coordinator.owed = self.queues.owed
         self.repairs = QueueRepairs(self.queues, self.time)
         self.fullsync = self._build_fullsync()
@@ -261,6 +276,7 @@ class Parts:
                 PeerSettings(one.urls.split(",")[0], one.queue, one.cluster, one.token_file)
             ),
             repairs=self.repairs,
+            tree_rebuild_ms=self.settings.replication.tree_rebuild_ms,
             gaps=ClusterGaps(self.queue_gathering, self.controller, name, self.time),
         )
 
@@ -299,6 +315,14 @@ class Parts:
         if len(found) < found[0].partition_count:
             raise NotReady(f"bucket type {name!r}: {len(found)} of {found[0].partition_count} partitions are known yet")
         return [r.partition for r in found]
+
+    def proven(self) -> list[dict[str, Any]]:
+        """What this node's full-sync has proven in sync, by queue and bucket type; see `node.queue_gathering`."""
+        return [
+            {"queue": peer.settings.queue, "bucket_type": bucket_type, "at_ms": at_ms}
+            for peer in self.fullsync.manager.peers.values()
+            for bucket_type, at_ms in peer.remembered.proven_ms.items()
+        ]
 
     def members(self) -> dict[str, Any]:
         """The live nodes of this cluster, for sinks of others; see `node.http.members`."""

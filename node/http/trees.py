@@ -6,6 +6,7 @@ Any node answers for its whole cluster. Moves bodies only: what is in them is `a
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
 from typing import Final
 
@@ -37,19 +38,19 @@ class TreeRoutes:
 
     async def _roots(self, request: Request) -> Reply:
         asked = wire.decode_roots_asked(await self._question(request))
-        return await self._limited(self._roots_of(asked))
+        return await self._limited(request, self._roots_of(asked))
 
     async def _leaves(self, request: Request) -> Reply:
         asked = wire.decode_leaves_asked(await self._question(request))
-        return await self._limited(self._leaves_of(asked))
+        return await self._limited(request, self._leaves_of(asked))
 
     async def _clocks(self, request: Request) -> Reply:
         asked = wire.decode_clocks_asked(await self._question(request))
-        return await self._limited(self._clocks_of(asked))
+        return await self._limited(request, self._clocks_of(asked))
 
     async def _repair(self, request: Request) -> Reply:
         asked = wire.decode_repair_asked(await self._question(request))
-        return await self._limited(self._repaired(asked))
+        return await self._limited(request, self._repaired(asked))
 
     async def _repaired(self, asked: wire.RepairAsked) -> bytes:
         keys = [Key(asked.bucket_type, bucket, key) for bucket, key in asked.names]
@@ -68,7 +69,7 @@ class TreeRoutes:
     async def _question(request: Request) -> bytes:
         return await request.body(wire.QUESTION_BYTES_MAX, "a question about trees")
 
-    async def _limited(self, answer: Coroutine[None, None, bytes]) -> Reply:
+    async def _limited(self, request: Request, answer: Coroutine[None, None, bytes]) -> Reply:
         if self.running >= QUESTIONS_MAX:
             answer.close()
             raise Overloaded(f"{QUESTIONS_MAX} questions about trees are being answered, which is this node's limit")
@@ -77,4 +78,8 @@ class TreeRoutes:
             told = wire.Told(self._cluster, self._name, await answer)
         finally:
             self.running -= 1
-        return Reply(200, _HEADERS, wire.encode_told(told))
+        compress = request.query.get("compress", "")
+        if compress != wire.ZSTD:
+            return Reply(200, _HEADERS, wire.encode_told(told))
+        loop = asyncio.get_running_loop()
+        return Reply(200, _HEADERS, await loop.run_in_executor(None, wire.encode_told, told, compress))

@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgpack
 import pytest
+import zstandard
 
 from aae import wire
 from aae.compare import Row
@@ -175,6 +177,22 @@ def test_what_is_not_whole_is_no_answer(city: Story, monkeypatch: pytest.MonkeyP
             await whole.roots(RootsAsked(TYPE))
 
     city(story)
+
+
+def test_compressed_answers_are_the_same_and_bombs_are_refused() -> None:
+    """An answer asked for with zstd says what the plain one does, in fewer bytes; small ones stay as they are, and a
+    frame that hides its size, or says too much, is refused."""
+    told = wire.Told(bytes(16), "west", b"rows " * 10_000)
+    packed = wire.encode_told(told, wire.ZSTD)
+    assert len(packed) < len(wire.encode_told(told)) / 10
+    assert wire.decode_told(packed) == told
+    small = told._replace(body=b"few")
+    assert wire.encode_told(small, wire.ZSTD) == wire.encode_told(small) == wire.encode_told(small, "other")
+    silent = zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 1_000)
+    large = zstandard.ZstdCompressor().compress(bytes(wire.MESSAGE_BYTES_MAX + 1))
+    for frame in (silent, large, b"rubbish"):
+        with pytest.raises(CodecError):
+            wire.decode_told(msgpack.packb([wire.VERSION, bytes(16), "west", frame, wire.ZSTD]))
 
 
 def test_messages_that_are_none_are_refused() -> None:

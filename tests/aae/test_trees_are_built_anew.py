@@ -1,0 +1,105 @@
+"""Trees are built anew by themselves, one after the other, each once in its interval."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aae.building import first_rebuild_ms, leaf_of_row
+from aae.keeping import Copy, Trees
+from repl.model.entry import encode_key_row, leaf
+from repl.model.errors import Corruption
+from repl.model.objects import Summary
+from repl.store.memory import MemoryStore
+from repl.store.port import PartitionStep
+from tests.store.histories import History
+
+EVERY_MS = 100_000
+
+
+class Clock:
+    """Time that stands until it is moved."""
+
+    ms = 1_000
+
+    def now_ms(self) -> int:
+        """Now."""
+        return self.ms
+
+    def wall_ms(self) -> int:
+        """Now."""
+        return self.ms
+
+
+@given(
+    st.binary(max_size=300),
+    st.integers(0, 2**64 - 1) | st.integers(0, 300),
+    st.integers(0, 2**63) | st.integers(0, 300),
+    st.integers(0, 2**40),
+    st.integers(0, 70_000),
+    st.booleans(),
+    st.integers(0, 2**62),
+)
+def test_a_leaf_is_the_same_decoded_or_not(
+    clock: bytes, hash64: int, modified_ms: int, size: int, siblings: int, tombstone: bool, offset: int
+) -> None:
+    """What a build takes from a row as it is equals what apply makes of its fields, for every shape of row; a row that
+    is cut short is an error with the key's name, or the same leaf still."""
+    row = encode_key_row(Summary(clock, hash64, modified_ms, size, siblings, tombstone), offset)
+    expected = leaf(b"b", b"key", clock, hash64, tombstone=tombstone)
+    assert leaf_of_row(b"b", b"key", row) == expected
+    for end in range(len(row)):
+        with suppress(Corruption):
+            assert leaf_of_row(b"b", b"key", row[:end]) == expected
+    with pytest.raises(Corruption, match="b'b'/b'key'"):
+        leaf_of_row(b"b", b"key", row[: len(clock)])
+
+
+def test_first_moments_are_spread_over_the_interval() -> None:
+    """Of a hundred partitions never more than a few have their first turn within the same tenth of the interval."""
+    turns = [first_rebuild_ms(partition, EVERY_MS) for partition in range(100)]
+    assert all(0 <= turn < EVERY_MS for turn in turns)
+    assert max(sum(turn * 10 // EVERY_MS == tenth for turn in turns) for tenth in range(10)) <= 12
+
+
+def test_a_tree_is_built_once_an_interval_while_it_serves(tmp_path: Path) -> None:
+    """A tree that serves has its turn when its moment comes, and the next one an interval later; not in between."""
+
+    async def work() -> None:
+        clock, store, history = Clock(), MemoryStore(), History(3)
+        entries = [history.put(b"b", b"%d" % n, b"x") for n in range(10)]
+        store.write([PartitionStep(3, entries)])
+        copy = Copy(3, b"default", 1, len(entries), True)
+        trees = Trees(store, directory=tmp_path, copies=lambda: [copy], time=clock, rebuild_ms=EVERY_MS)
+        trees.start()
+
+        async def looked(builds: int) -> None:
+            for _ in range(2_000):
+                trees._wake.set()
+                await asyncio.sleep(0.001)
+                if trees.builds_total >= builds:
+                    break
+            for _ in range(20):
+                trees._wake.set()
+                await asyncio.sleep(0.001)
+            assert trees.builds_total == builds
+
+        await looked(1)  # there was none
+        clock.ms += EVERY_MS - 1
+        await looked(1)
+        clock.ms += 1
+        await looked(2)
+        assert trees.kept[3].tree is not None
+        clock.ms += EVERY_MS // 2
+        await looked(2)
+        clock.ms += EVERY_MS // 2
+        await looked(3)
+        assert trees.mismatches == []
+        await trees.stop(save=False)
+
+    asyncio.run(work())
