@@ -1,0 +1,62 @@
+"""A mesh of three clusters and a chain of three, as real processes: writes, deletes and siblings made everywhere."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.replication.clusters import Clusters, Writers
+
+TOWNS = ("east", "west", "north")
+MESH = tuple(itertools.permutations(TOWNS, 2))
+CHAIN = (("east", "west"), ("west", "east"), ("west", "north"), ("north", "west"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("arrows", [MESH, CHAIN], ids=["mesh", "chain"])
+def test_three_clusters_end_the_same(tmp_path: Path, arrows: tuple[tuple[str, str], ...]) -> None:
+    """Writes, deletes and concurrent writes to the same keys at three clusters, one of which is killed meanwhile: all
+    end with the same keys, clocks and values, and with every acknowledged write; deletes stay deleted."""
+    cascade = ("west",) if arrows == CHAIN else ()
+    with Clusters(tmp_path, arrows, cascade=cascade) as clusters:
+        writers = [
+            Writers(town, clusters.labs[town].places, pause_s=0.02, seed=seed).start()
+            for seed, town in enumerate(TOWNS)
+        ]
+        try:
+            for _ in range(2):
+                time.sleep(3)
+                town = random.Random(3).choice(TOWNS)
+                clusters.crash(clusters.node(town), town)
+                clusters.labs[town].wait_well(90)
+            time.sleep(1)
+        finally:
+            for writer in writers:
+                writer.stop()
+        clusters.check(writers)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("arrows", [MESH, CHAIN], ids=["mesh", "chain"])
+def test_each_change_crosses_each_link_once_at_most(tmp_path: Path, arrows: tuple[tuple[str, str], ...]) -> None:
+    """Fresh keys and deletes without any fault: no queue gives out more changes than were made behind it, and no sink
+    is told what it knows."""
+    cascade = ("west",) if arrows == CHAIN else ()
+    with Clusters(tmp_path, arrows, cascade=cascade) as clusters:
+        writers = [Writers(town, clusters.labs[town].places, pause_s=0.01, shared=False) for town in TOWNS]
+        for writer in writers:
+            writer.start()
+        time.sleep(4)
+        for writer in writers:
+            writer.stop()
+        clusters.check(writers)
+        assert not any(writer.unknown for writer in writers)
+        for town in TOWNS:
+            links = clusters.see(town, "/admin/sink")["sinks"]
+            assert sum(link["superseded"] for link in links) == 0, links
