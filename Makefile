@@ -48,6 +48,7 @@ bench: venv
 	@$(BIN)/python bench/replicate.py $(ARGS)
 	@$(BIN)/python -m bench.isr $(ARGS)
 	@$(BIN)/python -m bench.far $(ARGS)
+	@$(BIN)/python -m bench.fullsync $(ARGS)
 	@$(BIN)/python -m bench.handover $(filter-out --profile,$(ARGS))
 	@$(BIN)/python -m bench.balance $(if $(findstring --json,$(ARGS)),--json)
 

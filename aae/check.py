@@ -30,6 +30,18 @@ log = structlog.get_logger(__name__)
 REPAIRS_AT_ONCE: Final = 500
 """Keys that are queued together; between two such groups the rate is kept."""
 
+PROBE_S: Final = 0.002
+"""A sleep whose end tells how late the event loop is: the time that every request waits, too."""
+
+LATE_FREE_S: Final = 0.020
+"""Lateness that is nobody's concern: a group commit is as long."""
+
+REST_FACTOR: Final = 10.0
+"""Rest for each second that the loop was late: at 50 ms half a second, so a thousand keys a second at most. A guess."""
+
+REST_S_MAX: Final = 2.0
+"""Repairs go on, however busy the node is: 250 keys a second."""
+
 LEARNED_MAX: Final = 100_000
 """Times of repaired keys that are remembered during a check, to learn a range from."""
 
@@ -133,9 +145,20 @@ class Checker:
                 log.info("fullsync.queued", bucket=str(d.bucket), key=str(d.key), kind=d.kind.value, side=d.side.value)
 
     async def _keep_rate(self, count: int) -> None:
+        """Rest after a group of `count`: as the settings want it, and for longer where the event loop is late, since
+        then users wait."""
         rate = self._settings.repair_rate_limit_count
         if rate:
             await asyncio.sleep(count / rate)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        await asyncio.sleep(PROBE_S)
+        await asyncio.sleep(rest_s(loop.time() - began_s - PROBE_S))
+
+
+def rest_s(late_s: float) -> float:
+    """How long repairs rest when the event loop was late by `late_s`."""
+    return min(REST_S_MAX, REST_FACTOR * late_s) if late_s > LATE_FREE_S else 0.0
 
 
 def _parts(differences: Sequence[Difference]) -> list[Sequence[Difference]]:

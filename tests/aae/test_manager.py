@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aae.check import Check, Checker, Repairs
+from aae.check import Check, Checker, Repairs, rest_s
 from aae.compare import Difference, Row, Side
 from aae.compare import Kind as DifferenceKind
 from aae.exchange import Findings, Verdict
@@ -322,6 +322,13 @@ def test_windows_of_the_settings() -> None:
     assert not window_of("never").holds(0)
     assert window_of("22-6").holds(23 * HOUR_MS)
     assert window_of("0-24").holds(0)
+
+
+def test_repairs_rest_while_the_loop_is_late() -> None:
+    """A loop that is on time costs nothing, a late one a rest that grows with it, up to a bound."""
+    assert rest_s(-0.001) == rest_s(0.0) == rest_s(0.019) == 0.0
+    assert rest_s(0.05) == pytest.approx(0.5)
+    assert rest_s(60.0) == 2.0
 
 
 class Queue(Repairs):
