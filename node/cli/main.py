@@ -54,8 +54,16 @@ NOUNS: Final[Mapping[str, Noun]] = {
     "leader": Noun("node.cli.leader", "leader_group", "Look at leaderships, and spread them evenly."),
     "queue": Noun("node.cli.queue", "queue_group", "Look at source queues; register, suspend, limit, release them."),
     "gaps": Noun("node.cli.queue_looks", "gaps_of_queues", "What queues gave up and no full-sync has closed yet."),
+    "lag": Noun("node.cli.knowing", "lag_command", "How far other clusters are behind: seconds, objects, bytes."),
+    "ledger": Noun("node.cli.knowing", "ledger_command", "What became of every change sent and received."),
+    "explain": Noun(
+        "node.cli.knowing", "explain_command", "One key: where it was accepted, where it is, what is next."
+    ),
     "sink": Noun("node.cli.sink", "sink_group", "Look at sinks; suspend and resume them."),
     "fullsync": Noun("node.cli.fullsync", "fullsync_group", "Compare with other clusters, and repair what differs."),
+    "reconcile": Noun(
+        "node.cli.reconcile", "reconcile_group", "Compare two clusters key by key on Spark, and repair what differs."
+    ),
     "fold": Noun("node.cli.fold", "fold_group", "Look at, or act upon, all keys of a type, a bucket or a range."),
 }
 """In the order of the help. A noun whose module is not installed is not offered."""

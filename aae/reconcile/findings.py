@@ -1,0 +1,110 @@
+"""The rows that a run leaves behind, and how candidates travel between its two looks.
+
+One row a key that differs: what it is called, its verdict, how it differs and on which side, and both sides as they
+were seen last. Work files hold candidates as msgpack, since nobody but the second look reads them; findings are
+columns. Reading them again (`read_findings`) needs no Spark.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack
+import pyarrow as pa
+import pyarrow.dataset
+
+from aae.reconcile.verdicts import Candidate, Said, Seen
+from repl.model.errors import CodecError
+from repl.model.keys import key_hash, segment_of
+
+CANDIDATES_MAX: Final = 10_000_000
+"""Candidates of a chunk that are read."""
+
+FINDING: Final = (
+    "bucket_type string, bucket binary, key binary, segment int, verdict string, difference string, side string, "
+    "left_clock binary, right_clock binary, left_hash bigint, right_hash bigint, left_modified_ms bigint, "
+    "right_modified_ms bigint, left_tombstone boolean, right_tombstone boolean, left_size bigint, right_size bigint, "
+    "left_siblings int, right_siblings int, left_fault string, right_fault string, first_seen_ms bigint, "
+    "last_seen_ms bigint"
+)
+"""Columns, as Spark writes them. `side`: source is the left cluster, sink the right one. Null: that side has no row, or
+did not tell."""
+
+COLUMNS: Final = tuple(part.split()[0] for part in FINDING.split(", "))
+
+_SEEN: Final = ("clock", "hash", "modified_ms", "tombstone", "size", "siblings", "fault")
+
+
+def encode_candidates(found: Sequence[Candidate], filtered: Sequence[Candidate], at_ms: int) -> bytes:
+    """What a first look leaves for the second one."""
+    packed: bytes = msgpack.packb([at_ms, found, filtered])
+    return packed
+
+
+def decode_candidates(data: bytes) -> tuple[int, list[Candidate], list[Candidate]]:
+    """(time of the first look, candidates, filtered). Raises CodecError."""
+    try:
+        raw = msgpack.unpackb(data, max_array_len=CANDIDATES_MAX, max_map_len=0, max_ext_len=0)
+        at_ms, found, filtered = raw
+        return int(at_ms), [_candidate(one) for one in found], [_candidate(one) for one in filtered]
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise CodecError(f"not the candidates of a first look: {error}") from error
+
+
+def _candidate(raw: Any) -> Candidate:
+    bucket, key, left, right = raw
+    return Candidate(bucket, key, None if left is None else Seen(*left), None if right is None else Seen(*right))
+
+
+def finding(
+    bucket_type: str, name: Candidate, said: Said, left: Seen | None, right: Seen | None, first_ms: int, last_ms: int
+) -> dict[str, Any]:
+    """A row."""
+    row: dict[str, Any] = {
+        "bucket_type": bucket_type,
+        "bucket": name.bucket,
+        "key": name.key,
+        "segment": segment_of(key_hash(name.bucket, name.key)),
+        "verdict": said.verdict.value,
+        "difference": None if said.kind is None else said.kind.value,
+        "side": None if said.side is None else said.side.value,
+        "first_seen_ms": first_ms,
+        "last_seen_ms": last_ms,
+    }
+    for side, seen in (("left", left), ("right", right)):
+        if seen is None:
+            values: Sequence[Any] = (None,) * len(_SEEN)
+        elif seen.fault:
+            values = (*(None,) * (len(_SEEN) - 1), seen.fault)
+        else:
+            hash64 = seen.hash64 - (seen.hash64 >> 63 << 64)  # Spark's integers are signed
+            values = (
+                seen.clock, hash64, seen.modified_ms, seen.tombstone, seen.size_bytes, seen.siblings, None
+            )  # fmt: skip
+        row.update({f"{side}_{column}": value for column, value in zip(_SEEN, values, strict=True)})
+    return row
+
+
+def read_findings(directory: Path, columns: Sequence[str], verdict: str = "") -> Iterator[dict[str, Any]]:
+    """The rows of a run's findings, batch by batch; of one verdict alone if it is named. Without a directory none."""
+    if not directory.exists():
+        return
+    cut = pa.dataset.partitioning(pa.schema([("verdict", pa.string())]), flavor="hive")
+    table = pa.dataset.dataset(directory, format="parquet", partitioning=cut)
+    if not table.files:
+        return
+    wanted = pa.dataset.field("verdict") == verdict if verdict else None
+    for batch in table.to_batches(columns=list(columns), filter=wanted, batch_size=10_000):
+        yield from batch.to_pylist()
+
+
+def counted(directory: Path) -> list[dict[str, Any]]:
+    """How many findings there are by verdict, difference, side and bucket, the most first."""
+    found: Counter[tuple[str, ...]] = Counter()
+    for row in read_findings(directory, ("verdict", "difference", "side", "bucket")):
+        found[row["verdict"], row["difference"], row["side"], row["bucket"].decode(errors="backslashreplace")] += 1
+    names = ("verdict", "difference", "side", "bucket", "count")
+    return [dict(zip(names, (*named, count), strict=True)) for named, count in found.most_common()]

@@ -1,0 +1,226 @@
+"""One look at a range of segments of two clusters: what runs on Spark's executors for `reconcile`.
+
+Both sides of a range are read by the same task and joined there, so nothing is shuffled, and a range is the unit of
+retry. A contiguous range is read as streams (`reading`), scattered segments by the question that full-sync asks
+(`aae.wire`); where that is refused, since a row in them is damaged, by streams too. What cannot be read is an answer
+with a reason, never an exception: the driver names the segments. What is said of the rows is `verdicts`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
+
+import msgpack
+
+from aae import row_wire, wire
+from aae.reconcile.client import Credentials, Plan, asked_plan
+from aae.reconcile.reading import Pace, RangeStream, ranges_of
+from aae.reconcile.verdicts import Name, Seen
+from aae.row_wire import Consistency, RowsAsked
+from aae.tree import BRANCH_COUNT, Hashes
+from repl.model.entry import KEY_ROW_VERSION, decode_key_row
+from repl.model.errors import CodecError, IsthmusError, PeerFault
+from repl.model.keys import SEGMENT_BITS
+from repl.store.rows import SEGMENT_BYTES, split_tail
+from repl.transport.http_client import HttpPeer, Refused
+
+SCATTERED_MAX: Final = 4_096
+"""Segments of one question for clocks."""
+
+CLOCK_ROWS: Final = 50_000
+"""Rows of one answer: some MB."""
+
+GIVE_UP_AFTER_S: Final = 30
+"""How long a range is tried, and a question waits, before it is unreachable: a leader that dies is replaced within
+seconds."""
+
+_FAULT: Final = Seen(b"", 0, 0, tombstone=False)
+
+Runs = Sequence[tuple[int, int]]
+"""Ranges [first, end) of segments, ascending, disjoint."""
+
+Answer = TypeVar("Answer")
+
+
+class SideSpec(NamedTuple):
+    """A cluster, as tasks are told of it. `cluster`: its uuid, which every answer must have; `rows_per_second` is a
+    task's share, 0 for no limit."""
+
+    urls: tuple[str, ...]
+    bucket_type: str
+    token_file: str = ""
+    ca_file: str = ""
+    cluster: bytes = b""
+    rows_per_second: float = 0.0
+    give_up_after_s: int = GIVE_UP_AFTER_S
+
+    @property
+    def credentials(self) -> Credentials:
+        """Files that show who asks."""
+        return Credentials(self.token_file, self.ca_file)
+
+
+class AsOf(NamedTuple):
+    """What the rows of some segments are as of: everything below `offset` of a partition."""
+
+    partition: int
+    epoch: int
+    offset: int
+
+
+class Taken(NamedTuple):
+    """The rows of some runs."""
+
+    rows: dict[Name, Seen]
+    as_of: list[AsOf]
+    bytes: int
+
+
+class OtherCluster(PeerFault):
+    """An answer of another cluster than the run is about."""
+
+    reason = "other-cluster"
+
+
+def plan_of(side: SideSpec) -> Plan:
+    """Who holds what. Raises PeerFault, BadInput."""
+    plan = asked_plan(side.urls, side.credentials, side.bucket_type)
+    if side.cluster and plan.cluster != side.cluster:
+        raise OtherCluster(
+            f"{side.urls[0]} is of cluster {plan.cluster_name}, uuid {plan.cluster.hex()}, not the run's"
+        )
+    return plan
+
+
+def read_runs(side: SideSpec, runs: Runs, *, committed: bool = False) -> Taken:
+    """All rows of the runs. `committed`: from leaders alone, with all that was acknowledged before. Raises PeerFault,
+    CodecError, Retryable's kin: then nothing of it counts."""
+    count = sum(end - first for first, end in runs)
+    if (count <= SCATTERED_MAX and len(runs) > 1) or committed:
+        try:
+            return _by_clocks(side, [segment for run in runs for segment in range(*run)])
+        except (PeerFault, CodecError) as error:
+            if isinstance(error, OtherCluster):
+                raise
+            # A damaged row ends the whole answer; a stream shows all others beside it.
+    return _by_streams(side, runs, committed)
+
+
+def roots_of(side: SideSpec) -> Hashes:
+    """The hashes of all branches. Raises PeerFault, CodecError."""
+    question = wire.encode_roots_asked(wire.RootsAsked(side.bucket_type.encode()))
+    return _asked(side, wire.PATHS[0], question, lambda body: wire.decode_hashes(body, BRANCH_COUNT).hashes)[0]
+
+
+def leaves_of(side: SideSpec, branches: Sequence[int]) -> Hashes:
+    """The leaves of branches in the full tree. Raises PeerFault, CodecError."""
+    asked = wire.LeavesAsked(side.bucket_type.encode(), tuple(branches), SEGMENT_BITS)
+    count = wire.leaf_count(asked)
+    return _asked(
+        side, wire.PATHS[1], wire.encode_leaves_asked(asked), lambda body: wire.decode_hashes(body, count).hashes
+    )[0]
+
+
+def decoded(names: Sequence[bytes], key_rows: Sequence[bytes]) -> Iterable[tuple[Name, Seen]]:
+    """The rows of a frame. One that cannot be read has a fault, and its name. Raises CodecError for a name that is
+    none."""
+    joined = b"\xdd" + len(key_rows).to_bytes(4, "big") + b"".join(key_rows)
+    try:
+        raws = msgpack.unpackb(joined, use_list=False, max_map_len=0, max_ext_len=0)
+        sound = all(tuple(map(type, raw)) == _ROW_TYPES and raw[0] == KEY_ROW_VERSION for raw in raws)
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError):
+        sound = False
+    for at, name in enumerate(names):
+        named = split_tail(name[SEGMENT_BYTES:])
+        if sound:
+            _, clock, hash64, modified_ms, size, siblings, dead, _ = raws[at]
+            yield named, Seen(clock, hash64, modified_ms, dead, size, siblings)
+        else:
+            yield named, _one(key_rows[at])
+
+
+_ROW_TYPES: Final = (int, bytes, int, int, int, int, bool, int)
+
+
+def _one(data: bytes) -> Seen:
+    try:
+        row = decode_key_row(data)
+    except IsthmusError as error:
+        return _FAULT._replace(fault=str(error)[:200])
+    return Seen(row.clock, row.hash64, row.last_modified_ms, row.tombstone, row.size_bytes, row.sibling_count)
+
+
+def _by_streams(side: SideSpec, runs: Runs, committed: bool) -> Taken:
+    plan = plan_of(side)
+    consistency = Consistency.COMMITTED if committed else Consistency.ANY
+    taken = Taken({}, [], 0)
+    size = 0
+    pace = Pace(side.rows_per_second)
+    for run in runs:
+        for part in ranges_of(plan, run, 1, consistency):
+            asked = RowsAsked(
+                side.bucket_type.encode(), part.partition, part.first, part.end, consistency=consistency
+            )  # fmt: skip
+            stream = RangeStream(asked, part, side.credentials, give_up_after_s=side.give_up_after_s)
+            for _, rows in stream.frames():
+                taken.rows.update(decoded(rows.names, rows.key_rows))
+                size += sum(map(len, rows.names)) + sum(map(len, rows.key_rows))
+                pace.passed(len(rows.names))
+            taken.as_of.extend(AsOf(one.partition, one.epoch, one.offset) for one in stream.pieces)
+    return taken._replace(bytes=size)
+
+
+def _by_clocks(side: SideSpec, segments: Sequence[int]) -> Taken:
+    taken = Taken({}, [], 0)
+    size = 0
+    pace = Pace(side.rows_per_second)
+    left = list(segments)
+    while left:
+        asked = wire.ClocksAsked(
+            side.bucket_type.encode(), tuple(left[:SCATTERED_MAX]), SEGMENT_BITS, 0, 0, CLOCK_ROWS
+        )  # fmt: skip
+        decode = partial(wire.decode_rows, asked=asked)
+        told, length = _asked(side, wire.PATHS[2], wire.encode_clocks_asked(asked), decode)
+        size += length
+        for row in told.rows:
+            taken.rows[row.bucket, row.key] = Seen(row.clock, row.hash64, row.modified_ms, row.tombstone)
+        pace.passed(len(told.rows))
+        left = left[told.covered :]
+    return taken._replace(bytes=size)
+
+
+def _asked(side: SideSpec, path: str, question: bytes, decode: Callable[[bytes], Answer]) -> tuple[Answer, int]:
+    """The answer of the first node that has one, and its bytes."""
+    access = side.credentials.access()
+    trouble: list[str] = []
+    for url in side.urls:
+        peer = HttpPeer(url, 1, access)
+        try:
+            data = peer.post(
+                path, question, media_type=row_wire.MEDIA_TYPE, timeout_ms=side.give_up_after_s * 1000,
+                limit_bytes=wire.MESSAGE_BYTES_MAX,
+            )  # fmt: skip
+            told = wire.decode_told(data)
+            if side.cluster and told.cluster != side.cluster:
+                raise OtherCluster(
+                    f"{url} answers for cluster {told.cluster_name}, uuid {told.cluster.hex()}, not the run's"
+                )
+            return decode(told.body), len(data)
+        except Refused as error:
+            if error.status < 500:
+                raise
+            trouble.append(str(error))
+        except (PeerFault, CodecError) as error:
+            if isinstance(error, OtherCluster):
+                raise
+            trouble.append(str(error))
+        finally:
+            peer.cut()
+    raise PeerFault(f"no node answers about trees: {'; '.join(trouble)}")
+
+
+def explained(error: BaseException) -> str:
+    """Why something could not be read, in one line."""
+    return f"{getattr(error, 'reason', type(error).__name__)}: {error}"[:300]

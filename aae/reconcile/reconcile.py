@@ -1,0 +1,363 @@
+"""`reconcile`: two clusters compared key by key, as a Spark job that can be killed and goes on.
+
+    plan      trees of both sides say which segments differ; without trees, or with `full`, all are read
+    first     waves of chunks, each read from both sides by one task; what differs is a candidate
+    settle    a pause after the last look: what is on its way arrives
+    second    the candidates again, from leaders; only what differs still, and did not arrive, is `diverged`
+    report    findings and segments as Parquet, totals in summary.json
+
+A chunk that could not be read is named and looked at again by the next run of the same id; it never counts as equal.
+What a task does is `tasks`', what a run leaves on disk `runs`'. Rules: docs/protocol.md I-AAE-CONFIRM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from time import monotonic, sleep, time
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from aae.reconcile.looks import SideSpec, explained, plan_of
+from aae.reconcile.planning import Planned, planned
+from aae.reconcile.runs import FIRST, SECOND, Chunk, Done, RunDirectory, Standing, Wave, standing
+from aae.reconcile.summary import Outcome, summary_of
+from aae.reconcile.tasks import COUNTED, FIRST_ROW, SECOND_ROW, Job, encode_chunk, first_looks, second_looks
+from queues.filters import parse_filter
+from repl.model.errors import BadInput, IsthmusError
+
+SETTLE_S: Final = 10.0
+"""Pause between the looks when nobody says how long: longer than replication takes as a rule, by far."""
+
+WAVE_TASKS: Final = 4
+"""Chunks of a wave for each task that runs at once: so many that one slow chunk is no matter, and so few that a killed
+run has little to do again."""
+
+SHORT_REST_S: Final = 0.2
+
+
+class ReconcileOptions(NamedTuple):
+    """What is wanted. `output`: a directory that driver and workers reach; times in ms since 1970, 0 for no bound;
+    `sample`: part of the segments that is looked at; `max_differences` 0: all findings are kept; `max_time_s` 0: no
+    limit; `filter`: a queue's, what it leaves out is `filtered`; `rows_per_second` of each cluster, 0: no limit."""
+
+    output: str
+    run_id: str
+    bucket_type: str = "default"
+    bucket: bytes = b""
+    modified_since_ms: int = 0
+    modified_before_ms: int = 0
+    full: bool = False
+    sample: float = 1.0
+    max_differences: int = 0
+    max_time_s: float = 0
+    settle_s: float = SETTLE_S
+    filter: str = ""
+    rows_per_second: int = 0
+    give_up_after_s: int = 30
+    token_file: str = ""
+    ca_file: str = ""
+
+
+Told = Callable[[str], None]
+"""Takes a line of progress."""
+
+
+def reconcile(
+    spark: SparkSession,
+    left: str,
+    right: str,
+    options: ReconcileOptions | Mapping[str, Any],
+    told: Told | None = None,
+) -> DataFrame:
+    """The findings of comparing two clusters, each some URLs separated by commas: a row a key that differs, its columns
+    in `findings.FINDING`. Totals, and whether all was looked at, stand in summary.json of the run. Raises as `run`."""
+    wanted = options if isinstance(options, ReconcileOptions) else ReconcileOptions(**options)
+    run(spark, left, right, wanted, told)
+    return findings_of(spark, RunDirectory(wanted.output, wanted.run_id))
+
+
+def findings_of(spark: SparkSession, directory: RunDirectory) -> DataFrame:
+    """A run's findings; an empty table when there are none."""
+    from aae.reconcile.findings import FINDING
+
+    path = directory.path / "findings"
+    if not any(path.glob("verdict=*")):
+        return spark.createDataFrame([], FINDING)
+    return spark.read.schema(FINDING).option("basePath", str(path)).parquet(str(path))
+
+
+def run(
+    spark: SparkSession, left: str, right: str, options: ReconcileOptions, told: Told | None = None
+) -> dict[str, Any]:
+    """Do the run, or what is left of it; its summary. Raises BadInput for options that mean nothing, and for a run id
+    that stands for another question. A cluster that cannot be read is no exception: the summary says so."""
+    check(options)
+    directory = RunDirectory(options.output, options.run_id)
+    wanted = {**options._asdict(), "bucket": options.bucket.hex(), "left": left, "right": right}
+    for lasting_name in (
+        "output",
+        "run_id",
+        "max_time_s",
+        "rows_per_second",
+        "give_up_after_s",
+        "token_file",
+        "ca_file",
+    ):
+        del wanted[lasting_name]  # how a run is done may change from one time to the next, what it is about not
+    directory.opened(wanted)
+    known = directory.read("summary.json")
+    if known is not None and known["outcome"] in (Outcome.EQUAL, Outcome.DIFFER):
+        return known
+    return _Run(spark, directory, options, (_urls(left), _urls(right)), told or _silent).run()
+
+
+def check(options: ReconcileOptions) -> None:
+    """Raises BadInput, BadConfig."""
+    if not 0 < options.sample <= 1:
+        raise BadInput(f"sample {options.sample}: a part above 0, up to 1, is right")
+    if min(options.settle_s, options.max_time_s, options.max_differences, options.rows_per_second) < 0:
+        raise BadInput("settle, max-time, max-differences and the rate are 0 or more")
+    if options.modified_before_ms and options.modified_before_ms <= options.modified_since_ms:
+        raise BadInput("modified-before is not after modified-since: no key can be between them")
+    if not options.bucket_type or options.give_up_after_s < 1:
+        raise BadInput("a bucket type has a name, and a cluster is given at least a second to answer")
+    if options.filter:
+        parse_filter(options.filter)
+
+
+class _Run:
+    """One go at a run."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        directory: RunDirectory,
+        options: ReconcileOptions,
+        urls: tuple[tuple[str, ...], tuple[str, ...]],
+        told: Told,
+    ) -> None:
+        self._spark = spark
+        self._directory = directory
+        self._options = options
+        self._told = told
+        self._began_s = monotonic()
+        self._tasks = spark.sparkContext.defaultParallelism
+        rate = options.rows_per_second / self._tasks
+        self._sides = [
+            SideSpec(one, options.bucket_type, options.token_file, options.ca_file, b"", rate, options.give_up_after_s)
+            for one in urls
+        ]
+
+    def run(self) -> dict[str, Any]:
+        try:
+            plan = self._plan()
+        except BadInput:
+            raise
+        except IsthmusError as error:
+            return self._failed(explained(error))
+        left, right = (
+            side._replace(cluster=bytes.fromhex(uuid)) for side, uuid in zip(self._sides, plan.clusters, strict=True)
+        )
+        options = self._options
+        job = Job(
+            left, right, options.bucket_type, options.bucket, options.modified_since_ms, options.modified_before_ms,
+            options.filter,
+        )  # fmt: skip
+        self._told(f"{plan.mode}: {plan.segments} segments in {len(plan.chunks)} chunks ({plan.why})")
+        now = standing(self._directory.waves())
+        by_number = {chunk.number: chunk for chunk in plan.chunks}
+        pending = [chunk for number, chunk in by_number.items() if number not in now.first]
+        self._waves(FIRST, pending, lambda chunks: self._first(job, chunks))
+        now = standing(self._directory.waves())
+        waiting = [
+            by_number[number]
+            for number, (_, done) in now.first.items()
+            if (done.candidates or done.filtered) and (number not in now.second or now.second[number][1].error)
+        ]
+        if any(now.first[chunk.number][1].candidates for chunk in waiting):
+            self._settle(now)
+        self._waves(SECOND, waiting, lambda chunks: self._second(job, chunks))
+        return self._report(plan)
+
+    def _plan(self) -> Planned:
+        kept = self._directory.read("plan.json")
+        if kept is not None:
+            return Planned.from_json(kept)
+        made = planned(self._sides[0], self._sides[1], self._options.full, self._options.sample, self._tasks)
+        self._directory.write("plan.json", made.to_json())
+        return made
+
+    def _failed(self, why: str) -> dict[str, Any]:
+        self._told(f"error: {why}")
+        summary = summary_of(self._directory, None, standing(()), why, monotonic() - self._began_s, self._facts())
+        self._directory.write("summary.json", summary)
+        return summary
+
+    def _facts(self) -> dict[str, Any]:
+        options = self._options
+        return {"max_differences": options.max_differences, "sample": options.sample, "settle_s": options.settle_s}
+
+    # ---------------------------------------------------------------- waves
+
+    def _late(self) -> bool:
+        limit_s = self._options.max_time_s
+        return bool(limit_s) and monotonic() - self._began_s >= limit_s
+
+    def _waves(self, look: str, chunks: list[Chunk], job: Callable[[list[Chunk]], DataFrame]) -> None:
+        """Look at the chunks, a wave after the other, as long as there is time."""
+        size = max(1, WAVE_TASKS * self._tasks)
+        began_s, total, passed = monotonic(), len(chunks), 0
+        for start in range(0, total, size):
+            if self._late():
+                self._told(f"time is over: {total - passed} chunks are left")
+                return
+            part = chunks[start : start + size]
+            number = standing(self._directory.waves()).number
+            done = self._wave(number, part, job)
+            self._directory.finished(Wave(number, look, int(time() * 1000), tuple(done)))
+            passed += len(part)
+            left_s = (monotonic() - began_s) / passed * (total - passed)
+            wrong = sum(bool(one.error) for one in done)
+            self._told(
+                f"{look} look: {passed} of {total} chunks, about {left_s:.0f} s left"
+                + (f"; {wrong} could not be read" if wrong else "")
+            )
+
+    def _wave(self, number: int, chunks: list[Chunk], job: Callable[[list[Chunk]], DataFrame]) -> list[Done]:
+        path = self._directory.rows_of(number)
+        try:
+            job(chunks).write.mode("overwrite").parquet(path)
+            rows = self._spark.read.parquet(path).select(*(F.col(f"row.{name}") for name in COUNTED)).collect()
+        except (PySparkException, Py4JError) as error:
+            why = f"spark: {str(error).strip().splitlines()[0][:250]}"
+            return [Done(chunk.number, why, *(0,) * (len(Done._fields) - 2)) for chunk in chunks]
+        found = {row["chunk"]: Done(*row) for row in rows}
+        missing = [chunk.number for chunk in chunks if chunk.number not in found]
+        assert not missing, f"chunks without a row: {missing}"
+        return list(found.values())
+
+    def _first(self, job: Job, chunks: list[Chunk]) -> DataFrame:
+        look = F.arrow_udf(first_looks(job), FIRST_ROW)
+        given = self._spark.createDataFrame([(bytearray(encode_chunk(one)),) for one in chunks], "chunk binary")
+        return given.repartition(len(chunks)).select(look("chunk").alias("row"))
+
+    def _second(self, job: Job, chunks: list[Chunk]) -> DataFrame:
+        """The payloads come from the rows of the first looks."""
+        look = F.arrow_udf(second_looks(job), SECOND_ROW)
+        first = standing(self._directory.waves()).first
+        pairs = [(first[chunk.number][0], chunk.number) for chunk in chunks]
+        rows = self._work(pairs)
+        given = rows.select(F.col("row.chunk").alias("chunk"), F.col("row.payload").alias("payload"))
+        return given.repartition(len(chunks)).select(look("chunk", "payload").alias("row"))
+
+    def _work(self, pairs: Sequence[tuple[int, int]]) -> DataFrame:
+        """The rows of work of (wave, chunk)."""
+        by_wave: dict[int, list[int]] = {}
+        for wave, chunk in pairs:
+            by_wave.setdefault(wave, []).append(chunk)
+        frames = [
+            self._spark.read.parquet(self._directory.rows_of(wave)).where(F.col("row.chunk").isin(numbers))
+            for wave, numbers in by_wave.items()
+        ]
+        whole = frames[0]
+        for frame in frames[1:]:
+            whole = whole.unionAll(frame)
+        return whole
+
+    def _settle(self, now: Standing) -> None:
+        until_ms = now.looked_at_ms + self._options.settle_s * 1000
+        rest_s = until_ms / 1000 - time()
+        if rest_s > SHORT_REST_S:
+            self._told(f"settling for {rest_s:.0f} s before the second look")
+        while (rest_s := until_ms / 1000 - time()) > 0 and not self._late():
+            sleep(min(rest_s, 1.0))
+
+    # ---------------------------------------------------------------- report
+
+    def _report(self, plan: Planned) -> dict[str, Any]:
+        now = standing(self._directory.waves())
+        self._write_findings(now)
+        self._write_segments(now, plan)
+        facts = self._facts() | {"as_of": {"begin": plan.as_of, "end": self._as_of()}}
+        summary = summary_of(self._directory, plan, now, "", monotonic() - self._began_s, facts)
+        self._directory.write("summary.json", summary)
+        (self._directory.path / "_SUCCESS").touch()
+        return summary
+
+    def _as_of(self) -> list[dict[str, Any] | None]:
+        """How far both sides are applied now; None for one that does not say."""
+        from aae.reconcile.planning import as_of
+
+        found: list[dict[str, Any] | None] = []
+        for side in self._sides:
+            try:
+                found.append(as_of(plan_of(side)))
+            except IsthmusError:
+                found.append(None)
+        return found
+
+    def _write_findings(self, now: Standing) -> None:
+        path = str(self._directory.path / "findings")
+        if not now.second:
+            Path(path).mkdir(parents=True, exist_ok=True)
+            return
+        rows = self._work([(wave, chunk) for chunk, (wave, _) in now.second.items()])
+        found = rows.select(F.explode("row.findings").alias("finding")).select("finding.*")
+        limit = self._options.max_differences
+        if limit:
+            lost = F.col("verdict") == "diverged"
+            found = found.where(lost).limit(limit).unionAll(found.where(~lost).limit(limit))
+        found.write.mode("overwrite").partitionBy("verdict").parquet(path)
+
+    def _write_segments(self, now: Standing, plan: Planned) -> None:
+        rows = []
+        for chunk in plan.chunks:
+            _, first = now.first.get(chunk.number, (0, None))
+            _, second = now.second.get(chunk.number, (0, None))
+            state = "unreachable" if chunk.number in now.trouble else "left" if first is None else "done"
+            rows.append(
+                (
+                    chunk.number, [list(one) for one in chunk.runs], chunk.segments, state,
+                    now.trouble.get(chunk.number), *((None,) * 3 if first is None else first[2:5]),
+                    None if first is None else first.filtered,
+                    *((0, 0, 0) if second is None else second[8:11]),
+                )
+            )  # fmt: skip
+        columns = list(zip(*rows, strict=True)) or [()] * len(_SEGMENTS)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, _SEGMENTS, strict=True)]
+        path = self._directory.path / "segments"
+        path.mkdir(parents=True, exist_ok=True)
+        draft = path / ".segments.parquet"
+        pq.write_table(pa.Table.from_arrays(arrays, schema=_SEGMENTS), draft)
+        draft.replace(path / "segments.parquet")
+
+
+_SEGMENTS: Final = pa.schema(
+    [
+        ("chunk", pa.int32()),
+        ("runs", pa.list_(pa.list_(pa.int32()))),
+        ("segments", pa.int32()),
+        ("state", pa.string()),
+        ("reason", pa.string()),
+        *((name, pa.int64()) for name in ("left_rows", "right_rows", "match", "filtered")),
+        *((name, pa.int64()) for name in ("transient", "diverged", "unreachable")),
+    ]
+)
+"""Columns of a run's segments: one row a chunk, in the driver's hands anyway."""
+
+
+def _urls(text: str) -> tuple[str, ...]:
+    from aae.reconcile.options import parse_options
+
+    return parse_options({"urls": text}).urls
+
+
+def _silent(_line: str) -> None:
+    """Nobody wants to hear of it."""

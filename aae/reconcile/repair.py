@@ -1,0 +1,212 @@
+"""Findings made good: a plan first, then references into a queue, as often as it takes.
+
+    plan    what of a run's findings one cluster can send: objects, bytes, direction, siblings to expect, time
+    apply   the same plan: batches of references at the lowest priority of the queue, one after the other
+
+The object is read from its leader when the reference is served, and the other cluster merges it by its clock, so a
+reference that goes twice, or comes late, does no harm. A batch is recorded when the queue has taken it: who is
+killed goes on behind it. A full queue, or a rate, slows it down. Only `diverged` is repaired, and `corrupt` never: no
+clock says which side is right.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from time import monotonic, sleep, time
+from typing import Any, Final, NamedTuple, Protocol
+
+from xxhash import xxh64_hexdigest
+
+from aae.reconcile.findings import read_findings
+from aae.reconcile.runs import RunDirectory
+from repl.model.errors import BadInput, Overloaded
+
+BATCH: Final = 500
+"""References of one request."""
+
+RATE_DEFAULT: Final = 1_000
+"""References a second when nobody says how many: a sink of one node applies more."""
+
+FULL_REST_S: Final = 1.0
+FULL_RESTS_MAX: Final = 600
+"""Rests at a queue that takes nothing, before whoever applies is told to come back."""
+
+LEFT_TO_RIGHT: Final = "left-to-right"
+RIGHT_TO_LEFT: Final = "right-to-left"
+
+_LACKING: Final = {LEFT_TO_RIGHT: ("sink", "both"), RIGHT_TO_LEFT: ("source", "both")}
+_COLUMNS: Final = (
+    "bucket_type", "bucket", "key", "difference", "side", "left_size", "right_size", "left_siblings", "right_siblings"
+)  # fmt: skip
+
+
+class Queue(Protocol):
+    """Where references go."""
+
+    def push(self, bucket_type: bytes, names: list[tuple[bytes, bytes]]) -> int:
+        """Put references of (bucket, key), at the lowest priority; how many of the first ones were taken."""
+
+
+class Wanted(NamedTuple):
+    """A key that one cluster is to send."""
+
+    bucket_type: str
+    bucket: bytes
+    key: bytes
+    difference: str
+    size_bytes: int | None
+    siblings: int
+
+
+def plan(directory: RunDirectory, queue: str, direction: str, rate: int = RATE_DEFAULT) -> dict[str, Any]:
+    """What a repair would do; the same for the same findings. Written into the run. Raises BadInput."""
+    summary = directory.read("summary.json")
+    if summary is None:
+        raise BadInput(f"run {directory.run_id} has not ended: let `isthmus reconcile run` with its id finish first")
+    if direction not in _LACKING or rate < 1:
+        raise BadInput(f"direction is {LEFT_TO_RIGHT} or {RIGHT_TO_LEFT}, the rate at least 1 a second")
+    kinds: Counter[str] = Counter()
+    size, sized, siblings = 0, 0, 0
+    for one in wanted(directory, direction):
+        kinds[one.difference] += 1
+        siblings += one.difference == "concurrent"
+        if one.size_bytes is not None:
+            size += one.size_bytes
+            sized += 1
+    objects = kinds.total()
+    about = "" if sized else "the run did not read sizes (it asked trees); --full does"
+    named = f"{queue} {direction} {rate} {summary['verdicts']} {summary['seconds']}"
+    found = {
+        "plan": xxh64_hexdigest(named.encode()),
+        "run": directory.run_id,
+        "queue": queue,
+        "direction": direction,
+        "objects": objects,
+        "differences": dict(kinds),
+        "bytes": round(size * objects / sized) if sized else None if objects else 0,
+        "bytes_known_of": sized,
+        "bytes_reason": about if objects else "",
+        "expected_siblings": siblings,
+        "rate_per_second": rate,
+        "seconds": round(objects / rate, 1),
+        "left_alone": _left_alone(directory, direction),
+        "findings_cut": summary["findings_cut"],
+    }
+    directory.write(f"repairs/{found['plan']}.json", found)
+    if directory.read(_progress(found["plan"])) is None:
+        directory.write(_progress(found["plan"]), {"queued": 0, "refused": 0, "state": "planned", "at_ms": _now_ms()})
+    return found
+
+
+def apply(
+    directory: RunDirectory, plan_id: str, queue: Queue, told: Callable[[int, int], None] | None = None
+) -> dict[str, Any]:
+    """Do a plan, or what is left of it; its progress at the end. Raises BadInput for a plan that is none, Overloaded
+    when the queue takes nothing for minutes, and what `queue` raises: what was taken till then is recorded."""
+    made = directory.read(f"repairs/{plan_id}.json")
+    if made is None:
+        raise BadInput(
+            f"run {directory.run_id} has no plan {plan_id}: `isthmus reconcile repair` RUN-ID plan makes one"
+        )
+    progress = directory.read(_progress(plan_id))
+    assert progress is not None
+    done, began_s, began_at = int(progress["queued"]), monotonic(), int(progress["queued"])
+    rate = int(made["rate_per_second"])
+    for batch in _batches(wanted(directory, made["direction"]), done):
+        names = [(one.bucket, one.key) for one in batch]
+        _pushed(queue, batch[0].bucket_type.encode(), names)
+        done += len(batch)
+        directory.write(_progress(plan_id), {"queued": done, "state": "running", "at_ms": _now_ms()})
+        if told is not None:
+            told(done, made["objects"])
+        ahead_s = began_s + (done - began_at) / rate - monotonic()
+        if ahead_s > 0 and done < made["objects"]:
+            sleep(ahead_s)
+    directory.write(_progress(plan_id), {"queued": done, "state": "done", "at_ms": _now_ms()})
+    return {**made, "queued": done, "state": "done"}
+
+
+def wanted(directory: RunDirectory, direction: str) -> Iterator[Wanted]:
+    """The keys that a cluster is to send, always in the same order: findings are written once and read file by file."""
+    side = direction.partition("-")[0]
+    for row in read_findings(directory.path / "findings", _COLUMNS, "diverged"):
+        if row["difference"] == "corrupt" or row["side"] not in _LACKING[direction] or not _is_text(row):
+            continue
+        siblings = (row["left_siblings"] or 1) + (row["right_siblings"] or 1)
+        yield Wanted(
+            row["bucket_type"], row["bucket"], row["key"], row["difference"], row[f"{side}_size"], siblings
+        )  # fmt: skip
+
+
+def repairs_of(directory: RunDirectory) -> list[dict[str, Any]]:
+    """The plans of a run, with how far each is applied."""
+    found = []
+    for path in sorted((directory.path / "repairs").glob("*.json")):
+        if path.name.endswith(".progress.json"):
+            continue
+        made = directory.read(f"repairs/{path.name}")
+        assert made is not None
+        progress = directory.read(_progress(made["plan"])) or {"queued": 0, "state": "planned"}
+        found.append({**made, "queued": progress["queued"], "state": progress["state"], "at_ms": progress.get("at_ms")})
+    return found
+
+
+def _left_alone(directory: RunDirectory, direction: str) -> dict[str, int]:
+    """Of each reason how many diverged keys the plan does not touch."""
+    found: Counter[str] = Counter()
+    for row in read_findings(directory.path / "findings", ("bucket", "key", "difference", "side"), "diverged"):
+        if row["difference"] == "corrupt":
+            found["corrupt: no clock says which side is right"] += 1
+        elif row["side"] not in _LACKING[direction]:
+            found["ahead on the other side"] += 1
+        elif not _is_text(row):
+            found["its name is no text, which a push needs; full-sync repairs it"] += 1
+    return dict(found)
+
+
+def _is_text(row: dict[str, Any]) -> bool:
+    try:
+        row["bucket"].decode()
+        row["key"].decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _pushed(queue: Queue, bucket_type: bytes, names: list[tuple[bytes, bytes]]) -> None:
+    rests = 0
+    while names:
+        taken = queue.push(bucket_type, names)
+        names = names[taken:]
+        if not names:
+            return
+        if taken:
+            rests = 0
+            continue
+        rests += 1
+        if rests > FULL_RESTS_MAX:
+            raise Overloaded("the queue takes no references: is its owner fetching? The same plan goes on later")
+        sleep(FULL_REST_S)
+
+
+def _batches(every: Iterator[Wanted], behind: int) -> Iterator[list[Wanted]]:
+    """Batches of one bucket type, behind the first so many."""
+    batch: list[Wanted] = []
+    for number, one in enumerate(every):
+        if number < behind:
+            continue
+        batch.append(one)
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _progress(plan_id: str) -> str:
+    return f"repairs/{plan_id}.progress.json"
+
+
+def _now_ms() -> int:
+    return int(time() * 1000)

@@ -1,0 +1,194 @@
+"""A run's directory: what was wanted, what is done, and what came of it. Free of Spark.
+
+    OUTPUT/run_id=ID/
+      run.json            what is compared, with what; a run id stands for one question for ever
+      plan.json           trees or everything, as of when, and the chunks of segments
+      work/NNNN.json      a wave of chunks that is done; NNNN/ beside it has its rows (Parquet)
+      findings/           one row a key that differs (Parquet, by verdict)
+      segments/           one row a chunk
+      summary.json        totals, never cut short; there once everything that could be done is done
+      repairs/            plans, and how far each is applied (`repair`)
+
+Every document is written whole or not at all, a wave's after its rows: whatever was killed goes on from the last one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from repl.model.errors import BadInput, LocalFault
+
+RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
+
+FIRST: Final = "first"
+SECOND: Final = "second"
+
+FORM: Final = 1
+"""Version of the documents."""
+
+
+class Chunk(NamedTuple):
+    """The unit of work: runs [first, end) of segments."""
+
+    number: int
+    runs: tuple[tuple[int, int], ...]
+
+    @property
+    def segments(self) -> int:
+        """How many."""
+        return sum(end - first for first, end in self.runs)
+
+
+class Done(NamedTuple):
+    """What one look at a chunk counted. `error`: it could not be read, and the counts say nothing."""
+
+    chunk: int
+    error: str
+    left_rows: int
+    right_rows: int
+    match: int
+    candidates: int
+    filtered: int
+    bytes: int
+    transient: int = 0
+    diverged: int = 0
+    unreachable: int = 0
+
+
+class Wave(NamedTuple):
+    """Chunks that were looked at together; `at_ms` is when they had been."""
+
+    number: int
+    look: str
+    at_ms: int
+    done: tuple[Done, ...]
+
+
+class RunDirectory:
+    """One run under an output directory, which the driver and all workers reach under the same path."""
+
+    def __init__(self, output: str, run_id: str) -> None:
+        if not RUN_ID.match(run_id):
+            raise BadInput(f"run id {run_id!r}: letters, digits, dots, dashes and underscores are right, at most 100")
+        self.run_id = run_id
+        self.path = Path(output).absolute() / f"run_id={run_id}"
+
+    def opened(self, wanted: dict[str, Any]) -> bool:
+        """Make the run, or go on with it; whether it was there. Raises BadInput when it was about something else."""
+        known = self.read("run.json")
+        asked: dict[str, Any] = {"form": FORM, **wanted}
+        if known is None:
+            self.write("run.json", asked)
+            return False
+        differing = sorted(name for name in known.keys() | asked.keys() if known.get(name) != asked.get(name))
+        if differing:
+            raise BadInput(
+                f"run {self.run_id} is there and was asked with other {', '.join(differing)}: take another --run-id, "
+                "or the same options"
+            )
+        return True
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """A document; None when there is none. Raises LocalFault when it is none of ours."""
+        path = self.path / name
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise LocalFault(f"{path} cannot be read: {error}") from error
+        if not isinstance(found, dict):
+            raise LocalFault(f"{path} is no document of a run")
+        return found
+
+    def write(self, name: str, document: object) -> None:
+        """Put a document in its place, whole or not at all."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        with draft.open("w", encoding="utf-8") as file:
+            json.dump(document, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+
+    def forget(self, name: str) -> None:
+        """There is no such document any more."""
+        (self.path / name).unlink(missing_ok=True)
+
+    def waves(self) -> list[Wave]:
+        """All that are done, in order."""
+        found = []
+        for path in sorted((self.path / "work").glob("[0-9]*.json")):
+            raw = self.read(f"work/{path.name}")
+            assert raw is not None
+            try:
+                done = tuple(Done(*row) for row in raw["done"])
+                found.append(Wave(int(raw["number"]), str(raw["look"]), int(raw["at_ms"]), done))
+            except (KeyError, TypeError, ValueError) as error:
+                raise LocalFault(f"{path} is no wave of a run: {error!r}") from error
+        return found
+
+    def finished(self, wave: Wave) -> None:
+        """A wave is done; its rows are there."""
+        self.write(f"work/{wave.number:05}.json", wave._asdict())
+
+    def rows_of(self, number: int) -> str:
+        """Where the rows of a wave are."""
+        return str(self.path / "work" / f"{number:05}")
+
+
+class Standing(NamedTuple):
+    """How far a run is: of each chunk the newest look that read it, with its wave, and the newest trouble of those that
+    none did. `number`: of the next wave."""
+
+    first: dict[int, tuple[int, Done]]
+    second: dict[int, tuple[int, Done]]
+    trouble: dict[int, str]
+    looked_at_ms: int
+    number: int
+
+
+def standing(waves: Iterable[Wave]) -> Standing:
+    """What waves say together."""
+    found = Standing({}, {}, {}, 0, 0)
+    looked_at_ms, number = 0, 0
+    for wave in waves:
+        number = max(number, wave.number + 1)
+        into = found.first if wave.look == FIRST else found.second
+        for done in wave.done:
+            told = wave.look == SECOND and bool(done.candidates or done.filtered)  # its rows say `unreachable`
+            if not done.error or (told and done.chunk not in found.second):
+                into[done.chunk] = (wave.number, done)
+            if done.error:
+                found.trouble[done.chunk] = done.error
+            else:
+                found.trouble.pop(done.chunk, None)
+        if wave.look == FIRST:
+            looked_at_ms = max(looked_at_ms, wave.at_ms)
+    return found._replace(looked_at_ms=looked_at_ms, number=number)
+
+
+def runs_of(segments: Sequence[int]) -> list[tuple[int, int]]:
+    """Ascending segments as ranges [first, end)."""
+    found: list[tuple[int, int]] = []
+    for segment in segments:
+        if found and found[-1][1] == segment:
+            found[-1] = (found[-1][0], segment + 1)
+        else:
+            found.append((segment, segment + 1))
+    return found
+
+
+def known_runs(output: str) -> list[RunDirectory]:
+    """The runs under an output directory."""
+    return [
+        RunDirectory(output, path.name.partition("=")[2])
+        for path in sorted(Path(output).glob("run_id=*"))
+        if RUN_ID.match(path.name.partition("=")[2])
+    ]

@@ -1,0 +1,160 @@
+"""What Spark's tasks do for `reconcile`: a first or second look at each chunk of a batch, as columns of Arrow.
+
+A task gets chunks as bytes and gives back a row a chunk; trouble with a chunk is in its row, so that one node that does
+not answer harms no other chunk, and the driver knows which it was. What is read is `looks`', what is said `verdicts`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import time
+from typing import Any, Final, NamedTuple
+
+import msgpack
+import pyarrow as pa
+
+from aae.reconcile.findings import FINDING, decode_candidates, encode_candidates, finding
+from aae.reconcile.looks import SideSpec, explained, read_runs
+from aae.reconcile.runs import Chunk, runs_of
+from aae.reconcile.verdicts import Candidate, Said, Verdict, first_look, left_out, second_look, unseen
+from queues.filters import parse_filter
+from repl.model.errors import IsthmusError
+from repl.model.keys import key_hash, segment_of
+
+
+class Job(NamedTuple):
+    """What every chunk of a run is held against."""
+
+    left: SideSpec
+    right: SideSpec
+    bucket_type: str
+    bucket: bytes
+    since_ms: int
+    before_ms: int
+    filter: str
+
+
+COUNTS: Final = (
+    "chunk int, error string, left_rows bigint, right_rows bigint, match bigint, candidates bigint, filtered bigint, "
+    "bytes bigint, transient bigint, diverged bigint, unreachable bigint"
+)
+"""The fields of `runs.Done`, in their order."""
+
+COUNTED: Final = tuple(part.split()[0] for part in COUNTS.split(", "))
+
+FIRST_ROW: Final = f"struct<{COUNTS.replace(' ', ':').replace(',:', ',')}, as_of:string, payload:binary>"
+SECOND_ROW: Final = (
+    f"struct<{COUNTS.replace(' ', ':').replace(',:', ',')}, "
+    f"findings:array<struct<{FINDING.replace(' ', ':').replace(',:', ',')}>>>"
+)
+
+_ARROW: Final = {
+    "string": pa.string(), "binary": pa.binary(), "int": pa.int32(), "bigint": pa.int64(), "boolean": pa.bool_()
+}  # fmt: skip
+
+
+def _struct(fields: str) -> list[pa.Field]:
+    return [pa.field(name, _ARROW[kind]) for name, kind in (part.split() for part in fields.split(", "))]
+
+
+_FIRST: Final = pa.struct([*_struct(COUNTS), pa.field("as_of", pa.string()), pa.field("payload", pa.binary())])
+_SECOND: Final = pa.struct([*_struct(COUNTS), pa.field("findings", pa.list_(pa.struct(_struct(FINDING))))])
+
+
+def encode_chunk(chunk: Chunk) -> bytes:
+    """A chunk on its way to a task."""
+    packed: bytes = msgpack.packb([chunk.number, chunk.runs])
+    return packed
+
+
+def first_looks(job: Job) -> Callable[[pa.Array], pa.Array]:
+    """Chunks (`encode_chunk`) -> FIRST_ROW."""
+
+    def look(chunks: pa.Array) -> pa.Array:
+        return pa.array([_first(job, *msgpack.unpackb(one)) for one in chunks.to_pylist()], _FIRST)
+
+    return look
+
+
+def second_looks(job: Job) -> Callable[[pa.Array, pa.Array], pa.Array]:
+    """(chunk number, payload of its first look) -> SECOND_ROW."""
+
+    def look(numbers: pa.Array, payloads: pa.Array) -> pa.Array:
+        pairs = zip(numbers.to_pylist(), payloads.to_pylist(), strict=True)
+        return pa.array([_second(job, number, payload) for number, payload in pairs], _SECOND)
+
+    return look
+
+
+def _first(job: Job, number: int, runs: Sequence[Sequence[int]]) -> dict[str, Any]:
+    row: dict[str, Any] = {**dict.fromkeys(COUNTED, 0), "chunk": number, "error": "", "as_of": "[]", "payload": b""}
+    wanted = parse_filter(job.filter) if job.filter else None
+    bucket_type = job.bucket_type.encode()
+    segments = [(first, end) for first, end in runs]
+    try:
+        left = read_runs(job.left, segments)
+        right = read_runs(job.right, segments)
+    except IsthmusError as error:
+        return {**row, "error": explained(error)}
+    found = first_look(
+        left.rows, right.rows, bucket=job.bucket, since_ms=job.since_ms, before_ms=job.before_ms,
+        wanted=None if wanted is None else lambda bucket: wanted.decide(bucket_type, bucket).offered,
+    )  # fmt: skip
+    differs = bool(found.candidates or found.filtered)
+    return row | {
+        "left_rows": len(left.rows),
+        "right_rows": len(right.rows),
+        "match": found.match,
+        "candidates": len(found.candidates),
+        "filtered": len(found.filtered),
+        "bytes": left.bytes + right.bytes,
+        "as_of": str([list(map(list, left.as_of)), list(map(list, right.as_of))]),
+        "payload": encode_candidates(found.candidates, found.filtered, _now_ms()) if differs else b"",
+    }
+
+
+def _second(job: Job, number: int, payload: bytes) -> dict[str, Any]:
+    first_ms, candidates, filtered = decode_candidates(payload)
+    rows: list[dict[str, Any]] = []
+    counts = dict.fromkeys(Verdict, 0)
+    error = ""
+    size = 0
+
+    def say(one: Candidate, said: Said, now: Candidate) -> None:
+        counts[said.verdict] += 1
+        rows.append(finding(job.bucket_type, one, said, now.left, now.right, first_ms, _now_ms()))
+
+    for one in filtered:
+        say(one, left_out(one), one)
+    if candidates:
+        segments = runs_of(sorted({segment_of(key_hash(one.bucket, one.key)) for one in candidates}))
+        try:
+            # The side that may lack something last: what arrives in between is no difference.
+            left = read_runs(job.left, segments, committed=True)
+            right = read_runs(job.right, segments, committed=True)
+        except IsthmusError as trouble:
+            error = explained(trouble)
+            for one in candidates:
+                say(one, unseen(one), one)
+        else:
+            size = left.bytes + right.bytes
+            for one in candidates:
+                name = (one.bucket, one.key)
+                now = one._replace(left=left.rows.get(name), right=right.rows.get(name))
+                say(one, second_look(one, now.left, now.right), now)
+    return {
+        **dict.fromkeys(COUNTED, 0),
+        "chunk": number,
+        "error": error,
+        "candidates": len(candidates),
+        "filtered": counts[Verdict.FILTERED],
+        "bytes": size,
+        "transient": counts[Verdict.TRANSIENT],
+        "diverged": counts[Verdict.DIVERGED],
+        "unreachable": counts[Verdict.UNREACHABLE],
+        "findings": rows,
+    }
+
+
+def _now_ms() -> int:
+    return int(time() * 1000)

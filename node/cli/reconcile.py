@@ -1,0 +1,286 @@
+"""`isthmus reconcile`: compare two clusters on Spark, look at runs, and repair what they found.
+
+Runs what `aae.reconcile` offers and prints what comes of it; Spark is started by `run` alone. What it all means is told
+in docs/spark.md. Exit codes of a run: 0 equal, 1 differ, 2 error, 3 incomplete.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import takewhile
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import click
+
+from aae.reconcile.runs import RunDirectory, known_runs
+from config.units import parse_duration
+from node.cli.exits import CommandFailed, Exit
+from node.cli.fullsync import time_of
+from node.cli.output import FORMATS, Invocation, echo_facts, echo_json, echo_table
+from node.cli.queue import BY
+from node.cli.remote import AdminClient, admin_option
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _remember(context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    context.ensure_object(Invocation).output = value
+    return value
+
+
+FORMAT = click.option(
+    "-o",
+    "format_",
+    type=click.Choice(FORMATS),
+    default=FORMATS[0],
+    show_default=True,
+    is_eager=True,
+    callback=_remember,
+    help="A table for people, or JSON for programs.",
+)
+OUTPUT = click.option(
+    "--output", required=True, metavar="DIR", help="Where runs are kept; driver and workers reach it."
+)
+
+
+@click.group("reconcile")
+def reconcile_group() -> None:
+    """Compare two clusters key by key on Spark, and repair what differs."""
+
+
+def _duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float:
+    if value is None:
+        return 0.0
+    try:
+        return parse_duration(value) / 1000
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@reconcile_group.command("run")
+@click.option("--left", required=True, metavar="URL[,URL...]", help="HTTP listeners of nodes of one cluster.")
+@click.option("--right", required=True, metavar="URL[,URL...]", help="The same of the other one.")
+@click.option("--bucket-type", default="default", show_default=True)
+@click.option("--bucket", default="", help="Only keys of this bucket.")
+@click.option("--modified-since", metavar="TIME", help="Only keys that either side changed since then.")
+@click.option("--modified-before", metavar="TIME", help="Only keys that either side changed before then.")
+@click.option("--full", is_flag=True, help="Read all, without asking trees.")
+@click.option("--sample", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="A part of the segments alone.")
+@click.option("--max-differences", type=click.IntRange(0), default=0, help="Findings that are kept; totals stay true.")
+@click.option("--max-time", callback=_duration, metavar="TIME", help="Begin nothing new after this, such as 10m.")
+@click.option("--settle", callback=_duration, default="10s", show_default=True, help="Pause before the second look.")
+@click.option(
+    "--filter", "filter_", default="", metavar="RULES", help="A queue's filter: what it leaves out is filtered."
+)
+@click.option("--rate-limit", type=click.IntRange(0), default=0, help="Rows a second of each cluster; 0: no limit.")
+@click.option("--give-up-after", callback=_duration, default="30s", show_default=True, help="Patience with a cluster.")
+@click.option("--token-file", default="", help="A token for both clusters.")
+@click.option("--ca-file", default="", help="Whom to believe.")
+@OUTPUT
+@click.option("--run-id", help="The same id goes on with a run; without it a new one is made.")
+@click.option("--master", default="", help="A Spark master; without it local[*].")
+@FORMAT
+def run(**given: Any) -> None:
+    """Compare two clusters. Ctrl-C, or a killed driver, loses nothing: the same --run-id goes on."""
+    from aae.reconcile.reconcile import ReconcileOptions
+    from aae.reconcile.reconcile import run as run_it
+    from aae.reconcile.sessions import session
+
+    run_id = given["run_id"] or time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    options = ReconcileOptions(
+        given["output"],
+        run_id,
+        given["bucket_type"],
+        given["bucket"].encode(),
+        _moment(given["modified_since"]),
+        _moment(given["modified_before"]),
+        given["full"],
+        given["sample"],
+        given["max_differences"],
+        given["max_time"],
+        given["settle"],
+        given["filter_"],
+        given["rate_limit"],
+        max(1, round(given["give_up_after"])),
+        given["token_file"],
+        given["ca_file"],
+    )
+    spark = session(f"isthmus reconcile {run_id}", given["master"])
+    try:
+        summary = run_it(spark, given["left"], given["right"], options, lambda line: click.echo(line, err=True))
+    finally:
+        spark.stop()
+    if given["format_"] == "json":
+        echo_json(summary)
+    else:
+        _echo_summary(summary)
+    if summary["exit_code"]:
+        raise click.exceptions.Exit(summary["exit_code"])
+
+
+@reconcile_group.command("show")
+@click.argument("run_id", required=False)
+@OUTPUT
+@FORMAT
+def show(run_id: str | None, output: str, format_: str) -> None:
+    """The runs of a directory; of RUN_ID its totals, its findings by verdict and bucket, and its repairs."""
+    if run_id is None:
+        rows = [_listed(one) for one in known_runs(output)]
+        if format_ == "json":
+            echo_json({"runs": rows})
+        else:
+            columns = ("run", "outcome", "keys", "diverged", "segments", "of", "seconds")
+            echo_table(columns, ([row[column] for column in columns] for row in rows))
+        return
+    from aae.reconcile.findings import counted
+    from aae.reconcile.repair import repairs_of
+
+    directory = _known(output, run_id)
+    summary = directory.read("summary.json")
+    found = counted(directory.path / "findings")
+    repairs = repairs_of(directory)
+    if format_ == "json":
+        echo_json({"run": run_id, "summary": summary, "findings": found, "repairs": repairs})
+        return
+    if summary is None:
+        click.echo(f"run {run_id} has not ended; `isthmus reconcile run` with its id goes on")
+    else:
+        _echo_summary(summary)
+    names = ("verdict", "difference", "side", "bucket", "count")
+    echo_table(names, ([row[name] for name in names] for row in found))
+    if repairs:
+        of_repairs = ("plan", "direction", "queue", "objects", "queued", "state")
+        echo_table(of_repairs, ([row[column] for column in of_repairs] for row in repairs))
+
+
+class AdminQueue:
+    """A queue behind a node's admin listener (`aae.reconcile.repair.Queue`): references at the lowest priority."""
+
+    def __init__(self, admin: AdminClient, name: str, by: str) -> None:
+        self._admin = admin
+        self._path = f"/admin/queues/{quote(name, safe='')}/push"
+        self._by = by
+
+    def push(self, bucket_type: bytes, names: list[tuple[bytes, bytes]]) -> int:
+        """See Queue: those of the first bucket, as far as there is room."""
+        bucket = names[0][0]
+        keys = [key.decode() for _, key in takewhile(lambda name: name[0] == bucket, names)]
+        wish = {
+            "bucket_type": bucket_type.decode(),
+            "bucket": bucket.decode(),
+            "keys": keys,
+            "fold": True,
+            "by": self._by,
+        }
+        taken = self._admin.post(self._path, wish).get("queued")
+        if type(taken) is not int or not 0 <= taken <= len(keys):
+            raise CommandFailed(
+                Exit.UNAVAILABLE, "unavailable", f"the node does not say how many of {len(keys)} it took"
+            )
+        return taken
+
+
+@reconcile_group.command("repair")
+@click.argument("run_id")
+@click.argument("act", type=click.Choice(["plan", "apply"]))
+@OUTPUT
+@click.option("--queue", help="The queue of the sending cluster (plan).")
+@click.option(
+    "--to", "to", type=click.Choice(["right", "left"]), default="right", show_default=True, help="Who lacks it."
+)
+@click.option("--rate", type=click.IntRange(1), default=1_000, show_default=True, help="References a second (plan).")
+@click.option("--plan", "plan_id", help="Which plan to apply; without it the only one.")
+@BY
+@admin_option
+@FORMAT
+def repair(
+    run_id: str,
+    act: str,
+    output: str,
+    queue: str | None,
+    to: str,
+    rate: int,
+    plan_id: str | None,
+    by: str,
+    admin: AdminClient,
+    format_: str,
+) -> None:
+    """Plan what a cluster sends again, or put the references of a plan into its queue, at the lowest priority. --admin
+    is a node of the cluster that sends: the left one, or with --to left the right one."""
+    from aae.reconcile import repair as repairs
+
+    directory = _known(output, run_id)
+    if act == "plan":
+        if not queue:
+            raise CommandFailed(Exit.USAGE, "bad-input", "say which queue sends it: --queue NAME")
+        direction = repairs.LEFT_TO_RIGHT if to == "right" else repairs.RIGHT_TO_LEFT
+        found = repairs.plan(directory, queue, direction, rate)
+    else:
+        found = _plan(repairs.repairs_of(directory), plan_id)
+        if queue not in (None, found["queue"]):
+            raise CommandFailed(
+                Exit.USAGE, "bad-input", f"plan {found['plan']} is of queue {found['queue']}: plan anew"
+            )
+
+        def told(done: int, objects: int) -> None:
+            click.echo(f"{done} of {objects} references queued", err=True)
+
+        found = repairs.apply(directory, found["plan"], AdminQueue(admin, found["queue"], by), told)
+    if format_ == "json":
+        echo_json(found)
+    else:
+        echo_facts((name.replace("_", " "), value) for name, value in found.items() if not isinstance(value, dict))
+        echo_facts((f"left alone, {reason}", count) for reason, count in found["left_alone"].items())
+
+
+def _plan(every: list[dict[str, Any]], plan_id: str | None) -> dict[str, Any]:
+    found = [one for one in every if plan_id in (None, one["plan"])]
+    if len(found) != 1:
+        known = ", ".join(one["plan"] for one in every) or "none; `plan` makes one"
+        raise CommandFailed(Exit.USAGE, "bad-input", f"which plan? --plan ID, of {known}")
+    return found[0]
+
+
+def _moment(text: str | None) -> int:
+    return 0 if text is None else time_of(text)
+
+
+def _known(output: str, run_id: str) -> RunDirectory:
+    directory = RunDirectory(output, run_id)
+    if directory.read("run.json") is None:
+        raise CommandFailed(Exit.USAGE, "bad-input", f"there is no run {run_id} in {output}")
+    return directory
+
+
+def _listed(directory: RunDirectory) -> dict[str, Any]:
+    summary = directory.read("summary.json")
+    row: dict[str, Any] = {"run": directory.run_id, "outcome": "not ended"}
+    if summary is None:
+        return row | dict.fromkeys(("keys", "diverged", "segments", "of", "seconds"))
+    return row | {
+        "outcome": summary["outcome"],
+        "keys": summary["keys"],
+        "diverged": summary["verdicts"]["diverged"],
+        "segments": summary["coverage"]["segments"],
+        "of": summary["coverage"]["of"],
+        "seconds": summary["seconds"],
+    }
+
+
+def _echo_summary(summary: dict[str, Any]) -> None:
+    cover = summary["coverage"]
+    facts: list[tuple[str, Any]] = [("run", summary["run_id"]), ("outcome", summary["outcome"])]
+    if summary["error"]:
+        facts.append(("error", summary["error"]))
+    facts += [("mode", f"{summary['mode']}: {summary['why']}"), ("keys read", summary["keys"])]
+    facts += list(summary["verdicts"].items())
+    facts.append(("segments", f"{cover['segments']} of {cover['of']}, {cover['read']} of them read"))
+    if summary["segments_open"]:
+        named = ", ".join(f"{first}-{end}" for first, end in summary["segments_open"][:20])
+        more = summary["segments_open_ranges"] - min(20, len(summary["segments_open"]))
+        facts += [("segments open", named + (f" and {more} more ranges" if more else ""))]
+        facts += [("reason", reason) for reason in summary["reasons"][:5]]
+    facts += [("bytes", summary["bytes"]), ("seconds", summary["seconds"])]
+    echo_facts(facts)

@@ -1,0 +1,153 @@
+"""A run's directory, totals and repairs, without Spark: nothing finished is done again, nothing unread is equal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from aae.compare import Kind, Side
+from aae.reconcile.findings import decode_candidates, encode_candidates, finding
+from aae.reconcile.planning import Planned
+from aae.reconcile.repair import LEFT_TO_RIGHT, RIGHT_TO_LEFT, apply, plan, repairs_of
+from aae.reconcile.runs import FIRST, SECOND, Chunk, Done, RunDirectory, Wave, runs_of, standing
+from aae.reconcile.summary import summary_of
+from aae.reconcile.verdicts import Candidate, Said, Seen, Verdict
+from repl.model.errors import BadInput, Corruption, PeerFault
+
+FACTS = {"max_differences": 0}
+CHUNKS = (Chunk(0, ((0, 1 << 19),)), Chunk(1, ((1 << 19, 1 << 20),)))
+PLAN = Planned("full", "all was asked for", 1 << 20, 1 << 20, ("aa", "bb"), CHUNKS, [])
+
+
+def done(chunk: int, error: str = "", **counts: int) -> Done:
+    """What a look counted."""
+    zero = dict.fromkeys(Done._fields[2:], 0)
+    return Done(chunk, error, **{**zero, **counts})  # type: ignore[arg-type]
+
+
+def outcome(directory: RunDirectory, *waves: Wave) -> tuple[str, int, list[list[int]]]:
+    """Of a run with these waves."""
+    told = summary_of(directory, PLAN, standing(waves), "", 1.0, FACTS)
+    assert told["keys"] == sum(told["verdicts"].values())
+    return told["outcome"], told["exit_code"], told["segments_open"]
+
+
+def test_only_a_run_that_read_all_is_equal(tmp_path: Path) -> None:
+    """A chunk that could not be read, was not begun, or had no second look makes a run incomplete and is named; none
+    that could be read is an error; read later, it is equal."""
+    run = RunDirectory(str(tmp_path), "r")
+    first = Wave(0, FIRST, 5, (done(0, match=3), done(1, "peer-fault: no answer")))
+    later = Wave(1, FIRST, 6, (done(1, match=2),))
+    assert outcome(run, first) == ("incomplete", 3, [[1 << 19, 1 << 20]])
+    assert outcome(run, Wave(0, FIRST, 5, (done(0, match=3),))) == ("incomplete", 3, [[1 << 19, 1 << 20]])
+    assert outcome(run, first, later) == ("equal", 0, [])
+    assert outcome(run)[:2] == ("error", 2)
+    assert outcome(run, Wave(0, FIRST, 5, (done(0, "x"), done(1, "x"))))[:2] == ("error", 2)
+    differs = Wave(0, FIRST, 5, (done(0, match=3, candidates=2), done(1)))
+    assert outcome(run, differs) == ("incomplete", 3, [[0, 1 << 19]])
+    lost = Wave(1, SECOND, 9, (done(0, candidates=2, diverged=1, transient=1),))
+    assert outcome(run, differs, lost) == ("differ", 1, [])
+    unseen = Wave(1, SECOND, 9, (done(0, "no answer", candidates=2, unreachable=2),))
+    assert outcome(run, differs, unseen) == ("incomplete", 3, [[0, 1 << 19]])
+    assert outcome(run, differs, unseen, lost._replace(number=2)) == ("differ", 1, [])
+
+
+def test_a_second_look_that_never_came_to_be_counts_nothing(tmp_path: Path) -> None:
+    """A wave that Spark lost leaves no rows, so the keys stay unreachable and the counts close."""
+    run = RunDirectory(str(tmp_path), "r")
+    differs = Wave(0, FIRST, 5, (done(0, match=3, candidates=2), done(1)))
+    assert outcome(run, differs, Wave(1, SECOND, 6, (done(0, "spark: lost"),))) == ("incomplete", 3, [[0, 1 << 19]])
+
+
+def test_verdicts_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
+    """Work files that were changed by hand make an error, not a result."""
+    wrong = (
+        Wave(0, FIRST, 5, (done(0, candidates=2), done(1))),
+        Wave(1, SECOND, 6, (done(0, candidates=2, diverged=1),)),
+    )
+    with pytest.raises(Corruption, match="add up"):
+        outcome(RunDirectory(str(tmp_path), "r"), *wrong)
+
+
+def test_a_run_id_stands_for_one_question(tmp_path: Path) -> None:
+    """The same question goes on, another one is refused by name of what differs; waves come back as they were."""
+    run = RunDirectory(str(tmp_path), "r")
+    assert not run.opened({"left": "a", "full": True})
+    assert run.opened({"left": "a", "full": True})
+    with pytest.raises(BadInput, match="other full"):
+        run.opened({"left": "a", "full": False})
+    with pytest.raises(BadInput, match="run id"):
+        RunDirectory(str(tmp_path), "../r")
+    wave = Wave(3, FIRST, 5, (done(0, match=3), done(1, "x")))
+    run.finished(wave)
+    assert run.waves() == [wave]
+    assert standing(run.waves()).number == 4
+    assert not list(run.path.rglob(".*"))
+
+
+def test_plans_and_candidates_travel(tmp_path: Path) -> None:
+    """What is written for a later go, or the second look, is read as it was; segments become ranges."""
+    run = RunDirectory(str(tmp_path), "r")
+    run.write("plan.json", PLAN.to_json())
+    kept = run.read("plan.json")
+    assert kept is not None
+    assert Planned.from_json(kept) == PLAN
+    found = [Candidate(b"b", b"\xff", Seen(b"c", (1 << 64) - 1, 5, False, 3, 1), None)]
+    assert decode_candidates(encode_candidates(found, [], 7)) == (7, found, [])
+    assert runs_of([1, 2, 3, 9, 11, 12]) == [(1, 4), (9, 10), (11, 13)]
+
+
+class FakeQueue:
+    """Takes a few at a time, and breaks once."""
+
+    def __init__(self, breaks_after: int) -> None:
+        self.taken: list[bytes] = []
+        self.breaks_after = breaks_after
+
+    def push(self, bucket_type: bytes, names: list[tuple[bytes, bytes]]) -> int:
+        """See Queue."""
+        assert bucket_type == b"default"
+        if len(self.taken) >= self.breaks_after:
+            self.breaks_after = 1 << 30
+            raise PeerFault("gone")
+        self.taken += [key for _, key in names[:300]]
+        return min(300, len(names))
+
+
+def test_a_repair_is_resumed_and_leaves_alone_what_it_must(tmp_path: Path) -> None:
+    """A plan counts what one side can send, never what is corrupt or ahead elsewhere; broken off, it goes on behind the
+    last batch on record, and all keys are queued; done, it queues nothing more."""
+    run = RunDirectory(str(tmp_path), "r")
+    seen = Seen(b"\x90", 1, 5, False, 10, 1)
+    rows = [
+        finding("default", Candidate(b"b", b"k%05d" % number, seen, None), said, seen, None, 1, 2)
+        for number, said in enumerate(
+            [Said(Verdict.DIVERGED, Kind.MISSING, Side.SINK)] * 1_199
+            + [Said(Verdict.DIVERGED, Kind.CONCURRENT, Side.BOTH)]
+            + [Said(Verdict.DIVERGED, Kind.CORRUPT, Side.BOTH), Said(Verdict.DIVERGED, Kind.MISSING, Side.SOURCE)]
+        )
+    ]
+    path = run.path / "findings" / "verdict=diverged"
+    path.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows).drop_columns(["verdict"]), path / "part.parquet")
+    with pytest.raises(BadInput, match="has not ended"):
+        plan(run, "q", LEFT_TO_RIGHT)
+    run.write("summary.json", {"verdicts": {}, "seconds": 1, "findings_cut": False})
+    made = plan(run, "q", LEFT_TO_RIGHT, 1_000_000)
+    assert (made["objects"], made["bytes"], made["expected_siblings"]) == (1_200, 12_000, 1)
+    assert sum(made["left_alone"].values()) == 2
+    assert plan(run, "q", RIGHT_TO_LEFT)["objects"] == 2
+    queue = FakeQueue(700)
+    with pytest.raises(PeerFault):
+        apply(run, made["plan"], queue)
+    assert {one["plan"]: one["queued"] for one in repairs_of(run)}[made["plan"]] == 500
+    assert apply(run, made["plan"], queue)["state"] == "done"
+    assert set(queue.taken) == {b"k%05d" % number for number in range(1_200)}
+    before = len(queue.taken)
+    assert apply(run, made["plan"], queue)["queued"] == 1_200
+    assert len(queue.taken) == before
+    with pytest.raises(BadInput, match="no plan"):
+        apply(run, "other", queue)
