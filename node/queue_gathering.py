@@ -10,14 +10,16 @@ import json
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
+from node.explaining import KeyLooks
 from node.gathering import TIMEOUT_MS
 from queues.acts import GapChoice, QueueActs
 from queues.steering import Act
 from repl.model.errors import CodecError, IsthmusError
+from repl.model.keys import Key
 
 METHOD: Final = "queues"
 
-WHAT: Final = frozenset({"listing", "gaps", "ledger", "close"})
+WHAT: Final = frozenset({"listing", "gaps", "ledger", "ledgers", "close", "lags", "explain"})
 
 
 class QueueGathering:
@@ -29,10 +31,15 @@ class QueueGathering:
         node: str,
         request: Callable[[str, str, bytes, int], Awaitable[bytes]],
         acts: Callable[[], QueueActs],
+        looks: Callable[[], KeyLooks],
+        proven: Callable[[], list[dict[str, Any]]],
     ) -> None:
+        """`proven()`: what full-sync of this node has proven in sync, [{"queue", "bucket_type", "at_ms"}]."""
         self._node = node
         self._request = request
         self._acts = acts
+        self._looks = looks
+        self._proven = proven
 
     def request_handlers(self) -> dict[str, Callable[[str, bytes], Awaitable[bytes]]]:
         """What other nodes may ask of this one, by method."""
@@ -49,8 +56,9 @@ class QueueGathering:
         return json.dumps(await self._own(wish)).encode()
 
     async def gather(self, nodes: Iterable[str], what: str, **wish: Any) -> dict[str, Any]:
-        """What each of `nodes` says; None for who did not answer. `what`: listing, gaps, ledger (of `name`), or close
-        (gaps of `name`, as in `node.http.queue_admin`)."""
+        """What each of `nodes` says; None for who did not answer. `what`: listing, gaps, ledger (of `name`), ledgers
+        (of all queues), lags, explain (of the key [`bucket_type`, `bucket`, `key`] in hex), or close (gaps of `name`,
+        as in `node.http.queue_admin`)."""
         names = sorted(set(nodes))
         found = await asyncio.gather(*(self._ask(name, {"what": what, **wish}) for name in names))
         return dict(zip(names, found, strict=True))
@@ -72,6 +80,12 @@ class QueueGathering:
                 return acts.gaps(name)
             case "ledger":
                 return await acts.ledger(str(name))
+            case "ledgers":
+                return [await acts.ledger(one) for one in acts.names()]
+            case "lags":
+                return {"queues": await acts.lags(), "proven": self._proven()}
+            case "explain":
+                return await self._looks().own(_key(wish))
             case _:
                 ids, bucket_type = wish.get("ids"), wish.get("bucket_type")
                 choice = GapChoice(
@@ -82,3 +96,10 @@ class QueueGathering:
                 )
                 act = Act(str(wish["by"]), int(wish["at_ms"]), str(wish.get("reason") or ""))
                 return await acts.close_gaps(str(name), choice, act)
+
+
+def _key(wish: dict[str, Any]) -> Key:
+    try:
+        return Key(*(bytes.fromhex(wish[word]) for word in ("bucket_type", "bucket", "key")))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CodecError(f"{METHOD}: names no key ({error})") from error

@@ -14,7 +14,9 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from queues.decrees import CLEARED, PUBLISHING, SERVING
-from queues.listing import ledger
+from queues.explaining import explained, explained_lower
+from queues.lag import lags
+from queues.listing import ledger, reason
 from queues.registry import SourceQueues
 from queues.rules import LOWER, PRIORITIES, Item
 from queues.serving import ServedQueue
@@ -22,7 +24,7 @@ from queues.steering import Act, Lost
 from queues.throttle import Rates
 from repl.model.errors import BadInput
 from repl.model.keys import Key
-from repl.store.port import Store
+from repl.store.port import Change, Store
 
 log = structlog.get_logger(__name__)
 
@@ -172,6 +174,29 @@ class QueueActs:
             found += lower.first(count - len(found))
         return found
 
+    async def lags(self) -> list[dict[str, Any]]:
+        """How far every queue is behind in the partitions led here: {"queue", "cluster", "uuid", "partitions"}, see
+        `queues.lag`."""
+        rows = []
+        for name in self._queues.machines():
+            queue = self._queues.named(name)
+            owner = queue.word.owner
+            shown = await lags(queue, self._store, self._pool, self._queues.time.wall_ms())
+            owned = (None, None) if owner is None or not owner.cluster else (owner.name, owner.cluster.hex())
+            rows.append(
+                {"queue": name, "cluster": owned[0], "uuid": owned[1], "reason": reason(queue), "partitions": shown}
+            )
+        return rows
+
+    def explain(self, key: Key, partition: int | None, change: Change | None) -> dict[str, Any]:
+        """{"queues", "lower"}: what every queue says of a key, see `queues.explaining`; `partition` None: led
+        elsewhere, then the lower priorities alone have a word. `change`: the key's row of the change index."""
+        found = [self._queues.named(name) for name in self._queues.machines()]
+        lower = [row for queue in found for row in explained_lower(queue, key)]
+        if partition is None:
+            return {"queues": [], "lower": lower}
+        return {"queues": [explained(queue, partition, key, change) for queue in found], "lower": lower}
+
     async def ledger(self, name: str) -> dict[str, Any]:
         """The queue's ledger on this node, checked against the change index: `lost` are offsets of rows there that
         neither wait nor are under lease nor settled. The index is read twice, so that what goes meanwhile is not taken
@@ -183,6 +208,15 @@ class QueueActs:
             lost = {p: [offset for offset in found if offset in again.get(p, ())] for p, found in lost.items()}
             lost = {p: found for p, found in lost.items() if found}
         return {**ledger(queue), "lost": lost}
+
+    def owners(self) -> dict[str, str]:
+        """Uuid of each cluster that owns a queue -> its name."""
+        words = [self._queues.named(name).word.owner for name in self.names()]
+        return {owner.cluster.hex(): owner.name for owner in words if owner is not None and owner.cluster}
+
+    def names(self) -> list[str]:
+        """Of all queues."""
+        return list(self._queues.machines())
 
     async def _unexplained(self, queue: ServedQueue) -> dict[int, list[int]]:
         loop = asyncio.get_running_loop()

@@ -70,7 +70,7 @@ async def listed(queue: ServedQueue, node: str, partitions_led: int, time: TimeS
         },
         "throttle": queue.throttle.shown(time.now_ms()),
         "gaps": sum(len(window.state.gaps) for window in machine.windows.values()) + len(word.lost),
-        "reason": _reason(queue),
+        "reason": reason(queue),
         "partitions": len(machine.windows),
         "waiting": waiting,
         "in_flight": machine.in_flight_count(),
@@ -88,7 +88,8 @@ async def listed(queue: ServedQueue, node: str, partitions_led: int, time: TimeS
     }  # fmt: skip
 
 
-def _reason(queue: ServedQueue) -> str:
+def reason(queue: ServedQueue) -> str:
+    """Why the queue does not give out all it could; "" when it does."""
     machine, owner, told = queue.machine, queue.word.owner, []
     for what, one in (("serving", queue.suspension), ("publishing", queue.publishing_suspension)):
         if one is not None:

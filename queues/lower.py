@@ -143,6 +143,13 @@ class Lower:
         places = [*sorted(self._returned), *self._fresh][:count] if count > 0 else []
         return [self._waiting[place] for place in places]
 
+    def whereabouts(self, key: Key) -> tuple[str, int | None]:
+        """ "waiting" and how many were queued before it, "in-flight", or "" when no reference names the key."""
+        place = self._names.get(key)
+        if place is not None:
+            return "waiting", sum(other < place for other in self._waiting)
+        return ("in-flight", None) if key in self._away.values() else ("", None)
+
     def oldest_ms(self) -> int | None:
         """When the next one to be served was queued; None when none waits."""
         place = self._returned[0] if self._returned else self._fresh[0] if self._fresh else None

@@ -342,6 +342,11 @@ class SourceQueue:
 
     # ---------------------------------------------------------------- what is shown
 
+    @property
+    def heard_lately(self) -> bool:
+        """The owner has fetched within QUIET_MS."""
+        return self._heard_ms is not None
+
     def waiting_count(self) -> int:
         """References that wait in memory, of windows that serve."""
         version = self.owner_version

@@ -186,6 +186,24 @@ class Window(Intake):
             and not any(gap.start <= row.offset < gap.end for gap in self._given)
         ]
 
+    def unsettled(self, rows: Sequence[Change]) -> list[Change]:
+        """Of rows of the change index at or above the cursor, those that are offered and not acknowledged."""
+        gone = (self._gone, self._settled, self._passed)
+        return [row for row in rows if self.wants(row) and not any(row.offset in settled for settled in gone)]
+
+    def whereabouts(self, row: int) -> tuple[str, int | None]:
+        """Where the reference stands whose row of the change index is at offset `row`: "waiting" (and how many wait
+        before it), "in-flight", "acknowledged", "not-read" (it waits in the change index), or "" when it has none."""
+        if row in self._away:
+            return "in-flight", None
+        place = self._moved.get(row, row)
+        item = self._waiting.get(place)
+        if item is not None and item[2] == row:
+            return "waiting", sum(other < place for other in self._waiting)
+        if row < self.cursor or any(row in settled for settled in (self._gone, self._settled, self._passed)):
+            return "acknowledged", None
+        return ("not-read", None) if row >= self.scan else ("", None)
+
     @property
     def waiting_count(self) -> int:
         """References that wait in memory."""

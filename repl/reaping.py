@@ -352,6 +352,20 @@ class Reaper:
                 rows.append({"partition": partition, "tombstones": len(led.candidates), "waits": led.waits})
         return rows
 
+    def told(self, partition: int, key: Key) -> dict[str, object]:
+        """Of a tombstone in a partition led here: {"after_ms", "waits"}: when it may go by itself (None: never), and
+        why it may not go yet; "" when it may, or is no tombstone."""
+        place = self._runtime.partitions[partition]
+        after_ms = self._properties_of(key.bucket_type).of(key.bucket).reap_after_ms
+        found = self._runtime.store.key_row(partition, key_hash(key.bucket, key.key), key.bucket, key.key)
+        current = None if found is None else decode_key_row(found)
+        if current is None or not current.tombstone:
+            return {"after_ms": after_ms, "waits": ""}
+        waits = self._obstacle(place, self._tombstone_of(partition, key.bucket, key.key, current))
+        if not waits and after_ms is None:
+            waits = "the bucket's delete_mode keeps it; isthmus kv reap takes it away"
+        return {"after_ms": after_ms, "waits": waits}
+
     def metrics(self) -> list[Sample]:
         """What was reaped."""
         return [

@@ -17,6 +17,7 @@ from node.http.bucket_types import BucketTypesAdmin
 from node.http.folds import add_folds
 from node.http.fullsync import FullSyncAdmin
 from node.http.health import add_health
+from node.http.knowing import KnowingAdmin
 from node.http.leaderships import LeadershipsAdmin, glance
 from node.http.moves import MovesAdmin
 from node.http.openapi import add_openapi
@@ -63,6 +64,7 @@ class Admin(Face):
         LeadershipsAdmin(node, router)
         MovesAdmin(node, gathering, router)
         QueueAdmin(node, router)
+        KnowingAdmin(node, router)
         SinkAdmin(node, router)
         TelemetryAdmin(node, router)
         FullSyncAdmin(node, self)

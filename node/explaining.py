@@ -1,0 +1,164 @@
+"""One key, told whole: where and when it was accepted, who leads it, what each queue says, what the other side has.
+
+Each node tells what it knows (`KeyLooks`); the node that was asked joins that (`joined`), and looks at the other
+clusters that full-sync knows by `node.other_side`. Reads only. What queues say is `queues.explaining`'s; who shows all
+of it, `node.http.knowing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from typing import Any, Final
+
+from queues.acts import QueueActs
+from repl.model.entry import decode_key_row
+from repl.model.keys import Key, key_hash, segment_of
+from repl.model.objects import decode_object
+from repl.model.vclock import EPOCH_BITS, OFFSET_BITS, decode_clock, offset_of
+from repl.reaping import Reaper
+from repl.routes import Routes
+from repl.runtime import Runtime
+from repl.store.port import Change, Store
+
+OUR_ACTOR_BYTES: Final = 20
+"""Cluster uuid and partition; another length is of a clock that came from elsewhere."""
+
+assert EPOCH_BITS + OFFSET_BITS == 64
+
+
+class KeyLooks:
+    """What one node knows of a key."""
+
+    def __init__(
+        self, *, runtime: Runtime, store: Store, routes: Routes, acts: QueueActs, reaper: Reaper, pool: Executor
+    ) -> None:
+        self._runtime = runtime
+        self._store = store
+        self._routes = routes
+        self._acts = acts
+        self._reaper = reaper
+        self._pool = pool
+
+    async def own(self, key: Key) -> dict[str, Any]:
+        """{"leads", "partition", "segment", "leader", "object", "queues", "lower", "reap"}: "object" and "queues" are
+        told by the leader of its partition alone. Raises UnknownBucketType, NotReady."""
+        hash64 = key_hash(key.bucket, key.key)
+        partition = self._routes.partition_of(key.bucket_type, hash64)
+        place = self._runtime.partitions.get(partition)
+        leads = place is not None and place.replica.ready
+        shown: dict[str, Any] = {
+            "leads": leads,
+            "partition": partition,
+            "segment": segment_of(hash64),
+            "leader": self._routes.leader(partition),
+            "object": None,
+            "reap": None,
+        }
+        change = None
+        if leads:
+            loop = asyncio.get_running_loop()
+            shown["object"], change = await loop.run_in_executor(self._pool, self._object, partition, hash64, key)
+            if shown["object"] is not None and shown["object"]["tombstone"]:
+                shown["reap"] = self._reaper.told(partition, key)
+        return {**shown, **self._acts.explain(key, partition if leads else None, change)}
+
+    def _object(self, partition: int, hash64: int, key: Key) -> tuple[dict[str, Any] | None, Change | None]:
+        """In a thread."""
+        found = self._store.key_row(partition, hash64, key.bucket, key.key)
+        if found is None:
+            return None, None
+        row = decode_key_row(found)
+        changes = self._store.changes(partition, row.offset, 1)
+        change = changes[0] if changes and changes[0].offset == row.offset else None
+        payload = self._store.object(partition, key.bucket, key.key)
+        siblings = () if payload is None else decode_object(payload).siblings
+        return {
+            "tombstone": row.tombstone,
+            "bytes": row.size_bytes,
+            "offset": row.offset,
+            "epoch": place_of(row.clock, self._runtime.cluster_uuid, partition, row.offset),
+            "applied_ms": None if change is None else change.time_ms,
+            "origin": None if change is None else change.origin.hex(),
+            "last_modified_ms": row.last_modified_ms,
+            "clock": row.clock.hex(),
+            "seen": [dot_shown(actor, counter) for actor, counter, _ in decode_clock(row.clock)],
+            "siblings": [
+                {**dot_shown(*one.dot), "tombstone": one.tombstone, "last_modified_ms": one.last_modified_ms}
+                for one in siblings
+            ],
+        }, change
+
+
+def place_of(clock: bytes, own: bytes, partition: int, offset: int) -> int | None:
+    """The epoch of our write at `offset`, as the clock has it; None when the newest change is no write of ours."""
+    actor = own + partition.to_bytes(4, "big")
+    for seen, counter, _ in decode_clock(clock):
+        if seen == actor and offset_of(counter) == offset:
+            return counter >> OFFSET_BITS
+    return None
+
+
+def dot_shown(actor: bytes, counter: int) -> dict[str, Any]:
+    """Which cluster accepted a write, in which partition, and where in its log; None for an actor that is not ours."""
+    if len(actor) != OUR_ACTOR_BYTES:
+        return {"uuid": None, "actor": actor.hex(), "partition": None, "epoch": None, "offset": None}
+    return {
+        "uuid": actor[:16].hex(),
+        "actor": actor.hex(),
+        "partition": int.from_bytes(actor[16:], "big"),
+        "epoch": counter >> OFFSET_BITS,
+        "offset": offset_of(counter),
+    }
+
+
+def joined(said: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """One answer of all nodes' (None: it gave none). `names`: uuid of a cluster -> its name, as far as known."""
+    told = {node: one for node, one in said.items() if one is not None}
+    led_by = next((node for node, one in told.items() if one["leads"]), None)
+    first: dict[str, Any] = told[led_by] if led_by is not None else next(iter(told.values()))
+    found = first["object"] if led_by is not None else None
+    for dot in () if found is None else (*found["seen"], *found["siblings"]):
+        dot["cluster"] = names.get(dot["uuid"] or "")
+    queues = first["queues"] if led_by is not None else None
+    lower = [{"node": node, **row} for node, one in told.items() for row in one["lower"]]
+    silent = sorted(said.keys() - told.keys())
+    return {
+        "partition": first["partition"],
+        "segment": first["segment"],
+        "leader": led_by or first["leader"],
+        "known": led_by is not None,
+        "reason": "" if led_by is not None else f"the leader, {first['leader'] or 'nobody'}, does not answer",
+        "object": found,
+        "queues": queues,
+        "lower": lower,
+        "lower_unknown_at": silent,
+        "reap": first["reap"],
+        "next": _next(led_by, found, queues, lower, first["reap"]),
+    }
+
+
+def _next(
+    led_by: str | None, found: Any, queues: list[dict[str, Any]] | None, lower: list[dict[str, Any]], reap: Any
+) -> str:
+    """The next step, in a sentence."""
+    if led_by is None:
+        return "ask again once the partition has a leader that answers"
+    for row in lower:
+        return (
+            f"queue {row['queue']} sends it at the {row['priority'].replace('_', '-')} priority from node {row['node']}"
+        )
+    if found is None:
+        return "write it, or look at the other cluster: a full-sync finds keys that are missing here"
+    for state in ("in-flight", "waiting", "not-read", "gap", "not-offered", "unknown"):
+        for one in queues or ():
+            if one["state"] == state:
+                return f"queue {one['queue']}: {one['next']}"
+    if reap is not None and reap["waits"]:
+        return f"the tombstone stays: {reap['waits']}"
+    if not queues:
+        return "nothing: this cluster has no queue"
+    if any(one["state"] == "acknowledged" for one in queues):
+        return "nothing in real time; where the other side lacks it, run a full-sync"
+    return "nothing in real time: no queue offers it"

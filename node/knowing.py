@@ -1,0 +1,152 @@
+"""What the whole cluster knows of its replication, joined from what its nodes say (pure): lag, and the ledgers.
+
+Numbers of nodes that do not answer are unknown, and so is every sum that needs them; nothing here is older than the
+question. Who asks the nodes is `node.queue_gathering` and `node.sink_gathering`; who shows it, `node.http.knowing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from repl.model.record import PartitionRecord
+
+Said = Mapping[str, Any]
+"""Node -> its answer; None: it gave none."""
+
+SENT: Final = (
+    "found", "eligible", "acknowledged", "collapsed", "collapsed_unseen", "vanished", "given_up", "waiting",
+    "in_flight", "passed_over", "outcomes_untold", "off_by",
+)  # fmt: skip
+OUTCOMES: Final = ("applied", "merged", "superseded", "rejected")
+RECEIVED: Final = ("fetched", "fetched_bytes", *OUTCOMES, "failed", "under_way")
+
+
+def lag_rows(said: Said, records: Mapping[int, PartitionRecord]) -> list[dict[str, Any]]:
+    """One row a queue and bucket type: {"queue", "cluster", "uuid", "bucket_type", "seconds", "objects", "bytes",
+    "in_flight", "partitions", "unknown_partitions", "reason", "proven_ms"}. `said`: {"queues", "proven"} of each node.
+    `seconds` is the worst partition's; a partition that no node told of makes the row unknown."""
+    parts: dict[str, dict[int, dict[str, Any]]] = {}
+    heads: dict[str, dict[str, Any]] = {}
+    proven: dict[tuple[str, str], int] = {}
+    for node, answer in said.items():
+        for queue in () if answer is None else answer["queues"]:
+            name = queue["queue"]
+            heads.setdefault(name, {"cluster": None, "uuid": None, "reason": ""})
+            heads[name].update({word: queue[word] for word in heads[name] if queue[word]})
+            for part in queue["partitions"]:
+                record = records.get(part["partition"])
+                led_here = record is not None and record.leader is not None and record.leader.node == node
+                if led_here or part["partition"] not in parts.setdefault(name, {}):
+                    parts.setdefault(name, {})[part["partition"]] = part
+        for one in () if answer is None else answer["proven"]:
+            at = (one["queue"], one["bucket_type"])
+            proven[at] = max(proven.get(at, 0), one["at_ms"])
+    types: dict[str, list[PartitionRecord]] = {}
+    for record in records.values():
+        types.setdefault(record.bucket_type, []).append(record)
+    return [
+        {
+            "queue": name,
+            **heads[name],
+            "bucket_type": bucket_type,
+            **_lag(parts.get(name, {}), of_type, said, heads[name]["reason"]),
+            "proven_ms": proven.get((name, bucket_type)),
+        }
+        for name in sorted(heads)
+        for bucket_type, of_type in sorted(types.items())
+    ]
+
+
+def _lag(
+    parts: Mapping[int, dict[str, Any]], of_type: Sequence[PartitionRecord], said: Said, why: str
+) -> dict[str, Any]:
+    told = [parts[record.partition] for record in of_type if record.partition in parts]
+    missing = [record for record in of_type if record.partition not in parts]
+    whole = not missing
+
+    def total(word: str) -> int | None:
+        numbers = [part[word] for part in told]
+        return sum(numbers) if whole and None not in numbers else None
+
+    seconds = [part["seconds"] for part in told]
+    return {
+        "seconds": max(seconds, default=0.0) if whole and None not in seconds else None,
+        "objects": total("objects"),
+        "bytes": total("bytes"),
+        "in_flight": total("in_flight"),
+        "partitions": len(of_type),
+        "unknown_partitions": sorted(record.partition for record in missing),
+        "reason": _missing(missing[0], said) if missing else why,
+    }
+
+
+def _missing(record: PartitionRecord, said: Said) -> str:
+    if record.leader is None:
+        return f"partition {record.partition} has no leader"
+    node = record.leader.node
+    silent = said.get(node) is None
+    return (
+        f"partition {record.partition}: node {node} {'does not answer' if silent else 'does not know its cursor yet'}"
+    )
+
+
+def ledger_rows(ledgers: Said, owners: Mapping[str, tuple[str | None, str | None]]) -> list[dict[str, Any]]:
+    """What was sent: a row for each queue: {"direction": "sent", "queue", "cluster", "uuid", numbers, "closes",
+    "state", "reason"}. `ledgers`: of each node a list of `queues.listing.ledger`."""
+    rows = []
+    silent = sorted(node for node, answer in ledgers.items() if answer is None)
+    for name in sorted({one["name"] for answer in ledgers.values() for one in answer or ()}):
+        found = [one for answer in ledgers.values() for one in answer or () if one["name"] == name]
+        lost = sum(len(offsets) for one in found for offsets in one["lost"].values())
+        open_ = sorted({p for one in found for p in one["partitions_not_known"]})
+        row: dict[str, Any] = {"direction": "sent", "queue": name}
+        row["cluster"], row["uuid"] = owners.get(name, (None, None))
+        row |= {word: None if silent else sum(one[word] for one in found) for word in SENT}
+        row["outcomes"] = {w: None if silent else sum(one["outcomes"][w] for one in found) for w in OUTCOMES}
+        row["lost"] = lost
+        off = lost or any(one["closes"] is False for one in found)
+        row["closes"] = False if off else None if silent or open_ else True
+        row["state"] = "alarm" if off else "unknown" if row["closes"] is None else "closed"
+        row["reason"] = (
+            f"{lost} changes lost, {sum(one['off_by'] for one in found)} not accounted for: a bug; full-sync finds them"
+            if off
+            else f"node {silent[0]} does not answer"
+            if silent
+            else f"partition {open_[0]}: not all that waits is known"
+            if open_
+            else ""
+        )
+        rows.append(row)
+    return rows
+
+
+def received_rows(sinks: Said) -> list[dict[str, Any]]:
+    """What was received: a row for each source cluster and queue: fetched = applied + merged + superseded + rejected +
+    failed + under way. `sinks`: of each node what `node.sink_gathering` says."""
+    silent = sorted(node for node, answer in sinks.items() if answer is None)
+    totals: dict[tuple[str, str], dict[str, Any]] = {}
+    for answer in sinks.values():
+        for one in () if answer is None else answer.get("sources", ()):
+            at = (one["source_uuid"], one["queue"])
+            row = totals.setdefault(at, {"cluster": one["source_cluster"], **dict.fromkeys(RECEIVED, 0)})
+            for word in RECEIVED:
+                row[word] += one[word]
+    rows = []
+    for (uuid, queue), row in sorted(totals.items()):
+        off = row["under_way"] < 0
+        state = "alarm" if off else "unknown" if silent else "closed"
+        reason = "more outcomes than changes: a bug" if off else f"node {silent[0]} does not answer" if silent else ""
+        closes = False if off else None if silent else True
+        rows.append(
+            {
+                "direction": "received",
+                "queue": queue,
+                "uuid": uuid,
+                **row,
+                "closes": closes,
+                "state": state,
+                "reason": reason,
+            }
+        )
+    return rows

@@ -1,0 +1,61 @@
+"""A key as another cluster has it now, asked over its client face and held against ours.
+
+One HEAD request with a short time-out; blocks, so it runs in a thread or in a command. What cannot be learned is
+unknown, with the reason. The story goes back to `node.explaining`.
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+from typing import Any, Final
+from urllib.parse import quote
+
+from repl.model.errors import CodecError
+from repl.model.keys import Key
+from repl.model.vclock import Clock, decode_clock, descends
+from repl.transport.http_client import OPEN, Access, session
+
+TIMEOUT_S: Final = 3.0
+"""For the connection, and for the answer: an operator waits for it."""
+
+FOUND: Final = frozenset({200, 300, 404})
+"""A value, siblings, or absent; a tombstone's clock comes with 404."""
+
+
+def other_side(url: str, key: Key, ours: Clock | None, access: Access = OPEN) -> dict[str, Any]:
+    """{"url", "state", "clock", "reason"}. `state`: equal, ahead (it has seen more), behind, concurrent, absent, or
+    unknown. `ours` None: the key is not here. Never raises for what the other side does."""
+    place = "/".join(quote(part, safe="") for part in (key.bucket_type, b"buckets", key.bucket, b"keys", key.key))
+    try:
+        with (
+            session(access=access) as asking,
+            asking.head(f"{url}/types/{place}", timeout=(TIMEOUT_S, TIMEOUT_S), allow_redirects=False) as answer,
+        ):
+            status, said = answer.status_code, answer.headers.get("X-Riak-Vclock", "")
+    except OSError as error:
+        return _shown(url, "unknown", None, f"it does not answer: {type(error).__name__}")
+    if status not in FOUND:
+        return _shown(url, "unknown", None, f"it answers {status}")
+    if not said:
+        return _shown(url, "absent", None, "it has neither a value nor a tombstone")
+    try:
+        raw = b64decode(said, validate=True)
+        theirs = decode_clock(raw)
+    except (binascii.Error, ValueError, CodecError) as error:
+        return _shown(url, "unknown", None, f"its clock cannot be read: {error}")
+    return _shown(url, compared(ours, theirs), raw.hex(), "")
+
+
+def compared(ours: Clock | None, theirs: Clock) -> str:
+    """How their clock stands to ours."""
+    if ours is None:
+        return "ahead"
+    forth, back = descends(theirs, ours), descends(ours, theirs)
+    if forth and back:
+        return "equal"
+    return "ahead" if forth else "behind" if back else "concurrent"
+
+
+def _shown(url: str, state: str, clock: str | None, reason: str) -> dict[str, Any]:
+    return {"url": url, "state": state, "clock": clock, "reason": reason}

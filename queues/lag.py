@@ -1,0 +1,104 @@
+"""How far a queue is behind on this node, by partition: since when, how many objects and bytes wait.
+
+Told from the cursor and the store's time marks, not from the times of the rows that wait: a key that keeps changing
+moves to a newer row each time, and would look young for ever. Reads only; what is not known is None, never a guess.
+What a cluster makes of it stands in `node.knowing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import Any, Final, NamedTuple
+
+from queues.serving import ServedQueue
+from queues.window import Window
+from repl.model.entry import decode_key_row
+from repl.store.port import Change, Store
+
+STEP_ROWS: Final = 4_096
+"""Rows of the change index read at once."""
+
+ROWS_MAX: Final = 50_000
+"""Rows read in one partition to count what waits; beyond it the count is unknown: 0.1 s of the read pool."""
+
+SIZES_MAX: Final = 10_000
+"""Objects of one partition whose sizes are added up; beyond it bytes are unknown: each costs a look at the store."""
+
+
+class Pending(NamedTuple):
+    """What of a partition is not acknowledged, as the change index has it: `rows` the first SIZES_MAX of them, `total`
+    how many there are (None: too many to count)."""
+
+    rows: Sequence[Change]
+    total: int | None
+
+
+async def lags(queue: ServedQueue, store: Store, pool: Executor, wall_ms: int) -> list[dict[str, Any]]:
+    """One dict for each partition that is led here and where the queue stands: {"partition", "bucket_type", "seconds",
+    "objects", "bytes", "in_flight", "cursor", "applied"}. `objects`: keys whose newest change is not acknowledged."""
+    return [await _lag(window, store, pool, wall_ms) for window in list(queue.machine.windows.values())]
+
+
+async def _lag(window: Window, store: Store, pool: Executor, wall_ms: int) -> dict[str, Any]:
+    loop = asyncio.get_running_loop()
+    cursor, contiguous = window.advance(), window.contiguous
+    in_memory = window.waiting_count + window.away_count
+    shown: dict[str, Any] = {
+        "partition": window.partition,
+        "bucket_type": window.bucket_type.decode(errors="backslashreplace"),
+        "seconds": 0.0,
+        "objects": 0,
+        "bytes": 0,
+        "in_flight": window.away_count,
+        "cursor": cursor,
+        "applied": window.applied,
+    }
+    if contiguous and not in_memory:
+        return shown
+    pending = await _pending(window, cursor, store, pool)
+    below, above = await loop.run_in_executor(pool, store.seconds_around, window.partition, cursor)
+    if not contiguous and not pending.rows and pending.total == 0:
+        return shown
+    first_ms = pending.rows[0].time_ms if pending.rows else None
+    # In memory the cursor stands at the place of a change, whose second is that of the mark before it. Else what stands
+    # there is not known: nothing above it is older than the next mark, or than the first row that still is there.
+    second = below if contiguous else above
+    since_ms = None if second is None else second * 1000
+    if first_ms is not None and (second is None or first_ms // 1000 <= second):
+        since_ms = first_ms
+    count = in_memory if contiguous else pending.total
+    shown["seconds"] = None if since_ms is None else max(0, wall_ms - since_ms) / 1000
+    shown["objects"] = count
+    shown["bytes"] = None
+    if pending.total is not None and pending.total == len(pending.rows):
+        shown["bytes"] = await loop.run_in_executor(pool, _sizes, store, window.partition, pending.rows)
+    return shown
+
+
+async def _pending(window: Window, cursor: int, store: Store, pool: Executor) -> Pending:
+    """Rows from `cursor` on that are neither passed over nor settled: read in the pool, judged here."""
+    loop = asyncio.get_running_loop()
+    found: list[Change] = []
+    count = read = 0
+    offset = cursor
+    while read < ROWS_MAX:
+        rows = await loop.run_in_executor(pool, store.changes, window.partition, offset, STEP_ROWS)
+        wanted = window.unsettled(rows)
+        count += len(wanted)
+        found += wanted[: SIZES_MAX - len(found)]
+        if len(rows) < STEP_ROWS:
+            return Pending(found, count)
+        read += len(rows)
+        offset = rows[-1].offset + 1
+    return Pending(found, None)
+
+
+def _sizes(store: Store, partition: int, rows: Sequence[Change]) -> int:
+    """Bytes of the objects as they are now; one that is gone has none."""
+    size = 0
+    for row in rows:
+        found = store.key_row(partition, row.key_hash, row.bucket, row.key)
+        size += 0 if found is None else decode_key_row(found).size_bytes
+    return size

@@ -1,0 +1,150 @@
+"""`isthmus lag`, `ledger` and `explain`, and how answers of nodes are joined for them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from node.cli import main as cli
+from node.cli.exits import Exit
+from node.explaining import joined
+from node.knowing import OUTCOMES, SENT, lag_rows, ledger_rows, received_rows
+from node.other_side import compared
+from repl.model.record import Incarnation, PartitionRecord
+from tests.cli.test_remote_commands import ToldListener, listener
+
+__all__ = ["listener"]
+
+
+def led(partition: int, node: str) -> PartitionRecord:
+    """A record of one of two partitions of one bucket type."""
+    record = PartitionRecord(partition, "notes", partition, 2, (node,))
+    return replace(record, leader=Incarnation(node, 1))
+
+
+def part(partition: int, seconds: float | None = 1.0, size: int | None = 10) -> dict[str, Any]:
+    """What a node says of a partition."""
+    return {"partition": partition, "bucket_type": "notes", "seconds": seconds, "objects": 2, "bytes": size,
+            "in_flight": 1}  # fmt: skip
+
+
+def said(*parts: dict[str, Any], proven: int = 5) -> dict[str, Any]:
+    """A node's answer."""
+    queue = {"queue": "q", "cluster": "west", "uuid": "bb", "reason": "", "partitions": list(parts)}
+    return {"queues": [queue], "proven": [{"queue": "q", "bucket_type": "notes", "at_ms": proven}]}
+
+
+def test_lag_is_the_worst_partitions_and_unknown_with_any_unknown() -> None:
+    """Objects and bytes are sums, seconds the greatest; a node that is silent makes all of them unknown, never less."""
+    records = {0: led(0, "e1"), 1: led(1, "e2")}
+    (row,) = lag_rows({"e1": said(part(0)), "e2": said(part(1, 7.0), proven=9)}, records)
+    assert (row["seconds"], row["objects"], row["bytes"], row["proven_ms"], row["cluster"]) == (7.0, 4, 20, 9, "west")
+    (row,) = lag_rows({"e1": said(part(0)), "e2": None}, records)
+    assert (row["seconds"], row["objects"], row["bytes"], row["unknown_partitions"]) == (None, None, None, [1])
+    assert row["reason"] == "partition 1: node e2 does not answer"
+    (row,) = lag_rows({"e1": said(part(0)), "e2": said(part(1, None, None))}, records)
+    assert (row["seconds"], row["objects"], row["bytes"]) == (None, 4, None)
+    (row,) = lag_rows({"e1": said(part(0), part(1, 99.0)), "e2": said(part(1))}, records)
+    assert row["seconds"] == 1.0, "the leader by the record has the word"
+
+
+def one_ledger(**changed: Any) -> dict[str, Any]:
+    """A queue's ledger on one node."""
+    plain = {"name": "q", **dict.fromkeys(SENT, 1), "outcomes": dict.fromkeys(OUTCOMES, 1), "closes": True, "lost": {},
+             "partitions_not_known": []}  # fmt: skip
+    return {**plain, "off_by": 0, **changed}
+
+
+def test_ledgers_of_all_nodes_are_added_and_one_that_does_not_close_is_an_alarm() -> None:
+    """Sums over the nodes; off or lost anywhere is an alarm, silent or still unknown is unknown."""
+    owners = {"q": ("west", "bb")}
+    (row,) = ledger_rows({"e1": [one_ledger()], "e2": [one_ledger()]}, owners)
+    assert (row["state"], row["eligible"], row["cluster"], row["closes"]) == ("closed", 2, "west", True)
+    for bad in ({"closes": False, "off_by": 3}, {"lost": {"4": [7]}}):
+        (row,) = ledger_rows({"e1": [one_ledger()], "e2": [one_ledger(**bad)]}, owners)
+        assert (row["state"], row["closes"]) == ("alarm", False)
+    (row,) = ledger_rows({"e1": [one_ledger()], "e2": None}, owners)
+    assert (row["state"], row["eligible"], row["reason"]) == ("unknown", None, "node e2 does not answer")
+    waiting = one_ledger(closes=None, partitions_not_known=[3])
+    (row,) = ledger_rows({"e1": [waiting]}, owners)
+    assert (row["state"], row["closes"]) == ("unknown", None)
+    source = {"source_uuid": "bb", "source_cluster": "west", "queue": "r", "fetched": 5, "fetched_bytes": 50,
+              **dict.fromkeys(OUTCOMES, 1), "failed": 0, "under_way": 1}  # fmt: skip
+    (row,) = received_rows({"e1": {"sources": [source]}, "e2": {"sources": [source]}})
+    assert (row["cluster"], row["fetched"], row["under_way"], row["state"]) == ("west", 10, 2, "closed")
+
+
+def test_lag_over_a_limit_is_exit_code_1_and_unknown_is_3(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Monitors can tell late from unknown; without --over it is shown, and the code is 0."""
+    row = {"cluster": "west", "queue": "q", "bucket_type": "notes", "seconds": 7.5, "objects": 2, "bytes": None,
+           "proven_ms": None, "reason": ""}  # fmt: skip
+    listener.tell("/admin/lag", {"lag": [row], "at_ms": 1})
+    assert cli.main(["lag"]) == Exit.OK
+    assert "unknown" in capsys.readouterr().out
+    assert cli.main(["lag", "--over", "8"]) == Exit.OK
+    assert cli.main(["lag", "--over", "7", "-o", "json"]) == Exit.DIFFERS
+    shown = capsys.readouterr()
+    assert '"seconds": 7.5' in shown.out
+    assert "queue q, bucket type notes: 7.5 s behind" in shown.err
+    listener.tell("/admin/lag", {"lag": [{**row, "seconds": None, "reason": "node e2 does not answer"}], "at_ms": 1})
+    assert cli.main(["lag", "--over", "7"]) == Exit.UNAVAILABLE
+    assert "node e2 does not answer" in capsys.readouterr().err
+
+
+def test_a_ledger_that_does_not_close_is_exit_code_1(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both halves are shown; the alarm names the queue."""
+    (row,) = ledger_rows({"e1": [one_ledger(closes=False, off_by=3)]}, {"q": ("west", "bb")})
+    listener.tell("/admin/ledger", {"ledger": [row], "unknown": []})
+    assert cli.main(["ledger"]) == Exit.DIFFERS
+    shown = capsys.readouterr()
+    assert "west" in shown.out
+    assert "3 not accounted for" in shown.err
+
+
+def node_says(**changed: Any) -> dict[str, Any]:
+    """What a node says of a key."""
+    return {"leads": False, "partition": 1, "segment": 5, "leader": "e2", "object": None, "queues": [], "lower": [],
+            "reap": None, **changed}  # fmt: skip
+
+
+def test_a_key_is_explained_by_its_leader_or_not_at_all() -> None:
+    """What only the leader knows is unknown without it; what waits at any node is named with that node."""
+    queue = {"queue": "q", "state": "waiting", "next": "wait for it"}
+    lower = {"queue": "q", "priority": "fold", "state": "waiting", "ahead": 0}
+    answer = joined({"e1": node_says(), "e2": node_says(leads=True, queues=[queue])}, {})
+    assert (answer["known"], answer["leader"], answer["object"]) == (True, "e2", None)
+    dot = {"uuid": "aa", "partition": 1, "epoch": 1, "offset": 2, "actor": "aa"}
+    found = {"seen": [dict(dot)], "siblings": [dict(dot)]}
+    answer = joined({"e2": node_says(leads=True, queues=[queue], object=found)}, {"aa": "east"})
+    assert (answer["object"]["seen"][0]["cluster"], answer["next"]) == ("east", "queue q: wait for it")
+    answer = joined({"e1": node_says(lower=[lower]), "e2": None}, {})
+    assert (answer["known"], answer["queues"], answer["lower_unknown_at"]) == (False, None, ["e2"])
+    assert answer["lower"] == [{"node": "e1", **lower}]
+
+
+def test_clocks_of_both_sides_are_compared_by_what_they_have_seen() -> None:
+    """Equal, ahead, behind, concurrent; a key that is not here is ahead there."""
+    one, two, other = ((b"a", 1, 0),), ((b"a", 2, 0),), ((b"b", 1, 0),)
+    assert [compared(ours, theirs) for ours, theirs in ((one, one), (one, two), (two, one), (one, other))] == [
+        "equal", "ahead", "behind", "concurrent",
+    ]  # fmt: skip
+    assert compared(None, one) == "ahead"
+
+
+def test_explain_prints_what_a_node_answers(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """Facts a line, the next step last; JSON is the node's answer."""
+    answer = joined({"e2": node_says(leads=True)}, {})
+    listener.tell("/admin/explain?type=notes&bucket=b&key=k", answer)
+    assert cli.main(["explain", "notes/b", "k"]) == Exit.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "key: notes/b k"
+    assert lines[-1].startswith("next: write it")
+    assert cli.main(["explain", "notes/b", "k", "-o", "json"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out) == answer

@@ -1,0 +1,124 @@
+"""Claims about what a queue knows of how far it is behind, and of single keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from config.settings import QueueSettings
+from queues.decrees import PUBLISHING, SERVING
+from queues.rules import FULL_SYNC
+from queues.wire import Ack
+from repl.model.keys import Key
+from tests.queues.home import PARTITIONS, Home
+from tests.queues.source_world import BUCKET, THIRD
+from tests.queues.test_queue_acts import alive, keys, settled, told
+
+P = PARTITIONS[0]
+
+
+async def lag(home: Home) -> dict[str, Any]:
+    """The first queue's lag in the first partition."""
+    (queue,) = await home.acts.lags()
+    (found,) = [part for part in queue["partitions"] if part["partition"] == P]
+    return found
+
+
+def explained(home: Home, key: bytes, name: str = "q") -> dict[str, Any]:
+    """What queue `name` says of a key of the first partition."""
+    rows = [row for row in home.store.changes(P, 0, 1_000) if row.key == key]
+    answer = home.acts.explain(Key(b"default", BUCKET, key), P, rows[0] if rows else None)
+    (found,) = [one for one in answer["queues"] if one["queue"] == name]
+    return found
+
+
+def test_a_key_that_keeps_changing_cannot_make_lag_young() -> None:
+    """Rewritten every second, with or without a sink that holds it, the lag is that of its first change."""
+
+    async def run(home: Home) -> None:
+        home.put(b"old")
+        for _ in range(30):
+            home.clock.skew_ms += 1_000
+            home.put(b"old")
+        found = await lag(home)
+        assert 28 < found["seconds"] < 33
+        assert found["objects"] == 1
+        assert found["bytes"] > 20
+        batch = await home.fetch()
+        assert len(batch.items) == 1
+        for _ in range(10):
+            home.clock.skew_ms += 1_000
+            home.put(b"old")
+        held = await lag(home)
+        assert held["in_flight"] == 1
+        assert held["seconds"] > 9
+
+    alive(run)
+
+
+def test_lag_is_zero_once_all_is_acknowledged_and_unknown_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits: 0 seconds, objects and bytes; too many to count: unknown, but for the seconds."""
+
+    async def run(home: Home) -> None:
+        assert (await lag(home))["seconds"] == 0
+        home.put(*(b"%d" % n for n in range(50)))
+        monkeypatch.setattr("queues.lag.ROWS_MAX", 10)
+        monkeypatch.setattr("queues.lag.STEP_ROWS", 10)
+        home.clock.skew_ms += 5_000
+        found = await lag(home)
+        assert (found["objects"], found["bytes"]) == (None, None)
+        assert 4 < found["seconds"] < 8
+        batch = await home.fetch()
+        await home.fetch(acks=[Ack(batch.batch, batch.owner_version)], count=0)
+        found = await lag(home)
+        assert (found["seconds"], found["objects"], found["bytes"]) == (0, 0, 0)
+
+    alive(run)
+
+
+def test_explain_names_where_a_key_is_and_why() -> None:
+    """Waiting, in flight, acknowledged, held back by origin, filter or a gap: each with its reason and next step."""
+
+    async def run(home: Home) -> None:
+        home.put(b"early")
+        assert (explained(home, b"early")["state"], explained(home, b"early")["owner"]) == ("not-read", None)
+        assert explained(home, b"early", "typed")["state"] == "filtered"
+        assert "buckettype:other" in explained(home, b"early", "typed")["filter"]
+        batch = await home.fetch()
+        assert explained(home, b"early")["state"] == "in-flight"
+        home.put(b"one", b"two")
+        found = explained(home, b"two")
+        assert (found["state"], found["ahead"], found["owner"]) == ("waiting", 1, "west")
+        home.put(b"theirs", origin=THIRD)
+        assert explained(home, b"theirs")["state"] == "origin"
+        await home.fetch(acks=[Ack(batch.batch, batch.owner_version)], count=0)
+        assert explained(home, b"early")["state"] == "acknowledged"
+        await home.acts.suspend("q", SERVING, None, told(home))
+        held = explained(home, b"one")
+        assert (held["state"], held["next"]) == ("waiting", "isthmus queue resume q")
+        assert "ann: because" in held["reason"]
+        await home.acts.suspend("q", PUBLISHING, None, told(home))
+        await settled(home)
+        home.put(b"left out")
+        found = explained(home, b"left out")
+        assert found["state"] == "gap"
+        assert "publishing-suspended by ann: because" in found["reason"]
+        assert explained(home, b"never")["state"] == "no-change"
+
+    alive(run, QueueSettings("q"), QueueSettings("typed", filter="buckettype:other"))
+
+
+def test_explain_shows_references_of_lower_priorities_wherever_they_wait() -> None:
+    """A pushed key is named with its priority and what was queued before it, by every node that holds one."""
+
+    async def run(home: Home) -> None:
+        home.put(b"a", b"b")
+        await home.acts.push("q", keys(b"a", b"b"), FULL_SYNC, 0)
+        lower = home.acts.explain(Key(b"default", BUCKET, b"b"), None, None)
+        assert lower == {
+            "queues": [],
+            "lower": [{"queue": "q", "priority": "full_sync", "state": "waiting", "ahead": 1}],
+        }
+
+    alive(run)
