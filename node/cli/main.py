@@ -59,9 +59,6 @@ NOUNS: Final[Mapping[str, Noun]] = {
     "explain": Noun(
         "node.cli.knowing", "explain_command", "One key: where it was accepted, where it is, what is next."
     ),
-    "lag": Noun("node.cli.knowing", "lag_command", "How far other clusters are behind: seconds, objects, bytes."),
-    "ledger": Noun("node.cli.knowing", "ledger_command", "What became of every change sent and received."),
-    "explain": Noun("node.cli.knowing", "explain_command", "One key: where it was accepted, where it is, what is next."),
     "sink": Noun("node.cli.sink", "sink_group", "Look at sinks; suspend and resume them."),
     "fullsync": Noun("node.cli.fullsync", "fullsync_group", "Compare with other clusters, and repair what differs."),
     "reconcile": Noun(
