@@ -19,6 +19,10 @@ FACTOR: Final = "/admin/bucket-types/default/replication-factor"
 MOVES: Final = "/admin/moves"
 DRAIN: Final = "/admin/nodes/drain"
 DONE_TIMEOUT_S: Final = 90.0
+TAKEN_TIMEOUT_S: Final = 90.0
+"""An order is refused while fewer nodes live than it needs, and on a busy machine one that was killed takes half a
+minute to start."""
+
 SPARE: Final = "n4"
 UP_TIMEOUT_S: Final = 60.0
 
@@ -58,7 +62,7 @@ def _come(stage: Stage) -> LabNode:
 
 def _ordered(stage: Stage, path: str, wish: Mapping[str, object]) -> int:
     """The number of an order."""
-    number = stage.tell(path, {**wish, "by": "tests"})["order"]
+    number = stage.tell(path, {**wish, "by": "tests"}, TAKEN_TIMEOUT_S)["order"]
     assert isinstance(number, int)
     return number
 

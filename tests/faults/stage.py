@@ -91,7 +91,7 @@ class Stage:
                 try:
                     reply = connection.request("POST", path, {"Content-Type": "application/json"}, _json(wish))
                 except (NotSent, Broken) as error:
-                    said = str(error)
+                    said = said or str(error)
                     continue
                 finally:
                     connection.close()
