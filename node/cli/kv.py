@@ -149,7 +149,8 @@ def _http_option(command: Command) -> Command:
         callback=client,
         help="Client listener of any node of the cluster.",
     )(command)
-    command = click.option("--type", "bucket_type", default="default", show_default=True, help="Bucket type.")(command)
+    names = ("--bucket-type", "--type", "bucket_type")
+    command = click.option(*names, default="default", show_default=True, help="Bucket type.")(command)
     command = click.option(
         "--percent", is_flag=True, is_eager=True, help="Names are percent-encoded, here and in what is printed."
     )(command)

@@ -115,7 +115,7 @@ def test_names_of_any_bytes_are_listed_and_taken_back(run: Run) -> None:
         (("put", "b", "k", "v", "--meta", "nameless"), Exit.USAGE),
         (("put", "b", "k", "v", "--clock", "AAAA"), Exit.REFUSED),
         (("get", "b", "k", "--type", "none"), Exit.REFUSED),
-        (("list", "--type", "none"), Exit.REFUSED),
+        (("list", "--bucket-type", "none"), Exit.REFUSED),
         (("get", "b", "k", "--http", "http://127.0.0.1:1"), Exit.UNAVAILABLE),
         (("list", "--http", "ftp://x"), Exit.USAGE),
     ],
