@@ -47,9 +47,6 @@ DRAIN_TIMEOUT_S: Final = 180.0
 FETCH_TIMEOUT_S: Final = 10.0
 """A suspended sink starts no fetch; one that waits in a long poll ends within 5 s."""
 
-REFERENCES: Final = 300_000
-"""Riak's and our default length of a queue."""
-
 ONE_A_FETCH_SHARE: Final = 5
 """A fifth of the keys is enough to see what a fetch costs."""
 
@@ -96,6 +93,7 @@ SETTLE_SECONDS: Final = 2.0
 @click.option(
     "--overwrite", "overwritten", default=0, show_default=True, help="Keys that are filled, then written over; 0: none."
 )
+@click.option("--references", default=300_000, show_default=True, help="References of the queue whose memory is taken.")
 @click.option("--three", is_flag=True, help="Then also three nodes a side.")
 @click.option(
     "--dir", "directory", type=click.Path(path_type=Path), help="Where data lies; decides what an fsync costs."
@@ -108,6 +106,7 @@ def main(
     paced_seconds: float,
     limit_s: float,
     overwritten: int,
+    references: int,
     three: bool,
     directory: Path | None,
 ) -> None:
@@ -132,7 +131,7 @@ def main(
         runs.backlog(keys)
         if overwritten:
             runs.overwrite(overwritten)
-        runs.references(REFERENCES)
+        runs.references(references)
         runs.idle("after all that")
 
     def six(runs: _Runs) -> None:

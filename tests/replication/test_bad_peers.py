@@ -109,7 +109,7 @@ def test_bad_peers_hold_nobody_up_and_harm_nothing(tmp_path: Path) -> None:
     """While a second peer is slow, fails, answers garbage, more than is bounded or too slowly, what the good peer gives
     arrives within seconds; the bad link says what is wrong, and recovers. What it lies about becomes dead letters."""
     with lying() as liar:
-        peer = f'[[sink.peers]]\nurl = "http://127.0.0.1:{liar.server_address[1]}"\nqueue = "{QUEUE}"\n'
+        peer = f'[[sink.peers]]\nurl = "http://127.0.0.1:{liar.server_address[1]}"\nqueue = "{QUEUE}"\n[limits]\nobject_size = "1MB"\n'
         sinks = 'request_timeout = "2s"\nworkers = 4'
         with Clusters(tmp_path, (("east", "west"),), sinks=sinks, more_peers={"west": peer}) as clusters:
             for way in ("slow", "error", "malformed", "oversize", "trickle"):
@@ -149,9 +149,9 @@ def lies(clusters: Clusters) -> list[tuple[int, int, int, bytes, bytes, bytes, b
     connection.close()
     ((actor, counter, at_s),) = decode_clock(base64.b64decode(reply.headers["X-Riak-Vclock"]))
     dot = (actor_of(LIAR, 0), 1)
-    forged = write(None, ((actor, counter + 1_000_000, at_s),), Content(b"forged", "text/plain"), dot, 5)
-    large = write(None, (), Content(b"x" * 60_000_000, "text/plain"), (actor_of(LIAR, 0), 2), 5)
-    honest = write(None, (), Content(b"said", "text/plain"), (actor_of(LIAR, 0), 3), 5)
+    forged = write(None, ((actor, counter + 1_000_000, at_s),), Content(b"forged"), dot, 5)
+    large = write(None, (), Content(b"x" * 2_000_000), (actor_of(LIAR, 0), 2), 5)
+    honest = write(None, (), Content(b"said"), (actor_of(LIAR, 0), 3), 5)
     made = {
         b"mine": encode_object(forged),
         b"garbage": b"\x93no object",
