@@ -163,13 +163,14 @@ class _Frame:
         """Buckets and keys."""
         if self._tails is None:
             parts = [name[SEGMENT_BYTES:].partition(BUCKET_END) for name in self.names]
-            heads, _, keys = map(list, zip(*parts, strict=True))
-            if any(b"\0" in head for head in heads) or not all(end for _, end, _ in parts):
-                try:
-                    heads, keys = map(list, zip(*(split_tail(n[SEGMENT_BYTES:]) for n in self.names), strict=True))
-                except IsthmusError as error:
-                    raise CodecError(str(error)) from error
-            self._tails = heads, keys
+            heads = [head for head, _, _ in parts]
+            doubled = {head for head in set(heads) if b"\0" in head}
+            if doubled:  # rare: each zero byte of a bucket is written as two
+                buckets = {head: split_tail(head + BUCKET_END)[0] for head in doubled}
+                heads = [buckets.get(head, head) for head in heads]
+            if not all(end for _, end, _ in parts):
+                raise CodecError("a row's name has no bucket")
+            self._tails = heads, [key for _, _, key in parts]
         return self._tails
 
     def _objects(self) -> list[Object | None]:
