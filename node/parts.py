@@ -192,6 +192,7 @@ class Parts:
             time=self.time,
             read_pool=self.read_pool,
         )
+        self.queues.digests = self.property_book.digests
         self.runtime.hooks.append(self.queues)
         self.queue_acts = QueueActs(self.queues, self.store, self.read_pool)
         self.reaper = Reaper(

@@ -70,6 +70,7 @@ async def listed(queue: ServedQueue, node: str, partitions_led: int, time: TimeS
         },
         "throttle": queue.throttle.shown(time.now_ms()),
         "gaps": sum(len(window.state.gaps) for window in machine.windows.values()) + len(word.lost),
+        "properties_differ": queue.differing,
         "reason": reason(queue),
         "partitions": len(machine.windows),
         "waiting": waiting,
@@ -100,6 +101,11 @@ def reason(queue: ServedQueue) -> str:
         told.append("no sink cluster has fetched yet" if owner is None else f"released by {owner.by}")
     elif behind := sum(1 for w in machine.windows.values() if w.owner_version != machine.owner_version):
         told.append(f"{behind} partitions wait for the owner's cursor entry")
+    if queue.ledger_off:
+        told.append(f"the ledger is off by {queue.ledger_off}: a bug")
+    if queue.differing:
+        node, types = next(iter(queue.differing.items()))
+        told.append(f"properties differ at sink node {node}: {', '.join(types)}")
     return "; ".join(told)
 
 

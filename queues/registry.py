@@ -13,6 +13,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any, Final
 
 import structlog
@@ -25,7 +26,6 @@ from queues.keeping import RETRY_MS, CursorKeeper, unreadable
 from queues.listing import listed, samples_of
 from queues.owing import owed
 from queues.ownership import Owner, take
-from queues.rules import REAL_TIME
 from queues.serving import ServedQueue
 from queues.source_queue import SourceQueue
 from queues.steering import Lost, Steering
@@ -75,6 +75,8 @@ class SourceQueues:
         self.enabled = enabled
         self.steering = Steering(metastore, {one.name: one for one in settings})
         self.time = time
+        self.digests: Callable[[], dict[bytes, bytes]] = dict
+        """Of this cluster's properties by bucket type; see `queues.wire`. Set by who knows them."""
         self._config = {one.name: one for one in settings}
         self._store = store
         self._kv = kv
@@ -166,6 +168,7 @@ class SourceQueues:
         now = self.time.now_ms()
         for queue in self._queues.values():
             self._keeper.save(queue, None)
+            queue.watch_ledger()
             expired = queue.machine.expire(now)
             if expired:
                 log.info("queue.lease_over", queue=queue.settings.name, batches=expired)
@@ -264,6 +267,7 @@ class SourceQueues:
             raise NotReady("the source queues are not running")
         await self._require_owner(queue, request)
         now = self.time.now_ms()
+        queue.compare_properties(session.node, self.digests(), request.properties)
         for ack in request.acks:
             queue.machine.acknowledge(session, ack.batch, ack.owner_version, ack.failed, ack.outcomes)
         queue.machine.heard(session, request.holding, now)
@@ -274,18 +278,9 @@ class SourceQueues:
         return self._reply(queue, await queue.next_batch(request, now + request.wait_ms))
 
     def _reply(self, queue: ServedQueue, batch: Batch | None) -> FetchReply:
-        machine = queue.machine
-        return FetchReply(
-            self._uuid,
-            self._cluster_name,
-            machine.owner_version if batch is None else batch.owner_version,
-            b"" if batch is None else batch.id,
-            queue.settings.lease_ms,
-            self.time.wall_ms(),
-            queue.state,
-            [] if batch is None else batch.items(),
-            REAL_TIME if batch is None else batch.priority,
-        )
+        reply = queue.reply(batch, self._uuid, self._cluster_name)
+        ours = self.digests()
+        return replace(reply, properties=ours) if ours else reply
 
     # ---------------------------------------------------------------- owners
 
@@ -386,6 +381,9 @@ class SourceQueues:
             return {"actor": "source", "state": "off", "reason": "source.enabled is false on this node"}
         if not self._running:
             return {"actor": "source", "state": "idle", "reason": "not started"}
+        off = [name for name, queue in self._queues.items() if queue.ledger_off]
+        if off:
+            return {"actor": "source", "state": "alarm", "reason": f"the ledger does not close: {', '.join(off)}"}
         suspended = [name for name, queue in self._queues.items() if queue.suspension is not None]
         reason = f"suspended: {', '.join(suspended)}" if suspended else ""
         return {"actor": "source", "state": "running", "reason": reason}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from queues.source_queue import SourceQueue
 from queues.steering import NO_WORD, Word
 from queues.throttle import Rates, Throttle
 from queues.window import Window
-from queues.wire import OFF, SERVING, STARTING, SUSPENDED, THROTTLED, FetchRequest
+from queues.wire import OFF, SERVING, STARTING, SUSPENDED, THROTTLED, FetchReply, FetchRequest
 from repl.model.errors import IsthmusError, Overloaded
 from repl.model.keys import Key
 from repl.model.objects import says_deleted
@@ -50,6 +50,9 @@ COUNT_REST_MIN_MS: Final = 1_000
 
 PUSHERS_MAX: Final = 64
 """Bulk producers that may wait for room at once; one more is answered with what there was room for."""
+
+DIFFERING_MAX: Final = 64
+"""Sink nodes whose differing properties are remembered, the newest."""
 
 DISCARD: Final = "discard"
 """`overflow` of a queue that gives up what is too much."""
@@ -104,6 +107,10 @@ class ServedQueue:
         self.waiters: deque[asyncio.Future[None]] = deque()
         self._pushers: deque[asyncio.Future[None]] = deque()
         """Bulk producers that wait for room at a lower priority."""
+        self.differing: dict[str, list[str]] = {}
+        """Sink node -> bucket types whose properties are not the same there."""
+        self.ledger_off = 0
+        """Changes by which the ledger did not close when last looked at: a bug."""
         self._enabled = enabled
         self._store = store
         self._kv = kv
@@ -191,6 +198,45 @@ class ServedQueue:
             kind = _TOMBSTONE if says_deleted(payload) else _OBJECT
             resolved.append((kind, *item[1:8], payload))
         return resolved
+
+    def reply(self, batch: Batch | None, cluster: bytes, cluster_name: str) -> FetchReply:
+        """The answer to a fetch, with `batch` or nothing."""
+        return FetchReply(
+            cluster,
+            cluster_name,
+            self.machine.owner_version if batch is None else batch.owner_version,
+            b"" if batch is None else batch.id,
+            self.settings.lease_ms,
+            self._time.wall_ms(),
+            self.state,
+            [] if batch is None else batch.items(),
+            REAL_TIME if batch is None else batch.priority,
+        )
+
+    # ---------------------------------------------------------------- what does not fit
+
+    def compare_properties(self, node: str, ours: Mapping[bytes, bytes], theirs: Mapping[bytes, bytes]) -> None:
+        """A sink node has told the digests of its cluster's properties: bucket types that differ are named."""
+        if ours == theirs and node not in self.differing:
+            return
+        names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+        found = [name.decode(errors="backslashreplace") for name in names]
+        if self.differing.get(node, []) == found:
+            return
+        self.differing.pop(node, None)
+        if found:
+            if len(self.differing) >= DIFFERING_MAX:
+                del self.differing[next(iter(self.differing))]
+            self.differing[node] = found
+        log.warning("queue.properties_differ", queue=self.settings.name, sink_node=node, bucket_types=found)
+
+    def watch_ledger(self) -> None:
+        """Look whether the ledger closes, and say so when that changes."""
+        machine = self.machine
+        off = machine.ledger().unbalanced + sum(abs(w.close_ledger() or 0) for w in machine.windows.values())
+        if off != self.ledger_off:
+            self.ledger_off = off
+            log.error("queue.ledger_off", queue=self.settings.name, changes=off)
 
     # ---------------------------------------------------------------- lower priorities
 

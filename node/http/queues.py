@@ -11,7 +11,15 @@ from typing import Final, Protocol
 
 from node.http.asgi import MSGPACK, Face, Request
 from node.http.statuses import Headers, Refused, Reply
-from queues.wire import REQUEST_BYTES_MAX, FetchReply, FetchRequest, decode_request, encode_reply
+from queues.wire import (
+    OFF_LOOP_FROM_BYTES,
+    REQUEST_BYTES_MAX,
+    ZSTD,
+    FetchReply,
+    FetchRequest,
+    decode_request,
+    encode_reply,
+)
 from repl.model.errors import NotReady, Overloaded
 
 FETCHES_MAX: Final = 1024
@@ -63,7 +71,9 @@ class QueueRoutes:
             reply = await self._answer_or_end(queue, wanted, request)
         finally:
             self.running -= 1
-        return Reply(200, _HEADERS, encode_reply(reply))
+        if wanted.compress != ZSTD or sum(len(item[8]) for item in reply.items) < OFF_LOOP_FROM_BYTES:
+            return Reply(200, _HEADERS, encode_reply(reply, wanted.compress))
+        return Reply(200, _HEADERS, await asyncio.to_thread(encode_reply, reply, wanted.compress))
 
     async def _answer_or_end(self, queue: str, wanted: FetchRequest, request: Request) -> FetchReply:
         """The answer, unless the client or this node goes first."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from dataclasses import replace
 
 import msgpack
 
 from queues.source_queue import Session
-from queues.wire import FetchRequest, decode_reply, encode_request
+from queues.wire import FetchReply, FetchRequest, decode_reply, encode_request
 
 REQUEST = FetchRequest(Session(b"\x03" * 16, "w1", b"i" * 8, 0), "west", wait_ms=5_000)
 BODY = encode_request(REQUEST)
@@ -82,3 +83,23 @@ def test_fetches_are_bounded(room, ask_face, eventually, monkeypatch):
         assert [a.status for a in await asyncio.gather(*polls)] == [200, 200]
 
     asyncio.run(run())
+
+
+def test_answers_are_compressed_for_who_asks(room):
+    """Large and small batches alike come back whole in zstd, and as they are for who did not ask."""
+
+    def answer(size, asked):
+        item = (1, 2, 3, b"default", b"b", b"k", b"o" * 16, 7, b"v" * size)
+        reply = FetchReply(b"\x02" * 16, "east", 3, b"id", 30_000, 7, "serving", (item,))
+
+        async def fetch(_queue, _request):
+            return reply
+
+        room.queue.fetch = fetch
+        body = room.call("POST", "/queues/q/fetch", encode_request(asked)).body
+        assert decode_reply(body) == reply
+        return body
+
+    for size in (2_000, 200_000):
+        assert len(answer(size, REQUEST)) > size
+        assert len(answer(size, replace(REQUEST, compress="zstd"))) < size // 5

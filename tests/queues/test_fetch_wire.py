@@ -230,3 +230,14 @@ def test_declared_lengths_allocate_nothing(body: bytes) -> None:
         decode_request(body)
     with pytest.raises(CodecError):
         decode_reply(body)
+
+
+def test_lists_longer_than_any_batch_are_refused_before_they_are_made() -> None:
+    """An answer, compressed or not, whose list is longer than a batch may be is no answer."""
+    many = [ITEM] * (COUNT_MAX + 1)
+    body = msgpack.unpackb(encode_reply(REPLY))
+    with pytest.raises(CodecError):
+        decode_reply(msgpack.packb(body | {"items": many}))
+    del body["items"]
+    with pytest.raises(CodecError):
+        decode_reply(msgpack.packb(body | {"zstd": zstandard.ZstdCompressor().compress(msgpack.packb(many))}))

@@ -122,3 +122,44 @@ def test_explain_shows_references_of_lower_priorities_wherever_they_wait() -> No
         }
 
     alive(run)
+
+
+def test_properties_that_differ_are_named_on_both_sides() -> None:
+    """A sink is told the source's digests, and the listing names its node and bucket types until they agree."""
+
+    async def run(home: Home) -> None:
+        home.queues.digests = lambda: {b"notes": b"a" * 8}
+        home.put(b"a")
+        reply = await home.fetch()
+        assert reply.properties == {b"notes": b"a" * 8}
+        (shown,) = await home.acts.listing()
+        assert list(shown["properties_differ"].values()) == [["notes"]]
+        assert "notes" in shown["reason"]
+        home.queues.digests = dict
+        await home.fetch(wait_ms=0)
+        (shown,) = await home.acts.listing()
+        assert shown["properties_differ"] == {}
+
+    alive(run)
+
+
+def test_a_ledger_that_does_not_close_is_an_alarm() -> None:
+    """Status, listing and log say so, for as long as it is so."""
+
+    async def run(home: Home) -> None:
+        home.put(b"a")
+        await home.fetch()
+        (queue,) = home.served()
+        home.queues.tick()
+        assert home.queues.status()["state"] == "running"
+        window = queue.machine.windows[P]
+        window.ledger.eligible += 2
+        home.queues.tick()
+        assert home.queues.status() == {"actor": "source", "state": "alarm", "reason": "the ledger does not close: q"}
+        (shown,) = await home.acts.listing()
+        assert "off by 2" in shown["reason"]
+        window.ledger.eligible -= 2
+        home.queues.tick()
+        assert home.queues.status()["state"] == "running"
+
+    alive(run)
