@@ -109,7 +109,8 @@ def test_bad_peers_hold_nobody_up_and_harm_nothing(tmp_path: Path) -> None:
     """While a second peer is slow, fails, answers garbage, more than is bounded or too slowly, what the good peer gives
     arrives within seconds; the bad link says what is wrong, and recovers. What it lies about becomes dead letters."""
     with lying() as liar:
-        peer = f'[[sink.peers]]\nurl = "http://127.0.0.1:{liar.server_address[1]}"\nqueue = "{QUEUE}"\n[limits]\nobject_size = "1MB"\n'
+        peer = f'[[sink.peers]]\nurl = "http://127.0.0.1:{liar.server_address[1]}"\nqueue = "{QUEUE}"\n'
+        peer += '[limits]\nobject_size = "1MB"\n'
         sinks = 'request_timeout = "2s"\nworkers = 4'
         with Clusters(tmp_path, (("east", "west"),), sinks=sinks, more_peers={"west": peer}) as clusters:
             for way in ("slow", "error", "malformed", "oversize", "trickle"):
