@@ -51,6 +51,7 @@ spark = (
     .config("spark.driver.bindAddress", "127.0.0.1")
     .config("spark.sql.shuffle.partitions", "2")
     .config("spark.executor.memory", "512m")
+    .config("spark.python.authenticate.socketTimeout", "120s")
     .getOrCreate()
 )
 register(spark)
