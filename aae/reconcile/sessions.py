@@ -10,13 +10,17 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from aae.reconcile import register
 from repl.metastore.java import JAVA_MAJOR_MIN, find_java, java_major
+from repl.model.errors import PeerFault
 
 UNKNOWN_ARGUMENT: Final = "--add-modules=jdk.incubator.vector"
 
@@ -50,6 +54,25 @@ def session(name: str, master: str = "") -> SparkSession:
     made = builder.getOrCreate()
     register(made)
     return made
+
+
+@contextmanager
+def job(name: str, master: str = "") -> Iterator[SparkSession]:
+    """A session for one job, stopped at its end. Raises JobFailed with the last line of what Spark says."""
+    spark = session(f"isthmus {name}", master)
+    try:
+        yield spark
+    except PySparkException as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise JobFailed(f"{name}: {lines[-1] if lines else repr(error)}"[:500]) from error
+    finally:
+        spark.stop()
+
+
+class JobFailed(PeerFault):
+    """Spark gave a job up: as a rule, since a cluster could not be read."""
+
+    reason = "job-failed"
 
 
 def _settle_java() -> None:

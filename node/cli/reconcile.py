@@ -20,6 +20,7 @@ from node.cli.exits import CommandFailed, Exit
 from node.cli.fullsync import time_of
 from node.cli.output import FORMATS, Invocation, echo_facts, echo_json, echo_table
 from node.cli.queue import BY
+from node.cli.reconcile_jobs import export, import_, stats, trees
 from node.cli.remote import AdminClient, admin_option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -48,6 +49,10 @@ OUTPUT = click.option(
 @click.group("reconcile")
 def reconcile_group() -> None:
     """Compare two clusters key by key on Spark, and repair what differs."""
+
+
+for _command in (stats, export, import_, trees):
+    reconcile_group.add_command(_command)
 
 
 def _duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float:
