@@ -11,8 +11,8 @@ from typing import Any
 
 
 def register(spark: Any) -> None:
-    """Make `spark.read.format("isthmus")`, `df.write` and `spark.readStream` of it known to a session, and let Spark hand
-    it filters: it refuses a source that takes them while that is off, which is Spark's default."""
+    """Make `spark.read.format("isthmus")`, `df.write` and `spark.readStream` of it known to a session, and let Spark
+    hand it filters: it refuses a source that takes them while that is off, which is Spark's default."""
     from aae.reconcile.datasource import IsthmusSource
 
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")

@@ -1,4 +1,4 @@
-"""`isthmus bucket` and the properties of `isthmus bucket-type`, against an admin listener that answers as it is told."""
+"""`isthmus bucket` and the properties of `isthmus bucket-type`, against an admin listener that answers as told."""
 
 from __future__ import annotations
 
