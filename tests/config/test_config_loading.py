@@ -109,8 +109,10 @@ def test_all_faults_are_reported_at_once_in_the_order_of_lines() -> None:
         "8: sink.peers[0].queue: missing; this key has no default (a name)",
         '9: sink.peers[0].url: "peer" is not an address; write HOST:PORT, such as "127.0.0.1:8098" or "[::1]:8098"',
         "10: queues[0].name: missing; this key has no default (a name)",
-        '11: queues[0].filter: "bucket:b" is no rule of a filter; rules are any, block_rtq, buckettype:T, '
-        "bucketname:B, bucketprefix:P, or ! before one of the last three",
+        (
+            '11: queues[0].filter: "bucket:b" is no rule of a filter; rules are any, block_rtq, buckettype:T, '
+            "bucketname:B, bucketprefix:P, or ! before one of the last three"
+        ),
         '12: replicaton: unknown section; did you mean "replication"?',
     ]
 
