@@ -18,6 +18,7 @@ from repl.isr.membership import guard
 from repl.isr.replica import Replica, Role
 from repl.model.entry import Entry
 from repl.model.record import Member, PartitionRecord, PartitionStatus
+from tests.sim.declared import Declarations
 from tests.sim.disk import effect_of
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Checkers:
         """(node, partition, gen) -> how far that log went when it was lost."""
         self._answered: dict[tuple[str, int], tuple[int, dict[Member, int]]] = {}
         """(process, partition) -> hw when the known record came, and what members have said of their copies since."""
+        self.declared = Declarations(self)
         self._steps = 0
         self.beyond_promise = False
         """Data is lost beyond the promise, on purpose: who may be elected may lack something."""
@@ -65,7 +67,8 @@ class Checkers:
         invariants.epoch_mono(before, after)
         invariants.leader_in_isr(after)
         invariants.moved(before, after)
-        invariants.min_guard(before, after)
+        if not self.declared.record_changed(before, after):
+            invariants.min_guard(before, after)
         partition = after.partition
         if not self.beyond_promise:
             gens = {name: self.world.nodes[name].disk.gens[partition] for name in after.replicas}
@@ -107,6 +110,7 @@ class Checkers:
         """A process made a replica of what is in its directory."""
         self._hws[process.name, partition] = process.replicas[partition].hw
         self._answered[process.name, partition] = (0, {})
+        self.declared.attached(process.node, partition)
         self._views.pop((process.name, partition), None)
         self._deep(process, partition)
 
@@ -230,6 +234,7 @@ class Checkers:
         if type(event) is ev.FarEnded:
             self._hws[key] = replica.hw
         elif replica.hw != self._hws[key]:
+            self.declared.hw_moved(process, partition, replica)
             self._check_hw(process, partition, replica)
         far = replica.far_position is not None
         if type(event) is ev.WriteRefused and event.current.version == event.base_version:
@@ -246,6 +251,8 @@ class Checkers:
                 raise Violation("I-FAR-NO-ACK", f"{process.name} acknowledges, and its copy is far")
             elif kind is fx.Send and type(effect.message) in (ms.HelloOk, ms.HelloRefused, ms.Nack, ms.Fenced):
                 self._count_message(effect.message)
+            elif kind is fx.Send and self.declared.acts and type(effect.message) is ms.Ack:
+                self.declared.acknowledges(process, partition)
         if process.holds_directory():
             self._check_log(process, partition, replica)
             if self._steps % DEEP_EVERY == 0 and not any(type(effect) is fx.Truncate for effect in effects):
@@ -296,6 +303,8 @@ class Checkers:
         """A core changed its role."""
         counts = self.world.counts
         counts[f"role_{effect.role}"] += 1
+        if self.declared.role(process, partition, effect.role, effect.reason):
+            return
         if effect.role in LEADS:
             who = process.me()
             assert who is not None
@@ -308,7 +317,7 @@ class Checkers:
         what was decided."""
         key = (process.name, partition)
         before = self._hws[key]
-        history = self.history(partition)
+        history = self.declared.judge(process.node, partition)
         if replica.hw < before:
             raise Violation("I-APPLY", f"hw of {process.name} fell from {before} to {replica.hw}")
         self._hws[key] = replica.hw
@@ -358,7 +367,7 @@ class Checkers:
 
     def _check_log(self, process: Process, partition: int, replica: Replica) -> None:
         """Cheap looks at the directory that the process holds."""
-        history = self.history(partition)
+        history = self.declared.judge(process.node, partition) if self.declared.acts else self.history(partition)
         disk = process.node.disk
         if replica.far_position is None:
             invariants.apply_order(
@@ -388,16 +397,17 @@ class Checkers:
 
     # -- clients --------------------------------------------------------------------------------
 
-    def applied(self, partition: int, entries: Sequence[Entry]) -> None:
+    def applied(self, process: Process, partition: int, entries: Sequence[Entry]) -> None:
         """Entries go into the store."""
-        history = self.history(partition)
+        history = self.declared.judge(process.node, partition)
         invariants.no_false_nack(history, entries)
         for entry in entries:
             invariants.applied_rows(history, entry.offset, entry)
 
     def acknowledged(self, process: Process, partition: int, request_id: bytes, offset: int) -> None:
         """A client was told that its request took effect."""
-        invariants.ack(self.history(partition), request_id, offset, process.replicas[partition].applied)
+        history = self.declared.judge(process.node, partition)
+        invariants.ack(history, request_id, offset, process.replicas[partition].applied)
 
     def read_begins(self, partition: int) -> int:
         """What a read that begins now must see."""
@@ -407,6 +417,8 @@ class Checkers:
     def read_served(self, process: Process, partition: int, least: int) -> None:
         """A read is served from what is applied at this moment."""
         self.world.counts["reads_served"] += 1
+        if self.declared.quarantines(process.node, partition):
+            raise Violation("I-DIVERGED", f"{process.name} serves a read, and has another past")
         applied = process.replicas[partition].applied
         if process.holds_directory():
             applied = process.node.disk.stores[partition].applied
@@ -443,6 +455,11 @@ class Checkers:
                 return f"{name} does not run"
             if partition not in process.replicas:
                 return f"{name} has not made its copy"
+            if self.declared.quarantines(node, partition):
+                stands = self.declared.unwell(process, partition)
+                if stands:
+                    return stands
+                continue
             replica, log = process.replicas[partition], node.disk.logs[partition]
             store = node.disk.stores[partition]
             ends = (replica.leo, replica.durable, replica.hw, replica.applied, log.end, self.kept(log), store.applied)
@@ -451,7 +468,8 @@ class Checkers:
         left = [n.name for n in self.world.nodes.values() if partition in n.disk.logs and n.name not in record.replicas]
         if left and not writing:
             return f"copies are left at {left}"
-        in_sync = {Member(n, self.world.nodes[n].disk.gens[partition]) for n in record.replicas}
+        sound = [n for n in record.replicas if not self.declared.quarantines(self.world.nodes[n], partition)]
+        in_sync = {Member(n, self.world.nodes[n].disk.gens[partition]) for n in sound}
         if record.isr != in_sync:
             return f"in sync are {sorted(record.isr)}, not {sorted(in_sync)}; {leads.reason}"
         return ""

@@ -27,9 +27,11 @@ from repl.isr.replica import Replica
 from repl.isr.stalls import Stalls
 from repl.isr.states import Idle
 from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from tests.sim import forcing_mutants as forcing
 from tests.sim import moving_mutants as moving
 from tests.sim.far import Far
 from tests.sim.metastore import SimMetastore
+from tests.sim.mixes import cuts, last_resorts, losses, moves, pauses, settings, storms, unattended
 from tests.sim.nodes import Node
 from tests.sim.plan import Plan
 from tests.sim.process import Process
@@ -498,50 +500,6 @@ class Defect(NamedTuple):
     decide: Callable[..., Decision] = elect
 
 
-def storms(**changes: Any) -> Callable[[], Plan]:
-    """Crashes, cuts and hand-overs, with a bad metastore and a bad network."""
-    mix: dict[str, Any] = {
-        "gap_ms": 350, "lost": 0.02, "repeated": 0.05, "overtaken": 0.2, "held": 0.02, "store_lost": 0.1,
-        "store_held": 0.1, "write_gap_ms": 60, "reads": 0.6,
-    }  # fmt: skip
-    kinds = ("kill", "power_loss", "long_pause", "ambush", "cut_nodes", "cut_metastore", "isolate", "hand_over", "stop")
-    return lambda: Plan.only(*kinds, **{**mix, **changes})
-
-
-def losses(**changes: Any) -> Callable[[], Plan]:
-    """Disks are replaced, among kills and cuts."""
-    mix = {"gap_ms": 500, "write_gap_ms": 60, "trims": 0.0}
-    return lambda: Plan.only("replace_disk", "kill", "isolate", "cut_nodes", **{**mix, **changes})
-
-
-def settings() -> Plan:
-    """min-ISR is set up and down while members come and go."""
-    return Plan.only("min_isr", "kill", "isolate", gap_ms=250, write_gap_ms=60, min_isr=1, store_lost=0.1)
-
-
-def cuts(**changes: Any) -> Callable[[], Plan]:
-    """Long cuts and many leaders; everybody is asked for reads."""
-    mix = {"churn": True, "gap_ms": 500, "write_gap_ms": 60, "reads": 0.9}
-    return lambda: Plan.only("isolate", "cut_metastore", "long_pause", "cut_nodes", "hand_over", **{**mix, **changes})
-
-
-def pauses() -> Plan:
-    """Leaders sleep and wake, while messages are repeated."""
-    mix: dict[str, Any] = {"churn": True, "gap_ms": 400, "write_gap_ms": 40, "repeated": 0.5}
-    return Plan.only("hand_over", "long_pause", "isolate", **mix)
-
-
-def unattended() -> Plan:
-    """Disks are replaced while no controller looks."""
-    return Plan.only("replace_disk", "sleeping_controller", gap_ms=300, write_gap_ms=60, trims=0.0)
-
-
-def moves(**changes: Any) -> Callable[[], Plan]:
-    """Replicas move, among kills and cuts, and disks that are replaced."""
-    mix = {"node_count": 5, "gap_ms": 350, "write_gap_ms": 60, "trims": 0.0}
-    return lambda: Plan.only("reassign", "kill", "isolate", "cut_nodes", "replace_disk", **{**mix, **changes})
-
-
 COMMIT = ("I-COMMIT-RULE", "I-GUARD-COMPLETE", "I-COMMIT-AGREE")
 LOGS = ("I-LOG", "I-DOT", "I-EPOCH-ASC", "I-TABLE", "I-APPLY", "I-TRUNC-SAFE", "I-CONVERGE")
 
@@ -593,6 +551,13 @@ DEFECTS = (
     Defect(None, ("I-REMOVE", "I-MIN-GUARD"), moves(min_isr=3), moving.lets_a_controller_remove),
     Defect(moving.deletes_what_is_still_to_go, ("I-CLEARED",), moves()),
     Defect(moving.goes_on_following_where_it_is_none, ("I-CONVERGE",), moves()),
+    Defect(forcing.forces_in_the_old_epoch, ("I-FORCED",), last_resorts()),
+    Defect(forcing.forces_without_a_lineage, ("I-FORCED",), last_resorts()),
+    Defect(forcing.forces_beside_the_old_guard, ("I-FORCED",), last_resorts()),
+    Defect(None, ("I-FORCED",), last_resorts(), forcing.lets_a_controller_force),
+    Defect(forcing.gives_up_what_its_leader_lacks, ("I-TRUNC-SAFE", "I-APPLY"), last_resorts()),
+    Defect(forcing.counts_for_what_its_leader_lacks, ("I-DIVERGED",), last_resorts()),
+    Defect(forcing.keeps_a_divergence_to_itself, ("I-CONVERGE",), last_resorts()),
     Defect(answers_when_appended, ("I-ACK",), None),
     Defect(writes_unconditionally, ("I-EPOCH-MONO", "I-EPOCH-ONE", "I-COMMIT-RULE"), None),
 )

@@ -84,6 +84,8 @@ class Plan:
     write_gap_ms: int = 120
     reads: float = 0.3
     message_entries: int = 64
+    last_resort_ms: int = 0
+    """When a guard begins to lose all its copies, so that an operator must force another one; 0: never."""
     liveness: bool = False
     """Before all is healed, only so many nodes are that writes must go through."""
     options: Options = field(

@@ -19,6 +19,7 @@ from repl.isr.replica import Replica, Role
 from repl.model.entry import Entry, EntryKind, make_entry
 from repl.model.record import Incarnation, PartitionRecord
 from tests.sim.copies import Copies
+from tests.sim.declared import DIVERGED
 from tests.sim.far import Far
 from tests.sim.session import Session
 from tests.sim.writers import LogWriter, StoreWriter
@@ -255,8 +256,8 @@ class Process:
                 while waiting and waiting[-1][0] >= unknown_from:
                     waiting.pop()[2].unknown()
                     world.counts["unknown"] += 1
-            case fx.RoleChanged(role, _, _):
-                if role is Role.FAILED:
+            case fx.RoleChanged(role, _, reason):
+                if role is Role.FAILED and not reason.startswith(DIVERGED):
                     world.after(30, self.die, "its disk failed")
             case fx.GoFar() | fx.InstallRows() | fx.InstallState() | fx.EndFar() | fx.SendFar():
                 self.far.perform(partition, effect)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.sim import world
-from tests.sim.mutants import DEFECTS, Defect, cuts, losses, moves, settings, storms
+from tests.sim.mixes import cuts, losses, moves, settings, storms
+from tests.sim.mutants import DEFECTS, Defect
 from tests.sim.world import run_seed
 
 SEEDS = range(60)

@@ -23,6 +23,7 @@ from tests.sim.checkers import Checkers
 from tests.sim.clients import Client
 from tests.sim.controllers import Controller
 from tests.sim.faults import Faults
+from tests.sim.last_resort import LastResort
 from tests.sim.metastore import SimMetastore
 from tests.sim.network import Network
 from tests.sim.nodes import Node
@@ -107,6 +108,7 @@ class World:
         self.controllers = [Controller(self, name) for name in ("c1", "c2")]
         self.clients = [Client(self, partition) for partition in range(self.plan.partition_count)]
         self.faults = Faults(self)
+        self.operator = LastResort(self)
 
     # -- time -----------------------------------------------------------------------------------
 
@@ -159,6 +161,7 @@ class World:
         for client in self.clients:
             client.start()
         self.faults.start()
+        self.operator.start()
 
     def run(self) -> Counter[str]:
         """Faults, then some nodes well for good, then all, then quiet; returns what happened how often. Raises

@@ -216,6 +216,6 @@ class StoreWriter(Writer):
             store = self.disk.stores[partition]
             if end > store.applied:
                 entries = process.read_log(partition, store.applied, end)
-                self.world.checkers.applied(partition, entries)
+                self.world.checkers.applied(process, partition, entries)
                 store.write(entries)
             process.forget_tail(partition, end)

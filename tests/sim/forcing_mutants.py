@@ -1,0 +1,84 @@
+"""Deliberate defects of the act of last resort (docs/protocol.md R-FORCE), each of which the simulator must catch.
+
+As in `mutants.py`, which says in which mix of faults and by which invariants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from repl import unclean
+from repl.isr import messages as ms
+from repl.isr.election import Decision, Write, elect
+from repl.isr.follower import Follower
+from repl.isr.replica import Replica
+from repl.model.record import Incarnation, PartitionRecord, PartitionStatus, Registration
+
+Patch = pytest.MonkeyPatch
+
+
+def _forces(patch: Patch, what: Callable[[PartitionRecord, PartitionRecord], PartitionRecord]) -> None:
+    sound = unclean.forced
+    patch.setattr(unclean, "forced", lambda record, *given: what(record, sound(record, *given)))
+
+
+def forces_in_the_old_epoch(patch: Patch) -> None:
+    """A forced leader acts in the epoch of the one that is gone (against R-FORCE, I-EPOCH-ONE)."""
+    _forces(patch, lambda record, made: replace(made, epoch=record.epoch))
+
+
+def forces_without_a_lineage(patch: Patch) -> None:
+    """Nobody can tell afterwards that an election was unclean (against R-FORCE)."""
+    _forces(patch, lambda record, made: replace(made, lineage=record.lineage))
+
+
+def forces_beside_the_old_guard(patch: Patch) -> None:
+    """Those who were in the guard may still be elected beside the forced copy (against R-FORCE)."""
+    _forces(patch, lambda record, made: replace(made, elr=record.isr | record.elr))
+
+
+def lets_a_controller_force(
+    record: PartitionRecord, registrations: dict[str, Registration], *args: Any, **options: Any
+) -> Decision:
+    """A controller does by itself what only an operator may order (against R-FORCE)."""
+    decision = elect(record, registrations, *args, **options)
+    there = [name for name in record.replicas if name in registrations]
+    if record.status is not PartitionStatus.OFFLINE or isinstance(decision, Write) or not there:
+        return decision
+    name, found = there[0], registrations[there[0]]
+    copy = unclean.Copy(name, 0, 0, 0, 0, 0, found.gen_of(record.partition))
+    return Write(unclean.forced(record, copy, Incarnation(name, found.inc), (), "forced"))
+
+
+def gives_up_what_its_leader_lacks(patch: Patch) -> None:
+    """A follower drops what is committed here and missing at its leader (against R-TRUNC, R-FORCE)."""
+    sound = Follower.accepted
+
+    def accepted(self: Follower, message: ms.HelloOk, standing: Any) -> None:
+        progress = standing.progress
+        progress.hw, progress.applied = min(progress.hw, message.common), min(progress.applied, message.common)
+        sound(self, message, standing)
+
+    patch.setattr(Follower, "accepted", accepted)
+
+
+def counts_for_what_its_leader_lacks(patch: Patch) -> None:
+    """A copy that holds something committed acknowledges to a leader that lacks it (against R-FORCE)."""
+    sound = Follower.accepted
+
+    def accepted(self: Follower, message: ms.HelloOk, standing: Any) -> None:
+        sound(self, message, standing)
+        if self.diverged:
+            self.diverged = ""
+            self.acknowledge(standing)
+
+    patch.setattr(Follower, "accepted", accepted)
+
+
+def keeps_a_divergence_to_itself(patch: Patch) -> None:
+    """A copy that its leader contradicts asks for ever, and nobody is told (against R-FORCE)."""
+    patch.setattr(Replica, "_fail_if", lambda *_given: None)

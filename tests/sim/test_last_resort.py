@@ -1,0 +1,108 @@
+"""The act of last resort under the simulator: what the forced copy had stays, what it lacked is declared lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from repl.isr.replica import Role
+from repl.model.record import PartitionStatus
+from tests.sim.mixes import last_resorts
+from tests.sim.stage import Stage
+from tests.sim.world import run_seed
+
+SEEDS = range(20)
+
+EXPECTED = {"forced": 15, "declared_lost": 100, "diverged": 2, "quarantined": 2, "forced_undecided": 1}
+"""What happened -> how often at least, over SEEDS."""
+
+SHAPES = ({"node_count": 5, "factor": 5, "min_isr": 3}, {"node_count": 3, "factor": 3, "min_isr": 2})
+
+
+def test_an_operator_forces_a_copy_and_all_that_it_had_stays() -> None:
+    """Guards lose all their disks among other faults: whatever copy is forced, only what it lacked is lost, and
+    writes go on."""
+    total: Counter[str] = Counter()
+    for seed in SEEDS:
+        total.update(run_seed(seed, plan=last_resorts(**SHAPES[seed % len(SHAPES)])()).counts)
+    missing = {name: (total[name], least) for name, least in EXPECTED.items() if total[name] < least}
+    assert not missing, f"happened too rarely (seen, at least): {missing}"
+
+
+def without_its_guard() -> tuple[Stage, str, list[str]]:
+    """A partition that is Offline: two entries reached all, three only the two who then lost their disks. The stage,
+    who is left, and the others."""
+    stage = Stage()
+    leader = stage.leads()
+    assert leader is not None
+    one, left = stage.others(leader)
+    stage.write(leader, 2)
+    stage.wait(stage.well)
+    stage.cut((leader, left), (left, leader))
+    stage.write(leader, 3)
+    stage.wait(lambda: stage.acked() == 5)
+    assert stage.in_sync() == {leader, one}
+    assert not stage.eligible()
+    stage.world.checkers.beyond_promise = True
+    for name in (leader, one):
+        stage.world.nodes[name].replace_disk()
+    stage.join()
+    stage.wait(lambda: stage.record.status is PartitionStatus.OFFLINE)
+    stage.pass_ms(5_000)
+    assert stage.record.status is PartitionStatus.OFFLINE
+    assert stage.record.reason.startswith("waits for")
+    return stage, left, [leader, one]
+
+
+def force(stage: Stage, name: str) -> None:
+    """An operator orders a node's copy."""
+    operator, record = stage.world.operator, stage.record
+    copies = [copy for copy in map(operator.copy, record.replicas) if copy is not None]
+    assert len(copies) == len(record.replicas)
+    operator.force(record, next(copy for copy in copies if copy.node == name), copies)
+    stage.wait(lambda: stage.record.lineage == record.lineage + 1)
+    stage.world.checkers.beyond_promise = False
+    assert stage.record.epoch > record.epoch
+
+
+def test_the_copy_that_is_left_leads_with_all_that_it_had() -> None:
+    """R-FORCE: the three acknowledged writes that it lacks are gone, the two that it had stay, the replaced disks
+    follow it, and what is written from now on is on all."""
+    stage, left, others = without_its_guard()
+    force(stage, left)
+    stage.wait(stage.well)
+    assert stage.leads() == left
+    assert stage.in_sync() == {left, *others}
+    assert (stage.world.counts["declared_lost"], stage.world.counts["diverged"]) == (3, 0)
+    stage.write(left, 4)
+    stage.wait(lambda: stage.acked() == 9)
+    stage.wait(stage.well)
+    assert len(stage.world.checkers.history(0).acked) == 6
+    stage.world.checkers.final()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_copy_that_has_more_than_the_forced_one_is_quarantined(restarted: bool) -> None:
+    """R-FORCE, I-DIVERGED: an empty copy is forced; who holds more gives nothing up, says so, over restarts too,
+    serves nothing, and the others go on without it."""
+    stage, left, others = without_its_guard()
+    log = stage.world.nodes[left].disk.logs[0]
+    before = list(log.entries)
+    force(stage, others[0])
+    stage.wait(stage.well)
+    stage.write(others[0], 2)
+    stage.wait(lambda: stage.acked() == 7)
+    if restarted:
+        stage.process(left).die("restarted")
+        stage.wait(lambda: stage.world.nodes[left].current is not None)
+    stage.wait(stage.well)
+    assert stage.replica(left).role is Role.FAILED
+    assert stage.replica(left).reason.startswith("committed-divergence")
+    assert stage.in_sync() == set(others)
+    assert log.entries == before
+    assert stage.world.counts["declared_lost"] == 5
+    assert stage.write(left) is not None, "refused"
+    stage.process(left).read(0)
+    assert not stage.process(left).reads, "refused"
+    stage.world.checkers.final()
