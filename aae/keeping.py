@@ -159,6 +159,7 @@ class Trees:
             saved = take_tree(self._directory, copy.partition, copy.gen, copy.applied) if copy.whole else None
             self.kept[copy.partition] = Kept(copy.bucket_type, copy.gen, saved, copy.applied)
         forget_trees(self._directory)
+        self._pool.submit(int)  # its thread is there from now on, not from the first build
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self, *, save: bool) -> None:

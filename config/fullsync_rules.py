@@ -47,7 +47,7 @@ def check_window(value: str) -> str:
 def broken_fullsync(settings: Settings) -> Iterator[Broken]:
     """Every relation of [[fullsync]] that does not hold."""
     first: dict[str, int] = {}
-    queues = {queue.name for queue in settings.queues}
+    queues = {queue.name for queue in settings.queues if queue.name}
     for number, peer in enumerate(settings.fullsync):
         path = f"fullsync[{number}]"
         if peer.name in first:

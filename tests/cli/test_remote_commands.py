@@ -232,8 +232,8 @@ def test_a_queue_is_suspended_and_resumed_by_name(listener: ToldListener, capsys
     assert cli.main(["queue", "resume", "we/st", "--by", "ann@ops", "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out) == {"ok": True}
     assert listener.posted == [
-        ("/admin/queues/we%2Fst/suspend", {"what": "serving", "by": "ann@ops", "reason": "disk"}),
-        ("/admin/queues/we%2Fst/resume", {"what": "serving", "by": "ann@ops", "reason": ""}),
+        ("/admin/queues/we%2Fst/suspend", {"what": "serving", "node": None, "by": "ann@ops", "reason": "disk"}),
+        ("/admin/queues/we%2Fst/resume", {"what": "serving", "node": None, "by": "ann@ops"}),
     ]
 
 

@@ -245,7 +245,7 @@ def test_a_copy_that_waits_for_rows_does_not_keep_the_log_of_others(tmp_path: Pa
                 for name in islice(other, 300):
                     await put(await t.led(1), name, b"y" * 400)
                 leo = (await t.led(1)).partition(1).replica.leo
-                await until(lambda: back.partition(1).replica.applied == leo, 20)  # noqa: B023
+                await until(lambda: back.partition(1).replica.applied >= leo, 20)  # noqa: B023
                 await until(lambda: back.runtime.replog.stats().size_bytes < 100_000)  # noqa: B023
                 assert back.partition().replica.far_position is not None
                 await t.kill(away.node)

@@ -14,10 +14,12 @@ from config.settings import NodeSettings, Settings
 from node.http.asgi import Face
 from node.http.bucket_types import BucketTypesAdmin
 from node.live_options import LiveOptions
+from node.property_office import PropertyOffice
 from repl.isr.replica_map import parse_replica_map
 from repl.model.keys import Key
 from repl.model.objects import Content
 from repl.model.requests import WriteRequest
+from repl.properties import PropertyBook
 from tests.runtime.conftest import House, Town
 
 Towns = Callable[..., AbstractAsyncContextManager[Town]]
@@ -27,7 +29,10 @@ async def ask(house: House, method: str, path: str, wish: Any = None) -> tuple[i
     """What the admin face of a node answers."""
     face = Face()
     settings = Settings(NodeSettings(house.node, "east", Path("data")))
-    node = SimpleNamespace(controller=house.controller, options=LiveOptions(settings), time=house.runtime.time)
+    controller, time = house.controller, house.runtime.time
+    book = PropertyBook(house.metastore)
+    properties = PropertyOffice(book, house.metastore, time, records=lambda: controller.records, key_limit_bytes=1_000)
+    node = SimpleNamespace(controller=controller, options=LiveOptions(settings), time=time, properties=properties)
     BucketTypesAdmin(node, face.router)  # type: ignore[arg-type]
     sent: list[dict[str, Any]] = []
 

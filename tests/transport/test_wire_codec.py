@@ -87,7 +87,7 @@ messages = st.one_of(
     st.builds(Ack, epochs, numbers, numbers, offsets, offsets, offsets),
     st.builds(Nack, epochs, numbers, numbers, offsets),
     st.builds(Probe, epochs, numbers),
-    st.builds(ProbeOk, epochs, numbers, numbers),
+    st.builds(ProbeOk, epochs, numbers, numbers, offsets),
     st.builds(Fenced, epochs),
 )
 
