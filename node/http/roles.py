@@ -71,7 +71,6 @@ OPERATE: Final[tuple[tuple[bytes, ...], ...]] = (
     (b"queues", b"*", b"resume"),
     (b"queues", b"*", b"throttle"),
     (b"queues", b"*", b"push"),
-    (b"queues", b"*", b"throttle"),
     (b"sink", b"*"),
     (b"sink", b"dead-letters", b"retry"),
     (b"fullsync", b"*"),
