@@ -360,11 +360,6 @@ class SourceQueues:
 
     # ---------------------------------------------------------------- what is shown
 
-    @property
-    def led_count(self) -> int:
-        """Partitions led here."""
-        return len(self._led)
-
     async def listing(self) -> list[dict[str, Any]]:
         """One dict a queue, ready for JSON; see `queues.listing`."""
         return [await listed(queue, self.node, len(self._led), self.time) for queue in list(self._queues.values())]
