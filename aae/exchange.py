@@ -32,6 +32,10 @@ SEGMENTS_AT_ONCE: Final = 16_384
 CONFIRMS_MAX: Final = 8
 """Confirms of one step, at most: under load there is always something that differs for a moment."""
 
+WHOLE_LOOKS_MAX: Final = 256
+"""Segments of a set that no row of the time range explains, and that are still looked at with all their rows: under
+load a few change between two looks. Where there are more, old changes differ, and to read them is another check's."""
+
 T = TypeVar("T")
 
 
@@ -100,8 +104,8 @@ class Findings:
     filtered: int = 0
     """Keys that differ, and that the filter leaves out."""
     segments_unexplained: int = 0
-    """Segments whose leaves differed at every look while no row of them did: it came in between, or the change that
-    differs lies outside the run's time range."""
+    """Segments whose leaves differed at every look while no row of them did: what differs lies outside what the run
+    looks at, or came in between."""
     queued: int = 0
     by_kind: Counter[tuple[Kind, Side]] = field(default_factory=Counter)
 
@@ -146,7 +150,8 @@ def exchange(
     come of a time range alone; `bucket`: only its rows are looked at.
 
     The driver sends the answer to each Ask and gets the next; the return value is IN_SYNC, REPAIRED when all that
-    differs was queued, DIFFERING, or INCOMPLETE when leaves differ and no row of the time range explains it.
+    differs was queued, DIFFERING, or INCOMPLETE when leaves differ and nothing that was looked at explains it. IN_SYNC
+    speaks of all that counts, also when only a part was looked at: each segment that differed was explained.
     """
     choice = Choice(wanted, bucket, partial)
     findings.state = "root-compare"
@@ -191,7 +196,12 @@ def _segments(
     findings.keys_compared += len(source.keys() | sink.keys())
     shift = 64 - size_bits
     every = [each for each in compared(source, sink) if choice.bucket in (None, each.bucket)]
-    findings.segments_unexplained += covered - len({_segment(difference, shift) for difference in every})
+    explained = {_segment(difference, shift) for difference in every}
+    unexplained = [segment for segment in segments[:covered] if segment not in explained]
+    if choice.narrow and (choice.wanted is not None or len(unexplained) <= WHOLE_LOOKS_MAX):
+        unexplained = yield from _outside(findings, unexplained, size_bits, choice)
+    findings.segments_unexplained += len(unexplained)
+    findings.state = "clock-compare"
     first = [each for each in every if choice.counts(each)]
     findings.filtered += len(every) - len(first)
     suspects = every if choice.narrow else first
@@ -201,6 +211,7 @@ def _segments(
     yield Pause()
     again = sorted({_segment(difference, shift) for difference in suspects})
     left: Sequence[int] = again
+    more: list[Difference] = []
     while left:
         source, sink, done = yield from _rows(left, size_bits, all_times=True)
         looked = set(left[:done])
@@ -210,8 +221,7 @@ def _segments(
         findings.transient += transient
         if choice.narrow:  # beside what was looked at there may be more in the same segments
             known = {(difference.bucket, difference.key) for difference in mine}
-            more = [d for d in compared(source, sink) if (d.bucket, d.key) not in known and choice.counts(d)]
-            findings.segments_unexplained += len({_segment(difference, shift) for difference in more})
+            more += [d for d in compared(source, sink) if (d.bucket, d.key) not in known and choice.counts(d)]
         if still:
             findings.by_kind.update((difference.kind, difference.side) for difference in still)
             findings.state = "repair"
@@ -219,7 +229,43 @@ def _segments(
             assert isinstance(queued, int)
             findings.queued += queued
             findings.state = "clock-confirm"
+    findings.segments_unexplained += len((yield from _lasting(findings, more, size_bits)))
     return covered
+
+
+def _outside(
+    findings: Findings, segments: Sequence[int], size_bits: int, choice: Choice
+) -> Generator[Ask, object, list[int]]:
+    """Those of `segments` in which something that counts differs at two looks at all of their rows. What a queue's
+    filter leaves out differs for ever, so with a filter it is the only way to know that nothing else does."""
+    suspects: list[Difference] = []
+    left = segments
+    while left:
+        source, sink, done = yield from _rows(left, size_bits, all_times=True)
+        left = left[done:]
+        found = compared(source, sink)
+        counting = [difference for difference in found if choice.counts(difference)]
+        findings.filtered += len(found) - len(counting)
+        suspects += counting
+    return (yield from _lasting(findings, suspects, size_bits))
+
+
+def _lasting(findings: Findings, suspects: Sequence[Difference], size_bits: int) -> Generator[Ask, object, list[int]]:
+    """The segments of those `suspects` that differ at one more look, after a pause."""
+    if not suspects:
+        return []
+    shift = 64 - size_bits
+    findings.state = "clock-confirm"
+    yield Pause()
+    found: set[int] = set()
+    left = sorted({_segment(difference, shift) for difference in suspects})
+    while left:
+        source, sink, done = yield from _rows(left, size_bits, all_times=True)
+        looked = set(left[:done])
+        left = left[done:]
+        still, _ = lasting((d for d in suspects if _segment(d, shift) in looked), source, sink)
+        found |= {_segment(difference, shift) for difference in still}
+    return sorted(found)
 
 
 def _segment(difference: Difference, shift: int) -> int:

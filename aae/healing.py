@@ -1,10 +1,12 @@
-"""Gaps of queues, closed by proof: what a queue gave up on purpose opens checks by itself until both sides are equal.
+"""What is not proven yet is checked by itself: gaps of queues, and repairs that were queued, until both are equal.
 
 Once a minute the gaps of the queues that full-sync repairs by are looked at, on all nodes. One that has ended and was
 not proven since gets a check of its times; what that cannot explain gets a check of everything; each further one waits
 twice as long. Any check that proves its bucket type in sync and began after a gap had ended is the proof, since trees
-are compared whole: the gap is closed. What checks are stands in `aae.manager`; what gaps are, in `queues.gaps`, which
-this room sees only as `Gaps`. The decision (`needed`) is pure.
+are compared whole: the gap is closed. Repairs are followed likewise: references lie in a node's memory, so when those
+of the last check have gone (delivered, or lost with the process) a check of everything looks what became of them. What
+checks are stands in `aae.manager`; what gaps are, in `queues.gaps`, which this room sees only as `Gaps`. The
+decisions (`needed`, `unsettled`) are pure.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import structlog
 
 from aae.exchange import Verdict
 from aae.manager import Busy, Manager, Peer
+from aae.memory import Remembered
 from aae.schedule import Kind, TimeRange
 from repl.model.errors import IsthmusError
 from repl.model.ports import TimeSource
@@ -25,7 +28,8 @@ from repl.model.ports import TimeSource
 log = structlog.get_logger(__name__)
 
 LOOK_S: Final = 60.0
-"""How often gaps are looked for: an operator's act or an overflow is healed within minutes."""
+"""How often gaps and repairs are looked at, from the node's start on: an operator's act, an overflow, references that
+were lost with the process are healed within minutes."""
 
 WAIT_MS: Final = 60_000
 WAIT_MS_MAX: Final = 3_600_000
@@ -36,6 +40,7 @@ MARGIN_MS: Final = 5_000
 """How far a check reaches beyond a gap, and how much later one must begin that proves it: clocks of machines differ."""
 
 BY: Final = "gaps of its queue"
+FOLLOWING: Final = "repairs to be proven"
 """Who wanted the check, in listings."""
 
 
@@ -50,13 +55,16 @@ class Gap(NamedTuple):
 
 
 class Gaps(Protocol):
-    """The gaps of all nodes. Both raise IsthmusError."""
+    """The gaps of all nodes, and what waits here. All raise IsthmusError."""
 
     async def seen(self, queue: str) -> Sequence[Gap]:
         """Those of a queue; of nodes that do not answer none."""
 
     async def close(self, queue: str, ids: Sequence[str], by: str, reason: str) -> int:
         """They are proven; how many could be closed."""
+
+    def waiting(self, queue: str) -> int:
+        """References of full-sync that wait on this node, or are under way from it."""
 
 
 @dataclass(slots=True)
@@ -96,6 +104,22 @@ def needed(gaps: Iterable[Gap], bucket_types: Iterable[str], now_ms: int) -> Tim
     return TimeRange(max(0, min(start for start, _ in due) - MARGIN_MS), max(end for _, end in due) + MARGIN_MS)
 
 
+def unsettled(remembered: Remembered, bucket_types: Iterable[str]) -> bool:
+    """True when of some bucket type the newest check that came to an end queued repairs, and none has proven it since.
+    A check that could not look at everything tells nothing."""
+    for name in bucket_types:
+        for result in reversed(remembered.results):
+            if result.bucket_type != name or (result.verdict in UNTOLD and not result.queued):
+                continue
+            if result.queued and result.began_ms > remembered.proven_ms.get(name, 0):
+                return True
+            break
+    return False
+
+
+UNTOLD: Final = frozenset({Verdict.INCOMPLETE, Verdict.TIMED_OUT, Verdict.ERROR})
+
+
 class Healing:
     """Looks, checks and closes. Methods belong to the event loop."""
 
@@ -130,30 +154,40 @@ class Healing:
             await asyncio.sleep(LOOK_S)
 
     async def look(self, name: str) -> None:
-        """Close what is proven, and check what is not; a peer that is suspended, or wants no checks at all, is left
-        alone. Raises IsthmusError."""
+        """Close what is proven, and check what is not, gaps or repairs; a peer that is suspended, or wants no checks at
+        all, is left alone. Raises IsthmusError."""
         peer = self._manager.peer(name)
         healed = self.peers.setdefault(name, Healed())
         queue, bucket_types = peer.settings.queue, peer.settings.bucket_types.split(",")
         left = await self._closed(peer, await self._gaps.seen(queue))
         times = needed(left, bucket_types, self._time.wall_ms())
-        if times is None:
+        if times is None and not unsettled(peer.remembered, bucket_types):
             healed.wait_ms, healed.next_ms, healed.explained = WAIT_MS, 0, True
             return
         now_ms = self._time.now_ms()
         if peer.remembered.suspended is not None or peer.plan is None or now_ms < healed.next_ms:
             return
         try:
-            if healed.explained:
-                results = await self._manager.run(name, Kind.RANGE, BY, times)
+            if times is None:
+                if self._gaps.waiting(queue):
+                    return  # what was queued is still to be fetched
+                await self._manager.run(name, Kind.ALL, FOLLOWING)
             else:
-                results = await self._manager.run(name, Kind.ALL, BY)
+                healed.explained = await self._checked(name, times, explained=healed.explained)
         except Busy:
             return
-        healed.explained = all(result.proven or result.verdict is Verdict.REPAIRED for result in results)
         healed.next_ms = self._time.now_ms() + healed.wait_ms
         healed.wait_ms = min(2 * healed.wait_ms, WAIT_MS_MAX)
         await self._closed(peer, left)
+
+    async def _checked(self, name: str, times: TimeRange, *, explained: bool) -> bool:
+        """Check the times of gaps, or everything when that explained nothing; whether this one explains what differs.
+        Raises Busy."""
+        if explained:
+            results = await self._manager.run(name, Kind.RANGE, BY, times)
+        else:
+            results = await self._manager.run(name, Kind.ALL, BY)
+        return all(result.proven or result.verdict is Verdict.REPAIRED for result in results)
 
     async def _closed(self, peer: Peer, gaps: Sequence[Gap]) -> Sequence[Gap]:
         """`gaps` without those that are proven and could be closed."""

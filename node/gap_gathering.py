@@ -5,7 +5,7 @@ Joins floors that do not know each other. A node that does not answer has its ga
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aae.healing import Gap
@@ -16,13 +16,21 @@ from repl.model.ports import TimeSource
 
 
 class ClusterGaps:
-    """Asks `gathering`; `controller` knows the nodes, and of which bucket type a partition is."""
+    """Asks `gathering`; `controller` knows the nodes, and of which bucket type a partition is. `waiting`: see Gaps."""
 
-    def __init__(self, gathering: QueueGathering, controller: Controller, node: str, time: TimeSource) -> None:
+    def __init__(
+        self,
+        gathering: QueueGathering,
+        controller: Controller,
+        node: str,
+        time: TimeSource,
+        waiting: Callable[[str], int],
+    ) -> None:
         self._gathering = gathering
         self._controller = controller
         self._node = node
         self._time = time
+        self.waiting = waiting
 
     async def seen(self, queue: str) -> Sequence[Gap]:
         """See Gaps. Raises UnknownQueue."""

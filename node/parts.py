@@ -278,7 +278,7 @@ class Parts:
             ),
             repairs=self.repairs,
             tree_rebuild_ms=self.settings.replication.tree_rebuild_ms,
-            gaps=ClusterGaps(self.queue_gathering, self.controller, name, self.time),
+            gaps=ClusterGaps(self.queue_gathering, self.controller, name, self.time, self.repairs.waiting),
         )
 
     def fullsync_of(self, what: str, results: int = 1) -> dict[str, Any]:

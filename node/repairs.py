@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from queues.filters import BLOCK
+from queues.filters import ANY, TYPE
 from queues.registry import SourceQueues
-from queues.rules import FOLD, FULL_SYNC
+from queues.rules import FOLD, FULL_SYNC, LOWER
 from queues.serving import ServedQueue
 from repl.model.errors import IsthmusError, Overloaded
 from repl.model.keys import Key
@@ -36,7 +36,9 @@ class QueueRepairs:
     def wanted(self, queue: str, bucket_type: bytes) -> Callable[[bytes, bytes], bool] | None:
         """See Repairs. A queue that offers nothing in real time is for repairs alone, and takes all."""
         rules = self._queues.named(queue).filter
-        if rules.everything or any(rule.kind == BLOCK for rule in rules.rules):
+        if rules.everything or rules.blocks:
+            return None
+        if all(rule.kind in (ANY, TYPE) for rule in rules.rules) and rules.decide(bucket_type, b"").offered:
             return None
         known: dict[bytes, bool] = {}
 
@@ -49,6 +51,11 @@ class QueueRepairs:
             return offered
 
         return wanted
+
+    def waiting(self, queue: str) -> int:
+        """References of full-sync that wait on this node, or are under way from it (`aae.healing.Gaps`)."""
+        lower = self._queues.named(queue).machine.lower[LOWER.index(FULL_SYNC)]
+        return lower.waiting_count + lower.away_count
 
     async def push(self, queue: str, keys: Sequence[Key]) -> int:
         """See Repairs."""
@@ -69,7 +76,7 @@ class QueueRepairs:
     @staticmethod
     def _fits(served: ServedQueue, key: Key) -> bool:
         rules = served.filter
-        return any(rule.kind == BLOCK for rule in rules.rules) or rules.decide(key.bucket_type, key.bucket).offered
+        return rules.blocks or rules.decide(key.bucket_type, key.bucket).offered
 
 
 BUCKETS_REMEMBERED: Final = 10_000

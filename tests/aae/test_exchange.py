@@ -216,6 +216,46 @@ def test_a_range_that_explains_nothing_is_not_in_sync() -> None:
     assert Run(source, sink).verdict() is Verdict.REPAIRED
 
 
+def test_what_a_filter_leaves_out_explains_leaves_that_differ_outside_the_range() -> None:
+    """Old keys that a filter leaves out differ for ever: a range's run reads them whole and is in sync, however many
+    they are; one old key that counts makes it incomplete, unless that was only on its way."""
+    source, sink = two_clusters(600)
+    for n in range(300):
+        del sink.rows[b"b", b"%d" % n]
+
+    def wanted(_bucket: bytes, key: bytes) -> bool:
+        return int(key) >= 300
+
+    run = Run(source, sink)
+    assert run.verdict(wanted, since_ms=4_000) is Verdict.IN_SYNC
+    assert (run.findings.filtered, run.findings.segments_unexplained, run.repaired) == (300, 0, {})
+    missing = sink.rows.pop((b"b", b"400"))
+    late = Run(source, sink, lambda: sink.put(missing) if Clocks in late.asked else None)
+    assert late.verdict(wanted, since_ms=4_000) is Verdict.IN_SYNC
+    del sink.rows[b"b", b"400"]
+    lacking = Run(source, sink)
+    assert lacking.verdict(wanted, since_ms=4_000) is Verdict.INCOMPLETE
+    assert lacking.findings.segments_unexplained == 1
+
+
+def test_a_change_that_arrived_before_its_rows_were_read_leaves_a_range_in_sync(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Leaves differ at both looks, and when rows are read both sides have the same: that is no old difference."""
+    source, sink = two_clusters(50)
+    source.put(row(7, ((A, 99, 0),), modified_ms=5_000))
+    listed = Side2.listed
+
+    def arrived(side: Side2, ask: Clocks, since_ms: int) -> Listed:
+        sink.rows = dict(source.rows)
+        return listed(side, ask, since_ms)
+
+    monkeypatch.setattr(Side2, "listed", arrived)
+    run = Run(source, sink)
+    assert run.verdict(since_ms=4_000) is Verdict.IN_SYNC
+    assert Clocks in run.asked
+
+
 def test_what_could_not_be_queued_is_said() -> None:
     """When less was queued than differs, the verdict is `differing`."""
     source, sink = two_clusters(100)

@@ -1,8 +1,9 @@
-"""Gaps of queues open checks by themselves, and only a proof closes them."""
+"""Gaps of queues, and repairs that were queued, open checks by themselves, and only a proof ends that."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -11,11 +12,11 @@ import pytest
 
 from aae.check import Check, Checker
 from aae.exchange import Findings, Verdict
-from aae.healing import LOOK_S, MARGIN_MS, WAIT_MS, Gap, Gaps, Healing, needed, proven
+from aae.healing import FOLLOWING, LOOK_S, MARGIN_MS, WAIT_MS, Gap, Gaps, Healing, needed, proven, unsettled
 from aae.manager import Manager
-from aae.memory import Memory
+from aae.memory import Memory, Remembered, Result
 from aae.runs import Outcome
-from aae.schedule import Kind, TimeRange
+from aae.schedule import Kind, Standing, TimeRange
 from config.fullsync import FullSyncSettings
 
 START = 1_700_000_000_000
@@ -69,6 +70,7 @@ class Told(Checker):
 
     def __init__(self, outcomes: Sequence[Verdict]) -> None:
         self.outcomes = list(outcomes)
+        self.queues = 0
         self.checks: list[Check] = []
         self.modified_ms = []
         self.buckets = set()
@@ -77,6 +79,7 @@ class Told(Checker):
         """See Checker."""
         self.checks.append(check)
         verdict = self.outcomes.pop(0)
+        findings.queued = self.queues if verdict is Verdict.REPAIRED else 0
         findings.branches_differing = int(verdict is not Verdict.IN_SYNC)
         return Outcome(verdict, "", findings)
 
@@ -102,6 +105,29 @@ class Book(Gaps):
         self.gaps = [gap for gap in self.gaps if gap.id not in ids]
         return before - len(self.gaps)
 
+    references = 0
+
+    def waiting(self, queue: str) -> int:
+        """See Gaps."""
+        assert queue == "to-west"
+        return self.references
+
+
+def manager_of(directory: Path, checker: Checker, clock: Clock) -> Manager:
+    """One that has begun."""
+    manager = Manager(
+        [WEST],
+        node="n1",
+        checker_of=lambda _: checker,
+        memory=Memory(directory, START),
+        alarm_of=Bell,
+        live=lambda: ["n1"],
+        time=clock,
+        chance=Random(1),
+    )
+    manager.start()
+    return manager
+
 
 @pytest.mark.parametrize("explained", [True, False])
 def test_a_gap_is_checked_until_it_is_proven(tmp_path: Path, explained: bool) -> None:
@@ -111,17 +137,7 @@ def test_a_gap_is_checked_until_it_is_proven(tmp_path: Path, explained: bool) ->
     async def work() -> None:
         clock, book = Clock(), Book(ENDED, GROWING)
         checker = Told([Verdict.REPAIRED if explained else Verdict.INCOMPLETE, Verdict.IN_SYNC])
-        manager = Manager(
-            [WEST],
-            node="n1",
-            checker_of=lambda _: checker,
-            memory=Memory(tmp_path, START),
-            alarm_of=Bell,
-            live=lambda: ["n1"],
-            time=clock,
-            chance=Random(1),
-        )
-        manager.start()
+        manager = manager_of(tmp_path, checker, clock)
         healing = Healing(manager, book, clock)
         await manager.suspend("west", "me", "")
         await healing.look("west")
@@ -144,3 +160,68 @@ def test_a_gap_is_checked_until_it_is_proven(tmp_path: Path, explained: bool) ->
         await manager.stop()
 
     asyncio.run(work())
+
+
+def test_references_that_went_with_their_process_are_looked_for_at_once_after_its_return(tmp_path: Path) -> None:
+    """A check queued repairs: while they wait nothing is done; when they have gone, delivered or with a process that
+    was killed, everything is checked at the next look, or at the first one of the next process; what could not look at
+    everything (trees are built) is tried again a minute later, what repaired again is followed at growing distances,
+    and a proof ends it. So what a queue lost is queued again within two looks of the node's return."""
+
+    async def work() -> None:
+        clock, book = Clock(), Book()
+        checker = Told([Verdict.REPAIRED])
+        checker.queues = 9
+        manager = manager_of(tmp_path, checker, clock)
+        await manager.run("west", Kind.HOUR, "ann")
+        book.references = 9
+        healing = Healing(manager, book, clock)
+        await healing.look("west")
+        assert len(checker.checks) == 1, "they wait for their sink"
+        await manager.stop()
+
+        clock.ms += 5_000
+        book.references = 0
+        again = Told([Verdict.INCOMPLETE, Verdict.REPAIRED, Verdict.REPAIRED, Verdict.IN_SYNC])
+        again.queues = 9
+        manager = manager_of(tmp_path, again, clock)
+        healing = Healing(manager, book, clock)
+        begun = clock.ms
+        seconds: list[int] = []
+        while len(again.checks) < 4:
+            await healing.look("west")
+            while len(seconds) < len(again.checks):
+                seconds.append((clock.ms - begun) // 1000)
+            clock.ms += int(1000 * LOOK_S)
+            assert clock.ms < begun + 3_600_000
+        assert seconds == [0, 60, 180, 420]
+        assert {(check.kind, check.by) for check in again.checks} == {(Kind.ALL, FOLLOWING)}
+        for _ in range(10):
+            await healing.look("west")
+            clock.ms += int(1000 * LOOK_S)
+        assert len(again.checks) == 4
+        await manager.stop()
+
+    asyncio.run(work())
+
+
+def test_what_only_the_other_side_can_mend_is_not_followed() -> None:
+    """Repairs of the newest check that came to its end count, of any compared bucket type; a proof since, or an end
+    without repairs, settles it; a check that saw too little does not."""
+
+    def of(verdict: Verdict, queued: int, began_ms: int, name: str = "default") -> Result:
+        return Result(name, Kind.ALL, began_ms, 1.0, verdict, "", False, 0, 0, {}, queued, 0, 0, 0, "")
+
+    def told(*results: Result, proven_ms: int = 0) -> bool:
+        kept = Remembered(Standing(START), None, deque(results), {"default": proven_ms})
+        return unsettled(kept, ["default", "other"])
+
+    assert not told()
+    assert told(of(Verdict.REPAIRED, 5, START))
+    assert told(of(Verdict.DIFFERING, 5, START))
+    assert told(of(Verdict.TIMED_OUT, 5, START)), "what it queued before it ended counts"
+    assert told(of(Verdict.REPAIRED, 5, START), of(Verdict.INCOMPLETE, 0, START + 9))
+    assert told(of(Verdict.REPAIRED, 5, START, "other"), of(Verdict.IN_SYNC, 0, START + 9))
+    assert not told(of(Verdict.REPAIRED, 5, START, "third"))
+    assert not told(of(Verdict.REPAIRED, 5, START), of(Verdict.DIFFERING, 0, START + 9))
+    assert not told(of(Verdict.REPAIRED, 5, START), proven_ms=START + 1)

@@ -136,6 +136,10 @@ class NoGaps(Gaps):
         """See Gaps."""
         raise AssertionError
 
+    def waiting(self, queue: str) -> int:
+        """See Gaps."""
+        raise AssertionError
+
 
 def shown(desk: Desk) -> dict[str, Any]:
     """What operators see."""
