@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from queues.source_queue import SourceQueue
+from repl.model.keys import Key
 
 
-def owed(queues: Iterable[SourceQueue], partition: int, offset: int, pusher: bytes) -> bool:
-    """Whether a queue of another cluster than `pusher` still has to give out what was written at `offset`.
+def owed(queues: Iterable[SourceQueue], partition: int, offset: int, pusher: bytes, key: Key) -> bool:
+    """Whether a queue of another cluster than `pusher` still has to give out what was written to `key` at `offset`.
 
     A queue that nobody owns yet counts, since who takes it begins at its cursor; one whose cursor is not known here yet
-    counts, too. One that offers nothing in real time does not, nor does one that cascades: it offers the pushed change
-    whoever made it.
+    counts, too. One whose filter leaves the key out, or that offers nothing in real time, does not, nor does one that
+    cascades: it offers the pushed change whoever made it.
     """
     for queue in queues:
-        if queue.owner == pusher or queue.blocked:
+        if queue.owner == pusher or queue.blocked or not queue.offers(key.bucket_type, key.bucket):
             continue
         window = queue.windows.get(partition)
         if window is None or (window.cursor <= offset and not window.origins.cascade):

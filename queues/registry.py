@@ -33,6 +33,7 @@ from queues.wire import FetchReply, FetchRequest, OwnCluster, OwnedByOther, Unkn
 from repl.metastore.port import Metastore
 from repl.model.entry import Entry, EntryKind
 from repl.model.errors import CodecError, IsthmusError, NotReady
+from repl.model.keys import Key
 from repl.model.ports import CursorWriter, KeyValue, TimeSource
 from repl.store.port import Store
 from repl.telemetry import Sample
@@ -227,9 +228,9 @@ class SourceQueues:
                 queue.machine.add(partition, entries[start:], now_ms)
             self._follow_up(queue)
 
-    def owed(self, partition: int, offset: int, pusher: bytes) -> bool:
+    def owed(self, partition: int, offset: int, pusher: bytes, key: Key) -> bool:
         """See `queues.owing`; asked on the write path."""
-        return owed((queue.machine for queue in self._queues.values()), partition, offset, pusher)
+        return owed((queue.machine for queue in self._queues.values()), partition, offset, pusher, key)
 
     def machines(self) -> dict[str, SourceQueue]:
         """The queues' machines, by name."""

@@ -49,11 +49,11 @@ class StalePush(Retryable):
     reason = "stale-push"
 
 
-Owed = Callable[[int, int, bytes], bool]
+Owed = Callable[[int, int, bytes, Key], bool]
 """(partition, offset of a write of ours, cluster that pushes) -> whether some other cluster has not got it yet."""
 
 
-def nothing_owed(_partition: int, _offset: int, _pusher: bytes) -> bool:
+def nothing_owed(_partition: int, _offset: int, _pusher: bytes, _key: Key) -> bool:
     """Where no queue gives anything to anybody."""
     return False
 
@@ -208,7 +208,7 @@ class Proposal:
                 outcome = PushOutcome.MERGED
             else:
                 ours = counter_of(mine, self._partition.actor)
-                if ours and self._owed(self._partition.id, offset_of(ours), origin):
+                if ours and self._owed(self._partition.id, offset_of(ours), origin, key):
                     origin = self._own
         offset = self._next
         self._append(key, hash64, current, payload, summary, origin, b"")

@@ -18,7 +18,7 @@ from queues.reading import read_objects
 from queues.rules import Budget, Item
 from queues.source_queue import SourceQueue
 from repl.model.entry import NO_OFFSET, EntryKind, encode_key_row, make_entry
-from repl.model.keys import key_hash
+from repl.model.keys import Key, key_hash
 from repl.model.objects import TOMBSTONE, Content, Object, decode_object, merge, seal, write
 from repl.model.requests import PushOutcome
 from repl.model.vclock import Clock, Dot, actor_of, counter_of, covers, descends, offset_of, pack_counter
@@ -111,7 +111,8 @@ class Town:
             self._store(key, merge(current, theirs), self.uuid)
             return PushOutcome.MERGED
         ours = counter_of(current.clock, self.actor)
-        owes = ours and self.world.owing and owed(self.queues.values(), P, offset_of(ours), pusher)
+        named = Key(b"default", BUCKET, key)
+        owes = ours and self.world.owing and owed(self.queues.values(), P, offset_of(ours), pusher, named)
         self._store(key, theirs, self.uuid if owes else pusher)
         return PushOutcome.APPLIED
 

@@ -392,16 +392,31 @@ def test_the_ledger_closes_over_fetches_failures_and_hot_keys() -> None:
     alive(test)
 
 
+A_KEY = Key(b"default", b"bucket", b"a")
+
+
 def test_a_queue_that_offers_nothing_in_real_time_is_owed_nothing() -> None:
     """A push may replace a write of ours as the pusher's when only a queue for repairs has not passed it (R-OWED)."""
 
     async def test(home: Home) -> None:
         home.put(b"a")
-        assert not home.queues.owed(PARTITIONS[0], 1, THIRD)
+        assert not home.queues.owed(PARTITIONS[0], 1, THIRD, A_KEY)
 
     async def other(home: Home) -> None:
         home.put(b"a")
-        assert home.queues.owed(PARTITIONS[0], 1, THIRD)
+        assert home.queues.owed(PARTITIONS[0], 1, THIRD, A_KEY)
 
     alive(test, QueueSettings("q", filter="block_rtq"))
     alive(other, QueueSettings("q"))
+
+
+def test_what_the_filter_of_a_queue_leaves_out_is_not_owed_to_its_owner() -> None:
+    """A push over a write of ours stays the pusher's when no queue would ever have offered that write (R-OWED)."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a")
+        assert not home.queues.owed(PARTITIONS[0], 1, THIRD, A_KEY)
+        assert home.queues.owed(PARTITIONS[0], 1, THIRD, A_KEY._replace(bucket=b"other"))
+        assert not home.queues.owed(PARTITIONS[0], 1, THIRD, A_KEY._replace(bucket_type=b"logs"))
+
+    alive(test, QueueSettings("q", filter="buckettype:default,!bucketname:bucket"))

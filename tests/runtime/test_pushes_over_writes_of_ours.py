@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from queues.cursors import CursorState, Position
+from queues.filters import parse_filter
 from queues.owing import owed
 from queues.rules import Budget
 from queues.source_queue import SourceQueue
@@ -21,6 +22,7 @@ from repl.model.vclock import actor_of, pack_counter
 Houses = Callable[..., AbstractAsyncContextManager]
 
 WEST, NORTH = b"west-cluster-016", b"north-cluster-16"
+KEY = Key(b"default", b"b", b"k")
 
 
 class Origins:
@@ -49,7 +51,8 @@ def test_a_push_over_a_write_that_is_owed_counts_as_ours(tmp_path: Path, house: 
             asked: list[tuple[int, bytes]] = []
             owes = True
 
-            def owing(partition: int, offset: int, pusher: bytes) -> bool:
+            def owing(partition: int, offset: int, pusher: bytes, key: Key) -> bool:
+                assert key.bucket == b"b"
                 asked.append((offset, pusher))
                 return owes
 
@@ -83,23 +86,26 @@ def test_a_push_over_a_write_that_is_owed_counts_as_ours(tmp_path: Path, house: 
 
 def test_what_is_owed_follows_owners_and_cursors() -> None:
     """A queue of the pusher's own owes nothing; one of another cluster owes what stands at or above its cursor; one
-    that cascades, or that nobody owns, is judged by what it would do."""
+    that cascades, that leaves the key out, or that nobody owns, is judged by what it would do."""
 
-    def queue(owner: bytes, cursor: int, *, cascade: bool = False, led: bool = True) -> SourceQueue:
-        made = SourceQueue("q", b"o" * 16, cascade, 1_000, Budget(1, 1, 1), b"lifelife")
+    def queue(owner: bytes, cursor: int, *, cascade: bool = False, led: bool = True, rules: str = "any") -> SourceQueue:
+        made = SourceQueue("q", b"o" * 16, cascade, 1_000, Budget(1, 1, 1), b"lifelife", parse_filter(rules))
         if owner:
             made.set_owner(owner, 1)
         if led:
             made.lead(3, b"default", Position(0, CursorState(cursor, 1, owner), cursor), cursor)
         return made
 
-    assert not owed([], 3, 5, WEST)
-    assert not owed([queue(WEST, 0)], 3, 5, WEST)
-    assert owed([queue(WEST, 0), queue(NORTH, 5)], 3, 5, WEST)
-    assert not owed([queue(NORTH, 6)], 3, 5, WEST)
-    assert owed([queue(NORTH, 6, led=False)], 3, 5, WEST), "a cursor that is not known yet may be anywhere"
-    assert not owed([queue(NORTH, 0, cascade=True)], 3, 5, WEST)
-    assert owed([queue(b"", 0)], 3, 5, WEST), "whoever takes it begins at its cursor"
+    assert not owed([], 3, 5, WEST, KEY)
+    assert not owed([queue(WEST, 0)], 3, 5, WEST, KEY)
+    assert owed([queue(WEST, 0), queue(NORTH, 5)], 3, 5, WEST, KEY)
+    assert not owed([queue(NORTH, 6)], 3, 5, WEST, KEY)
+    assert owed([queue(NORTH, 6, led=False)], 3, 5, WEST, KEY), "a cursor that is not known yet may be anywhere"
+    assert not owed([queue(NORTH, 0, cascade=True)], 3, 5, WEST, KEY)
+    assert owed([queue(b"", 0)], 3, 5, WEST, KEY), "whoever takes it begins at its cursor"
+    assert not owed([queue(NORTH, 0, rules="bucketname:other")], 3, 5, WEST, KEY), "it would never offer the key"
+    assert owed([queue(NORTH, 0, rules="bucketname:b")], 3, 5, WEST, KEY)
+    assert not owed([queue(NORTH, 0, led=False, rules="!bucketname:b")], 3, 5, WEST, KEY)
 
 
 def test_a_pushed_clock_that_has_seen_writes_of_ours_to_come_is_refused(tmp_path: Path, house: Houses) -> None:
