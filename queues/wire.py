@@ -44,6 +44,7 @@ import msgpack
 import zstandard
 
 from queues.batches import Session
+from queues.bounded import UNREADABLE, Pieces, unpacked, unzipped
 from queues.rules import PRIORITIES, REAL_TIME, Item
 from repl.model.errors import BadInput, CodecError, TooLarge
 
@@ -262,16 +263,16 @@ _ITEM_TYPES: Final = (int, int, int, bytes, bytes, bytes, bytes, int, bytes)
 
 def decode_reply(body: bytes) -> FetchReply:
     """The answer in `body`. Raises CodecError for anything that `encode_reply` would not write."""
-    fields = _unpack(body, "fetch answer")
-    items = _unzipped(fields["zstd"]) if "zstd" in fields else fields.get("items")
+    try:
+        fields = _reply_fields(Pieces(body, _ITEM_TYPES))
+        items = _unzipped(fields["zstd"]) if "zstd" in fields else fields.get("items")
+    except UNREADABLE as error:
+        raise CodecError(f"not a fetch answer: {error}") from error
     batch, priority = fields.get("batch"), fields.get("priority", REAL_TIME)
     if priority not in PRIORITIES:
         raise CodecError("fetch answer: an unknown priority")
     if type(items) is not tuple or type(batch) is not bytes or len(batch) > NAME_MAX or bool(items) != bool(batch):
         raise CodecError("fetch answer: no items, or no batch id for them")
-    for item in items:
-        if type(item) is not tuple or tuple(map(type, item)) != _ITEM_TYPES:
-            raise CodecError("fetch answer: an item has a wrong shape")
     return FetchReply(
         _bytes(fields, "cluster", 16),
         _text(fields, "name"),
@@ -286,27 +287,61 @@ def decode_reply(body: bytes) -> FetchReply:
     )
 
 
-def _unzipped(frame: object) -> Any:
+_REPLY_VALUES: Final = frozenset(
+    {"v", "cluster", "name", "owner_version", "batch", "lease_ms", "now_ms", "state", "zstd", "priority"}
+)
+
+
+def _reply_fields(pieces: Pieces) -> dict[str, Any]:
+    """The fields of an answer that are known, each read by its shape; others are passed over."""
+    fields: dict[str, Any] = {"v": None}
+    for _ in range(pieces.entries(MAP_MAX)):
+        name = pieces.value()
+        if name == "items":
+            fields["items"] = _items(pieces)
+        elif name == "properties":
+            fields["properties"] = {pieces.value(): pieces.value() for _ in range(pieces.entries(TYPES_MAX))}
+        elif type(name) is str and name in _REPLY_VALUES:
+            fields[name] = pieces.value()
+            if name == "v":
+                _check_version(fields, "fetch answer")
+        else:
+            pieces.skip()
+    pieces.end()
+    _check_version(fields, "fetch answer")
+    return fields
+
+
+def _items(pieces: Pieces) -> tuple[Item, ...]:
+    items = pieces.rows(COUNT_MAX)
+    if not all(type(item) is tuple for item in items):
+        raise CodecError("fetch answer: an item has a wrong shape")
+    return items
+
+
+def _unzipped(frame: object) -> tuple[Item, ...]:
     """The items of a compressed answer."""
-    try:
-        if type(frame) is not bytes or not 0 < zstandard.frame_content_size(frame) <= UNPACKED_MAX:
-            raise CodecError(f"fetch answer: no zstd frame that says its size, of at most {UNPACKED_MAX} bytes")
-        plain = zstandard.ZstdDecompressor().decompress(frame, max_output_size=UNPACKED_MAX)
-        return msgpack.unpackb(plain, use_list=False, max_ext_len=0, max_map_len=0, max_array_len=COUNT_MAX)
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError, zstandard.ZstdError) as error:
-        raise CodecError(f"fetch answer: its compressed items cannot be read: {error}") from error
+    pieces = Pieces(unzipped(frame, UNPACKED_MAX), _ITEM_TYPES)
+    items = _items(pieces)
+    pieces.end()
+    return items
 
 
 def _unpack(body: bytes, what: str) -> dict[str, Any]:
     try:
-        raw = msgpack.unpackb(body, use_list=False, max_ext_len=0, max_array_len=COUNT_MAX, max_map_len=MAP_MAX)
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raw = unpacked(body, COUNT_MAX, MAP_MAX)
+    except UNREADABLE as error:
         raise CodecError(f"not a {what}: {error}") from error
     if type(raw) is not dict:
         raise CodecError(f"not a {what}: no map at the top")
-    if raw.get("v") != WIRE_VERSION:
-        raise UnknownVersion(f"{what} of version {raw.get('v')!r:.40}, this program speaks {WIRE_VERSION}")
+    _check_version(raw, what)
     return raw
+
+
+def _check_version(fields: Mapping[str, Any], what: str) -> None:
+    version = fields.get("v")
+    if version != WIRE_VERSION:
+        raise UnknownVersion(f"{what} of version {version!r:.40}, this program speaks {WIRE_VERSION}")
 
 
 def _outcomes(fields: dict[str, Any], count: int) -> tuple[tuple[int, int, int, int] | None, ...]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
+
 import msgpack
 import pytest
 import zstandard
@@ -241,3 +244,65 @@ def test_lists_longer_than_any_batch_are_refused_before_they_are_made() -> None:
     del body["items"]
     with pytest.raises(CodecError):
         decode_reply(msgpack.packb(body | {"zstd": zstandard.ZstdCompressor().compress(msgpack.packb(many))}))
+
+
+def _peak(work: Callable[[], object]) -> int:
+    """Bytes that refusing something took at most."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(CodecError):
+            work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+DEEP = b"\xdc\x27\x10" * 800
+"""Eight hundred lists, one in the other, of ten thousand elements each: room for 64 MB is declared in 2,400 bytes."""
+
+MAPS = b"\xdc\x27\x10" + b"\x80" * 10_000
+"""A list of empty maps: one byte each there, sixty once made."""
+
+ALLOWED_BYTES = 3_000_000
+
+
+def test_nested_lists_take_no_more_memory_than_was_sent() -> None:
+    """What is declared and not there costs nothing: in a request, an answer, and what an answer has compressed."""
+    assert _peak(lambda: decode_request(b"\x82\xa1v\x01\xa4acks" + DEEP)) < ALLOWED_BYTES
+    for name in (b"\xa5items", b"\xa5batch", b"\xaaproperties", b"\xa5later"):
+        assert _peak(lambda name=name: decode_reply(b"\x82\xa1v\x01" + name + DEEP)) < ALLOWED_BYTES, name
+    frame = zstandard.ZstdCompressor().compress(DEEP * 10)
+    body = b"\x82\xa1v\x01\xa4zstd\xc4" + bytes([len(frame)]) + frame
+    assert _peak(lambda: decode_reply(body)) < ALLOWED_BYTES
+
+
+def test_a_flood_of_empty_maps_is_refused_at_the_first() -> None:
+    """Values that take more memory than their bytes are refused one by one, not after all were made."""
+    flood = b"\xdc\x01\x00" + MAPS * 256
+    for name in (b"\xa5items", b"\xa5batch"):
+        assert _peak(lambda name=name: decode_reply(b"\x82\xa1v\x01" + name + flood)) < 2 * len(flood) + ALLOWED_BYTES
+    frame = zstandard.ZstdCompressor().compress(flood)
+    body = b"\x82\xa1v\x01\xa4zstd\xc5" + len(frame).to_bytes(2, "big") + frame
+    assert _peak(lambda: decode_reply(body)) < 3 * len(flood) + ALLOWED_BYTES
+
+
+def test_an_unknown_field_of_any_shape_is_passed_over() -> None:
+    """A later program may add what it likes; nothing of it is made here."""
+    answer = encode_reply(REPLY)
+    later = {"later": [{"a": [[1], {}]}, {1: 2}], "much": [[0] * 20_000]}
+    assert decode_reply(bytes([answer[0] + 2]) + answer[1:] + b"".join(map(_entry, later.items()))) == REPLY
+
+
+def _entry(entry: tuple[str, object]) -> bytes:
+    return b"".join(map(msgpack.packb, entry))
+
+
+def test_bytes_behind_an_answer_are_refused() -> None:
+    """An answer ends where its body does, its compressed items where theirs do."""
+    with pytest.raises(CodecError, match="behind its end"):
+        decode_reply(encode_reply(REPLY) + b"\x00")
+    body = msgpack.unpackb(encode_reply(REPLY))
+    del body["items"]
+    packed = zstandard.ZstdCompressor().compress(msgpack.packb([ITEM]) + b"\x00")
+    with pytest.raises(CodecError, match="behind its end"):
+        decode_reply(msgpack.packb(body | {"zstd": packed}))
