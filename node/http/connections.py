@@ -222,13 +222,19 @@ class Connection(HttpToolsProtocol):
             # The parser would take the body for the other protocol: a PUT would store an empty value.
             self._fault = Refused(400, "upgrade", "no other protocol is spoken here: send the body without Upgrade")
             raise self._fault
+        version = self.parser.get_http_version()
+        hosts = 0
         for name, value in self.headers:
-            if name == b"transfer-encoding" and not (
-                value.lower() == b"chunked" and self.parser.get_http_version() == "1.1"
-            ):
+            if name == b"host":
+                hosts += 1
+            elif name == b"transfer-encoding" and not (value.lower() == b"chunked" and version == "1.1"):
                 # A coding that nobody undoes would be stored as the value; 1.0 knows none, and a proxy may think so.
                 self._fault = Refused(400, "bad-http", "Transfer-Encoding is chunked, in HTTP/1.1, or left out")
                 raise self._fault
+        if hosts != 1 and (hosts or version == "1.1"):
+            # RFC 9112, 3.2: whoever forwards such a request cannot know which host was meant.
+            self._fault = Refused(400, "bad-http", f"{hosts} Host headers: send exactly one")
+            raise self._fault
         if len(self.pipeline) >= PIPELINE_MAX:
             self._fault = Refused(400, "bad-http", f"more than {PIPELINE_MAX} requests sent ahead on one connection")
             raise self._fault

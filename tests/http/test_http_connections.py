@@ -72,14 +72,17 @@ def test_requests_sent_ahead_are_answered_in_order(room, server):
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"GET / HTTP/9.9\r\n\r\n",
         b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"G\x00T / HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/1.1\r\nbad header\r\n\r\n",
-        b"GET / HTTP/1.1\r\na: b\x00\r\n\r\n",
+        b"G\x00T / HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\nbad header\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\na: b\x00\r\n\r\n",
         b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"PUT /buckets/b/keys/k HTTP/1.1\r\ncontent-type: a/b\r\ncontent-length: -1\r\n\r\nx",
-        b"PUT /buckets/b/keys/k HTTP/1.1\r\ncontent-type: a/b\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nxx",
-        b"PUT /buckets/b/keys/k HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n",
-        b"PUT /buckets/b/keys/k HTTP/1.1\r\ncontent-type: a/b\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nx\r\n",
+        b"PUT /buckets/b/keys/k HTTP/1.1\r\nhost: x\r\ncontent-type: a/b\r\ncontent-length: -1\r\n\r\nx",
+        b"PUT /buckets/b/keys/k HTTP/1.1\r\nhost: x\r\na: b\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nxx",
+        b"PUT /buckets/b/keys/k HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"PUT /buckets/b/keys/k HTTP/1.1\r\nhost: x\r\na: b\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nx\r\n",
+        b"GET /ping HTTP/1.1\r\n\r\n",
+        b"GET /ping HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n",
+        b"GET /ping HTTP/1.0\r\nhost: x\r\nhost: y\r\n\r\n",
     ],
 )
 def test_what_is_no_http_is_answered_400_and_closed(room, server, garbage):
@@ -121,7 +124,7 @@ def test_a_head_over_the_limit_is_431(room, serve):
     for head in (
         b"GET /ping HTTP/1.1\r\nhost: x\r\na: " + b"x" * 2000 + b"\r\n\r\n",
         b"GET /ping?" + b"x" * 2000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"GET /ping HTTP/1.1\r\n" + b"a: b\r\n" * 400 + b"\r\n",
+        b"GET /ping HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 400 + b"\r\n",
     ):
         raw = server.exchange(head)
         assert statuses(raw) == [431]

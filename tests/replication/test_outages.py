@@ -69,8 +69,8 @@ def test_a_link_that_is_cut_for_a_minute_delivers_all_of_it(tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_window_that_overflows_many_times_costs_no_memory_and_no_change(tmp_path: Path) -> None:
-    """A sink that is suspended until its queue's window overflows, and for 100 times that: the references in memory stay
-    within the limit, and afterwards everything comes, each key once."""
+    """A sink that is suspended until its queue's window overflows, and for 100 times that: the references in memory
+    stay within the limit, and afterwards everything comes, each key once."""
     with Clusters(tmp_path, ONE_WAY, queues={"east": f"queue_limit = {WINDOW}"}) as clusters:
         until("the queue has an owner", lambda: clusters.queue_rows("east", "west")[0]["owner"])
         clusters.suspend_sink("west")
