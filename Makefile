@@ -6,7 +6,7 @@ ARGS ?=
 # Which tests `make test` runs, as pytest's -m; .ci/run widens it.
 ISTHMUS_TEST_MARKS ?= not slow and not root and not strace
 
-.PHONY: help venv demo test test-all lint bench sim faults clean
+.PHONY: help venv demo test test-all lint bench sim faults wheel clean
 
 help:
 	@echo "make demo      two clusters on this machine, replicated and compared; ARGS=\"--keep\" and others: isthmus demo --help"
@@ -16,6 +16,7 @@ help:
 	@echo "make sim       seeded simulations of the protocol; SEEDS=0:1000"
 	@echo "make faults    acts of harm to a cluster of real processes, histories checked; KILLS=200 of them"
 	@echo "make bench     the benchmarks; ARGS=\"--json\" for one JSON object each"
+	@echo "make wheel     dist/isthmus-VERSION.whl, and the same as dist/isthmus.zip, the ending that Spark's --py-files knows"
 	@echo "make venv      the environment alone, .venv from a Python 3.11 or 3.12 (PYTHON=/path/to/python names one)"
 	@echo "make clean     removes the environment and all caches"
 
@@ -51,6 +52,10 @@ bench: venv
 	@$(BIN)/python -m bench.fullsync $(ARGS)
 	@$(BIN)/python -m bench.handover $(filter-out --profile,$(ARGS))
 	@$(BIN)/python -m bench.balance $(if $(findstring --json,$(ARGS)),--json)
+
+wheel: venv
+	@$(BIN)/python -m hatchling build -t wheel -d dist
+	@cp dist/isthmus-*.whl dist/isthmus.zip
 
 clean:
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info

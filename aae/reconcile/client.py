@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -29,6 +30,10 @@ PLAN_TIMEOUT_MS: Final = 15_000
 STREAM_TIMEOUT_MS: Final = 30_000
 """How long a node may take for the next frame; with filters it may read many rows for few."""
 
+FRAME_TIMEOUT_S: Final = 60.0
+"""How long a frame may take from its first byte to its last: 1 MB over 140 kbit/s. A node that trickles would hold a
+task for ever."""
+
 PUSH_TIMEOUT_MS: Final = 60_000
 """How long a node may take to have a batch applied."""
 
@@ -39,18 +44,25 @@ PARTITIONS_MAX: Final = 65_536
 
 
 class Credentials(NamedTuple):
-    """Paths of a token and of the authorities to believe; "" for none."""
+    """Paths of a token, of the authorities to believe, and of a certificate with its key, where nodes want one; "" for
+    none."""
 
     token_file: str = ""
     ca_file: str = ""
+    certificate_file: str = ""
+    key_file: str = ""
 
     def access(self) -> Access:
         """How to come in. Raises BadInput when a file cannot be read."""
         contexts = None
-        if self.ca_file:
-            if not Path(self.ca_file).is_file():
-                raise BadInput(f"option ca_file: {self.ca_file!r} is no file here; executors need it, too")
-            contexts = client_contexts(TlsFiles(None, None, (Path(self.ca_file),)), check_host=True).current
+        for name in ("ca_file", "certificate_file", "key_file"):
+            path = getattr(self, name)
+            if path and not Path(path).is_file():
+                raise BadInput(f"option {name}: {path!r} is no file here; executors need it, too")
+        if self.ca_file or self.certificate_file:
+            authorities = (Path(self.ca_file),) if self.ca_file else ()
+            certificate, key = (Path(path) if path else None for path in (self.certificate_file, self.key_file))
+            contexts = client_contexts(TlsFiles(certificate, key, authorities), check_host=True).current
         if not self.token_file:
             return Access(contexts)
         try:
@@ -145,13 +157,14 @@ def _partition(row: Any) -> PartitionPlan:
 
 @contextmanager
 def streamed(
-    url: str, credentials: Credentials, path: str, question: bytes
+    url: str, credentials: Credentials, path: str, question: bytes, timeout_ms: int = STREAM_TIMEOUT_MS
 ) -> Iterator[tuple[Head, Iterator[Rows | Tail]]]:
     """A stream of rows: its head, then its frames, the tail last. Raises PeerFault, CodecError; a stream that ends
-    without a tail, or with another number of rows, is PeerFault."""
+    without a tail, or with another number of rows, is PeerFault, and so is one that is silent for `timeout_ms`, or
+    needs longer than FRAME_TIMEOUT_S for a frame."""
     peer = HttpPeer(url, 1, credentials.access())
     try:
-        with peer.streaming(path, question, media_type=row_wire.MEDIA_TYPE, timeout_ms=STREAM_TIMEOUT_MS) as take:
+        with peer.streaming(path, question, media_type=row_wire.MEDIA_TYPE, timeout_ms=timeout_ms) as take:
             frames = _frames(url, take)
             head = next(frames)
             if not isinstance(head, Head):
@@ -163,8 +176,13 @@ def streamed(
 
 def _frames(url: str, take: Any) -> Iterator[Head | Rows | Tail]:
     frames = Frames()
+    began_s = monotonic()
     while piece := take():
-        yield from frames.feed(piece)
+        for frame in frames.feed(piece):
+            yield frame
+            began_s = monotonic()  # what the reader took its time for is not the node's
+        if monotonic() - began_s > FRAME_TIMEOUT_S:
+            raise PeerFault(f"{url}: no frame of rows for {FRAME_TIMEOUT_S:.0f} s, though bytes trickle")
     raise PeerFault(f"{url}: the stream of rows was cut off")
 
 

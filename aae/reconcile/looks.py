@@ -13,12 +13,13 @@ from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 import msgpack
+from xxhash import xxh64_intdigest
 
 from aae import row_wire, wire
 from aae.reconcile.client import Credentials, Plan, asked_plan
-from aae.reconcile.reading import Pace, RangeStream, ranges_of
+from aae.reconcile.reading import Pace, RangeStream, RangeUnreadable, asked_ranges, ranges_of
 from aae.reconcile.verdicts import Name, Seen
-from aae.row_wire import Consistency, RowsAsked
+from aae.row_wire import Consistency, RowsAsked, View
 from aae.tree import BRANCH_COUNT, Hashes
 from repl.model.entry import KEY_ROW_VERSION, decode_key_row
 from repl.model.errors import CodecError, IsthmusError, PeerFault
@@ -55,11 +56,13 @@ class SideSpec(NamedTuple):
     cluster: bytes = b""
     rows_per_second: float = 0.0
     give_up_after_s: int = GIVE_UP_AFTER_S
+    certificate_file: str = ""
+    key_file: str = ""
 
     @property
     def credentials(self) -> Credentials:
         """Files that show who asks."""
-        return Credentials(self.token_file, self.ca_file)
+        return Credentials(self.token_file, self.ca_file, self.certificate_file, self.key_file)
 
 
 class AsOf(NamedTuple):
@@ -94,18 +97,19 @@ def plan_of(side: SideSpec) -> Plan:
     return plan
 
 
-def read_runs(side: SideSpec, runs: Runs, *, committed: bool = False) -> Taken:
-    """All rows of the runs. `committed`: from leaders alone, with all that was acknowledged before. Raises PeerFault,
-    CodecError, Retryable's kin: then nothing of it counts."""
+def read_runs(side: SideSpec, runs: Runs, *, committed: bool = False, bodies: bool = False) -> Taken:
+    """All rows of the runs. `committed`: from leaders alone, with all that was acknowledged before; `bodies`: each
+    object is read, too, and one that is not what its row says is a fault. Raises PeerFault, CodecError, Retryable's
+    kin: then nothing of it counts."""
     count = sum(end - first for first, end in runs)
-    if (count <= SCATTERED_MAX and len(runs) > 1) or committed:
+    if ((count <= SCATTERED_MAX and len(runs) > 1) or committed) and not bodies:
         try:
             return _by_clocks(side, [segment for run in runs for segment in range(*run)])
         except (PeerFault, CodecError) as error:
             if isinstance(error, OtherCluster):
                 raise
             # A damaged row ends the whole answer; a stream shows all others beside it.
-    return _by_streams(side, runs, committed)
+    return _by_streams(side, runs, committed, bodies)
 
 
 def roots_of(side: SideSpec) -> Hashes:
@@ -141,6 +145,16 @@ def decoded(names: Sequence[bytes], key_rows: Sequence[bytes]) -> Iterable[tuple
             yield named, _one(key_rows[at])
 
 
+def _held_against(objects: Sequence[bytes], found: Iterable[tuple[Name, Seen]]) -> Iterable[tuple[Name, Seen]]:
+    """The rows, with a fault where the object is not the one that its row tells of."""
+    for data, (name, seen) in zip(objects, found, strict=True):
+        if seen.fault or xxh64_intdigest(data) == seen.hash64:
+            yield name, seen
+        else:
+            what = "the object is not what its key row says: its hash differs" if data else "the key row has no object"
+            yield name, _FAULT._replace(fault=what)
+
+
 _ROW_TYPES: Final = (int, bytes, int, int, int, int, bool, int)
 
 
@@ -152,21 +166,28 @@ def _one(data: bytes) -> Seen:
     return Seen(row.clock, row.hash64, row.last_modified_ms, row.tombstone, row.size_bytes, row.sibling_count)
 
 
-def _by_streams(side: SideSpec, runs: Runs, committed: bool) -> Taken:
-    plan = plan_of(side)
+def _by_streams(side: SideSpec, runs: Runs, committed: bool, bodies: bool) -> Taken:
     consistency = Consistency.COMMITTED if committed else Consistency.ANY
+    ask = partial(plan_of, side)
+    plan = ask()
     taken = Taken({}, [], 0)
     size = 0
     pace = Pace(side.rows_per_second)
     for run in runs:
-        for part in ranges_of(plan, run, 1, consistency):
+        try:
+            parts = ranges_of(plan, run, 1, consistency)
+        except RangeUnreadable:
+            plan, parts = asked_ranges(ask, run, 1, consistency, side.give_up_after_s)
+        for part in parts:
             asked = RowsAsked(
-                side.bucket_type.encode(), part.partition, part.first, part.end, consistency=consistency
+                side.bucket_type.encode(), part.partition, part.first, part.end,
+                View.OBJECTS if bodies else View.KEYS, consistency=consistency,
             )  # fmt: skip
-            stream = RangeStream(asked, part, side.credentials, give_up_after_s=side.give_up_after_s)
+            stream = RangeStream(asked, part, side.credentials, give_up_after_s=side.give_up_after_s, ask=ask)
             for _, rows in stream.frames():
-                taken.rows.update(decoded(rows.names, rows.key_rows))
-                size += sum(map(len, rows.names)) + sum(map(len, rows.key_rows))
+                found = decoded(rows.names, rows.key_rows)
+                taken.rows.update(_held_against(rows.objects, found) if bodies else found)
+                size += sum(sum(map(len, each)) for each in (rows.names, rows.key_rows, rows.objects))
                 pace.passed(len(rows.names))
             taken.as_of.extend(AsOf(one.partition, one.epoch, one.offset) for one in stream.pieces)
     return taken._replace(bytes=size)

@@ -72,8 +72,10 @@ def parse_options(given: Mapping[str, str]) -> Options:
             found[known] = parse(text)
         except ValueError as error:
             faults.append(f"option {name} = {text!r}: {error}")
-    token_file, ca_file = str(found.pop("token_file", "")), str(found.pop("ca_file", ""))
-    found["credentials"] = Credentials(token_file, ca_file)
+    credentials = Credentials(*(str(found.pop(name, "")) for name in Credentials._fields))
+    found["credentials"] = credentials
+    if bool(credentials.certificate_file) != bool(credentials.key_file):
+        faults.append("options certificate_file and key_file go together")
     for ours, theirs in (("modified_since_ms", "modified_since"), ("modified_before_ms", "modified_before")):
         if theirs in found:
             found[ours] = found.pop(theirs)
@@ -158,8 +160,8 @@ def _name(text: str) -> str:
     return text
 
 
-def _bytes(text: str) -> bytes:
-    """Text as UTF-8; bytes that are none as 0x and hexadecimal digits."""
+def parse_bytes(text: str) -> bytes:
+    """Text as UTF-8; bytes that are none as 0x and hexadecimal digits. Raises ValueError."""
     if not text:
         raise ValueError("a name is needed")
     if text.startswith("0x"):
@@ -191,8 +193,8 @@ _PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
     "view": _choice(*View, FINDINGS),
     "urls": _urls,
     "bucket_type": _name,
-    "bucket": _bytes,
-    "prefix": _bytes,
+    "bucket": parse_bytes,
+    "prefix": parse_bytes,
     "segments": parse_segments,
     "modified_since": parse_time_ms,
     "modified_before": parse_time_ms,
@@ -212,4 +214,6 @@ _PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
     "give_up_after_s": _number(1, 86_400),
     "token_file": _name,
     "ca_file": _name,
+    "certificate_file": _name,
+    "key_file": _name,
 }

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Final, NamedTuple
+from uuid import uuid4
 
 import pyarrow as pa
 from pyspark.sql import datasource as ds
 from pyspark.sql import types as t
 
 from aae import row_wire
-from aae.reconcile.client import Copy, Credentials, Plan, asked_plan, streamed
+from aae.reconcile.client import STREAM_TIMEOUT_MS, Copy, Credentials, PartitionPlan, Plan, asked_plan, streamed
 from aae.reconcile.options import Options
 from aae.reconcile.rows import Columns
 from aae.row_wire import ChangesAsked, Consistency, Head, Rows, RowsAsked, View
@@ -30,8 +31,15 @@ from repl.model.entry import decode_key_row
 from repl.model.errors import CodecError, PeerFault
 from repl.transport.http_client import Refused
 
+LATEST: Final = "latest.json"
+"""Of a manifest: which read was planned last. A table is planned anew for each action, and may be for other ranges."""
+
 RETRY_S: Final = 0.5
 """Pause after all copies of a range have refused: streams of others end, leaders change, within seconds."""
+
+
+LEADERLESS_S: Final = 30.0
+"""How long a plan waits for a partition that nobody may be asked about, at most: an election takes seconds."""
 
 
 class Range(ds.InputPartition):  # type: ignore[misc]
@@ -80,7 +88,7 @@ def ranges_of(plan: Plan, segments: tuple[int, int], splits: int, consistency: C
     pieces = max(1, -(-splits // len(inside))) if inside else 1
     found: list[Range] = []
     for one in inside:
-        copies = tuple(c for c in one.copies if c.whole and (c.leads or consistency is Consistency.ANY))
+        copies = usable(one, consistency)
         if not copies:
             raise RangeUnreadable(
                 f"partition {one.partition}, segments {one.first} to {one.end}: no node has a copy that may be read"
@@ -97,6 +105,27 @@ def ranges_of(plan: Plan, segments: tuple[int, int], splits: int, consistency: C
     return found
 
 
+def usable(one: PartitionPlan, consistency: Consistency) -> tuple[Copy, ...]:
+    """The copies that may be read, followers first."""
+    return tuple(c for c in one.copies if c.whole and (c.leads or consistency is Consistency.ANY))
+
+
+def asked_ranges(
+    ask: Callable[[], Plan], segments: tuple[int, int], splits: int, consistency: Consistency, give_up_after_s: float
+) -> tuple[Plan, list[Range]]:
+    """A plan, and the Spark partitions of a read, as soon as each has a usable copy: a leader that dies is replaced
+    within seconds. Raises RangeUnreadable when none comes, and what `ask` raises."""
+    deadline_s = monotonic() + give_up_after_s
+    while True:
+        plan = ask()
+        try:
+            return plan, ranges_of(plan, segments, splits, consistency)
+        except RangeUnreadable:
+            if monotonic() + RETRY_S >= deadline_s:
+                raise
+            sleep(RETRY_S)
+
+
 class RangeStream:
     """The frames of one range, from whichever copies answer. `pieces` says afterwards what they are as of."""
 
@@ -108,23 +137,26 @@ class RangeStream:
         *,
         give_up_after_s: float,
         resume: bool = True,
+        ask: Callable[[], Plan] | None = None,
     ) -> None:
+        """`ask`: who holds what now, asked anew once all known copies have refused: leaders change."""
         self._asked = asked._replace(partition=part.partition, first=part.first, end=part.end)
         self._part = part
         self._credentials = credentials
         self._give_up_after_s = give_up_after_s
         self._resume = resume
+        self._ask = ask
+        self._copies = part.copies
         self.pieces: list[Piece] = []
 
     def frames(self) -> Iterator[tuple[Head, Rows]]:
         """All of them, each with its stream's head. Raises RangeUnreadable, and Refused for a question that is wrong
         for every node."""
-        part = self._part
         asked = self._asked
         trouble: list[str] = []
         deadline_s = monotonic() + self._give_up_after_s
         while True:
-            for copy in part.copies:
+            for copy in self._copies:
                 got = False
                 try:
                     for head, rows in self._from(copy, asked):
@@ -144,6 +176,21 @@ class RangeStream:
             if monotonic() >= deadline_s:
                 raise self._unreadable(f"no copy could be read for {self._give_up_after_s:.0f} s", trouble)
             sleep(RETRY_S)
+            self._look_around()
+
+    def _look_around(self) -> None:
+        """Take the copies that there are now; those known before when nobody tells."""
+        if self._ask is None:
+            return
+        asked = self._asked
+        consistency = asked.consistency if isinstance(asked, RowsAsked) else Consistency.ANY
+        try:
+            plan = self._ask()
+        except (PeerFault, CodecError):
+            return
+        found = [usable(one, consistency) for one in plan.partitions if one.partition == asked.partition]
+        if found and found[0] and plan.cluster == self._part.cluster:
+            self._copies = found[0]
 
     def _from(self, copy: Copy, asked: RowsAsked | ChangesAsked) -> Iterator[tuple[Head, Rows]]:
         part = self._part
@@ -151,7 +198,8 @@ class RangeStream:
             path, question, after = row_wire.ROWS_PATH, row_wire.encode_rows_asked(asked), asked.after.hex()
         else:
             path, question, after = row_wire.CHANGES_PATH, row_wire.encode_changes_asked(asked), ""
-        with streamed(copy.url, self._credentials, path, question) as (head, frames):
+        timeout_ms = min(STREAM_TIMEOUT_MS, max(1_000, int(self._give_up_after_s * 1000)))
+        with streamed(copy.url, self._credentials, path, question, timeout_ms) as (head, frames):
             if head.cluster != part.cluster:
                 raise WrongCluster(
                     f"{copy.url} answers for cluster {head.cluster_name}, uuid {head.cluster.hex()}; the plan is of"
@@ -176,7 +224,7 @@ class RangeStream:
     def _unreadable(self, why: str, trouble: Sequence[str]) -> RangeUnreadable:
         part = self._part
         of = "segments" if isinstance(self._asked, RowsAsked) else "offsets"
-        last = "; ".join(dict.fromkeys(trouble[-2 * len(part.copies) :]))
+        last = "; ".join(dict.fromkeys(trouble[-2 * len(self._copies) :]))
         return RangeUnreadable(f"partition {part.partition}, {of} {part.first} to {part.end}: {why}: {last}")
 
 
@@ -211,6 +259,7 @@ class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]
         self._options = options
         self._schema = schema
         self._tasks = 1
+        self._manifest = ""
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
         """Takes bounds on bucket, segment and last_modified, as far as the node can apply them; Spark gets back all
@@ -270,15 +319,23 @@ class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]
         options = self._options
         if options.segments[0] >= options.segments[1]:
             return [Range(b"", 0, 0, 0, ())]
-        plan = asked_plan(options.urls, options.credentials, options.bucket_type)
-        found = ranges_of(plan, options.segments, options.splits, options.consistency)
+        plan, found = asked_ranges(
+            self._ask, options.segments, options.splits, options.consistency, min(options.give_up_after_s, LEADERLESS_S)
+        )
         self._tasks = options.tasks_at_once or len(found)
         if options.manifest:
-            write_json(Path(options.manifest), "plan.json", {
+            read = f"read={uuid4().hex[:16]}"
+            self._manifest = str(Path(options.manifest, read))
+            write_json(Path(self._manifest), "plan.json", {
                 "cluster": plan.cluster_name, "cluster_uuid": plan.cluster.hex(), "bucket_type": plan.bucket_type,
                 "ranges": [[one.partition, one.first, one.end] for one in found],
             })  # fmt: skip
+            write_json(Path(options.manifest), LATEST, {"read": read})
         return found
+
+    def _ask(self) -> Plan:
+        options = self._options
+        return asked_plan(options.urls, options.credentials, options.bucket_type)
 
     def read(self, partition: Range) -> Iterator[pa.RecordBatch]:
         """The batches of a range."""
@@ -293,16 +350,16 @@ class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]
         )  # fmt: skip
         stream = RangeStream(
             asked, part, options.credentials,
-            give_up_after_s=options.give_up_after_s, resume=options.failover == "continue",
+            give_up_after_s=options.give_up_after_s, resume=options.failover == "continue", ask=self._ask,
         )  # fmt: skip
         columns = Columns(options.bucket_type, self._schema)
         pace = Pace(options.rows_per_second / max(self._tasks, 1))
         for head, rows in stream.frames():
             yield columns.batch(head, rows)
             pace.passed(len(rows.names))
-        if options.manifest:
+        if self._manifest:
             name = f"range-{part.partition}-{part.first}-{part.end}.json"
-            write_json(Path(options.manifest), name, {"pieces": [piece._asdict() for piece in stream.pieces]})
+            write_json(Path(self._manifest), name, {"pieces": [piece._asdict() for piece in stream.pieces]})
 
 
 def write_json(directory: Path, name: str, document: object) -> None:
@@ -315,8 +372,11 @@ def write_json(directory: Path, name: str, document: object) -> None:
 
 
 def read_manifest(directory: Path) -> tuple[list[Piece], list[tuple[int, int, int]]]:
-    """What a read with the option `manifest` was as of, and the ranges (partition, first, end) that are missing: a
-    read that was broken off, or goes on."""
+    """What the latest read with the option `manifest` was as of, and the ranges (partition, first, end) that are
+    missing: a read that was broken off, or goes on. Each action on a table is a read of its own; earlier ones are read
+    from their own directories, `DIR/read=...`."""
+    if (directory / LATEST).exists():
+        directory = directory / json.loads((directory / LATEST).read_text(encoding="utf-8"))["read"]
     plan = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
     pieces: list[Piece] = []
     missing: list[tuple[int, int, int]] = []

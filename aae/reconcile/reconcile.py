@@ -45,7 +45,9 @@ SHORT_REST_S: Final = 0.2
 class ReconcileOptions(NamedTuple):
     """What is wanted. `output`: a directory that driver and workers reach; times in ms since 1970, 0 for no bound;
     `sample`: part of the segments that is looked at; `max_differences` 0: all findings are kept; `max_time_s` 0: no
-    limit; `filter`: a queue's, what it leaves out is `filtered`; `rows_per_second` of each cluster, 0: no limit."""
+    limit; `filter`: a queue's, what it leaves out is `filtered`; `rows_per_second` of each cluster, 0: no limit;
+    `bodies`: objects are read and held against their rows, all of them; files are paths that all workers have, and
+    `right_token_file` "" means that `token_file` is for both."""
 
     output: str
     run_id: str
@@ -63,7 +65,20 @@ class ReconcileOptions(NamedTuple):
     give_up_after_s: int = 30
     token_file: str = ""
     ca_file: str = ""
+    bodies: bool = False
+    right_token_file: str = ""
+    certificate_file: str = ""
+    key_file: str = ""
 
+
+HOW: Final = (
+    "output", "run_id", "max_time_s", "rows_per_second", "give_up_after_s", "token_file", "right_token_file", "ca_file",
+    "certificate_file", "key_file",
+)  # fmt: skip
+"""Options that say how a run is done, which may change from one time to the next; what it is about may not."""
+
+FURTHER_REST_S: Final = 5.0
+"""Longest pause between further looks; a task holds its place meanwhile."""
 
 Told = Callable[[str], None]
 """Takes a line of progress."""
@@ -101,16 +116,8 @@ def run(
     check(options)
     directory = RunDirectory(options.output, options.run_id)
     wanted = {**options._asdict(), "bucket": options.bucket.hex(), "left": left, "right": right}
-    for lasting_name in (
-        "output",
-        "run_id",
-        "max_time_s",
-        "rows_per_second",
-        "give_up_after_s",
-        "token_file",
-        "ca_file",
-    ):
-        del wanted[lasting_name]  # how a run is done may change from one time to the next, what it is about not
+    for name in HOW:
+        del wanted[name]
     directory.opened(wanted)
     known = directory.read("summary.json")
     if known is not None and known["outcome"] in (Outcome.EQUAL, Outcome.DIFFER):
@@ -126,6 +133,8 @@ def check(options: ReconcileOptions) -> None:
         raise BadInput("settle, max-time, max-differences and the rate are 0 or more")
     if options.modified_before_ms and options.modified_before_ms <= options.modified_since_ms:
         raise BadInput("modified-before is not after modified-since: no key can be between them")
+    if bool(options.certificate_file) != bool(options.key_file):
+        raise BadInput("a certificate and its key go together")
     if not options.bucket_type or options.give_up_after_s < 1:
         raise BadInput("a bucket type has a name, and a cluster is given at least a second to answer")
     if options.filter:
@@ -150,10 +159,14 @@ class _Run:
         self._began_s = monotonic()
         self._tasks = spark.sparkContext.defaultParallelism
         rate = options.rows_per_second / self._tasks
+        tokens = (options.token_file, options.right_token_file or options.token_file)
         self._sides = [
-            SideSpec(one, options.bucket_type, options.token_file, options.ca_file, b"", rate, options.give_up_after_s)
-            for one in urls
-        ]
+            SideSpec(
+                one, options.bucket_type, token, options.ca_file, b"", rate, options.give_up_after_s,
+                options.certificate_file, options.key_file,
+            )
+            for one, token in zip(urls, tokens, strict=True)
+        ]  # fmt: skip
 
     def run(self) -> dict[str, Any]:
         try:
@@ -168,7 +181,7 @@ class _Run:
         options = self._options
         job = Job(
             left, right, options.bucket_type, options.bucket, options.modified_since_ms, options.modified_before_ms,
-            options.filter,
+            options.filter, options.bodies, min(options.settle_s, FURTHER_REST_S),
         )  # fmt: skip
         self._told(f"{plan.mode}: {plan.segments} segments in {len(plan.chunks)} chunks ({plan.why})")
         now = standing(self._directory.waves())
@@ -190,7 +203,9 @@ class _Run:
         kept = self._directory.read("plan.json")
         if kept is not None:
             return Planned.from_json(kept)
-        made = planned(self._sides[0], self._sides[1], self._options.full, self._options.sample, self._tasks)
+        options = self._options
+        left, right = self._sides
+        made = planned(left, right, options.full or options.bodies, options.sample, self._tasks)
         self._directory.write("plan.json", made.to_json())
         return made
 

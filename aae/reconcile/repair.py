@@ -131,7 +131,7 @@ def wanted(directory: RunDirectory, direction: str) -> Iterator[Wanted]:
     """The keys that a cluster is to send, always in the same order: findings are written once and read file by file."""
     side = direction.partition("-")[0]
     for row in read_findings(directory.path / "findings", _COLUMNS, "diverged"):
-        if row["difference"] == "corrupt" or row["side"] not in _LACKING[direction] or not _is_text(row):
+        if row["difference"] == "corrupt" or row["side"] not in _LACKING[direction]:
             continue
         siblings = (row["left_siblings"] or 1) + (row["right_siblings"] or 1)
         yield Wanted(
@@ -155,23 +155,12 @@ def repairs_of(directory: RunDirectory) -> list[dict[str, Any]]:
 def _left_alone(directory: RunDirectory, direction: str) -> dict[str, int]:
     """Of each reason how many diverged keys the plan does not touch."""
     found: Counter[str] = Counter()
-    for row in read_findings(directory.path / "findings", ("bucket", "key", "difference", "side"), "diverged"):
+    for row in read_findings(directory.path / "findings", ("difference", "side"), "diverged"):
         if row["difference"] == "corrupt":
             found["corrupt: no clock says which side is right"] += 1
         elif row["side"] not in _LACKING[direction]:
             found["ahead on the other side"] += 1
-        elif not _is_text(row):
-            found["its name is no text, which a push needs; full-sync repairs it"] += 1
     return dict(found)
-
-
-def _is_text(row: dict[str, Any]) -> bool:
-    try:
-        row["bucket"].decode()
-        row["key"].decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _pushed(queue: Queue, bucket_type: bytes, names: list[tuple[bytes, bytes]]) -> None:

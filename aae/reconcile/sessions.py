@@ -43,7 +43,7 @@ def session(name: str, master: str = "") -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name).config("spark.ui.showConsoleProgress", "false")
-    if "SPARK_ENV_LOADED" not in os.environ:  # not under spark-submit, which has its Java and its settings
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not under spark-submit, which has its Java and its settings
         _settle_java()
         builder = (
             builder.master(master or "local[*]")

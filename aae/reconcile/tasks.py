@@ -7,7 +7,7 @@ not answer harms no other chunk, and the driver knows which it was. What is read
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from time import time
+from time import sleep, time
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -21,9 +21,13 @@ from queues.filters import parse_filter
 from repl.model.errors import IsthmusError
 from repl.model.keys import key_hash, segment_of
 
+FURTHER_LOOKS_MAX: Final = 4
+"""Looks after the second one, at what differs still, as long as each finds that some of it has arrived: then the others
+are on their way, too, more slowly than was thought. Nothing arrives between two looks at what is lost."""
+
 
 class Job(NamedTuple):
-    """What every chunk of a run is held against."""
+    """What every chunk of a run is held against. `rest_s`: pause before a further look at what has not arrived."""
 
     left: SideSpec
     right: SideSpec
@@ -32,6 +36,8 @@ class Job(NamedTuple):
     since_ms: int
     before_ms: int
     filter: str
+    bodies: bool = False
+    rest_s: float = 0.0
 
 
 COUNTS: Final = (
@@ -92,8 +98,8 @@ def _first(job: Job, number: int, runs: Sequence[Sequence[int]]) -> dict[str, An
     bucket_type = job.bucket_type.encode()
     segments = [(first, end) for first, end in runs]
     try:
-        left = read_runs(job.left, segments)
-        right = read_runs(job.right, segments)
+        left = read_runs(job.left, segments, bodies=job.bodies)
+        right = read_runs(job.right, segments, bodies=job.bodies)
     except IsthmusError as error:
         return {**row, "error": explained(error)}
     found = first_look(
@@ -126,22 +132,33 @@ def _second(job: Job, number: int, payload: bytes) -> dict[str, Any]:
 
     for one in filtered:
         say(one, left_out(one), one)
-    if candidates:
-        segments = runs_of(sorted({segment_of(key_hash(one.bucket, one.key)) for one in candidates}))
+    left_over = candidates
+    for further in range(FURTHER_LOOKS_MAX + 1):
+        if not left_over:
+            break
+        segments = runs_of(sorted({segment_of(key_hash(one.bucket, one.key)) for one in left_over}))
         try:
-            # The side that may lack something last: what arrives in between is no difference.
-            left = read_runs(job.left, segments, committed=True)
-            right = read_runs(job.right, segments, committed=True)
+            left = read_runs(job.left, segments, committed=True, bodies=job.bodies)
+            right = read_runs(job.right, segments, committed=True, bodies=job.bodies)
         except IsthmusError as trouble:
             error = explained(trouble)
-            for one in candidates:
+            for one in left_over:
                 say(one, unseen(one), one)
-        else:
-            size = left.bytes + right.bytes
-            for one in candidates:
-                name = (one.bucket, one.key)
-                now = one._replace(left=left.rows.get(name), right=right.rows.get(name))
-                say(one, second_look(one, now.left, now.right), now)
+            break
+        size += left.bytes + right.bytes
+        judged = []
+        for one in left_over:
+            name = (one.bucket, one.key)
+            now = one._replace(left=left.rows.get(name), right=right.rows.get(name))
+            judged.append((one, second_look(one, now.left, now.right), now))
+        differing = [one for one, told, _ in judged if told.verdict is Verdict.DIVERGED]
+        again = len(differing) < len(left_over) and further < FURTHER_LOOKS_MAX
+        for one, told, now in judged:
+            if told.verdict is not Verdict.DIVERGED or not again:
+                say(one, told, now)
+        left_over = differing if again else []
+        if left_over:
+            sleep(job.rest_s)
     return {
         **dict.fromkeys(COUNTED, 0),
         "chunk": number,

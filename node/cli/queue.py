@@ -189,6 +189,7 @@ def throttle(
 @click.argument("bucket")
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @click.option("--fold", is_flag=True, help="At the fold priority, below full-sync.")
+@click.option("--percent", is_flag=True, help="BUCKET and keys are percent-encoded, for bytes that are no text.")
 @BY
 @admin_option
 @output_option
@@ -198,12 +199,14 @@ def push(
     bucket: str,
     keys: tuple[str, ...],
     fold: bool,
+    percent: bool,
     by: str,
     admin: AdminClient,
     output: str,
 ) -> None:
     """Send the objects of these keys once more by queue NAME, at the full-sync priority, whatever its filter says."""
-    wish = {"bucket_type": bucket_type, "bucket": bucket, "keys": list(keys), "fold": fold, "by": by}
+    encoding = {"encoding": "percent"} if percent else {}
+    wish = {"bucket_type": bucket_type, "bucket": bucket, "keys": list(keys), "fold": fold, "by": by, **encoding}
     answer = admin.post(f"/admin/queues/{quote(name, safe='')}/push", wish)
     refused = f"; {answer.get('refused')} refused: {answer.get('reason')}" if answer.get("refused") else ""
     _echo(answer, output, f"queue {name}: {answer.get('queued')} references queued{refused}")

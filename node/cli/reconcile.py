@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from itertools import takewhile
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, quote_from_bytes
 
 import click
 
@@ -64,14 +64,26 @@ def _duration(_context: click.Context, _parameter: click.Parameter, value: str |
         raise click.BadParameter(str(error)) from error
 
 
+def _bytes(_context: click.Context, _parameter: click.Parameter, value: str | None) -> bytes:
+    if value is None:
+        return b""
+    from aae.reconcile.options import parse_bytes
+
+    try:
+        return parse_bytes(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
 @reconcile_group.command("run")
 @click.option("--left", required=True, metavar="URL[,URL...]", help="HTTP listeners of nodes of one cluster.")
 @click.option("--right", required=True, metavar="URL[,URL...]", help="The same of the other one.")
 @click.option("--bucket-type", default="default", show_default=True)
-@click.option("--bucket", default="", help="Only keys of this bucket.")
+@click.option("--bucket", callback=_bytes, help="Only keys of this bucket; bytes that are no text as 0xff00.")
 @click.option("--modified-since", metavar="TIME", help="Only keys that either side changed since then.")
 @click.option("--modified-before", metavar="TIME", help="Only keys that either side changed before then.")
 @click.option("--full", is_flag=True, help="Read all, without asking trees.")
+@click.option("--bodies", is_flag=True, help="Read objects, too, and hold each against its key row; implies --full.")
 @click.option("--sample", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="A part of the segments alone.")
 @click.option("--max-differences", type=click.IntRange(0), default=0, help="Findings that are kept; totals stay true.")
 @click.option("--max-time", callback=_duration, metavar="TIME", help="Begin nothing new after this, such as 10m.")
@@ -81,8 +93,11 @@ def _duration(_context: click.Context, _parameter: click.Parameter, value: str |
 )
 @click.option("--rate-limit", type=click.IntRange(0), default=0, help="Rows a second of each cluster; 0: no limit.")
 @click.option("--give-up-after", callback=_duration, default="30s", show_default=True, help="Patience with a cluster.")
-@click.option("--token-file", default="", help="A token for both clusters.")
+@click.option("--token-file", default="", help="A token for both clusters; the path is read on every worker.")
+@click.option("--right-token-file", default="", help="One for the right cluster, if it has others.")
 @click.option("--ca-file", default="", help="Whom to believe.")
+@click.option("--certificate-file", default="", help="What to show where nodes want a certificate.")
+@click.option("--key-file", default="", help="Its key.")
 @OUTPUT
 @click.option("--run-id", help="The same id goes on with a run; without it a new one is made.")
 @click.option("--master", default="", help="A Spark master; without it local[*].")
@@ -98,7 +113,7 @@ def run(**given: Any) -> None:
         given["output"],
         run_id,
         given["bucket_type"],
-        given["bucket"].encode(),
+        given["bucket"],
         _moment(given["modified_since"]),
         _moment(given["modified_before"]),
         given["full"],
@@ -111,6 +126,10 @@ def run(**given: Any) -> None:
         max(1, round(given["give_up_after"])),
         given["token_file"],
         given["ca_file"],
+        given["bodies"],
+        given["right_token_file"],
+        given["certificate_file"],
+        given["key_file"],
     )
     spark = session(f"isthmus reconcile {run_id}", given["master"])
     try:
@@ -171,11 +190,12 @@ class AdminQueue:
     def push(self, bucket_type: bytes, names: list[tuple[bytes, bytes]]) -> int:
         """See Queue: those of the first bucket, as far as there is room."""
         bucket = names[0][0]
-        keys = [key.decode() for _, key in takewhile(lambda name: name[0] == bucket, names)]
+        keys = [quote_from_bytes(key, safe="") for _, key in takewhile(lambda name: name[0] == bucket, names)]
         wish = {
             "bucket_type": bucket_type.decode(),
-            "bucket": bucket.decode(),
+            "bucket": quote_from_bytes(bucket, safe=""),
             "keys": keys,
+            "encoding": "percent",
             "fold": True,
             "by": self._by,
         }

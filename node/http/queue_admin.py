@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote_to_bytes
 
 from config.settings import QueueSettings
 from node.http.asgi import Request, json_reply
@@ -30,7 +31,7 @@ REGISTER_KEYS: Final = ACT_KEYS | {
     "name", "from", "filter", "cascade", "overflow", "queue_limit", "object_limit", "object_size_limit"
 }  # fmt: skip
 RATE_KEYS: Final = ACT_KEYS | {"bytes_per_second", "objects_per_second", "default"}
-PUSH_KEYS: Final = ACT_KEYS | {"bucket_type", "bucket", "keys", "fold", "wait_ms"}
+PUSH_KEYS: Final = ACT_KEYS | {"bucket_type", "bucket", "keys", "encoding", "fold", "wait_ms"}
 CLOSE_KEYS: Final = ACT_KEYS | {"ids", "bucket_type", "from_ms", "upto_ms"}
 
 RATE_MAX: Final = 1 << 40
@@ -194,7 +195,10 @@ class QueueAdmin:
         if not all(isinstance(key, str) and key for key in names):
             raise Refused(400, "bad-json", "every key must be a text")
         wait_ms = count(wish, "wait_ms", 0, PUSH_WAIT_MAX_MS)
-        keys = [Key(bucket_type.encode(), bucket.encode(), key.encode()) for key in names]
+        if text(wish, "encoding") not in (None, "percent"):
+            raise Refused(400, "bad-json", 'encoding must be "percent" (names are percent-encoded bytes), or null')
+        read = str.encode if wish.get("encoding") is None else unquote_to_bytes
+        keys = [Key(bucket_type.encode(), read(bucket), read(key)) for key in names]
         priority = FOLD if flag(wish, "fold") else FULL_SYNC
         taken = await self._node.queue_acts.push(
             request.text("queue"), keys, priority, PUSH_WAIT_MS if wait_ms is None else wait_ms

@@ -63,6 +63,9 @@ PUSH: Final = b"/batch/push"
 READING_POSTS: Final = frozenset({b"/batch/get", b"/rows", b"/rows/changes"})
 """Requests that read, and have their question in a body."""
 
+READING_TREES: Final = frozenset({b"/trees/roots", b"/trees/leaves", b"/trees/clocks"})
+"""What full-sync and batch jobs compare: hashes and clocks of keys, all of which a listing tells, too."""
+
 NODES: Final = b"/cluster/nodes"
 """Where sinks, and clients, learn which nodes live."""
 
@@ -114,6 +117,8 @@ def http_roles(method: str, raw_path: bytes) -> frozenset[Role]:
     if path in PROBES:
         return frozenset()
     parts = path.split(b"/")[1:]
+    if path in READING_TREES:
+        return READERS | {Role.REPLICATE}
     if parts[0] in REPLICATION or path == PUSH:
         return frozenset({Role.REPLICATE})
     if path == NODES:

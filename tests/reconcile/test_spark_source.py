@@ -305,7 +305,7 @@ def test_another_copy_goes_on_where_a_stream_broke(monkeypatch: pytest.MonkeyPat
     asks: list[tuple[str, bytes]] = []
 
     @contextmanager
-    def streamed(url: str, _c: Credentials, _p: str, question: bytes) -> Iterator[tuple[Head, Iterator[Any]]]:
+    def streamed(url: str, _c: Credentials, _p: str, question: bytes, _t: int) -> Iterator[tuple[Head, Iterator[Any]]]:
         after = row_wire.decode_rows_asked(question).after
         asks.append((url, after))
 

@@ -59,14 +59,17 @@ def status(guard: Guard, method: str, path: str, credential: str | None = None) 
         ("PUT", "/riak/b", {O}),
         ("POST", "/queues/q/fetch", {P}),
         ("GET", "/queues/q/fetch", {P}),
-        ("POST", "/trees/roots", {P}),
+        ("POST", "/trees/roots", {R, P}),
+        ("POST", "/trees/clocks", {R, P}),
+        ("POST", "/trees/repair", {P}),
         ("POST", "/batch/push", {P}),
         ("POST", "/batch/push/", {P}),
         ("GET", "/cluster/nodes", set(Role)),
     ],
 )
 def test_requests_of_clients_need_the_least_role_that_does(method: str, path: str, needed: set[Role]) -> None:
-    """Looking needs `read`, changing objects `write`, properties `operate`, what sinks do `replicate`."""
+    """Looking needs `read`, changing objects `write`, properties `operate`, what sinks do `replicate`; comparing trees
+    is looking, too."""
     assert http_roles(method, path.encode()) == needed
 
 

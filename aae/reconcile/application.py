@@ -1,0 +1,115 @@
+"""`reconcile` as an application of spark-submit; as `isthmus reconcile run`, with nothing of the command line.
+
+    spark-submit --master URL --py-files isthmus.zip application.py --left URL --right URL --output DIR --run-id ID
+
+The file stands alone: everything else comes out of what `--py-files` names. Spark's own settings (master, memory,
+cores) are spark-submit's. Progress goes to stderr, the summary as JSON to stdout; the exit code is the run's: 0 equal,
+1 differ, 2 error, 3 incomplete, and 2 for options that mean nothing. Where the driver runs on the cluster its exit code
+may be hidden: summary.json has it. The story goes on in `aae.reconcile.reconcile` and docs/spark.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+
+def _seconds(text: str) -> float:
+    from config.units import parse_duration
+
+    try:
+        return parse_duration(text) / 1000
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _moment(text: str) -> int:
+    from aae.reconcile.options import parse_time_ms
+
+    try:
+        return parse_time_ms(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _bytes(text: str) -> bytes:
+    from aae.reconcile.options import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+FLAGS: Final[tuple[tuple[str, str, Callable[[str], Any] | None, str], ...]] = (
+    ("--bucket-type", "bucket_type", str, "which bucket type; default"),
+    ("--bucket", "bucket", _bytes, "only keys of this bucket; bytes that are no text as 0xff00"),
+    ("--modified-since", "modified_since_ms", _moment, "only keys that either side changed since then"),
+    ("--modified-before", "modified_before_ms", _moment, "only keys that either side changed before then"),
+    ("--full", "full", None, "read all, without asking trees"),
+    ("--bodies", "bodies", None, "read objects too, and hold each against the hash in its key row; implies --full"),
+    ("--sample", "sample", float, "a part of the segments alone, such as 0.01"),
+    ("--max-differences", "max_differences", int, "findings that are kept; totals stay true"),
+    ("--max-time", "max_time_s", _seconds, "begin nothing new after this, such as 10m"),
+    ("--settle", "settle_s", _seconds, "pause before the second look, such as 10s"),
+    ("--filter", "filter", str, "a queue's filter: what it leaves out is filtered"),
+    ("--rate-limit", "rows_per_second", int, "rows a second of each cluster; 0: no limit"),
+    ("--give-up-after", "give_up_after_s", lambda text: max(1, round(_seconds(text))), "patience with a cluster"),
+    ("--token-file", "token_file", str, "a token for both clusters; the path is read on every worker"),
+    ("--right-token-file", "right_token_file", str, "one for the right cluster, if it has others"),
+    ("--ca-file", "ca_file", str, "whom to believe"),
+    ("--certificate-file", "certificate_file", str, "what to show where nodes want a certificate"),
+    ("--key-file", "key_file", str, "its key"),
+)
+"""(flag, field of ReconcileOptions, how its text is read, what it means); None for a switch. `isthmus reconcile run`
+has the same ones."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do a run, or what is left of it; its exit code."""
+    from aae.reconcile.reconcile import ReconcileOptions, run
+    from aae.reconcile.sessions import session
+    from repl.model.errors import IsthmusError
+
+    given = vars(_parser().parse_args(arguments))
+    left, right = given.pop("left"), given.pop("right")
+    if given.get("run_id") is None:
+        given["run_id"] = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    spark = session(f"isthmus reconcile {given['run_id']}")
+    try:
+        summary = run(spark, left, right, ReconcileOptions(**given), _told)
+    except IsthmusError as error:
+        _told(f"error: {error}")
+        return 2
+    finally:
+        spark.stop()
+    print(json.dumps(summary, indent=1), flush=True)
+    return int(summary["exit_code"])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "application.py", description="Compare two clusters key by key.", argument_default=argparse.SUPPRESS
+    )
+    parser.add_argument("--left", required=True, metavar="URL[,URL...]", help="HTTP listeners of nodes of one cluster")
+    parser.add_argument("--right", required=True, metavar="URL[,URL...]", help="the same of the other one")
+    parser.add_argument("--output", required=True, help="where runs are kept; driver and workers reach it")
+    parser.add_argument("--run-id", default=None, help="the same id goes on with a run; without it a new one is made")
+    for flag, field, kind, meaning in FLAGS:
+        if kind is None:
+            parser.add_argument(flag, dest=field, action="store_true", help=meaning)
+        else:
+            parser.add_argument(flag, dest=field, type=kind, help=meaning)
+    return parser
+
+
+def _told(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
