@@ -9,6 +9,7 @@ ends otherwise is a part. Who reads the rows: `aae.row_streams`.
     head  = [1, cluster uuid, cluster name, node, partition, first, end, epoch, offset]
     rows  = [2, names, key rows]            or, of whole objects,  [2, names, key rows, objects]
     tail  = [3, rows]
+    names, key rows, objects = two fields each: the strings end to end, their lengths (`aae.row_blobs`)
     name  = segment (3 bytes), bucket with its end, key, as in the store's row
 """
 
@@ -21,10 +22,15 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
+from aae.row_blobs import Blobs, lengths_of
 from repl.model.errors import CodecError
 from repl.model.keys import SEGMENT_COUNT
 
-VERSION: Final = 1
+VERSION: Final = 2
+"""Of questions for rows, and of what answers them. In 1 the strings of a frame were lists."""
+
+PUSH_VERSION: Final = 1
+"""Of pushes."""
 
 ROWS_PATH: Final = "/rows"
 CHANGES_PATH: Final = "/rows/changes"
@@ -47,6 +53,9 @@ FRAME_BYTES: Final = 1024 * 1024
 
 FRAME_BYTES_MAX: Final = 128 * 1024 * 1024
 """Longest frame that is read: the largest object that limits allow, and a frame beside it."""
+
+FIELDS_MAX: Final = 16
+"""Fields of a frame; the head has most."""
 
 COUNT_MAX: Final = 1 << 63
 
@@ -114,7 +123,8 @@ class Head(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Names and key rows as they stand in the store; `objects` is empty in the view of keys."""
+    """Names and key rows as they stand in the store; `objects` is empty in the view of keys. Those that came over the
+    wire are `Blobs`."""
 
     names: Sequence[bytes]
     key_rows: Sequence[bytes]
@@ -182,9 +192,11 @@ def encode_head(head: Head) -> bytes:
 
 def encode_frame(rows: Rows) -> bytes:
     """A frame of rows."""
-    return _framed(
-        [ROWS, rows.names, rows.key_rows, rows.objects] if rows.objects else [ROWS, rows.names, rows.key_rows]
-    )
+    parts: list[Any] = [ROWS]
+    for strings in rows:
+        if strings:
+            parts += (b"".join(strings), lengths_of(strings))
+    return _framed(parts)
 
 
 def encode_tail(tail: Tail) -> bytes:
@@ -195,17 +207,20 @@ def encode_tail(tail: Tail) -> bytes:
 def decode_frame(data: bytes) -> Head | Rows | Tail:
     """What a frame (without its length) holds. Raises CodecError."""
     try:
-        raw = msgpack.unpackb(data, max_array_len=FRAME_ROWS_MAX, max_map_len=0, max_ext_len=0)
+        raw = msgpack.unpackb(data, max_array_len=FIELDS_MAX, max_map_len=0, max_ext_len=0)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise CodecError(f"not a frame of rows: {error}") from error
     match raw:
-        case [2, list(names), list(key_rows), *rest] if (
-            len(names) == len(key_rows) > 0 and _all_bytes(names) and _all_bytes(key_rows)
-        ):
-            if not rest:
-                return Rows(names, key_rows, ())
-            if len(rest) == 1 and isinstance(rest[0], list) and len(rest[0]) == len(names) and _all_bytes(rest[0]):
-                return Rows(names, key_rows, rest[0])
+        case [2, names, name_lengths, key_rows, row_lengths, *rest] if len(rest) in (0, 2):
+            rows = Rows(
+                Blobs.parsed(names, name_lengths),
+                Blobs.parsed(key_rows, row_lengths),
+                Blobs.parsed(*rest) if rest else (),
+            )
+            if FRAME_ROWS_MAX >= len(rows.names) == len(rows.key_rows) > 0 and (
+                not rest or len(rows.objects) == len(rows.names)
+            ):
+                return rows
         case [1, bytes(cluster), str(name), str(node), *numbers] if len(cluster) == 16 and len(numbers) == 5:
             if all(type(number) is int and 0 <= number < COUNT_MAX for number in numbers):
                 return Head(cluster, name, node, *numbers)
@@ -236,10 +251,6 @@ class Frames:
             at += size
             yield decode_frame(frame)
         del pieces[:at]
-
-
-def _all_bytes(items: Sequence[object]) -> bool:
-    return set(map(type, items)) == {bytes}
 
 
 def _framed(parts: Sequence[Any]) -> bytes:

@@ -159,7 +159,7 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
             left = failed
 
     def _pushed(self, pusher: Pusher, items: Sequence[list[Any]]) -> list[tuple[str, str]]:
-        body = msgpack.packb([row_wire.VERSION, self._options.origin or None, items])
+        body = msgpack.packb([row_wire.PUSH_VERSION, self._options.origin or None, items])
         answers = pusher.post(row_wire.PUSH_PATH, body)
         if len(answers) != len(items):
             raise CodecError(f"{len(answers)} answers to {len(items)} rows")

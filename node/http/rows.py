@@ -125,10 +125,10 @@ class RowRoutes:
                 400, "bad-msgpack", f"the body is not a msgpack list with at most {limit} items: {error}"
             ) from error
         match raw:
-            case [row_wire.VERSION, (bytes() | None) as origin, list(rows)] if origin is None or len(origin) == 16:
+            case [row_wire.PUSH_VERSION, (bytes() | None) as origin, list(rows)] if origin is None or len(origin) == 16:
                 return rows, origin or self._cluster
         raise BadInput(
-            f"a push is a list of the form's version ({row_wire.VERSION}), 16 bytes of origin or nil, and items"
+            f"a push is a list of the form's version ({row_wire.PUSH_VERSION}), 16 bytes of origin or nil, and items"
         )
 
     def _item(self, row: Any, origin: bytes) -> PushItem:
