@@ -50,6 +50,8 @@ bench: venv
 	@$(BIN)/python -m bench.isr $(ARGS)
 	@$(BIN)/python -m bench.far $(ARGS)
 	@$(BIN)/python -m bench.fullsync $(ARGS)
+	@$(BIN)/python -m bench.priorities $(filter-out --profile,$(ARGS))
+	@$(BIN)/python -m bench.spark $(filter-out --profile,$(ARGS))
 	@$(BIN)/python -m bench.handover $(filter-out --profile,$(ARGS))
 	@$(BIN)/python -m bench.balance $(if $(findstring --json,$(ARGS)),--json)
 

@@ -84,6 +84,7 @@ class Nodes:
         )
         self.http: dict[str, str] = {}
         self.admin: dict[str, AdminClient] = {}
+        self.admin_urls: dict[str, str] = {}
         self.pids: dict[str, int] = {}
 
     @property
@@ -113,6 +114,7 @@ class Nodes:
             for node in cluster["nodes"]:
                 self.http[node["name"]] = node["http"]
                 self.admin[node["name"]] = AdminClient(node["admin"])
+                self.admin_urls[node["name"]] = node["admin"]
                 self.pids[node["name"]] = node["pid"]
             for zookeeper in cluster["zookeepers"]:
                 self.pids[zookeeper["name"]] = zookeeper["pid"]

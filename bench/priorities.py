@@ -1,0 +1,143 @@
+"""What real time feels of a lower priority that is full: fault matrix row 17.
+
+    python -m bench.priorities [--json] [--keys 50000] [--probes 300]
+
+Two clusters of one node. A client writes a fresh key at A, one after the other at a steady pace, and asks B for it until
+it is there; first with nothing else going on, then while folds put references to every key, again and again, into the
+third priority of the same queue, whose limit is a small part of them. The times are a client's own: request, fsync at
+both ends, fetch, push, and the last read that found it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import click
+
+from bench.figures import Figure, Target, machine, report
+from bench.loadgen import VALUE_BYTES, Phase
+from bench.nodes import HOUSE, TWO_CLUSTERS, BenchFailed, LoadProcess, Nodes
+from repl.model.errors import IsthmusError
+
+LAG_RATIO: Final = Target(2, "× the p50 without", at_least=False)
+QUEUE_LIMIT: Final = 2_000
+TOPOLOGY: Final = TWO_CLUSTERS.replace('name = "to-b"\n', f'name = "to-b"\nqueue_limit = {QUEUE_LIMIT}\n')
+PAUSE_S: Final = 0.03
+ASK_AGAIN_S: Final = 0.0005
+PROBE_TIMEOUT_S: Final = 30.0
+DRAIN_TIMEOUT_S: Final = 180.0
+BUCKET: Final = "probes"
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--keys", default=50_000, show_default=True, help="Keys whose references are pushed over and over.")
+@click.option("--probes", default=300, show_default=True, help="Writes whose way is timed, each time.")
+@click.option(
+    "--dir", "directory", type=click.Path(path_type=Path), help="Where data lies; decides what an fsync costs."
+)
+def main(as_json: bool, keys: int, probes: int, directory: Path | None) -> None:
+    """Lag of real time, alone and beside a lowest priority that is always full."""
+    try:
+        where = machine()
+        with Nodes(TOPOLOGY, directory) as nodes, LoadProcess(nodes.http["a"]) as load:
+            load.run(Phase("batch", 0, keys, 0, 8, 100, 0.0, DRAIN_TIMEOUT_S))
+            nodes.wait_drained("a", DRAIN_TIMEOUT_S)
+            time.sleep(2)
+            alone = _probe(nodes, probes, "alone")
+            with _folds(nodes) as pushed:
+                beside = _probe(nodes, probes, "beside")
+            if sum(pushed) < 3 * QUEUE_LIMIT:
+                raise BenchFailed(f"only {sum(pushed)} references were pushed beside the probes: take more of them")
+        figures = [
+            _figure("writes seen at B, nothing else", keys, alone, {}),
+            _figure("writes seen at B beside full lower priorities", keys, beside, {"pushed": float(sum(pushed))}),
+        ]
+        figures[1].target = LAG_RATIO
+        figures[1].measured = _at(beside, 0.5) / _at(alone, 0.5)
+        report("priorities", where, figures, as_json, [])
+    except (BenchFailed, IsthmusError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
+
+
+def _figure(work: str, keys: int, seconds: list[float], more: dict[str, float]) -> Figure:
+    values = {"p50_ms": 1000 * _at(seconds, 0.5), "p99_ms": 1000 * _at(seconds, 0.99), "max_ms": 1000 * max(seconds)}
+    return Figure(work, f"{keys:,} keys there", len(seconds), values=values | more)
+
+
+def _at(seconds: list[float], share: float) -> float:
+    return sorted(seconds)[int(share * (len(seconds) - 1))]
+
+
+def _probe(nodes: Nodes, count: int, name: str) -> list[float]:
+    """How long each of `count` writes at A takes until B answers with it."""
+    source, sink = _connection(nodes.http["a"]), _connection(nodes.http["b"])
+    found: list[float] = []
+    try:
+        for number in range(count):
+            time.sleep(PAUSE_S)
+            path = f"/buckets/{BUCKET}/keys/{name}{number}"
+            began_s = time.perf_counter()
+            if _status(source, "PUT", path, b"x" * VALUE_BYTES) != http.client.NO_CONTENT:
+                raise BenchFailed(f"A did not take {path}")
+            while _status(sink, "GET", path) != http.client.OK:
+                if time.perf_counter() - began_s > PROBE_TIMEOUT_S:
+                    raise BenchFailed(f"B has no {path} after {PROBE_TIMEOUT_S:.0f} s")
+                time.sleep(ASK_AGAIN_S)
+            found.append(time.perf_counter() - began_s)
+    finally:
+        source.close()
+        sink.close()
+    return found
+
+
+def _connection(url: str) -> http.client.HTTPConnection:
+    place = urlsplit(url)
+    assert place.hostname is not None
+    return http.client.HTTPConnection(place.hostname, place.port, timeout=PROBE_TIMEOUT_S)
+
+
+def _status(connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None) -> int:
+    connection.request(method, path, body, {"Content-Type": "application/octet-stream"} if body else {})
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
+
+
+@contextmanager
+def _folds(nodes: Nodes) -> Iterator[list[int]]:
+    """References to all keys are pushed, again and again, while the context is open; how many by each fold."""
+    stopping = threading.Event()
+    pushed: list[int] = []
+    wish = [sys.executable, "-m", "node.cli.main", "fold", "repl-keys", "to-b", "--yes", "-o", "json"]
+    wish += ["--admin", nodes.admin_urls["a"]]
+
+    def run() -> None:
+        while not stopping.is_set():
+            done = subprocess.run(wish, cwd=HOUSE, capture_output=True, timeout=DRAIN_TIMEOUT_S, check=False)
+            if done.returncode:
+                break
+            pushed.append(int(json.loads(done.stdout)["done"]))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield pushed
+    finally:
+        stopping.set()
+        thread.join()
+
+
+if __name__ == "__main__":
+    main()
