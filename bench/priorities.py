@@ -3,9 +3,9 @@
     python -m bench.priorities [--json] [--keys 50000] [--probes 300]
 
 Two clusters of one node. A client writes a fresh key at A, one after the other at a steady pace, and asks B for it
-until it is there; first with nothing else going on, then while folds put references to every key, again and again, into the
-third priority of the same queue, whose limit is a small part of them. The times are a client's own: request, fsync at
-both ends, fetch, push, and the last read that found it.
+until it is there; first with nothing else going on, then while folds put references to every key, again and again,
+into the third priority of the same queue, whose limit is a small part of them. The times are a client's own: request,
+fsync at both ends, fetch, push, and the last read that found it.
 """
 
 from __future__ import annotations
