@@ -5,17 +5,31 @@ The work is done in `config.loading` and `node.topology`; here it is only printe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
 from config.doubts import doubts_of
 from config.loading import ConfigError, Fault, effective, load_file
+from config.settings import Settings
 from node.cli.exits import CommandFailed, Exit
 from node.cli.output import echo_json, echo_table, output_option, printable
+from node.fullsync_gathering import sharing, warning
 from node.topology import load_topology
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
+FILES = click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+
+
+class Checked(NamedTuple):
+    """A file, and what is wrong with it; `settings` of a node's own that has no faults."""
+
+    file: str
+    faults: Sequence[Fault]
+    warnings: Sequence[Fault]
+    settings: Settings | None
 
 
 @click.group("config")
@@ -24,39 +38,89 @@ def config_group() -> None:
 
 
 @config_group.command("check")
-@FILE
+@FILES
 @output_option
-def check(file: Path, output: str) -> int:
-    """Report every fault of FILE at once: line, key, what is wrong and what would be right.
+def check(files: tuple[Path, ...], output: str) -> int:
+    """Report every fault of each FILE at once: line, key, what is wrong and what would be right.
 
     FILE is a node's config file, or a topology for `isthmus local`. The files of certificates and tokens that it names
     are looked at, too. Warnings are what is allowed and probably not meant; they do not change the exit code.
+
+    Full-sync's checks are not moved when a node is gone: given the files of all nodes of a cluster, this tells which
+    nodes compare with the same other cluster, and warns where that is one alone.
     """
-    warnings: list[Fault] = []
-    try:
-        try:
-            warnings = _checked(file)
-        except ConfigError as error:
-            if not _says_clusters(error):
-                raise
-            load_topology(file)
-    except ConfigError as error:
-        if output == "json":
-            faults = [{"key": fault.path, "line": fault.line, "message": fault.message} for fault in error.faults]
-            echo_json({"file": error.file, "ok": False, "faults": faults, "warnings": []})
-        else:
-            for sentence in error.sentences():
-                click.echo(printable(sentence))
-        return Exit.USAGE
+    found = [_checked(file) for file in files]
+    shared = shared_peers([one.settings for one in found if one.settings is not None])
+    if len(found) == 1:
+        (one,) = found
+        found = [one._replace(warnings=[*one.warnings, *_alone(one)])]
     if output == "json":
-        told = [{"key": fault.path, "line": fault.line, "message": fault.message} for fault in warnings]
-        echo_json({"file": str(file), "ok": True, "faults": [], "warnings": told})
+        shown = [_shown(one) for one in found]
+        echo_json(shown[0] if len(shown) == 1 else {"files": shown, "fullsync": shared})
     else:
-        for warning in warnings:
-            where = f":{warning.line}" if warning.line else ""
-            click.echo(printable(f"{file}{where}: warning: {warning.path}: {warning.message}"))
-        click.echo(f"{printable(str(file))}: no faults")
-    return Exit.OK
+        for one in found:
+            _echo(one)
+        for peer in shared if len(found) > 1 else ():
+            by = ", ".join(peer["shared_by"])
+            click.echo(printable(f"cluster {peer['cluster']}: {peer['peer']} is compared with by {by}"))
+            if peer["warning"]:
+                click.echo(printable(f"cluster {peer['cluster']}: warning: {peer['peer']}: {peer['warning']}"))
+    return Exit.USAGE if any(one.faults for one in found) else Exit.OK
+
+
+def shared_peers(files: Sequence[Settings]) -> list[dict[str, Any]]:
+    """Of every other cluster that nodes compare theirs with: {"cluster", "peer", "shared_by", "warning"}."""
+    clusters: dict[str, dict[str, Any]] = {}
+    for one in files:
+        peers = [
+            {"name": peer.name, "cluster": peer.cluster or None, "urls": peer.urls.split(",")} for peer in one.fullsync
+        ]
+        clusters.setdefault(one.node.cluster, {})[one.node.name] = {"peers": peers}
+    rows = []
+    for cluster, nodes in clusters.items():
+        told: set[tuple[str, ...]] = set()
+        for peer in (peer for node in nodes.values() for peer in node["peers"]):
+            shared_by, _ = sharing(peer, nodes)
+            name = peer["cluster"] or peer["name"]
+            if (name, *shared_by) not in told:
+                told.add((name, *shared_by))
+                said = warning(shared_by, [], len(nodes))
+                rows.append({"cluster": cluster, "peer": name, "shared_by": shared_by, "warning": said})
+    return rows
+
+
+def _alone(one: Checked) -> list[Fault]:
+    """What one file shows of full-sync: one node that compares. With a metastore of its own it has no others beside."""
+    if one.settings is None or not one.settings.metastore.hosts:
+        return []
+    return [
+        placed(
+            one.settings,
+            f"fullsync[{number}]",
+            f"this file shows one node that compares with {peer.cluster or peer.name}, and nobody does when that is "
+            "gone: another node should have it, too; check the files of all nodes together to see which do",
+        )
+        for number, peer in enumerate(one.settings.fullsync)
+    ]
+
+
+def _shown(one: Checked) -> dict[str, Any]:
+    told = [
+        [{"key": fault.path, "line": fault.line, "message": fault.message} for fault in faults]
+        for faults in (one.faults, one.warnings)
+    ]
+    return {"file": one.file, "ok": not one.faults, "faults": told[0], "warnings": told[1]}
+
+
+def _echo(one: Checked) -> None:
+    if one.faults:
+        for sentence in ConfigError(one.file, list(one.faults)).sentences():
+            click.echo(printable(sentence))
+        return
+    for doubt in one.warnings:
+        where = f":{doubt.line}" if doubt.line else ""
+        click.echo(printable(f"{one.file}{where}: warning: {doubt.path}: {doubt.message}"))
+    click.echo(f"{printable(one.file)}: no faults")
 
 
 @config_group.command("show")
@@ -78,21 +142,31 @@ def show(file: Path, output: str) -> None:
         echo_table(["key", "value", "origin"], rows)
 
 
-def _checked(file: Path) -> list[Fault]:
-    """The warnings of a node's file. Raises ConfigError, also for faults of the files that it names."""
+def _checked(file: Path) -> Checked:
+    """A file with what is wrong with it, and with the files that it names."""
     from node.locks import file_faults
 
-    settings = load_file(file)
-
-    def placed(path: str, message: str) -> Fault:
-        near = next((key for key in settings.origins if key == path or key.startswith(f"{path}.")), "")
-        line = settings.origins[near].rpartition(":")[2] if near else "0"
-        return Fault(path, int(line), message)
-
-    faults = [placed(*fault) for fault in file_faults(settings)]
+    try:
+        try:
+            settings = load_file(file)
+        except ConfigError as error:
+            if not _says_clusters(error):
+                raise
+            load_topology(file)
+            return Checked(str(file), (), (), None)
+    except ConfigError as error:
+        return Checked(error.file, error.faults, (), None)
+    faults = [placed(settings, *fault) for fault in file_faults(settings)]
     if faults:
-        raise ConfigError(str(file), sorted(faults, key=lambda fault: (fault.line, fault.path)))
-    return [placed(*doubt) for doubt in doubts_of(settings)]
+        return Checked(str(file), sorted(faults, key=lambda fault: (fault.line, fault.path)), (), None)
+    return Checked(str(file), (), [placed(settings, *doubt) for doubt in doubts_of(settings)], settings)
+
+
+def placed(settings: Settings, path: str, message: str) -> Fault:
+    """What is said of a key, at its line, or at its section's first one."""
+    near = next((key for key in settings.origins if key == path or key.startswith(f"{path}.")), "")
+    line = settings.origins[near].rpartition(":")[2] if near else "0"
+    return Fault(path, int(line), message)
 
 
 def _says_clusters(error: ConfigError) -> bool:

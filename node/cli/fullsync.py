@@ -60,7 +60,8 @@ def status(results: int, admin: AdminClient, output: str) -> None:
     columns = ("peer", "state", "next", "kind", "bucket type", "proven in sync as of", "repairs to", "reason")
     echo_table(columns, [row for peer in peers for row in _rows(peer)])
     for peer in peers:
-        click.echo(f"{peer.get('name')}: compared by {', '.join(peer.get('shared_by', ()))}")
+        silent = "".join(f"; {node} does not answer" for node in peer.get("unknown", ()))
+        click.echo(f"{peer.get('name')}: compared by {', '.join(peer.get('shared_by', ()))}{silent}")
         if peer.get("warning"):
             click.echo(f"warning: {peer.get('name')}: {peer['warning']}")
         if peer.get("gaps_open"):

@@ -173,6 +173,52 @@ def test_config_check_knows_a_topology(tmp_path: Path, capsys: pytest.CaptureFix
     assert 'did you mean "name"?' in capsys.readouterr().out
 
 
+NODE = """[node]
+name = "{name}"
+id = {id}
+cluster = "east"
+data_dir = "data"
+[metastore]
+hosts = "{hosts}"
+[[queues]]
+name = "to-west"
+"""
+FULLSYNC = """[[fullsync]]
+name = "{name}"
+urls = "{urls}"
+queue = "to-west"
+"""
+
+
+def test_config_check_tells_who_compares_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One file of a cluster of several nodes shows one that compares, a warning; the files of all nodes tell which of
+    them share a peer, and warn of one that compares alone; a node with its own metastore has nobody to share with."""
+    files = [tmp_path / f"n{n}.toml" for n in (1, 2)]
+    for n, file in enumerate(files, 1):
+        file.write_text(NODE.format(name=f"n{n}", id=n, hosts="zk:1"))
+    with files[0].open("a") as more:
+        more.write(FULLSYNC.format(name="west", urls="http://w1:1"))
+    assert cli.main(["config", "check", str(files[0]), "-o", "json"]) == Exit.OK
+    (warning,) = json.loads(capsys.readouterr().out)["warnings"]
+    assert (warning["key"], warning["line"]) == ("fullsync[0]", 11)
+    assert "this file shows one node that compares with west" in warning["message"]
+    assert cli.main(["config", "check", *map(str, files)]) == Exit.OK
+    told, warned = capsys.readouterr().out.splitlines()[2:]
+    assert told == "cluster east: west is compared with by n1"
+    assert warned.startswith("cluster east: warning: west: only n1 compares with it, and nobody when that is gone")
+    with files[1].open("a") as more:
+        more.write(FULLSYNC.format(name="west", urls="http://w2:1,http://w1:1"))
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("[nod]\n")
+    assert cli.main(["config", "check", *map(str, files), str(wrong), "-o", "json"]) == Exit.USAGE
+    answer = json.loads(capsys.readouterr().out)
+    assert [(one["ok"], one["warnings"]) for one in answer["files"]] == [(True, []), (True, []), (False, [])]
+    assert answer["fullsync"] == [{"cluster": "east", "peer": "west", "shared_by": ["n1", "n2"], "warning": None}]
+    files[0].write_text(NODE.format(name="n1", id=1, hosts="") + FULLSYNC.format(name="west", urls="http://w1:1"))
+    assert cli.main(["config", "check", str(files[0])]) == Exit.OK
+    assert capsys.readouterr().out == f"{files[0]}: no faults\n"
+
+
 def test_config_show_has_values_and_origins(capsys: pytest.CaptureFixture[str]) -> None:
     """Every value in force stands there with FILE:LINE or "default", one line each."""
     assert cli.main(["config", "show", str(SAMPLE)]) == Exit.OK
