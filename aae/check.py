@@ -8,7 +8,7 @@ alone, unless the settings let the other cluster be told. What is corrupt is nam
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Final, NamedTuple, Protocol
 
@@ -42,6 +42,9 @@ REST_FACTOR: Final = 10.0
 REST_S_MAX: Final = 2.0
 """Repairs go on, however busy the node is: 250 keys a second."""
 
+NAMED_MAX: Final = 10_000
+"""Keys that differed in the newest check of a bucket type, remembered to be told of: some 2 MB."""
+
 LEARNED_MAX: Final = 100_000
 """Times of repaired keys that are remembered during a check, to learn a range from."""
 
@@ -58,12 +61,22 @@ class Repairs(Protocol):
 
 
 class Check(NamedTuple):
-    """What is to be checked. `times` None: all."""
+    """What is to be checked. `times` None: all. `began_ms`: wall clock."""
 
     bucket_type: str
     kind: CheckKind
     times: TimeRange | None
     by: str
+    began_ms: int
+
+
+class Named(NamedTuple):
+    """The keys that differed in the check that began at `began_ms`, each with its difference, such as "missing@sink".
+    Not `every`: there were more."""
+
+    began_ms: int
+    keys: Mapping[tuple[bytes, bytes], str]
+    every: bool
 
 
 class Checker:
@@ -81,6 +94,8 @@ class Checker:
         """Last changes of the keys that the last check queued, as far as LEARNED_MAX lets."""
         self.buckets: set[bytes] = set()
         """Their buckets."""
+        self.named: dict[bytes, Named] = {}
+        """Bucket type -> what differed in its newest check, since this node's start."""
 
     def close(self) -> None:
         """End what is under way."""
@@ -97,7 +112,11 @@ class Checker:
         except IsthmusError as error:
             return Outcome(Verdict.ERROR, f"queue {settings.queue}: {error}", findings)
 
+        keys: dict[tuple[bytes, bytes], str] = {}
+
         async def repair(differences: Sequence[Difference]) -> int:
+            for d in differences[: NAMED_MAX - len(keys)]:
+                keys[d.bucket, d.key] = f"{d.kind.value}@{d.side.value}"
             return await self._repair(bucket_type, differences)
 
         scope = Scope(
@@ -107,7 +126,7 @@ class Checker:
             wanted=wanted,
             bucket=None if times is None else times.bucket,
         )
-        return await run(
+        outcome = await run(
             self._source,
             self._sink,
             scope,
@@ -116,6 +135,16 @@ class Checker:
             pause=self._pause,
             timeout_s=settings.run_timeout_ms / 1000,
         )
+        self.named[bucket_type] = Named(check.began_ms, keys, len(keys) >= findings.differences)
+        return outcome
+
+    def counts(self, key: Key) -> bool:
+        """False when the queue's filter leaves the key out."""
+        try:
+            wanted = self._repairs.wanted(self._settings.queue, key.bucket_type)
+        except IsthmusError:
+            return True  # no such queue: nothing is left out, and each check says so
+        return wanted is None or wanted(key.bucket, key.key)
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._settings.pause_ms / 1000 * (0.5 + self._chance.random()))

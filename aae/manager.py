@@ -263,8 +263,9 @@ class Manager:
         buckets: set[bytes] = set()
         for name in peer.settings.bucket_types.split(","):
             findings = Findings()
-            self.running = Running(peer.settings.name, kind, name, self._time.wall_ms(), by, findings)
-            results.append(await self._one(peer, Check(name, kind, times, by), findings))
+            now_ms = self._time.wall_ms()
+            self.running = Running(peer.settings.name, kind, name, now_ms, by, findings)
+            results.append(await self._one(peer, Check(name, kind, times, by, now_ms), findings))
             modified += peer.checker.modified_ms
             buckets |= peer.checker.buckets
         whole = all(result.verdict is Verdict.IN_SYNC for result in results)
@@ -282,7 +283,6 @@ class Manager:
         return results
 
     async def _one(self, peer: Peer, check: Check, findings: Findings) -> Result:
-        began_ms = self._time.wall_ms()
         began = self._time.now_ms()
         outcome = await peer.checker.check(check, findings)
         left = findings.differences - findings.queued
@@ -290,7 +290,7 @@ class Manager:
         result = Result(
             bucket_type=check.bucket_type,
             kind=check.kind,
-            began_ms=began_ms,
+            began_ms=check.began_ms,
             seconds=(self._time.now_ms() - began) / 1000,
             verdict=outcome.verdict,
             reason=outcome.reason,
@@ -307,7 +307,7 @@ class Manager:
         name = peer.settings.name
         peer.remembered.results.append(result)
         if proven:
-            peer.remembered.proven_ms[check.bucket_type] = began_ms
+            peer.remembered.proven_ms[check.bucket_type] = check.began_ms
         self.totals[name, result.verdict] = self.totals.get((name, result.verdict), 0) + 1
         self.queued_total += findings.queued
         tell = log.warning if outcome.verdict in (Verdict.ERROR, Verdict.TIMED_OUT) else log.info

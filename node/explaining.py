@@ -8,7 +8,7 @@ of it, `node.http.knowing`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any, Final
 
@@ -32,18 +32,28 @@ class KeyLooks:
     """What one node knows of a key."""
 
     def __init__(
-        self, *, runtime: Runtime, store: Store, routes: Routes, acts: QueueActs, reaper: Reaper, pool: Executor
+        self,
+        *,
+        runtime: Runtime,
+        store: Store,
+        routes: Routes,
+        acts: QueueActs,
+        reaper: Reaper,
+        pool: Executor,
+        compared: Callable[[Key], list[dict[str, Any]]],
     ) -> None:
+        """`compared`: what this node's full-sync says of a key (`aae.last_comparison`)."""
         self._runtime = runtime
         self._store = store
         self._routes = routes
         self._acts = acts
         self._reaper = reaper
         self._pool = pool
+        self._compared = compared
 
     async def own(self, key: Key) -> dict[str, Any]:
-        """{"leads", "partition", "segment", "leader", "object", "queues", "lower", "reap"}: "object" and "queues" are
-        told by the leader of its partition alone. Raises UnknownBucketType, NotReady."""
+        """{"leads", "partition", "segment", "leader", "object", "queues", "lower", "reap", "compared"}: "object" and
+        "queues" are told by the leader of its partition alone. Raises UnknownBucketType, NotReady."""
         hash64 = key_hash(key.bucket, key.key)
         partition = self._routes.partition_of(key.bucket_type, hash64)
         place = self._runtime.partitions.get(partition)
@@ -55,6 +65,7 @@ class KeyLooks:
             "leader": self._routes.leader(partition),
             "object": None,
             "reap": None,
+            "compared": self._compared(key),
         }
         change = None
         if leads:
@@ -123,6 +134,7 @@ def joined(said: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
         dot["cluster"] = names.get(dot["uuid"] or "")
     queues = first["queues"] if led_by is not None else None
     lower = [{"node": node, **row} for node, one in told.items() for row in one["lower"]]
+    compared = [{"node": node, **row} for node, one in told.items() for row in one.get("compared", ())]
     silent = sorted(said.keys() - told.keys())
     return {
         "partition": first["partition"],
@@ -135,6 +147,7 @@ def joined(said: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
         "lower": lower,
         "lower_unknown_at": silent,
         "reap": first["reap"],
+        "compared": sorted(compared, key=lambda row: (row["fullsync"], row["node"])),
         "next": _next(led_by, found, queues, lower, first["reap"]),
     }
 

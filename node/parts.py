@@ -15,6 +15,7 @@ from aae import listing
 from aae.actor import FullSync
 from aae.folding import Folding
 from aae.folds import Folds
+from aae.last_comparison import last_comparisons
 from aae.local import Led
 from config.settings import PeerSettings, Settings
 from node.assembly import (
@@ -214,6 +215,7 @@ class Parts:
             acts=self.queue_acts,
             reaper=self.reaper,
             pool=self.read_pool,
+            compared=lambda key: last_comparisons(self.fullsync.manager, key),
         )
         self.coordinator.owed = self.queues.owed
         self.repairs = QueueRepairs(self.queues, self.time)

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from aae.check import Check, Checker, Repairs, rest_s
+from aae import check
+from aae.check import Check, Checker, Named, Repairs, rest_s
 from aae.compare import Difference, Row, Side
 from aae.compare import Kind as DifferenceKind
 from aae.exchange import Findings, Verdict
 from aae.healing import Gap, Gaps, Healing
+from aae.last_comparison import last_comparisons
 from aae.listing import listed, samples, scheduled
 from aae.manager import Busy, Manager, UnknownPeer
 from aae.memory import Memory
@@ -71,7 +73,12 @@ class FakeChecker(Checker):
         self.gate: asyncio.Event | None = None
         self.modified_ms = []
         self.buckets = set()
+        self.named = {}
         self.differences = 0
+
+    def counts(self, key: Key) -> bool:
+        """See Checker."""
+        return key.bucket != b"private"
 
     async def check(self, check: Check, findings: Findings) -> Outcome:
         """See Checker."""
@@ -391,3 +398,72 @@ def test_what_is_repaired_and_what_is_left(both_ways: bool) -> None:
     assert queued == (3 if both_ways else 2)
     assert checker.modified_ms == [5_000, 5_000]
     assert checker.buckets == {b"b"}
+
+
+def test_the_last_comparison_of_a_key_is_told(tmp_path: Path) -> None:
+    """Equal after a check in sync; what a check named is diverged, what it did not is equal only if it looked at all
+    and named all; what it could not look at, never looked at, or no longer remembers is unreachable, and what the
+    queue's filter leaves out is filtered."""
+
+    async def work() -> None:
+        desk = Desk(tmp_path, WEST, replace(WEST, name="north", bucket_types="other"))
+        checker = desk.checkers["west"]
+        key = Key(b"default", b"b", b"k")
+
+        def told(of: Key = key) -> tuple[str, str | None]:
+            (row,) = last_comparisons(desk.manager, of)
+            assert row["fullsync"] == "west"
+            return row["verdict"], row["difference"]
+
+        async def checked(verdict: Verdict, *named: bytes, every: bool = True) -> None:
+            desk.clock.ms += 1_000
+            keys = {(b"b", name): "missing@sink" for name in named}
+            checker.named[b"default"] = Named(desk.clock.ms, keys, every)
+            checker.outcomes = [verdict]
+            await desk.manager.run("west", Kind.ALL, "ann")
+
+        assert told() == ("unreachable", None)
+        await checked(Verdict.IN_SYNC)
+        assert told() == ("match", None)
+        assert told(Key(b"default", b"private", b"k")) == ("filtered", None)
+        await checked(Verdict.REPAIRED, b"k", b"other")
+        assert told() == ("diverged", "missing@sink")
+        await checked(Verdict.REPAIRED, b"other")
+        assert told() == ("match", None)
+        await checked(Verdict.REPAIRED, b"other", every=False)
+        assert told() == ("unreachable", None)
+        await checked(Verdict.TIMED_OUT, b"k")
+        assert told() == ("diverged", "missing@sink")
+        await checked(Verdict.TIMED_OUT)
+        assert told() == ("unreachable", None)
+        (row,) = last_comparisons(desk.manager, key)
+        assert (row["check"], row["kind"], row["at_ms"]) == ("timed-out", "all", desk.clock.ms)
+        assert row["proven_ms"] == START + 1_000
+        await checked(Verdict.REPAIRED)
+        checker.named.clear()
+        assert "restart" in last_comparisons(desk.manager, key)[0]["reason"]
+
+    story(work)
+
+
+def test_what_a_check_named_is_kept_within_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys of its differences by name, the first of them when there are more than are remembered."""
+
+    async def work() -> None:
+        for limit, named in ((5, [b"1", b"2", b"3"]), (2, [b"1", b"2"])):
+            monkeypatch.setattr(check, "NAMED_MAX", limit)
+            found = [Difference(b"b", b"%d" % n, DifferenceKind.MISSING, Side.SOURCE, None, None) for n in (1, 2, 3)]
+
+            async def told(*_: object, findings: Findings, repair: Any, found: Any = found, **__: object) -> Outcome:
+                findings.by_kind[DifferenceKind.MISSING, Side.SOURCE] = len(found)
+                await repair(found)
+                return Outcome(Verdict.DIFFERING, "", findings)
+
+            monkeypatch.setattr(check, "run", told)
+            checker = Checker(WEST, source=None, sink=None, repairs=Queue(), chance=Random(1))  # type: ignore[arg-type]
+            await checker.check(Check("default", Kind.ALL, None, "", START), Findings())
+            kept = checker.named[b"default"]
+            assert (kept.began_ms, kept.every) == (START, limit == 5)
+            assert kept.keys == {(b"b", key): "missing@source" for key in named}
+
+    story(work)

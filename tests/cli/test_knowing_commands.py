@@ -140,11 +140,18 @@ def test_clocks_of_both_sides_are_compared_by_what_they_have_seen() -> None:
 
 def test_explain_prints_what_a_node_answers(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
     """Facts a line, the next step last; JSON is the node's answer."""
-    answer = joined({"e2": node_says(leads=True)}, {})
+    looked = {"verdict": "diverged", "difference": "missing@sink", "reason": "", "check": "repaired", "by": "ann"}
+    compared = {"fullsync": "west", **looked, "kind": "all", "at_ms": 1_700_000_000_000, "proven_ms": None}
+    never = {**compared, "fullsync": "north", "verdict": "unreachable", "difference": None, "at_ms": None}
+    answer = joined({"e2": {**node_says(leads=True), "compared": [compared, never]}}, {})
     listener.tell("/admin/explain?type=notes&bucket=b&key=k", answer)
     assert cli.main(["explain", "notes/b", "k"]) == Exit.OK
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "key: notes/b k"
+    told = [line for line in lines if line.startswith("full-sync ")]
+    assert told[0].startswith("full-sync north: unreachable; never")
+    assert told[1].startswith("full-sync west: diverged: missing@sink, compared 2023-11-14")
+    assert told[1].endswith("by e2: repaired; never proven in sync")
     assert lines[-1].startswith("next: write it")
     assert cli.main(["explain", "notes/b", "k", "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out) == answer
