@@ -8,7 +8,7 @@ with a reason, never an exception: the driver names the segments. What is said o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
@@ -19,7 +19,7 @@ from aae import row_wire, wire
 from aae.reconcile.client import Credentials, Plan, asked_plan
 from aae.reconcile.reading import Pace, RangeStream, RangeUnreadable, asked_ranges, ranges_of
 from aae.reconcile.verdicts import Name, Seen
-from aae.row_wire import Consistency, RowsAsked, View
+from aae.row_wire import Consistency, Rows, RowsAsked, View
 from aae.tree import BRANCH_COUNT, Hashes
 from repl.model.entry import KEY_ROW_VERSION, decode_key_row
 from repl.model.errors import CodecError, IsthmusError, PeerFault
@@ -101,8 +101,7 @@ def read_runs(side: SideSpec, runs: Runs, *, committed: bool = False, bodies: bo
     """All rows of the runs. `committed`: from leaders alone, with all that was acknowledged before; `bodies`: each
     object is read, too, and one that is not what its row says is a fault. Raises PeerFault, CodecError, Retryable's
     kin: then nothing of it counts."""
-    count = sum(end - first for first, end in runs)
-    if ((count <= SCATTERED_MAX and len(runs) > 1) or committed) and not bodies:
+    if (scattered(runs) or committed) and not bodies:
         try:
             return _by_clocks(side, [segment for run in runs for segment in range(*run)])
         except (PeerFault, CodecError) as error:
@@ -110,6 +109,11 @@ def read_runs(side: SideSpec, runs: Runs, *, committed: bool = False, bodies: bo
                 raise
             # A damaged row ends the whole answer; a stream shows all others beside it.
     return _by_streams(side, runs, committed, bodies)
+
+
+def scattered(runs: Runs) -> bool:
+    """Whether one question names the segments, rather than a stream a run."""
+    return len(runs) > 1 and sum(end - first for first, end in runs) <= SCATTERED_MAX
 
 
 def roots_of(side: SideSpec) -> Hashes:
@@ -166,12 +170,13 @@ def _one(data: bytes) -> Seen:
     return Seen(row.clock, row.hash64, row.last_modified_ms, row.tombstone, row.size_bytes, row.sibling_count)
 
 
-def _by_streams(side: SideSpec, runs: Runs, committed: bool, bodies: bool) -> Taken:
+def frames_of(
+    side: SideSpec, runs: Runs, as_of: list[AsOf], *, committed: bool = False, bodies: bool = False
+) -> Iterator[Rows]:
+    """The frames of the runs, of one stream a partition; to `as_of` is added what they are as of."""
     consistency = Consistency.COMMITTED if committed else Consistency.ANY
     ask = partial(plan_of, side)
     plan = ask()
-    taken = Taken({}, [], 0)
-    size = 0
     pace = Pace(side.rows_per_second)
     for run in runs:
         try:
@@ -185,11 +190,18 @@ def _by_streams(side: SideSpec, runs: Runs, committed: bool, bodies: bool) -> Ta
             )  # fmt: skip
             stream = RangeStream(asked, part, side.credentials, give_up_after_s=side.give_up_after_s, ask=ask)
             for _, rows in stream.frames():
-                found = decoded(rows.names, rows.key_rows)
-                taken.rows.update(_held_against(rows.objects, found) if bodies else found)
-                size += sum(sum(map(len, each)) for each in (rows.names, rows.key_rows, rows.objects))
+                yield rows
                 pace.passed(len(rows.names))
-            taken.as_of.extend(AsOf(one.partition, one.epoch, one.offset) for one in stream.pieces)
+            as_of.extend(AsOf(one.partition, one.epoch, one.offset) for one in stream.pieces)
+
+
+def _by_streams(side: SideSpec, runs: Runs, committed: bool, bodies: bool) -> Taken:
+    taken = Taken({}, [], 0)
+    size = 0
+    for rows in frames_of(side, runs, taken.as_of, committed=committed, bodies=bodies):
+        found = decoded(rows.names, rows.key_rows)
+        taken.rows.update(_held_against(rows.objects, found) if bodies else found)
+        size += sum(sum(map(len, each)) for each in (rows.names, rows.key_rows, rows.objects))
     return taken._replace(bytes=size)
 
 

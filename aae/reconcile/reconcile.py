@@ -36,8 +36,11 @@ SETTLE_S: Final = 10.0
 """Pause between the looks when nobody says how long: longer than replication takes as a rule, by far."""
 
 WAVE_TASKS: Final = 4
-"""Chunks of a wave for each task that runs at once: so many that one slow chunk is no matter, and so few that a killed
-run has little to do again."""
+"""Chunks of the first wave for each task that runs at once: so many that one slow chunk is no matter."""
+
+WAVE_S: Final = 8.0
+"""A wave costs Spark about a second besides its work. One that took less than this is followed by one twice as large: a
+killed run has little to do again, and a long one spends little on beginning."""
 
 SHORT_REST_S: Final = 0.2
 
@@ -229,15 +232,17 @@ class _Run:
         """Look at the chunks, a wave after the other, as long as there is time."""
         size = max(1, WAVE_TASKS * self._tasks)
         began_s, total, passed = monotonic(), len(chunks), 0
-        for start in range(0, total, size):
+        while passed < total:
             if self._late():
                 self._told(f"time is over: {total - passed} chunks are left")
                 return
-            part = chunks[start : start + size]
+            wave_began_s = monotonic()
+            part = chunks[passed : passed + size]
             number = standing(self._directory.waves()).number
             done = self._wave(number, part, job)
             self._directory.finished(Wave(number, look, int(time() * 1000), tuple(done)))
             passed += len(part)
+            size = 2 * size if monotonic() - wave_began_s < WAVE_S else size
             left_s = (monotonic() - began_s) / passed * (total - passed)
             wrong = sum(bool(one.error) for one in done)
             self._told(

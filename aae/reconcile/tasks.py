@@ -14,7 +14,8 @@ import msgpack
 import pyarrow as pa
 
 from aae.reconcile.findings import FINDING, decode_candidates, encode_candidates, finding
-from aae.reconcile.looks import SideSpec, explained, read_runs
+from aae.reconcile.joining import Joined, joined
+from aae.reconcile.looks import SideSpec, explained, read_runs, scattered
 from aae.reconcile.runs import Chunk, runs_of
 from aae.reconcile.verdicts import Candidate, Said, Verdict, first_look, left_out, second_look, unseen
 from queues.filters import parse_filter
@@ -97,20 +98,26 @@ def _first(job: Job, number: int, runs: Sequence[Sequence[int]]) -> dict[str, An
     wanted = parse_filter(job.filter) if job.filter else None
     bucket_type = job.bucket_type.encode()
     segments = [(first, end) for first, end in runs]
+    plain = not (job.bodies or job.bucket or job.since_ms or job.before_ms or scattered(segments))
     try:
-        left = read_runs(job.left, segments, bodies=job.bodies)
-        right = read_runs(job.right, segments, bodies=job.bodies)
+        if plain:
+            both = joined(job.left, job.right, segments)
+        else:
+            left = read_runs(job.left, segments, bodies=job.bodies)
+            right = read_runs(job.right, segments, bodies=job.bodies)
+            both = Joined(0, left, right, len(left.rows), len(right.rows))
     except IsthmusError as error:
         return {**row, "error": explained(error)}
+    left, right = both.left, both.right
     found = first_look(
         left.rows, right.rows, bucket=job.bucket, since_ms=job.since_ms, before_ms=job.before_ms,
         wanted=None if wanted is None else lambda bucket: wanted.decide(bucket_type, bucket).offered,
     )  # fmt: skip
     differs = bool(found.candidates or found.filtered)
     return row | {
-        "left_rows": len(left.rows),
-        "right_rows": len(right.rows),
-        "match": found.match,
+        "left_rows": both.left_rows,
+        "right_rows": both.right_rows,
+        "match": both.same + found.match,
         "candidates": len(found.candidates),
         "filtered": len(found.filtered),
         "bytes": left.bytes + right.bytes,

@@ -1,0 +1,67 @@
+"""Both sides of a range joined on bytes say what a look at decoded rows says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aae.reconcile import joining
+from aae.reconcile.looks import AsOf, SideSpec, decoded
+from aae.reconcile.verdicts import first_look
+from aae.row_wire import Rows
+from repl.model.entry import encode_key_row
+from repl.model.objects import Summary
+from repl.store.rows import bucket_head
+
+SUMMARY = st.builds(
+    Summary,
+    st.sampled_from([b"c1", b"c2"]),
+    st.integers(1, 2),
+    st.integers(1, 2),
+    st.just(9),
+    st.just(1),
+    st.booleans(),
+)
+ROW = st.builds(encode_key_row, SUMMARY, st.integers(0, 1 << 40)) | st.sampled_from(
+    [b"", b"\xc1", b"\x98\x01\xc4\x09c"]
+)
+SIDE = st.dictionaries(st.integers(0, 9), ROW)
+LEFT, RIGHT = SideSpec(("left",), "default"), SideSpec(("right",), "default")
+
+
+def frames(rows: dict[int, bytes], size: int) -> list[Rows]:
+    """A side's rows in frames of so many."""
+    named = [(b"\0\0" + bytes([n]) + bucket_head(b"b\0" * (n % 2) + b"b") + b"k%d" % n, rows[n]) for n in sorted(rows)]
+    parts = [named[at : at + size] for at in range(0, len(named), size)]
+    return [Rows([name for name, _ in part], [row for _, row in part], ()) for part in parts]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(SIDE, SIDE, st.integers(1, 5))
+def test_joining_bytes_finds_what_decoding_every_row_finds(
+    monkeypatch: pytest.MonkeyPatch, left: dict[int, bytes], right: dict[int, bytes], size: int
+) -> None:
+    """Matches and candidates are those of decoded rows, whatever differs, is damaged, or is on one side alone, and
+    however rows lie in frames; offsets are no difference."""
+    given_frames = {"left": frames(left, size), "right": frames(right, size)}
+
+    def frames_of(side: SideSpec, _runs: Any, as_of: list[AsOf]) -> Iterator[Rows]:
+        as_of.append(AsOf(1, 1, 1))
+        yield from given_frames[side.urls[0]]
+
+    monkeypatch.setattr(joining, "frames_of", frames_of)
+    found = joining.joined(LEFT, RIGHT, [(0, 1)])
+    whole = [
+        dict(pair for rows in given_frames[side] for pair in decoded(rows.names, rows.key_rows))
+        for side in ("left", "right")
+    ]
+    wanted = first_look(whole[0], whole[1])
+    rest = first_look(found.left.rows, found.right.rows)
+    assert found.same + rest.match == wanted.match
+    assert sorted(rest.candidates) == sorted(wanted.candidates)
+    assert (found.left_rows, found.right_rows) == (len(left), len(right))
+    assert found.left.as_of == [AsOf(1, 1, 1)]
