@@ -310,8 +310,9 @@ class Coordinator:
         """Take what arrived in this loop turn, partition by partition."""
         self._scheduled = False
         inbox, self._inbox = self._inbox, {}
-        for partition_id, items in inbox.items():
-            self._propose(self._runtime.partitions[partition_id], items)
+        with self._runtime.replog.together():
+            for partition_id, items in inbox.items():
+                self._propose(self._runtime.partitions[partition_id], items)
 
     def _propose(self, partition: Partition, items: list[_Item]) -> None:
         """Make entries of `items` and append them together; note who waits for what."""

@@ -128,8 +128,7 @@ class Runtime:
         self._rollback_alarm = RollbackAlarm()
         self._second: asyncio.TimerHandle | None = None
         self._fatal: Exception | None = None
-        self._stopping = False
-        self._closed = False
+        self._stopping = self._closed = False
 
     # -- start and stop -------------------------------------------------------------------------
 
@@ -200,7 +199,8 @@ class Runtime:
 
     def received(self, node: str, deliveries: Sequence[Delivery]) -> None:
         """Messages of another node's replicas, all of one frame."""
-        self._inbox.received(node, deliveries)
+        with self.replog.together():
+            self._inbox.received(node, deliveries)
         self._storage.flush()
 
     def link_changed(self, node: str, up: bool) -> None:

@@ -9,7 +9,8 @@ Who may open the directory is not decided here: one process, by the data directo
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 from threading import Lock, Thread
@@ -26,7 +27,7 @@ from repl.replog.port import NO_PINS, EpochTable, LogStats, OnAboveLimit, OnDura
 from repl.replog.reader import LogFileReader, decoded
 from repl.replog.recovery import Recovery, recover
 from repl.replog.tail import LogTail
-from repl.replog.writer import Abandon, CheckSpace, LogWriter, Queued, Stop, Trim
+from repl.replog.writer import Abandon, CheckSpace, Item, LogWriter, Queued, Stop, Trim
 
 RESERVE_BYTES: Final = 128 * 1024 * 1024
 """Free space below which no write is accepted: the log's own next file (64 MB) and the store's next table (64 MB) still
@@ -80,6 +81,8 @@ class FileLog:
         self._failure: Exception | None = None
         self._failure_lock = Lock()
         self._closed = False
+        self._gathering = False
+        self._gathered: list[Item] = []
         self._entries_queued = 0
         self._bytes_queued = 0
 
@@ -207,7 +210,7 @@ class FileLog:
         if self._bytes_queued + size_bytes + reserve_bytes <= self._writer.spendable_bytes:
             return True
         if self._failure is None:
-            self._writer.queue.put(CheckSpace())
+            self._put(CheckSpace())
         return False
 
     def append(self, partition: int, entries: Sequence[Entry]) -> None:
@@ -235,7 +238,7 @@ class FileLog:
                 RunKind.ENTRIES, partition, epoch, previous_epoch, first, wires[at:until], lengths[at:until]
             )
             size_bytes = sum(map(len, buffers))
-            self._put(Queued(partition, RunKind.ENTRIES, epoch, first, until - at, size_bytes, buffers))
+            self._queue(Queued(partition, RunKind.ENTRIES, epoch, first, until - at, size_bytes, buffers))
             at = until
         end.leo = leo
         self._entries_queued += len(entries)
@@ -262,21 +265,39 @@ class FileLog:
         end.table = truncated(end.table, to_offset)
         end.leo = to_offset
         run = encode_truncate(partition, epoch, last_epoch(end.table), to_offset)
-        self._put(Queued(partition, RunKind.TRUNCATE, epoch, to_offset, 0, len(run), [run]))
+        self._queue(Queued(partition, RunKind.TRUNCATE, epoch, to_offset, 0, len(run), [run]))
 
     def restart(self, partition: int, at_offset: int, table: EpochTable) -> None:
         self._check_usable()
         end = self._end(partition)
         end.leo, end.table = at_offset, clipped(table, at_offset)
         run = encode_state(partition, at_offset, at_offset, end.table, RunKind.START)
-        self._put(Queued(partition, RunKind.START, 0, at_offset, 0, len(run), [run], end.table))
+        self._queue(Queued(partition, RunKind.START, 0, at_offset, 0, len(run), [run], end.table))
 
     def abandon(self, partition: int) -> None:
-        self._writer.queue.put(Abandon(partition))
+        self._put(Abandon(partition))
 
-    def _put(self, item: Queued) -> None:
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        assert not self._gathering
+        self._gathering = True
+        try:
+            yield
+        finally:
+            self._gathering = False
+            gathered, self._gathered = self._gathered, []
+            if gathered:
+                self._writer.queue.put(gathered)
+
+    def _queue(self, item: Queued) -> None:
         self._bytes_queued += item.size_bytes
-        self._writer.queue.put(item)
+        self._put(item)
+
+    def _put(self, item: Item) -> None:
+        if self._gathering:
+            self._gathered.append(item)
+        else:
+            self._writer.queue.put([item])
 
     def leo(self, partition: int) -> int:
         end = self._ends.get(partition)
@@ -336,7 +357,7 @@ class FileLog:
     def trim(self, floors: Mapping[int, int], pins: Mapping[int, int] = NO_PINS) -> None:
         size_bytes = self._index.size_bytes()
         if self._failure is None and len(self._index.files) > 1 and size_bytes > self._size_limit_bytes:
-            self._writer.queue.put(Trim(floors, pins))
+            self._writer.queue.put([Trim(floors, pins)])
 
     def stats(self) -> LogStats:
         with self._index.lock:
@@ -356,7 +377,7 @@ class FileLog:
         if self._closed:
             return
         self._closed = True
-        self._writer.queue.put(Stop())
+        self._writer.queue.put([Stop()])
         for thread in self._threads:
             thread.join()
         self._tail.close()

@@ -6,7 +6,8 @@ Nothing survives it. The contract suite in `tests/replog` runs on both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from repl.model.entry import Entry
 from repl.model.errors import LocalFault, OutOfStorage
@@ -46,6 +47,7 @@ class MemoryLog:
         self._size_limit_bytes = size_limit_bytes
         self._capacity_bytes = capacity_bytes
         self._hold = hold
+        self._gathering = False
         self._partitions: dict[int, _Partition] = {}
         self._touched: dict[int, None] = {}
         self._truncated: dict[int, int] = {}
@@ -154,9 +156,20 @@ class MemoryLog:
         if partition in self._partitions:
             self._partitions[partition].abandoned = True
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        assert not self._gathering
+        self._gathering = True
+        try:
+            yield
+        finally:
+            self._gathering = False
+            if not self._hold:
+                self.commit()
+
     def _queued(self, partition: int) -> None:
         self._touched[partition] = None
-        if not self._hold:
+        if not self._hold and not self._gathering:
             self.commit()
 
     def leo(self, partition: int) -> int:

@@ -8,6 +8,7 @@ suite runs on both.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -95,6 +96,10 @@ class Replog(Protocol):
         """Drop all of the partition's entries and let its log begin and end at `at_offset`, with the epoch table of a
         log that ends there (docs/protocol.md R-FAR); durable with the next group commit, which names the partition
         among the truncated ones."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is queued in here goes to the writer at its end: into one group commit as far as that takes it, by one
+        wake-up. Not to be entered twice (asserted); nothing in here may wait for any of it to be durable."""
 
     def abandon(self, partition: int) -> None:
         """Nothing that the partition's log holds is needed any more: it keeps no file, whatever the floors say. Its

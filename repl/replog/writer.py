@@ -11,7 +11,8 @@ It decides nothing about entries; `repl.replog.log` has checked and encoded them
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event
@@ -103,11 +104,13 @@ class LogWriter:
         self._size_limit_bytes = size_limit_bytes
         self._file_bytes = file_bytes
         self._batch_bytes = batch_bytes
-        self._held: Item | None = None
+        self._held: deque[Item] = deque()
+        """Taken off the queue and not yet handled."""
         self._stopped = Event()
         self._space_checked_at = 0.0
         self._space_checked_bytes = 0
-        self.queue: SimpleQueue[Item] = SimpleQueue()
+        self.queue: SimpleQueue[Sequence[Item]] = SimpleQueue()
+        """What is put in at once is in one batch as far as it fits, and wakes the thread once."""
         self.begin_new_file = False
         """Set before `run`: state where the partitions stand in a new file before anything else is written."""
         self.on_durable: OnDurable = lambda _ends, _truncations: None
@@ -148,33 +151,29 @@ class LogWriter:
             self._tail.sync()
 
     def _next(self) -> Item | None:
-        item, self._held = self._held, None
-        if item is not None:
-            return item
-        if self._tail.marked:
-            return self.queue.get()
-        try:
-            return self.queue.get(timeout=MARK_AFTER_S)
-        except Empty:
-            return None
+        held = self._held
+        if not held:
+            try:
+                held += self.queue.get() if self._tail.marked else self.queue.get(timeout=MARK_AFTER_S)
+            except Empty:
+                return None
+        return held.popleft()
 
     def _batch(self, first: Queued) -> list[Queued]:
         """`first` and what else is queued, as far as it fits into one frame."""
         batch = [first]
         size = first.size_bytes
+        held = self._held
         try:
             while size < self._batch_bytes:
-                item = self.queue.get_nowait()
-                fits = (
-                    isinstance(item, Queued)
-                    and size + item.size_bytes <= self._batch_bytes
-                    # An offset stands at most once in a frame: a truncation comes first for its partition.
-                    and not (item.kind in CUTS and any(b.partition == item.partition for b in batch))
-                )
-                if not fits:
-                    self._held = item
+                if not held:
+                    held += self.queue.get_nowait()
+                item = held[0]
+                if not isinstance(item, Queued) or size + item.size_bytes > self._batch_bytes:
                     break
-                assert isinstance(item, Queued)
+                if item.kind in CUTS and any(b.partition == item.partition for b in batch):
+                    break  # an offset stands at most once in a frame: a truncation comes first for its partition
+                held.popleft()
                 batch.append(item)
                 size += item.size_bytes
         except Empty:

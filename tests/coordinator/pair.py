@@ -22,6 +22,7 @@ from repl.model.record import Incarnation, PartitionRecord
 from repl.model.vclock import actor_of
 from repl.partition import PendingGroup
 from repl.reaped_pushes import ReapedPushes
+from repl.replog.memory import MemoryLog
 from repl.store.memory import MemoryStore
 from repl.store.port import PartitionStep, Store
 from repl.write_limits import WriteLimits
@@ -76,6 +77,7 @@ class StandIn:
         self.node = node
         self.cluster_uuid = UUID
         self.store = store
+        self.replog = MemoryLog()
         self.time = Clock()
         self.hooks: list[Any] = []
         self.partitions = {p: Place(p, actor_of(UUID, p)) for p in range(PARTITIONS)}

@@ -109,6 +109,20 @@ def test_partitions_have_their_own_offsets_and_epochs(subject: Subject) -> None:
     assert [entry.epoch for entry in log.read(2, 0, 9, 1 << 20)] == [3, 3, 3, 7, 7, 7, 8, 8, 9]
 
 
+def test_what_is_queued_together_is_committed_together(subject: Subject) -> None:
+    """Inside `together` nothing is reported; then all of it, of all partitions, is durable by one group commit."""
+    log = subject.log
+    listener = Listener(log)
+    before = log.stats().batches_written
+    with log.together():
+        for partition in range(3):
+            log.append(partition, entries(1, 0, 1, size=20))
+        assert listener.durable == {}
+        assert log.leo(2) == 1
+    assert listener.wait({0: 1, 1: 1, 2: 1})
+    assert log.stats().batches_written == before + 1
+
+
 def test_truncation_drops_the_end_and_offsets_are_taken_again(subject: Subject) -> None:
     """After a truncation the dropped entries are gone and others stand in their place."""
     log = subject.log
