@@ -194,6 +194,7 @@ class Parts:
             read_pool=self.read_pool,
         )
         self.queues.digests = self.property_book.digests
+        self.queues.holding.live = lambda: self.controller.registrations
         self.runtime.hooks.append(self.queues)
         self.queue_acts = QueueActs(self.queues, self.store, self.read_pool)
         self.reaper = Reaper(

@@ -90,11 +90,10 @@ class QueueActs:
         log.info("queue.resumed", queue=name, what=what, node=node, by=act.by, reason=act.reason)
 
     async def clear(self, name: str, act: Act) -> None:
-        """Give up what waits, in real time on all nodes (a gap) and at the lower priorities of this one."""
-        queue = self._queues.named(name)
+        """Give up what waits, at every priority and on all nodes: gaps."""
+        self._queues.named(name)
         start_ms = (act.at_ms // SECOND_MS + 1) * SECOND_MS
         await self._queues.steering.decree(name, CLEARED, start_ms, act)
-        await self._queues.give_up_lower(queue, CLEARED, act.by)
         await self._queues.refresh(name)
         log.info("queue.cleared", queue=name, by=act.by, reason=act.reason)
 
@@ -235,8 +234,9 @@ class QueueActs:
 
     def gaps(self, name: str | None = None) -> list[dict[str, Any]]:
         """What was given up and no full-sync has closed: of partitions led here, and of lower priorities of any node.
-        {"queue", "id", "partition", "from_offset", "upto_offset", "from_ms", "upto_ms", "count_at_least", "what",
-        "by", "reason", "node", "priority"}; null where a word does not apply, or is not known yet."""
+        {"queue", "id", "partition", "from_offset", "upto_offset", "from_ms", "upto_ms", "count_at_least",
+        "count_at_most", "what", "by", "reason", "node", "priority"}; null where a word does not apply, or is not known
+        yet."""
         names = self._queues.machines() if name is None else (name,)
         rows = []
         for one in names:
@@ -282,6 +282,7 @@ def _lost_shown(queue: str, lost: Lost) -> dict[str, Any]:
         "from_ms": lost.from_ms,
         "upto_ms": lost.upto_ms,
         "count_at_least": lost.left_out,
+        "count_at_most": lost.left_out if lost.at_most is None else lost.at_most,
         "what": lost.what,
         "by": lost.by,
         "reason": "",

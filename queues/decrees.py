@@ -6,7 +6,8 @@ All are small JSON values in the metastore, changed by conditional writes only (
     /queues/NAME/decree         the newest act that moves cursors: registered, cleared, released
     /queues/NAME/suspension     {"suspensions": [{"what", "node", "by", "at_ms", "reason"}]}
     /queues/NAME/rates          {"bytes_per_second", "objects_per_second", "by", "at_ms", "reason"}
-    /queues/NAME/lost           [gaps of the lower priorities]
+    /queues/NAME/lost           {"lost": [gaps of the lower priorities]}
+    /queues/NAME/held           {"held": [what each node holds of the lower priorities]}: `queues.held`
 
 A decree has a rising version. Each partition's leader obeys it by a CURSOR entry that carries that version, whenever it
 comes to it, so that an act reaches every partition however nodes fail meanwhile (docs/protocol.md R-DECREE). The story

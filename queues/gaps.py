@@ -53,6 +53,7 @@ class Gap(NamedTuple):
             "from_ms": self.from_ms,
             "upto_ms": None if self.is_open else self.upto_ms,
             "count_at_least": self.left_out,
+            "count_at_most": None,
             "what": self.what,
             "by": self.by,
             "reason": self.reason,

@@ -5,9 +5,9 @@
     away      -> settled      acknowledged, or nothing was there when it was read
     away      -> waiting      lease over or refused: before all that never went
 
-In memory only: what a node holds here goes with it, counted, and a full-sync finds it again. Bounded: who offers more
-than there is room for waits or is told to come back; nothing is ever pushed out. A reference names a key; the object is
-read when it is served, from the leader of its partition, wherever that is. The story goes on in
+In memory only: what a node holds here goes with it, on record (`queues.held`), and a full-sync finds it again. Bounded:
+who offers more than there is room for waits or is told to come back; nothing is ever pushed out. A reference names a
+key; the object is read when it is served, from the leader of its partition, wherever that is. The story goes on in
 `queues.source_queue`.
 """
 
@@ -59,7 +59,7 @@ class Lower:
 
     def room(self) -> int:
         """References that may be offered now."""
-        return max(0, self.limit - len(self._waiting) - len(self._away))
+        return max(0, self.limit - self.held_count)
 
     def offer(self, keys: Sequence[Key], now_ms: int) -> int:
         """Queue the first of `keys`, as far as there is room; returns how many were taken in."""
@@ -121,7 +121,7 @@ class Lower:
     def clear(self) -> tuple[int, int, int] | None:
         """Drop all: (how many, when the oldest and the newest of what waited were queued), None when there is nothing.
         Batches of before no longer count."""
-        count = len(self._waiting) + len(self._away)
+        count = self.held_count
         times = [item[7] for item in self._waiting.values()]
         for kept in (self._waiting, self._fresh, self._returned, self._away, self._names):
             kept.clear()
@@ -137,6 +137,11 @@ class Lower:
     def away_count(self) -> int:
         """References under lease."""
         return len(self._away)
+
+    @property
+    def held_count(self) -> int:
+        """References that would go with the node."""
+        return len(self._waiting) + len(self._away)
 
     def first(self, count: int) -> list[Item]:
         """The next `count` to be served, those that came back first."""

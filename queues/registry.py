@@ -22,13 +22,14 @@ from config.settings import QueueSettings
 from queues.batches import Batch
 from queues.cursors import decode_state
 from queues.decrees import DEFINITIONS_PATH, in_force
+from queues.holding import Holding
 from queues.keeping import RETRY_MS, CursorKeeper, unreadable
 from queues.listing import listed, samples_of
 from queues.owing import owed
 from queues.ownership import Owner, take
 from queues.serving import ServedQueue
 from queues.source_queue import SourceQueue
-from queues.steering import Lost, Steering
+from queues.steering import Steering
 from queues.wire import FetchReply, FetchRequest, OwnCluster, OwnedByOther, UnknownQueue
 from repl.metastore.port import Metastore
 from repl.model.entry import Entry, EntryKind
@@ -99,6 +100,7 @@ class SourceQueues:
             pool=read_pool,
             spawn=self._spawn,
         )
+        self.holding = Holding(self.steering, node, time, self._spawn)
         self._tasks: set[asyncio.Task[None]] = set()
         self._running = False
 
@@ -112,6 +114,7 @@ class SourceQueues:
             pool=self._pool,
             time=self.time,
             spawn=self._spawn,
+            cover=lambda queue, lower, count: self.holding.cover(queue, lower, count),
             enabled=self.enabled,
         )
 
@@ -124,6 +127,7 @@ class SourceQueues:
         await self.follow_definitions()
         for queue in self._queues.values():
             await self.reload(queue)
+            await self.holding.begin(queue)
         self._running = True
         self._spawn(self._ticking())
 
@@ -140,24 +144,11 @@ class SourceQueues:
             with contextlib.suppress(IsthmusError, TimeoutError):
                 async with asyncio.timeout(STOP_NOTE_S):
                     for queue in queues:
-                        await self.give_up_lower(queue, "stopped", "")
+                        await self.holding.give_up(queue, "stopped", "")
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def give_up_lower(self, queue: ServedQueue, what: str, by: str) -> None:
-        """Drop what waits at the lower priorities, and keep a record of it. Raises NotReady."""
-        lost = []
-        for lower in queue.machine.lower:
-            cleared = lower.clear()
-            if cleared is not None:
-                lost.append(Lost(self.node, lower.priority, *cleared, what, by, self.time.wall_ms()))
-        if lost:
-            log.warning(
-                "queue.lower_given_up", queue=queue.settings.name, what=what, count=sum(one.left_out for one in lost)
-            )
-            await self.steering.note_lost(queue.settings.name, lost)
 
     async def _ticking(self) -> None:
         while True:
@@ -176,6 +167,7 @@ class SourceQueues:
             if not queue.waiters:
                 queue.machine.quieten(now)
             self._follow_up(queue)
+        self.holding.tick(list(self._queues.values()))
 
     def _follow_up(self, queue: ServedQueue) -> None:
         self._keeper.claim_all(queue)
@@ -321,8 +313,10 @@ class SourceQueues:
         """Take in what the metastore says of a queue now, if it is here. Raises NotReady."""
         queue = self._queues.get(name)
         if queue is not None:
+            before = queue.word.decree
             await self.reload(queue)
             self._follow_up(queue)
+            await self.holding.obey(queue, before)
 
     async def reload(self, queue: ServedQueue) -> None:
         """The same, without acting on it yet."""
@@ -344,12 +338,14 @@ class SourceQueues:
             for partition in list(gone.machine.windows):
                 gone.machine.unlead(partition)
             log.info("queue.gone", queue=name)
-            await self.give_up_lower(gone, "delisted", "")
+            await self.holding.give_up(gone, "delisted", "")
+            self.holding.end(gone)
         for name, settings in wanted.items():
             if name in self._queues:
                 continue
             queue = self._made(settings)
             await self.reload(queue)
+            await self.holding.begin(queue)
             self._queues[name] = queue
             log.info("queue.made", queue=name, filter=settings.filter)
             for partition in list(self._led):

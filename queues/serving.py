@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from queues.claims import Stopped
 from queues.decrees import PUBLISHING, QueueSuspension, suspension_of
 from queues.decrees import SERVING as SERVES
 from queues.filters import parse_filter
+from queues.lower import Lower
 from queues.reading import count_rows, read_objects
 from queues.rules import LOWER, REAL_TIME, Budget, Item
 from queues.source_queue import SourceQueue
@@ -61,6 +62,9 @@ _TO_FETCH: Final = int(ReferenceKind.TO_FETCH)
 _OBJECT: Final = int(ReferenceKind.OBJECT)
 _TOMBSTONE: Final = int(ReferenceKind.TOMBSTONE)
 
+Cover = Callable[["ServedQueue", Lower, int], Awaitable[None]]
+"""Returns once it is on record that so many references more may be held at a lower priority (`queues.holding`)."""
+
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 """Starts a task that is awaited or cancelled at stop."""
 
@@ -79,6 +83,7 @@ class ServedQueue:
         pool: Executor,
         time: TimeSource,
         spawn: Spawn,
+        cover: Cover,
         enabled: bool,
     ) -> None:
         """`enabled` False: the whole source is switched off on this node."""
@@ -117,6 +122,7 @@ class ServedQueue:
         self._pool = pool
         self._time = time
         self._spawn = spawn
+        self._cover = cover
         self._gathering: asyncio.TimerHandle | None = None
         self.closed = False
         self._counted: tuple[int | None, int | None] = (None, None)
@@ -241,11 +247,14 @@ class ServedQueue:
     # ---------------------------------------------------------------- lower priorities
 
     async def push(self, keys: Sequence[Key], priority: int, deadline_ms: int) -> int:
-        """Queue references, waiting for room until `deadline_ms`; returns how many of the first were taken in."""
+        """Queue references, waiting for room until `deadline_ms`; returns how many of the first were taken in. Raises
+        NotReady when it cannot be put on record that they are here."""
         lower = self.machine.lower[LOWER.index(priority)]
         taken = 0
         while True:
-            taken += lower.offer(keys[taken:], self._time.wall_ms())
+            while (room := min(len(keys) - taken, lower.room())) and not self.closed:
+                await self._cover(self, lower, room)
+                taken += lower.offer(keys[taken : taken + room], self._time.wall_ms())
             self.wake()
             left_ms = deadline_ms - self._time.now_ms()
             if taken == len(keys) or left_ms <= 0 or self.closed or len(self._pushers) >= PUSHERS_MAX:

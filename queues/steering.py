@@ -17,6 +17,7 @@ from config.settings import QueueSettings
 from queues import decrees
 from queues.decrees import Decree, Definition, QueueSuspension
 from queues.filters import parse_filter
+from queues.held import HELD_MAX, Held, decode_held, encode_held, of_node
 from queues.ownership import (
     Owner,
     change_value,
@@ -30,6 +31,9 @@ from queues.ownership import (
 from queues.throttle import Rates
 from repl.metastore.port import Metastore
 from repl.model.errors import BadConfig, BadInput, CodecError, Overloaded
+
+CRASHED: Final = "crashed"
+"""What was lost with a node that died; see `queues.held`."""
 
 LOST_MAX: Final = 64
 """Records of lower references that were given up, of one queue; beyond it the oldest two of a node are made one."""
@@ -45,8 +49,8 @@ class Act(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """References of a lower priority that were given up, queued at one node between two times. `what`: stopped,
-    cleared, delisted."""
+    """References of a lower priority that were given up, queued at one node between two times: `left_out` of them are
+    known, and there were not more than `at_most` (None: exactly those). `what`: stopped, cleared, delisted, crashed."""
 
     node: str
     priority: int
@@ -56,6 +60,7 @@ class Lost:
     what: str
     by: str
     at_ms: int
+    at_most: int | None = None
 
 
 class SetRates(NamedTuple):
@@ -73,9 +78,10 @@ class Word(NamedTuple):
     decree: Decree | None
     rates: SetRates | None
     lost: tuple[Lost, ...]
+    held: tuple[Held, ...]
 
 
-NO_WORD: Final = Word(None, (), None, None, ())
+NO_WORD: Final = Word(None, (), None, None, (), ())
 
 
 class Steering:
@@ -98,12 +104,14 @@ class Steering:
         decree = await self._value(path_of(name, "decree"))
         rates = await self._value(path_of(name, "rates"))
         lost = await self._value(path_of(name, "lost"))
+        held = await self._value(path_of(name, "held"))
         return Word(
             None if owner is None else decode_owner(owner),
             decrees.decode_suspensions(suspension),
             None if decree is None else decrees.decode_decree(decree),
             None if rates is None else _rates(rates),
             _lost(lost),
+            decode_held(held),
         )
 
     async def _value(self, path: str) -> bytes | None:
@@ -207,9 +215,43 @@ class Steering:
         value = {} if rates is None else {**rates._asdict(), **act._asdict()}
         await change_value(self._metastore, path_of(name, "rates"), lambda _: json.dumps(value).encode())
 
+    async def hold(self, name: str, node: str, marks: Sequence[Held]) -> tuple[Held, ...]:
+        """`node` holds this and nothing else; returns what all nodes hold now. Raises Overloaded."""
+
+        def changed(current: bytes | None) -> bytes | None:
+            before = decode_held(current)
+            now = (*(one for one in before if one.node != node), *marks)
+            if len(now) > HELD_MAX:
+                raise Overloaded(f"{HELD_MAX} marks of what nodes hold of a queue are kept at most")
+            return None if set(now) == set(before) else encode_held(now)
+
+        return decode_held(await change_value(self._metastore, path_of(name, "held"), changed))
+
+    async def lose_held(self, name: str, node: str, at_ms: int) -> int:
+        """`node` has died with what it held: that is on record now, however often this is done; returns how many marks
+        became records."""
+        marks = of_node(decode_held(await self._value(path_of(name, "held"))), node)
+        if not marks:
+            return 0
+        lost = [Lost(node, m.priority, 0, m.since_ms, at_ms, CRASHED, "", at_ms, m.at_most) for m in marks]
+
+        def noted(found: tuple[Lost, ...]) -> tuple[Lost, ...]:
+            known = {(one.node, one.priority, one.from_ms) for one in found if one.what == CRASHED}
+            return (*found, *(one for one in lost if (one.node, one.priority, one.from_ms) not in known))
+
+        await self._lost(name, noted)
+
+        def changed(current: bytes | None) -> bytes | None:
+            before = decode_held(current)
+            left = tuple(one for one in before if one not in marks)
+            return None if left == before else encode_held(left)
+
+        await change_value(self._metastore, path_of(name, "held"), changed)
+        return len(marks)
+
     async def note_lost(self, name: str, lost: Sequence[Lost]) -> None:
-        """Lower references were given up."""
-        await self._lost(name, lambda found: (*found, *lost))
+        """Lower references were given up; once, however often this is done with the same."""
+        await self._lost(name, lambda found: (*found, *(one for one in lost if one not in found)))
 
     async def forget_lost(self, name: str, fits: Callable[[Lost], bool]) -> int:
         """What was given up was found again by a full-sync; returns how many records it covers."""
@@ -233,6 +275,7 @@ class Steering:
                 found[0] = replace(
                     found[0],
                     left_out=first.left_out + found[0].left_out,
+                    at_most=_together(first, found[0]),
                     from_ms=min(first.from_ms, found[0].from_ms),
                     upto_ms=max(first.upto_ms, found[0].upto_ms),
                 )
@@ -262,11 +305,19 @@ def _rates(value: bytes) -> SetRates | None:
         raise CodecError(f"not a limit of a queue: {error}") from error
 
 
+def _together(one: Lost, other: Lost) -> int | None:
+    """The bound of two records that are made one."""
+    if one.at_most is None and other.at_most is None:
+        return None
+    return sum(lost.left_out if lost.at_most is None else lost.at_most for lost in (one, other))
+
+
 def _lost(value: bytes | None) -> tuple[Lost, ...]:
     if value is None:
         return ()
     raw = json_object(value, "list of lost references")
     try:
-        return tuple(Lost(**{field.name: row[field.name] for field in fields(Lost)}) for row in raw["lost"])
+        names = [field.name for field in fields(Lost)]
+        return tuple(Lost(**{name: row[name] for name in names if name in row}) for row in raw["lost"])
     except (KeyError, TypeError) as error:
         raise CodecError(f"not a list of lost references: {error}") from error

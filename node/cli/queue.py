@@ -95,8 +95,7 @@ def resume(name: str, what: str, node: str | None, by: str, admin: AdminClient, 
 @admin_option
 @output_option
 def clear(name: str, by: str, reason: str, admin: AdminClient, output: str) -> None:
-    """Give up what waits in queue NAME, on all nodes: a gap, until a full-sync has closed it. Of the lower priorities,
-    what waits on the node that answers."""
+    """Give up what waits in queue NAME, at every priority and on all nodes: a gap, until a full-sync has closed it."""
     _act(admin, output, name, "clear", "cleared", by=by, reason=reason)
 
 

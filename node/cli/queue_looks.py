@@ -74,6 +74,9 @@ def ledger(name: str, admin: AdminClient, output: str) -> None:
     echo_table(("node", *(name.replace("_", " ") for name in LEDGER), "closes", "reason"), rows)
 
 
+GAP = ("queue", "id", "partition", "from_offset", "upto_offset", "count_at_least", "count_at_most")
+
+
 @click.command("gaps")
 @click.argument("name", required=False)
 @click.option("--close", "ids", multiple=True, metavar="ID", help="Close this one: a full-sync of its range was clean.")
@@ -99,9 +102,9 @@ def gaps_of_queues(name: str | None, ids: tuple[str, ...], by: str, admin: Admin
     for gap in listed(answer, "gaps"):
         upto = "still grows" if gap.get("upto_ms") is None else moment(gap.get("upto_ms"))
         who = f"{gap.get('by') or ''} {gap.get('reason') or ''}".strip()
-        plain = [gap.get(key) for key in ("queue", "id", "partition", "from_offset", "upto_offset", "count_at_least")]
+        plain = [gap.get(key) for key in GAP]
         rows.append([*plain, moment(gap.get("from_ms")), upto, gap.get("what"), who])
-    columns = ("queue", "id", "partition", "from", "up to", "at least", "since", "until", "what", "reason")
+    columns = ("queue", "id", "partition", "from", "up to", "at least", "at most", "since", "until", "what", "reason")
     echo_table(columns, rows)
     for node in answer.get("unknown") or ():
         click.echo(printable(f"node {node} does not answer: its gaps are not known"), err=True)

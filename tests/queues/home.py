@@ -40,8 +40,9 @@ class Clock:
 class Home:
     """`start` makes a life of the node; `crash` forgets its memory. Partitions are led from the start."""
 
-    def __init__(self, *settings: QueueSettings, ensemble: MemoryEnsemble | None = None) -> None:
+    def __init__(self, *settings: QueueSettings, ensemble: MemoryEnsemble | None = None, node: str = "e1") -> None:
         self.settings = settings or (QueueSettings("q"),)
+        self.node = node
         self.clock = Clock()
         self.shelf = Shelf()
         self.pen = Pen(self.shelf)
@@ -61,7 +62,7 @@ class Home:
             self._started = True
         self.queues = SourceQueues(
             self.settings,
-            node="e1",
+            node=self.node,
             enabled=self.enabled,
             store=self.store,
             cursors=self,

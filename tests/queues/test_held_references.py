@@ -1,0 +1,328 @@
+"""Claims about what a node holds at the lower priorities: marked before it is there, so that a crash leaves a gap."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from config.settings import QueueSettings
+from queues.held import FIRST_STEP, HELD_MAX, Held, bound_for, decode_held, encode_held
+from queues.holding import AWAY_MS, REST_MS
+from queues.rules import FOLD, FULL_SYNC
+from queues.steering import CRASHED, LOST_MAX, Act, Lost, Steering
+from queues.wire import Ack
+from repl.metastore.memory import MemoryEnsemble, MemoryMetastore, WriteFault
+from repl.model.errors import CodecError, IsthmusError, NotReady, Overloaded
+from repl.model.keys import Key
+from tests.queues.home import Home
+from tests.queues.source_world import BUCKET
+
+
+def keys(count: int, start: int = 0) -> list[Key]:
+    return [Key(b"default", BUCKET, b"%06d" % n) for n in range(start, start + count)]
+
+
+def story(test: Callable[[Home], Awaitable[None]], *settings: QueueSettings) -> None:
+    """Run `test` on a started home, and close it."""
+
+    async def run() -> None:
+        home = Home(*settings)
+        await home.start()
+        try:
+            await test(home)
+        finally:
+            await home.close()
+
+    asyncio.run(run())
+
+
+def marks(home: Home) -> list[tuple[str, int, int]]:
+    (queue,) = home.served()
+    return sorted((mark.node, mark.priority, mark.at_most) for mark in queue.word.held)
+
+
+def gaps_of_lower(home: Home) -> list[dict[str, Any]]:
+    return [gap for gap in home.acts.gaps("q") if gap["partition"] is None]
+
+
+async def ticked(home: Home, later_ms: int = 0) -> None:
+    """Time goes on, and what a tick begins is done."""
+    home.clock.skew_ms += later_ms
+    home.queues.tick()
+    await home.until(lambda: all(not m.lock.locked() for m in home.queues.holding._of.values()))
+    await asyncio.sleep(0.01)
+
+
+def test_what_a_crash_takes_is_a_gap_with_its_bounds_and_times() -> None:
+    """A node that dies with references and begins again puts on record how many there were at most, at which priority
+    and since when; once, and the mark is gone. The next crash with nothing held leaves nothing."""
+
+    async def test(home: Home) -> None:
+        began = home.clock.wall_ms()
+        assert await home.acts.push("q", keys(300), FULL_SYNC, 0) == 300
+        assert await home.acts.push("q", keys(2), FOLD, 0) == 2
+        assert marks(home) == [("e1", FOLD, FIRST_STEP), ("e1", FULL_SYNC, 8 * FIRST_STEP)]
+        await home.crash()
+        await home.start()
+        gaps = sorted(home.acts.gaps("q"), key=lambda gap: gap["priority"])
+        assert [(g["what"], g["priority"], g["count_at_least"], g["count_at_most"], g["node"]) for g in gaps] == [
+            (CRASHED, FOLD, 0, FIRST_STEP, "e1"),
+            (CRASHED, FULL_SYNC, 0, 8 * FIRST_STEP, "e1"),
+        ]
+        for gap in gaps:
+            assert began <= gap["from_ms"] <= gap["upto_ms"] <= home.clock.wall_ms()
+            assert gap["partition"] is None
+        await home.until(lambda: not marks(home))
+        await home.crash()
+        await home.start()
+        assert len(home.acts.gaps("q")) == 2
+
+    story(test)
+
+
+def test_nothing_is_taken_in_that_is_not_on_record() -> None:
+    """Without the metastore whoever pushes is told to come back, unless a mark covers what comes; a mark whose write
+    got no answer covers nothing."""
+
+    async def test(home: Home) -> None:
+        (queue,) = home.served()
+        home.metastore.disconnect()
+        with pytest.raises(NotReady):
+            await home.acts.push("q", keys(1), FULL_SYNC, 0)
+        assert queue.machine.lower[0].held_count == 0
+        home.metastore.reconnect()
+        await home.until(lambda: queue.word is not None)
+        assert await home.acts.push("q", keys(1), FULL_SYNC, 0) == 1
+        home.metastore.disconnect()
+        assert await home.acts.push("q", keys(FIRST_STEP - 1, 1), FULL_SYNC, 0) == FIRST_STEP - 1
+        with pytest.raises(NotReady):
+            await home.acts.push("q", keys(1, FIRST_STEP), FULL_SYNC, 0)
+        assert queue.machine.lower[0].held_count == FIRST_STEP
+        home.metastore.reconnect()
+
+    story(test)
+
+
+def test_many_references_cost_few_writes() -> None:
+    """Twenty thousand references in small pushes raise the mark three times; the room of the queue bounds the mark."""
+
+    async def test(home: Home) -> None:
+        seen = set()
+        for start in range(0, 20_000, 100):
+            await home.acts.push("q", keys(100, start), FULL_SYNC, 0)
+            seen.update(bound for _, _, bound in marks(home))
+        assert sorted(seen) == [FIRST_STEP, 8 * FIRST_STEP, 64 * FIRST_STEP, 20_000]
+        assert await home.acts.push("q", keys(1, 20_000), FULL_SYNC, 0) == 0
+
+    story(test, QueueSettings("q", queue_limit_count=20_000))
+
+
+def test_a_mark_goes_once_all_was_served_and_not_at_once() -> None:
+    """What was acknowledged is held no longer; the mark outlives it for a while, so that bursts cost one write, and is
+    lowered while less is held."""
+
+    async def test(home: Home) -> None:
+        home.put(*(key.key for key in keys(300)))
+        assert len(await home.drain()) == 300
+        await home.acts.push("q", keys(300), FULL_SYNC, 0)
+        reply = await home.fetch(count=250)
+        await home.fetch(acks=[Ack(reply.batch, reply.owner_version)], count=0, wait_ms=0)
+        await ticked(home)
+        assert marks(home) == [("e1", FULL_SYNC, 8 * FIRST_STEP)]
+        await ticked(home, REST_MS)
+        assert marks(home) == [("e1", FULL_SYNC, FIRST_STEP)], "fifty are left"
+        reply = await home.fetch()
+        await home.fetch(acks=[Ack(reply.batch, reply.owner_version)], count=0, wait_ms=0)
+        await ticked(home)
+        assert marks(home)
+        await ticked(home, REST_MS)
+        assert marks(home) == []
+        await home.crash()
+        await home.start()
+        assert home.acts.gaps("q") == []
+
+    story(test)
+
+
+def test_a_stop_and_a_mark_are_one_record() -> None:
+    """What is counted at a stop is not counted by its mark, too; a stop without the metastore leaves the mark, which
+    the next life finds."""
+
+    async def test(home: Home) -> None:
+        await home.acts.push("q", keys(5), FULL_SYNC, 0)
+        await home.queues.stop()
+        await home.start()
+        (gap,) = home.acts.gaps("q")
+        assert (gap["what"], gap["count_at_least"], gap["count_at_most"]) == ("stopped", 5, 5)
+        assert marks(home) == []
+        await home.acts.push("q", keys(5), FULL_SYNC, 0)
+        home.metastore.disconnect()
+        await home.queues.stop()
+        home.metastore.reconnect()
+        await home.start()
+        assert [gap["what"] for gap in home.acts.gaps("q")] == ["stopped", CRASHED]
+
+    story(test)
+
+
+def test_what_a_node_lost_that_stays_away_is_written_down_by_another() -> None:
+    """The first of the live nodes does it, after a while and not for one that lives; a node that was taken for dead and
+    still holds its references marks them again."""
+
+    async def run() -> None:
+        ensemble = MemoryEnsemble()
+        homes = [Home(ensemble=ensemble, node=name) for name in ("e1", "e2", "e3")]
+        live = {"e1", "e2", "e3"}
+        for home in homes:
+            await home.start()
+            home.queues.holding.live = lambda: live
+        one, two, three = homes
+        await one.acts.push("q", keys(3), FULL_SYNC, 0)
+        for home in (two, three):
+            await home.until(lambda home=home: marks(home))
+        await ticked(two, 10 * AWAY_MS)
+        assert two.acts.gaps("q") == []
+        live.discard("e1")
+        for home in (three, two):
+            await ticked(home)
+            await ticked(home, AWAY_MS - 1_000)
+        assert three.acts.gaps("q") == two.acts.gaps("q") == []
+        await ticked(three, 2_000)
+        assert three.acts.gaps("q") == [], "the second one leaves it to the first"
+        await ticked(two, 2_000)
+        await two.until(lambda: two.acts.gaps("q"))
+        (gap,) = two.acts.gaps("q")
+        assert (gap["what"], gap["node"], gap["count_at_most"]) == (CRASHED, "e1", FIRST_STEP)
+        await one.until(lambda: not marks(one))
+        await ticked(one)
+        await one.until(lambda: marks(one) == [("e1", FULL_SYNC, FIRST_STEP)])
+        for home in homes:
+            await home.close()
+
+    asyncio.run(run())
+
+
+def test_clearing_a_queue_reaches_the_lower_priorities_of_every_node() -> None:
+    """One node is told; what another one holds goes, too, each as a gap of its own."""
+
+    async def run() -> None:
+        ensemble = MemoryEnsemble()
+        one, two = homes = [Home(ensemble=ensemble, node=name) for name in ("e1", "e2")]
+        for home in homes:
+            await home.start(lead=home is one)
+        await one.acts.push("q", keys(3), FULL_SYNC, 0)
+        await two.acts.push("q", keys(4), FOLD, 0)
+        await one.acts.clear("q", Act("ann", one.clock.wall_ms(), "because"))
+        await two.until(lambda: len(gaps_of_lower(two)) == 2)
+        gaps = gaps_of_lower(two)
+        assert sorted((g["node"], g["count_at_least"], g["by"]) for g in gaps) == [("e1", 3, "ann"), ("e2", 4, "ann")]
+        for home in homes:
+            assert all(lower.held_count == 0 for lower in home.served()[0].machine.lower)
+        for home in homes:
+            await home.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_held_is_covered_however_the_metastore_fails(seed: int) -> None:
+    """Pushes, fetches, ticks, crashes and lost writes in random order: at every step what is held is not more than what
+    the metastore says, and a crash that takes something leaves a gap that is not smaller."""
+
+    async def run() -> None:
+        rng = Random(seed)
+        home = Home(QueueSettings("q", queue_limit_count=3_000))
+        await home.start()
+        looker = Steering(home.metastore, {})
+        number = crashes = 0
+        home.put(*(key.key for key in keys(5_000)))
+        await home.drain()
+        acks: list[Ack] = []
+        for _ in range(90):
+            match rng.randrange(6):
+                case 0 | 1:
+                    count = rng.choice((1, 40, 400))
+                    number = (number + count) % 4_000
+                    if rng.random() < 0.3:
+                        home.metastore.spoil(rng.choice(list(WriteFault)))
+                    with contextlib.suppress(IsthmusError):
+                        await home.acts.push("q", keys(count, number), rng.choice((FULL_SYNC, FOLD)), 0)
+                case 2 | 3:
+                    reply = await home.fetch(acks=acks, wait_ms=0, count=rng.choice((5, 500)))
+                    acks = [Ack(reply.batch, reply.owner_version)] if reply.items else []
+                case 4:
+                    await ticked(home, rng.choice((0, REST_MS)))
+                case _:
+                    held = {lower.priority: lower.held_count for lower in home.served()[0].machine.lower}
+                    before = len(home.acts.gaps("q"))
+                    await home.crash()
+                    await home.start()
+                    gaps = home.acts.gaps("q")[before:]
+                    at_most = {gap["priority"]: gap["count_at_most"] for gap in gaps}
+                    assert all(at_most.get(p, 0) >= count for p, count in held.items()), (held, at_most)
+                    crashes += any(held.values())
+                    acks = []
+            written = {mark.priority: mark.at_most for mark in (await looker.word("q")).held}
+            for lower in home.served()[0].machine.lower:
+                assert lower.held_count <= written.get(lower.priority, 0)
+        assert crashes, "the seed shows nothing"
+        await home.close()
+
+    asyncio.run(run())
+
+
+def test_bounds_rise_in_steps_up_to_the_room() -> None:
+    """A bound covers the count, five steps lead to the default limit, and none is above it."""
+    assert [bound_for(n, 300_000) for n in (1, 256, 257, 2_049, 131_072, 131_073)] == [
+        256, 256, 2_048, 16_384, 131_072, 300_000
+    ]  # fmt: skip
+    assert bound_for(10, 100) == 100
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"[]", b"{}", b'{"held": 7}', b'{"held": [{"node": "e1"}]}', b'{"held": ["x"]}',
+     b'{"held": [{"node": "e1", "priority": "2", "at_most": 1, "since_ms": 2}]}'],
+)  # fmt: skip
+def test_what_is_no_list_of_marks_is_refused(value: bytes) -> None:
+    """A strange value is told as such; none at all is an empty list."""
+    assert decode_held(None) == ()
+    some = (Held("e1", 2, 256, 7),)
+    assert decode_held(encode_held(some)) == some
+    with pytest.raises(CodecError):
+        decode_held(value)
+
+
+def test_marks_and_records_of_losses_are_bounded() -> None:
+    """More marks than there can be are refused; records beyond their number are made one, bounds added up; records of
+    before there were bounds are read."""
+
+    async def run() -> None:
+        metastore = MemoryMetastore()
+        await metastore.start(lambda state: None)
+        steering = Steering(metastore, {})
+        full = encode_held(Held(f"n{n}", 2, 256, 7) for n in range(HELD_MAX))
+        await metastore.put("/queues/q/held", full, None)
+        with pytest.raises(Overloaded):
+            await steering.hold("q", "more", [Held("more", 2, 256, 7)])
+        for n in range(3):
+            assert await steering.lose_held("q", f"n{n}", 100) == 1
+            assert await steering.lose_held("q", f"n{n}", 100) == 0
+        await steering.note_lost("q", [Lost("m", 2, 5, n, n, "stopped", "", n) for n in range(LOST_MAX - 2)])
+        lost = (await steering.word("q")).lost
+        assert len(lost) == LOST_MAX
+        assert (lost[0].left_out, lost[0].at_most) == (0, 512)
+        value = await metastore.get("/queues/q/lost")
+        assert value is not None
+        old = value.value.replace(b', "at_most": null', b"")
+        assert old != value.value
+        await metastore.put("/queues/q/lost", old, value.version)
+        assert (await steering.word("q")).lost == lost
+        await metastore.stop()
+
+    asyncio.run(run())
