@@ -21,6 +21,7 @@ from aae.local import Handler, Led, LocalTrees
 from aae.manager import Manager
 from aae.memory import Memory
 from aae.peers import PeerTrees
+from aae.row_audit import RowAudit
 from aae.whole import Members, WholeTrees
 from config.fullsync import FullSyncSettings
 from repl.model.ports import TimeSource
@@ -57,7 +58,8 @@ class FullSync:
         and `aae.manager` want it."""
         self._time = time
         self.trees = Trees(store, directory=directory / "trees", copies=copies, time=time, rebuild_ms=tree_rebuild_ms)
-        self.local = LocalTrees(self.trees, store, led=led, read_pool=read_pool)
+        self.audit = RowAudit(self.trees, store, pool=read_pool)
+        self.local = LocalTrees(self.trees, store, led=led, read_pool=read_pool, suspect=self.audit.suspect)
         self.whole = WholeTrees(self.local, members, request)
         self.agreement = Agreement(self.trees, store, led=followed, request=request)
         chance = Random()  # noqa: S311 - the order of checks is no secret
@@ -93,6 +95,7 @@ class FullSync:
         """Before anything is applied: take the saved trees, begin to build the others. Raises LocalFault."""
         self.trees.start()
         self.agreement.start()
+        self.audit.start()
 
     def begin(self) -> None:
         """Once this node serves: let checks be due. Raises LocalFault."""
@@ -107,11 +110,13 @@ class FullSync:
     async def stop(self, *, save: bool) -> None:
         """After everything is applied; `save` when the stop is a clean one."""
         await self.agreement.stop()
+        await self.audit.stop()
         await self.trees.stop(save=save)
 
     def metrics(self) -> list[Sample]:
         """For Prometheus."""
-        return [*self.trees.metrics(), *listing.samples(self.manager, self._time.wall_ms())]
+        audited: Sample = ("isthmus_tree_rows_audited_total", {}, self.audit.rows_total)
+        return [*self.trees.metrics(), audited, *listing.samples(self.manager, self._time.wall_ms())]
 
     def status(self) -> dict[str, str]:
         """The actor's state and why: shown as `idle: not configured`."""

@@ -104,8 +104,10 @@ class Findings:
     filtered: int = 0
     """Keys that differ, and that the filter leaves out."""
     segments_unexplained: int = 0
-    """Segments whose leaves differed at every look while no row of them did: what differs lies outside what the run
-    looks at, or came in between."""
+    """Segments whose leaves differed at every look while none of the rows that this run looks at did: something else
+    differs."""
+    segments_wrong: int = 0
+    """Segments whose rows are equal and whose leaves are not, though neither changes: a tree is wrong."""
     queued: int = 0
     by_kind: Counter[tuple[Kind, Side]] = field(default_factory=Counter)
 
@@ -150,8 +152,9 @@ def exchange(
     come of a time range alone; `bucket`: only its rows are looked at.
 
     The driver sends the answer to each Ask and gets the next; the return value is IN_SYNC, REPAIRED when all that
-    differs was queued, DIFFERING, or INCOMPLETE when leaves differ and nothing that was looked at explains it. IN_SYNC
-    speaks of all that counts, also when only a part was looked at: each segment that differed was explained.
+    differs was queued, DIFFERING, or INCOMPLETE when leaves differ and nothing that was looked at explains it, or a
+    tree is wrong. IN_SYNC speaks of all that counts, also when only a part was looked at: each segment that differed
+    was explained.
     """
     choice = Choice(wanted, bucket, partial)
     findings.state = "root-compare"
@@ -162,7 +165,8 @@ def exchange(
         findings.branches_done += len(part)
     findings.state = "done"
     if not findings.differences:
-        return Verdict.INCOMPLETE if choice.narrow and findings.segments_unexplained else Verdict.IN_SYNC
+        unknown = findings.segments_unexplained or findings.segments_wrong
+        return Verdict.INCOMPLETE if unknown else Verdict.IN_SYNC
     return Verdict.REPAIRED if findings.queued >= findings.differences else Verdict.DIFFERING
 
 
@@ -198,9 +202,13 @@ def _segments(
     every = [each for each in compared(source, sink) if choice.bucket in (None, each.bucket)]
     explained = {_segment(difference, shift) for difference in every}
     unexplained = [segment for segment in segments[:covered] if segment not in explained]
-    if choice.narrow and (choice.wanted is not None or len(unexplained) <= WHOLE_LOOKS_MAX):
-        unexplained = yield from _outside(findings, unexplained, size_bits, choice)
-    findings.segments_unexplained += len(unexplained)
+    equal: Sequence[int] = unexplained
+    if choice.narrow:
+        equal = ()
+        if choice.wanted is not None or len(unexplained) <= WHOLE_LOOKS_MAX:
+            unexplained, equal = yield from _outside(findings, unexplained, size_bits, choice)
+        findings.segments_unexplained += len(unexplained)
+    findings.segments_wrong += yield from _wrong(equal[:WHOLE_LOOKS_MAX], size_bits)
     findings.state = "clock-compare"
     first = [each for each in every if choice.counts(each)]
     findings.filtered += len(every) - len(first)
@@ -235,19 +243,57 @@ def _segments(
 
 def _outside(
     findings: Findings, segments: Sequence[int], size_bits: int, choice: Choice
-) -> Generator[Ask, object, list[int]]:
-    """Those of `segments` in which something that counts differs at two looks at all of their rows. What a queue's
-    filter leaves out differs for ever, so with a filter it is the only way to know that nothing else does."""
+) -> Generator[Ask, object, tuple[list[int], list[int]]]:
+    """Those of `segments` in which something that counts differs at two looks at all of their rows; and those in which
+    nothing does. What a queue's filter leaves out differs for ever, so with a filter it is the only way to know that
+    nothing else does."""
+    shift = 64 - size_bits
     suspects: list[Difference] = []
+    explained: set[int] = set()
     left = segments
     while left:
         source, sink, done = yield from _rows(left, size_bits, all_times=True)
         left = left[done:]
         found = compared(source, sink)
+        explained |= {_segment(difference, shift) for difference in found}
         counting = [difference for difference in found if choice.counts(difference)]
         findings.filtered += len(found) - len(counting)
         suspects += counting
-    return (yield from _lasting(findings, suspects, size_bits))
+    outside = yield from _lasting(findings, suspects, size_bits)
+    return outside, [segment for segment in segments if segment not in explained]
+
+
+def _wrong(segments: Sequence[int], size_bits: int) -> Generator[Ask, object, int]:
+    """How many of `segments`, whose rows are equal, have leaves that differ, and are the same before and after one more
+    look at the rows, which are equal still: what is compared there is not what is there, so a tree is wrong."""
+    if not segments:
+        return 0
+    before = yield from _leaf_pairs(segments, size_bits)
+    suspects: Sequence[int] = [segment for segment, (mine, theirs) in before.items() if mine != theirs]
+    if not suspects:
+        return 0
+    yield Pause()
+    shift = 64 - size_bits
+    differing_rows: set[int] = set()
+    left = suspects
+    while left:
+        source, sink, done = yield from _rows(left, size_bits, all_times=True)
+        left = left[done:]
+        differing_rows |= {_segment(difference, shift) for difference in compared(source, sink)}
+    after = yield from _leaf_pairs(suspects, size_bits)
+    return sum(after[segment] == before[segment] and segment not in differing_rows for segment in suspects)
+
+
+def _leaf_pairs(segments: Sequence[int], size_bits: int) -> Generator[Ask, object, dict[int, tuple[int, int]]]:
+    """The leaves of segments on both sides."""
+    bits = size_bits - BRANCH_BITS
+    branches = sorted({segment >> bits for segment in segments})
+    answer = yield Leaves(tuple(branches), size_bits)
+    mine, theirs = _hashes(answer)
+    at = {branch: place << bits for place, branch in enumerate(branches)}
+    mask = (1 << bits) - 1
+    places = {segment: at[segment >> bits] + (segment & mask) for segment in segments}
+    return {segment: (int(mine[place]), int(theirs[place])) for segment, place in places.items()}
 
 
 def _lasting(findings: Findings, suspects: Sequence[Difference], size_bits: int) -> Generator[Ask, object, list[int]]:

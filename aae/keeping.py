@@ -266,6 +266,13 @@ class Trees:
         self._wake.set()
         return found
 
+    def doubt(self, partition: int) -> None:
+        """A tree that is not what its rows say: it serves no more, and is built anew at once."""
+        kept = self.kept.get(partition)
+        if kept is not None and kept.tree is not None:
+            kept.tree, kept.reason = None, ""
+            self._wake.set()
+
     async def _run(self) -> None:
         while not self._stopping:
             self._wake.clear()

@@ -21,6 +21,7 @@ HELP: Final[Mapping[str, str]] = {
     "isthmus_fullsync_running": "1 while a check runs.",
     "isthmus_fullsync_checks_total": "Checks of bucket types that ended, by peer and verdict.",
     "isthmus_fullsync_repairs_total": "Keys that checks queued for repair.",
+    "isthmus_tree_rows_audited_total": "Key rows that were held against the tree that serves.",
     "isthmus_fullsync_proven_age_seconds": "Time since the peer was proven in sync; absent: never.",
 }
 """Name -> what it counts (see repl.telemetry)."""

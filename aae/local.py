@@ -8,7 +8,7 @@ Who adds up the nodes is `aae.whole`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from typing import Final, NamedTuple
@@ -49,12 +49,20 @@ class LocalTrees:
     """Answers for the partitions led here. `led(bucket_type)` names them as they are now."""
 
     def __init__(
-        self, trees: Trees, store: Store, *, led: Callable[[bytes], Sequence[Led]], read_pool: Executor
+        self,
+        trees: Trees,
+        store: Store,
+        *,
+        led: Callable[[bytes], Sequence[Led]],
+        read_pool: Executor,
+        suspect: Callable[[int, Iterable[int]], None],
     ) -> None:
+        """`suspect(partition, segments)` is told of segments whose rows are read: see `aae.row_audit`."""
         self._trees = trees
         self._store = store
         self._led = led
         self._pool = read_pool
+        self._suspect = suspect
 
     def request_handlers(self) -> dict[str, Handler]:
         """What other nodes may ask of this one, by method."""
@@ -91,6 +99,10 @@ class LocalTrees:
         """The rows of the segments. Raises Corruption, LocalFault."""
         led = self._led(asked.bucket_type)
         rows, covered = await asyncio.get_running_loop().run_in_executor(self._pool, self._read, led, asked)
+        if asked.size_bits == SEGMENT_BITS:
+            for one in led:
+                first, end = one.segments
+                self._suspect(one.partition, (each for each in asked.segments[:covered] if first <= each < end))
         return RowsTold(tuple(Standing(one.partition, True, "") for one in led), covered, rows)
 
     def _read(self, led: Sequence[Led], asked: ClocksAsked) -> tuple[list[Row], int]:

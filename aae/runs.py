@@ -101,6 +101,8 @@ async def run(
 
 def _why(verdict: Verdict, findings: Findings) -> str:
     match verdict:
+        case Verdict.INCOMPLETE if findings.segments_wrong:
+            return f"{findings.segments_wrong} segments have equal keys and other hashes: a tree is wrong on one side"
         case Verdict.INCOMPLETE:
             return f"{findings.segments_unexplained} segments differ by changes outside the range"
         case Verdict.DIFFERING:

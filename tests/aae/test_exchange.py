@@ -32,6 +32,8 @@ class Side2:
     """One cluster: its rows."""
 
     rows: dict[tuple[bytes, bytes], Row] = field(default_factory=dict)
+    flaw: tuple[int, int] = (0, 0)
+    """(segment, what is wrong with its leaf)."""
 
     def put(self, *rows: Row) -> None:
         """Set keys to these rows."""
@@ -40,6 +42,7 @@ class Side2:
     def tree(self) -> Tree:
         """Its tree, folded anew."""
         tree = Tree()
+        tree.change(*self.flaw)
         for r in self.rows.values():
             tree.change(
                 key_hash(r.bucket, r.key) >> 44, leaf(r.bucket, r.key, r.clock, r.hash64, tombstone=r.tombstone)
@@ -254,6 +257,31 @@ def test_a_change_that_arrived_before_its_rows_were_read_leaves_a_range_in_sync(
     run = Run(source, sink)
     assert run.verdict(since_ms=4_000) is Verdict.IN_SYNC
     assert Clocks in run.asked
+
+
+@pytest.mark.parametrize("since_ms", [0, 4_000])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_a_tree_that_is_wrong_proves_nothing(since_ms: int, filtered: bool) -> None:
+    """Leaves that differ for ever over equal rows make a run incomplete, with a filter and of a time range, too; where
+    the leaf changes meanwhile it was a change on its way, and both are in sync."""
+    source, sink = two_clusters(50)
+    source.flaw = (key_hash(b"b", b"9") >> 44, 77)
+
+    def wanted(_bucket: bytes, key: bytes) -> bool:
+        return not filtered or key != b"3"
+
+    run = Run(source, sink)
+    assert run.verdict(wanted, since_ms=since_ms) is Verdict.INCOMPLETE
+    assert (run.findings.segments_wrong, run.findings.segments_unexplained) == (1, 0)
+    seen = Run(source, sink)
+
+    def mended() -> None:
+        if Clocks in seen.asked:
+            source.flaw = (0, 0)
+
+    seen.on_pause = mended
+    assert seen.verdict(wanted, since_ms=since_ms) is Verdict.IN_SYNC
+    assert seen.findings.segments_wrong == 0
 
 
 def test_what_could_not_be_queued_is_said() -> None:

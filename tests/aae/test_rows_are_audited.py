@@ -1,0 +1,146 @@
+"""Key rows that were damaged under a right tree are found: by the rounds, and where an exchange reads."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aae import row_audit
+from aae.keeping import State
+from aae.row_audit import RowAudit
+from repl.model.entry import decode_key_row, encode_key_row
+from repl.model.keys import key_hash, segment_of
+from repl.model.objects import Summary
+from repl.store import rows
+from repl.store.port import PartitionStep
+from tests.aae.test_trees_are_kept import PARTITION, Lab, ready, run, until
+
+
+def row_name(key: bytes) -> bytes:
+    """Where the row of a key of the bucket `b` lies."""
+    segment = segment_of(key_hash(b"b", key))
+    return rows.prefixes(PARTITION).key + rows.segment_name(segment) + rows.bucket_head(b"b") + key
+
+
+def damage(lab: Lab, key: bytes, change: Callable[[bytes], bytes]) -> int:
+    """Change a key row behind everybody's back; its segment."""
+    driver: Any = lab.store._db  # type: ignore[attr-defined]
+    data = driver.get(row_name(key))
+    assert data is not None
+    driver.put(row_name(key), change(data))
+    return segment_of(key_hash(b"b", key))
+
+
+def other_hash(data: bytes) -> bytes:
+    """A row that can be read and is another one."""
+    row = decode_key_row(data)
+    summary = Summary(row.clock, row.hash64 ^ 1, row.last_modified_ms, row.size_bytes, row.sibling_count, row.tombstone)
+    return encode_key_row(summary, row.offset)
+
+
+async def prepared(lab: Lab, count: int) -> RowAudit:
+    """A copy of some keys with a ready tree, and its audit."""
+    made = [lab.history.put(b"b", b"%d" % n, b"x") for n in range(count)]
+    lab.trees.start()
+    await until(lambda: PARTITION in lab.trees.kept)
+    lab.store.write([PartitionStep(PARTITION, made)])
+    lab.tell(made)
+    await until(lambda: ready(lab) and lab.right())
+    return RowAudit(lab.trees, lab.store, pool=ThreadPoolExecutor(1))
+
+
+async def ended(audit: RowAudit) -> None:
+    """Nothing of it is left."""
+    await audit.stop()
+    audit._pool.shutdown()
+
+
+def test_a_damaged_row_is_found_by_the_rounds_and_its_tree_proves_nothing_until_it_is_built_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turn after turn goes through all rows in whole segments; right ones give no alarm. A row that was changed under
+    its tree is an alarm with its segment, the tree serves no more, and the one built anew is what the rows are."""
+    monkeypatch.setattr(row_audit, "ROWS_MAX", 100)
+    monkeypatch.setattr(row_audit, "SLICE_ROWS", 30)
+
+    async def story(lab: Lab) -> None:
+        audit = await prepared(lab, 450)
+        for _ in range(4):  # 120 rows a turn: whole slices
+            assert await audit.look(PARTITION) == []
+        assert audit.rows_total == 450
+        assert audit._next[PARTITION] == 0
+        segment = damage(lab, b"77", other_hash)
+        found: list[int] = []
+        for _ in range(5):
+            found += await audit.look(PARTITION)
+            if found:
+                assert lab.trees.kept[PARTITION].state is not State.READY
+                break
+        assert found == [segment]
+        (one,) = lab.trees.mismatches
+        assert (one.partition, one.segment, one.against) == (PARTITION, segment, "key rows")
+        await until(lambda: ready(lab) and lab.right())
+        assert lab.trees.mismatches_total == 1
+        for _ in range(6):
+            assert await audit.look(PARTITION) == []
+        await ended(audit)
+
+    run(tmp_path, story)
+
+
+def test_what_an_exchange_reads_is_looked_at_soon_and_within_a_limit(tmp_path: Path) -> None:
+    """A segment that was asked for is held against its tree without waiting for its turn; what changes meanwhile is no
+    alarm, and more than the limit are left to the rounds."""
+
+    async def story(lab: Lab) -> None:
+        audit = await prepared(lab, 200)
+        audit.start()
+        segment = damage(lab, b"5", other_hash)
+        audit.suspect(PARTITION, range(segment - 3, segment + 3))
+        await until(lambda: lab.trees.mismatches_total == 1)
+        assert lab.trees.mismatches[0].segment == segment
+        await until(lambda: ready(lab) and lab.right())
+        await ended(audit)
+        audit.suspect(PARTITION, range(10_000))
+        assert len(audit._suspects) == row_audit.SUSPECTS_MAX
+
+    run(tmp_path, story)
+
+
+def test_rows_that_are_ahead_of_the_tree_are_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that the tree was not told of yet, or that change between two readings, are left to the next turn."""
+    monkeypatch.setattr(row_audit, "TOLD_S", 0.01)
+
+    async def story(lab: Lab) -> None:
+        audit = await prepared(lab, 50)
+        made = lab.write(30, random.Random(2))
+        assert await audit.look(PARTITION) == []
+        lab.tell(made)
+        assert lab.trees.mismatches == []
+        assert await audit.look(PARTITION) == []
+        assert ready(lab)
+        assert lab.right()
+        await ended(audit)
+
+    run(tmp_path, story)
+
+
+def test_a_row_that_cannot_be_read_leaves_no_tree_to_prove_anything(tmp_path: Path) -> None:
+    """Bytes that are no row: the tree is gone, and cannot be built until the copy is mended. The reason names it."""
+
+    async def story(lab: Lab) -> None:
+        audit = await prepared(lab, 50)
+        damage(lab, b"7", lambda data: b"\xc1" + data)
+        assert await audit.look(PARTITION) == []
+        await until(lambda: "cannot be built" in lab.trees.kept[PARTITION].reason)
+        kept = lab.trees.kept[PARTITION]
+        assert kept.state is State.WAITING
+        assert "b'b'/b'7' cannot be read" in kept.reason
+        await ended(audit)
+
+    run(tmp_path, story)
