@@ -21,7 +21,7 @@ from xxhash import xxh64_intdigest
 
 from aae.local import Led
 from repl.model.entry import KeyRow, decode_key_row
-from repl.model.errors import Corruption, IsthmusError, NotLeader
+from repl.model.errors import Corruption, IsthmusError, NotLeader, Overloaded
 from repl.model.keys import Key, key_hash, segment_of
 from repl.store.port import Snapshot, Store
 from repl.store.rows import bucket_head
@@ -31,6 +31,13 @@ ROWS_MAX: Final = 20_000
 
 FOUND_MAX: Final = 2_000
 """Keys that one page names or acts upon at most."""
+
+
+READS_AT_ONCE: Final = 1
+"""Pages that are read at once: one of a node's two reading threads stays for listings, queues and exchanges."""
+
+WAITING_MAX: Final = 32
+"""Pages that wait for their turn, some seconds in all; one more is told to come back."""
 
 
 class Kind(StrEnum):
@@ -140,15 +147,16 @@ class Folds:
         self._led = led
         self._hands = hands
         self._pool = read_pool
+        self._turns = asyncio.Semaphore(READS_AT_ONCE)
+        self._waiting = 0
 
     async def page(self, partition: int, asked: Asked) -> Page:
-        """One page. Raises NotLeader, Corruption, LocalFault, and what acting raises."""
+        """One page. Raises NotLeader, Overloaded, Corruption, LocalFault, and what acting raises."""
         led = self._led(partition)
         if led is None:
             raise NotLeader(f"this node does not lead partition {partition}")
         bucket_type, place = led
-        loop = asyncio.get_running_loop()
-        page, rows = await loop.run_in_executor(self._pool, self._read, place, asked)
+        page, rows = await self._in_turn(place, asked)
         if asked.dry or not rows:
             return page
         keys = [Key(bucket_type, found.bucket, found.key) for found, _ in rows]
@@ -165,6 +173,16 @@ class Folds:
         page.done, refused = await acting
         page.refused.update(refused)
         return page
+
+    async def _in_turn(self, led: Led, asked: Asked) -> tuple[Page, list[tuple[Found, KeyRow]]]:
+        if self._waiting >= WAITING_MAX:
+            raise Overloaded(f"{WAITING_MAX} pages of folds wait on this node; ask again")
+        self._waiting += 1
+        try:
+            async with self._turns:
+                return await asyncio.get_running_loop().run_in_executor(self._pool, self._read, led, asked)
+        finally:
+            self._waiting -= 1
 
     def _read(self, led: Led, asked: Asked) -> tuple[Page, list[tuple[Found, KeyRow]]]:
         """In a thread: the page, and the rows that are to be acted upon."""

@@ -8,6 +8,7 @@ docs/fullsync.md.
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
@@ -23,6 +24,14 @@ from node.cli.queue import BY
 from node.cli.remote import AdminClient, admin_option
 
 SEGMENTS: Final = 1 << 20
+
+AGAIN: Final = frozenset({"overloaded", "not-ready", "not-leader"})
+"""Reasons of a page that another try may get: the node has no room, or a leadership moves."""
+
+AGAIN_S: Final = 30.0
+"""How long a page is tried; then the fold ends, and says where to go on."""
+
+PAUSE_S: Final = 0.5
 
 Found = list[dict[str, Any]]
 
@@ -212,7 +221,7 @@ def _pages(kind: str, more: dict[str, Any], scope: dict[str, Any]) -> Iterator[d
             continue
         while True:
             try:
-                page = admin.post("/admin/folds", {**wish, "partition": partition, "next": place})
+                page = _page(admin, {**wish, "partition": partition, "next": place})
             except (CommandFailed, KeyboardInterrupt):
                 segment, name = (place or {"segment": 0, "name": ""}).values()
                 click.echo(f"ended; --from {index}:{segment}:{name} goes on from here", err=True)
@@ -226,6 +235,18 @@ def _pages(kind: str, more: dict[str, Any], scope: dict[str, Any]) -> Iterator[d
                 break
     if told:
         click.echo("\r" + " " * 40 + "\r", err=True, nl=False)
+
+
+def _page(admin: AdminClient, wish: dict[str, Any]) -> dict[str, Any]:
+    """One page, tried again where that may help: a page that was acted upon twice has the same effect."""
+    deadline_s = time.monotonic() + AGAIN_S
+    while True:
+        try:
+            return admin.post("/admin/folds", wish)
+        except CommandFailed as error:
+            if error.reason not in AGAIN or time.monotonic() > deadline_s:
+                raise
+        time.sleep(PAUSE_S)
 
 
 def _share(place: dict[str, Any] | None, index: int, count: int) -> float:

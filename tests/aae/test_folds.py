@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -258,3 +259,35 @@ def test_questions_and_pages_survive_the_wire(lab: Lab) -> None:
     ):  # fmt: skip
         with pytest.raises(CodecError):
             asked_of(wish)
+
+
+def test_folds_take_turns_and_a_crowd_is_told_to_come_back(lab: Lab) -> None:
+    """Ten times as many pages as may be read at once: one is read at a time, a bounded number waits, the rest is
+    Overloaded at once, and all that waited is answered."""
+
+    async def crowd() -> list[Page | BaseException]:
+        reading, most = 0, 0
+        read = lab.folds._read
+
+        def slowly(led: Led, asked: Asked) -> object:
+            nonlocal reading, most
+            reading += 1
+            most = max(most, reading)
+            time.sleep(0.005)
+            reading -= 1
+            return read(led, asked)
+
+        lab.folds._read = slowly  # type: ignore[assignment, method-assign]
+        asked = Asked(Kind.OBJECT_STATS, Scope())
+        pages = await asyncio.gather(
+            *(lab.folds.page(PARTITION, asked) for _ in range(10 * folds.WAITING_MAX)), return_exceptions=True
+        )
+        assert most == folds.READS_AT_ONCE
+        assert (await lab.folds.page(PARTITION, asked)).scanned == 7, "there is room again"
+        return pages
+
+    pages = asyncio.run(crowd())
+    assert sum(isinstance(page, Page) for page in pages) == folds.WAITING_MAX
+    assert {str(page) for page in pages if not isinstance(page, Page)} == {
+        f"{folds.WAITING_MAX} pages of folds wait on this node; ask again"
+    }
