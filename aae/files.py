@@ -17,6 +17,7 @@ from xxhash import xxh64_digest
 
 from aae.tree import BRANCH_COUNT, LEAF_COUNT, Tree
 from repl.model.errors import CodecError, LocalFault
+from repl.model.keys import SEGMENT_COUNT
 
 log = structlog.get_logger(__name__)
 
@@ -43,9 +44,11 @@ def save_tree(directory: Path, partition: int, gen: int, offset: int, tree: Tree
         raise LocalFault(f"cannot write {path}: {error.strerror}") from error
 
 
-def take_tree(directory: Path, partition: int, gen: int, offset: int) -> Tree | None:
-    """The saved tree of `partition`, if there is one of this copy and offset; the file is gone afterwards, whatever was
-    in it. Raises LocalFault when it cannot be removed."""
+def take_tree(
+    directory: Path, partition: int, gen: int, offset: int, segments: tuple[int, int] = (0, SEGMENT_COUNT)
+) -> Tree | None:
+    """The saved tree of `partition`, if there is one of this copy, offset and range of segments; the file is gone
+    afterwards, whatever was in it. Raises LocalFault when it cannot be removed."""
     path = _path(directory, partition)
     try:
         with path.open("rb") as file:
@@ -56,7 +59,7 @@ def take_tree(directory: Path, partition: int, gen: int, offset: int) -> Tree | 
     except OSError as error:
         raise LocalFault(f"cannot take {path}: {error.strerror}") from error
     try:
-        found, found_gen, found_offset, tree = _decoded(data)
+        found, found_gen, found_offset, tree = _decoded(data, segments)
     except CodecError as error:
         log.warning("trees.file_damaged", partition=partition, error=str(error))
         return None
@@ -75,7 +78,7 @@ def forget_trees(directory: Path) -> None:
         raise LocalFault(f"cannot remove saved trees in {directory}: {error.strerror}") from error
 
 
-def _decoded(data: bytes) -> tuple[int, int, int, Tree]:
+def _decoded(data: bytes, segments: tuple[int, int]) -> tuple[int, int, int, Tree]:
     body, checksum = data[:-_SUM_BYTES], data[-_SUM_BYTES:]
     if len(data) > FILE_BYTES_MAX or not body.startswith(_MAGIC) or xxh64_digest(body) != checksum:
         raise CodecError("not a tree file, or damaged")
@@ -87,7 +90,7 @@ def _decoded(data: bytes) -> tuple[int, int, int, Tree]:
         raise CodecError(f"not a tree file: {error}") from error
     match raw:
         case [int(partition), int(gen), int(offset), dict(branches)]:
-            return partition, gen, offset, Tree.load(branches)
+            return partition, gen, offset, Tree.load(branches, *segments)
     raise CodecError("not a tree file: its parts are others")
 
 

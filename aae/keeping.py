@@ -22,11 +22,12 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from aae.building import Build, first_rebuild_ms
+from aae.building import Build, Pace, first_rebuild_ms
 from aae.files import forget_trees, save_tree, take_tree
 from aae.tree import Hashes, Tree
 from repl.model.entry import Entry
 from repl.model.errors import IsthmusError, LocalFault, Overloaded
+from repl.model.keys import SEGMENT_COUNT
 from repl.model.ports import TimeSource
 from repl.store.port import Store
 from repl.telemetry import Sample
@@ -72,6 +73,8 @@ class Copy(NamedTuple):
     gen: int
     applied: int
     whole: bool
+    segments: tuple[int, int] = (0, SEGMENT_COUNT)
+    """Those of its partition: [first, end)."""
 
 
 class Mismatch(NamedTuple):
@@ -110,6 +113,7 @@ class Kept:
     """Wall clock of the newest build; None: never, it was empty or saved."""
     again_at_ms: int | None = None
     """When it is built anew by itself; None: not known yet."""
+    segments: tuple[int, int] = (0, SEGMENT_COUNT)
 
     @property
     def state(self) -> State:
@@ -139,6 +143,7 @@ class Trees:
         self._copies = copies
         self._time = time
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="trees")
+        self._pace = Pace()
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._wanted: set[int] = set()
@@ -156,8 +161,10 @@ class Trees:
     def start(self) -> None:
         """Take the saved trees of the copies that are here, and begin to build what is missing. Raises LocalFault."""
         for copy in self._copies():
-            saved = take_tree(self._directory, copy.partition, copy.gen, copy.applied) if copy.whole else None
-            self.kept[copy.partition] = Kept(copy.bucket_type, copy.gen, saved, copy.applied)
+            saved = None
+            if copy.whole:
+                saved = take_tree(self._directory, copy.partition, copy.gen, copy.applied, copy.segments)
+            self.kept[copy.partition] = Kept(copy.bucket_type, copy.gen, saved, copy.applied, segments=copy.segments)
         forget_trees(self._directory)
         self._pool.submit(int)  # its thread is there from now on, not from the first build
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -303,7 +310,8 @@ class Trees:
             kept = self.kept.get(partition)
             if kept is None or kept.gen != copy.gen:
                 empty = copy.applied == 0 and copy.whole
-                kept = Kept(copy.bucket_type, copy.gen, Tree() if empty else None, copy.applied)
+                tree = Tree(*copy.segments) if empty else None
+                kept = Kept(copy.bucket_type, copy.gen, tree, copy.applied, segments=copy.segments)
                 self.kept[partition] = kept
             if not copy.whole:
                 kept.tree, kept.reason = None, "far: rows are still to come, or are written again after a power loss"
@@ -324,7 +332,7 @@ class Trees:
 
     async def _build(self, partition: int) -> None:
         kept = self.kept[partition]
-        build = kept.build = Build()
+        build = kept.build = Build(*kept.segments)
         self._wanted.discard(partition)
         kept.reason = "rebuilding"
         kept.again_at_ms = self._time.now_ms() + self._rebuild_ms
@@ -332,7 +340,7 @@ class Trees:
         started = clock.monotonic()
         try:
             tree, offset = await loop.run_in_executor(
-                self._pool, build.fold, self._store, partition, loop, lambda: self._stopping
+                self._pool, build.fold, self._store, partition, self._pace, loop, lambda: self._stopping
             )
         except IsthmusError as error:
             kept.build = None

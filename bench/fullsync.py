@@ -42,8 +42,8 @@ MANY: Final = Target(60, "s until all are repaired", at_least=False)
 KEPT: Final = Target(3, "µs of CPU an applied object", at_least=False)
 BUILT: Final = Target(500_000, "keys/s")
 SLOWER: Final = Target(2, "× the p99 without", at_least=False)
-MEMORY: Final = Target(8.5, "MB for all of a bucket type's key space", at_least=False)
-"""8 MiB, and 8 KB more for each border of partitions within a branch."""
+MEMORY: Final = Target(8, "MiB for all of a bucket type's key space", at_least=False)
+"""2^20 segments of 8 bytes."""
 
 PEER: Final = "b"
 PAUSE_MS: Final = 100
@@ -277,7 +277,7 @@ class _Run:
         self.figures.append(figure)
 
     def _memory(self) -> None:
-        held = self._metric("isthmus_tree_bytes") / 1e6
+        held = self._metric("isthmus_tree_bytes") / 2**20
         figure = Figure("memory of all trees of a node that has all partitions", f"{self._written:,} keys")
         figure.values = {"resident_mb": self._nodes.resident_mb("a")}
         figure.target, figure.measured = MEMORY, held

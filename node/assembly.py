@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from aae.keeping import Copy
+from aae.local import Led
 from config.settings import MB, Settings
 from repl.balancing import BalanceOptions
 from repl.creation import SETTLE_MS, DefaultType
@@ -208,4 +209,5 @@ def copy_of(partition: Partition, *, replaying: bool) -> Copy:
     """A copy on this node as the keeper of trees sees it."""
     replica = partition.replica
     whole = replica.far_position is None and not replaying
-    return Copy(partition.id, partition.bucket_type, replica.member.gen, replica.applied, whole)
+    segments = Led(partition.id, partition.index, partition.partition_count).segments
+    return Copy(partition.id, partition.bucket_type, replica.member.gen, replica.applied, whole, segments)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -104,13 +106,45 @@ def test_a_tree_survives_its_file_form_and_the_wire() -> None:
 
 
 def test_memory_grows_with_the_branches_that_are_touched() -> None:
-    """An empty tree has no leaves; one of all segments has 8 bytes a segment."""
+    """An empty tree has no leaves; one of all segments has 8 bytes a segment, and so have all parts together."""
     tree = Tree()
     assert tree.allocated_bytes == 0
     tree.change(0, 1)
     tree.change(1, 1)
-    assert tree.allocated_bytes == 8192
-    tree.change_all((branch << LEAF_BITS, 1) for branch in range(BRANCH_COUNT))
+    assert 0 < tree.allocated_bytes <= 8192
+    tree.change_all((branch << LEAF_BITS, 1) for branch in range(0, BRANCH_COUNT, 2))
+    assert tree.allocated_bytes <= 4 * SEGMENT_COUNT
+    tree.change_all((segment, 1) for segment in range(SEGMENT_COUNT))
     assert tree.allocated_bytes == 8 * SEGMENT_COUNT
-    tree.clear()
-    assert tree.allocated_bytes == 0
+    cuts = [0, 1, 100, 87_382, 87_382 + 512, 524_288, SEGMENT_COUNT]
+    parts = [Tree(first, end) for first, end in pairwise(cuts)]
+    for part in parts:
+        part.change_all((segment, 1) for segment in range(part.first, part.end))
+    assert sum(part.allocated_bytes for part in parts) == 8 * SEGMENT_COUNT
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(changes, st.integers(0, SEGMENT_COUNT - 1), st.integers(1, SEGMENT_COUNT))
+def test_a_tree_of_a_range_is_that_part_of_the_whole(found: list[tuple[int, int]], first: int, end: int) -> None:
+    """Wherever its range begins and ends, within a branch or not: branches, leaves, file and merging are those of a
+    whole tree that has changes there alone; changes page by page are the same as one by one."""
+    first, end = min(first, end - 1), max(first + 1, end)
+    within = sorted(c for c in found if first <= c[0] < end)
+    whole, part, paged = tree_of(within), Tree(first, end), Tree(first, end)
+    part.change_all(within)
+    paged.change_sorted(np.array([c[0] for c in within], np.int64), np.array([c[1] for c in within], np.uint64))
+    assert not part.differing_leaves(paged)
+    assert (part.branch_hashes() == whole.branch_hashes()).all()
+    for branch in {segment >> LEAF_BITS for segment, _ in found} | {first >> LEAF_BITS, (end - 1) >> LEAF_BITS}:
+        assert (part.leaves(branch) == whole.leaves(branch)).all()
+    assert part.dump() == whole.dump()
+    assert not Tree.load(whole.dump(), first, end).differing_leaves(part)
+    merged = Tree()
+    merged.merge(part)
+    assert not merged.differing_leaves(whole)
+    outside = [c for c in found if not first <= c[0] < end and c[1]]
+    for one in outside:
+        with pytest.raises(CodecError, match="has others"):
+            Tree.load(tree_of([one]).dump(), first, end)
+        with pytest.raises((AssertionError, IndexError)):
+            part.change(*one)

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from pathlib import Path
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from aae.building import first_rebuild_ms, leaf_of_row
+from aae.building import first_rebuild_ms
 from aae.keeping import Copy, Trees
-from repl.model.entry import encode_key_row, leaf
-from repl.model.errors import Corruption
-from repl.model.objects import Summary
 from repl.store.memory import MemoryStore
 from repl.store.port import PartitionStep
 from tests.store.histories import History
@@ -34,30 +26,6 @@ class Clock:
     def wall_ms(self) -> int:
         """Now."""
         return self.ms
-
-
-@given(
-    st.binary(max_size=300),
-    st.integers(0, 2**64 - 1) | st.integers(0, 300),
-    st.integers(0, 2**63) | st.integers(0, 300),
-    st.integers(0, 2**40),
-    st.integers(0, 70_000),
-    st.booleans(),
-    st.integers(0, 2**62),
-)
-def test_a_leaf_is_the_same_decoded_or_not(
-    clock: bytes, hash64: int, modified_ms: int, size: int, siblings: int, tombstone: bool, offset: int
-) -> None:
-    """What a build takes from a row as it is equals what apply makes of its fields, for every shape of row; a row that
-    is cut short is an error with the key's name, or the same leaf still."""
-    row = encode_key_row(Summary(clock, hash64, modified_ms, size, siblings, tombstone), offset)
-    expected = leaf(b"b", b"key", clock, hash64, tombstone=tombstone)
-    assert leaf_of_row(b"b", b"key", row) == expected
-    for end in range(len(row)):
-        with suppress(Corruption):
-            assert leaf_of_row(b"b", b"key", row[:end]) == expected
-    with pytest.raises(Corruption, match="b'b'/b'key'"):
-        leaf_of_row(b"b", b"key", row[: len(clock)])
 
 
 def test_first_moments_are_spread_over_the_interval() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from aae.building import leaf_of_row
 from aae.files import save_tree, take_tree
 from aae.keeping import Copy, State, Trees
+from aae.row_leaves import leaf_of_row
 from aae.tree import Tree
 from node.timesource import SystemTime
 from repl.model.entry import Entry
