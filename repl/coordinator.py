@@ -23,7 +23,7 @@ from repl.forwarding import Forwarding
 from repl.listing import Listing
 from repl.model.entry import Entry, EntryKind, make_entry
 from repl.model.errors import BadInput, Corruption, IsthmusError, NotLeader
-from repl.model.keys import Key, key_hash
+from repl.model.keys import Key, key_hash, partition_index
 from repl.model.properties import PLAIN, TypeProperties
 from repl.model.record import PartitionRecord
 from repl.model.requests import (
@@ -35,7 +35,7 @@ from repl.model.requests import (
     Written,
 )
 from repl.partition import Partition, PendingGroup, Waiter
-from repl.proposal import Owed, Proposal, nothing_owed
+from repl.proposal import Owed, nothing_owed
 from repl.reading import Reading, answer_bytes, confirm_refusals, not_led
 from repl.routes import Routes
 from repl.runtime import Runtime
@@ -44,16 +44,17 @@ from repl.store.requests import request_name
 from repl.tally import Tally
 from repl.telemetry import Sample
 from repl.transport.port import Links
+from repl.usual_proposal import UsualProposal
 from repl.write_limits import WriteLimits
 
 
-class _Item(NamedTuple):
-    """One item of a request on its way to a partition."""
+class _Share(NamedTuple):
+    """What of a request goes to one partition: the slots of its items, and the hashes of their keys."""
 
-    request: WriteRequest | PushItem
-    hash64: int
+    requests: Sequence[WriteRequest | PushItem]
     waiter: Waiter
-    slot: int
+    slots: list[int]
+    hashes: list[int]
 
 
 class _Away(NamedTuple):
@@ -89,7 +90,7 @@ class Coordinator:
             runtime, self.routes, self._forwarding, Isolation(read_isolation), answer_bytes(limits.entry_bytes)
         )
         self._listing = Listing(runtime, self.routes, self._forwarding, read_pool)
-        self._inbox: dict[int, list[_Item]] = {}
+        self._inbox: dict[int, list[_Share]] = {}
         self._expiry = Expiry(request_timeout_ms)
         self._pending_requests: dict[int, dict[bytes, int]] = {}
         """Partition -> name of a request (`repl.store.requests`) -> offset of its entry: proposed here, not applied."""
@@ -240,15 +241,21 @@ class Coordinator:
         order."""
         waiter = Waiter(self._loop.create_future(), len(requests))
         inbox, routes, partitions = self._inbox, self.routes, self._runtime.partitions
-        targets: dict[int, list[_Item] | _Away | IsthmusError] = {}
+        targets: dict[int, _Share | _Away | IsthmusError] = {}
         away: dict[str, _Away] = {}
+        limit = self._key_limit_bytes
+        of_type: bytes | None = None
+        partition_ids: Sequence[int] = ()
         # `_drain` releases a request once for each partition that it touches, a forwarded part once.
         for slot, request in enumerate(requests):
-            key = request.key
+            bucket_type, bucket, name = request[0]
             try:
-                self._check_key(key)
-                hash64 = key_hash(key.bucket, key.key)
-                partition = routes.partition_of(key.bucket_type, hash64)
+                if not (0 < len(bucket) <= limit and 0 < len(name) <= limit):
+                    raise self._bad_key(bucket, name)
+                if bucket_type != of_type:
+                    of_type, partition_ids = bucket_type, routes.partitions(bucket_type)
+                hash64 = key_hash(bucket, name)
+                partition = partition_ids[partition_index(hash64, len(partition_ids))]
             except IsthmusError as error:
                 waiter.results[slot] = error
                 continue
@@ -256,13 +263,15 @@ class Coordinator:
             if target is None:
                 place = partitions.get(partition)
                 if place is not None and place.replica.ready:
-                    target = inbox.setdefault(partition, [])
+                    target = _Share(requests, waiter, [], [])
+                    inbox.setdefault(partition, []).append(target)
                     waiter.remaining += 1
                 else:
                     target = self._elsewhere(partition, away if forward else None)
                 targets[partition] = target
-            if type(target) is list:
-                target.append(_Item(request, hash64, waiter, slot))
+            if type(target) is _Share:
+                target.slots.append(slot)
+                target.hashes.append(hash64)
             elif type(target) is _Away:
                 target.requests.append(request)
                 target.slots.append(slot)
@@ -299,30 +308,27 @@ class Coordinator:
         else:
             self._forwarding.push(node, cast("list[PushItem]", part.requests), done)
 
-    def _check_key(self, key: Key) -> None:
-        limit = self._key_limit_bytes
-        if not key.bucket or not key.key:
-            raise BadInput("bucket and key must not be empty")
-        if len(key.bucket) > limit or len(key.key) > limit:
-            raise BadInput(f"bucket or key is longer than limits.key_bytes ({limit} bytes)")
+    def _bad_key(self, bucket: bytes, name: bytes) -> BadInput:
+        if not bucket or not name:
+            return BadInput("bucket and key must not be empty")
+        return BadInput(f"bucket or key is longer than limits.key_bytes ({self._key_limit_bytes} bytes)")
 
     def _drain(self) -> None:
         """Take what arrived in this loop turn, partition by partition."""
         self._scheduled = False
         inbox, self._inbox = self._inbox, {}
         with self._runtime.replog.together():
-            for partition_id, items in inbox.items():
-                self._propose(self._runtime.partitions[partition_id], items)
+            for partition_id, shares in inbox.items():
+                self._propose(self._runtime.partitions[partition_id], shares)
 
-    def _propose(self, partition: Partition, items: list[_Item]) -> None:
-        """Make entries of `items` and append them together; note who waits for what."""
-        waiting: dict[int, tuple[Waiter, list[int], int]] = {}
+    def _propose(self, partition: Partition, shares: list[_Share]) -> None:
+        """Make entries of the shares' items and append them together; note who waits for what."""
         refused: IsthmusError | None = not_led(self._runtime, self.routes, partition.id)
         if refused is not None:
-            _refuse(items, refused)
+            _refuse(shares, refused)
             return
         runtime = self._runtime
-        proposal = Proposal(
+        proposal = UsualProposal(
             partition,
             runtime.store,
             runtime.cluster_uuid,
@@ -332,41 +338,28 @@ class Coordinator:
             self._pending_requests.get(partition.id, {}),
             self.owed,
         )
-        for item in items:
-            request = item.request
-            try:
-                if isinstance(request, PushItem):
-                    answer, end = proposal.push(request, item.hash64)
-                else:
-                    answer, end = proposal.write(request, item.hash64)
-            except IsthmusError as error:
-                answer, end = error, 0
-            item.waiter.results[item.slot] = answer
-            mine = waiting.get(id(item.waiter))
-            if mine is None:
-                waiting[id(item.waiter)] = (item.waiter, [item.slot], end)
-            else:
-                mine[1].append(item.slot)
-                if end > mine[2]:
-                    waiting[id(item.waiter)] = (mine[0], mine[1], end)
+        groups: list[PendingGroup] = []
+        for requests, waiter, slots, hashes in shares:
+            groups.append(PendingGroup(proposal.take(requests, slots, hashes, waiter.results), waiter, slots))
         self._tally.proposed(proposal)
         if proposal.entries:
             refused = runtime.append(partition, proposal.entries)
             if refused is not None:
-                _refuse(items, refused)
+                _refuse(shares, refused)
                 return
             partition.pending_rows.update(proposal.fresh)
             if proposal.fresh_requests:
                 self._pending_requests.setdefault(partition.id, {}).update(proposal.fresh_requests)
         if proposal.condition_failed:
-            confirm_refusals(runtime, partition, [(item.waiter, item.slot) for item in items])
-        groups = [PendingGroup(end, waiter, slots) for waiter, slots, end in waiting.values() if end]
-        for waiter, _, end in waiting.values():
-            if not end:
-                waiter.release()
-        if groups:
-            groups.sort(key=_group_end)
-            _insert_groups(partition, groups)
+            confirm_refusals(runtime, partition, [(share.waiter, slot) for share in shares for slot in share.slots])
+        waiting = [group for group in groups if group.end]
+        if len(waiting) < len(groups):
+            for group in groups:
+                if not group.end:
+                    group.waiter.release()
+        if waiting:
+            waiting.sort(key=_group_end)
+            _insert_groups(partition, waiting)
 
     # -- telemetry ------------------------------------------------------------------------------------
 
@@ -375,12 +368,12 @@ class Coordinator:
         return [*self._tally.samples(), *self._reading.samples(), *self._forwarding.samples()]
 
 
-def _refuse(items: Sequence[_Item], error: IsthmusError) -> None:
-    """Nothing of `items` was appended: a definite refusal for each."""
-    for item in items:
-        item.waiter.results[item.slot] = error
-    for waiter in {id(item.waiter): item.waiter for item in items}.values():
-        waiter.release()
+def _refuse(shares: Sequence[_Share], error: IsthmusError) -> None:
+    """Nothing of these was appended: a definite refusal for each item."""
+    for share in shares:
+        for slot in share.slots:
+            share.waiter.results[slot] = error
+        share.waiter.release()
 
 
 def _group_end(group: PendingGroup) -> int:

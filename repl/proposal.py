@@ -271,6 +271,13 @@ class Proposal:
             return None
         return current.row if current.row.tombstone and current.row.offset == offset else None
 
+    def too_long(self, wire: bytes) -> TooLarge:
+        """The refusal of an entry that other nodes do not take."""
+        size, limit = len(wire), self._limits.entry_bytes
+        return TooLarge(
+            f"the object with all its siblings would make an entry of {size} bytes; other nodes take {limit}"
+        )
+
     def _take(self, entry: Entry) -> None:
         self._next = entry.offset + 1
         self.entries.append(entry)
@@ -347,10 +354,7 @@ class Proposal:
             payload=encoded,
         )
         if len(entry.wire) > self._limits.entry_bytes:
-            raise TooLarge(
-                f"the object with all its siblings would make an entry of {len(entry.wire)} bytes; other nodes take "
-                f"{self._limits.entry_bytes}"
-            )
+            raise self.too_long(entry.wire)
         self._take(entry)
         if request_id:
             self.fresh_requests[request_name(hash64, request_id)] = offset

@@ -35,6 +35,12 @@ TURN_ITEMS: Final = 256
 
 CONTENT_TYPE: Final = b"application/octet-stream"
 
+_BARE: Final = Content(b"", CONTENT_TYPE)[1:]
+"""What a content is made of behind its value, when nothing is said of it."""
+
+_new: Final = tuple.__new__
+"""Makes a named tuple of all its fields, in order, at half the price of its own constructor."""
+
 _HEADERS: Final[Headers] = [(b"content-type", MSGPACK)]
 
 
@@ -151,10 +157,10 @@ def _key(item: Any) -> Key:
     """The key that an item begins with: [type, bucket, key, ...]. Raises BadInput."""
     if type(item) is not list or len(item) < 3:
         raise BadInput("an item is a list of at least bucket type, bucket and key")
-    bucket_type, bucket, key = item[:3]
+    bucket_type, bucket, key = name = item[:3]
     if type(bucket_type) is not bytes or type(bucket) is not bytes or type(key) is not bytes:
         raise BadInput("bucket type, bucket and key must be text or bytes")
-    return Key(bucket_type, bucket, key)
+    return _new(Key, name)
 
 
 def _isolation(item: Any) -> Isolation | None:
@@ -173,6 +179,11 @@ def _write_request(item: Any, limit: int) -> WriteRequest:
     nil deletes. Raises BadInput."""
     key = _key(item)
     size = len(item)
+    if size == 4 or (4 < size <= 6 and item[4] is None):
+        # What is usual: a value, and nothing said of its type.
+        value = item[3]
+        if type(value) is bytes and len(value) <= limit and (size < 6 or item[5] is None):
+            return _new(WriteRequest, (key, _new(Content, (value, *_BARE)), None, b"", False, None))
     if not 4 <= size <= 8:
         raise BadInput(
             "an item to put has 4 to 8 elements: type, bucket, key, value, content type, vclock, extras, request id"

@@ -47,11 +47,17 @@ class Reads:
         self._source = source
         self._progress = progress
         self._prefixes: dict[int, Prefixes] = {}
+        self._head = (b"", rows.bucket_head(b""))
+        """The bucket that was last asked for, as it stands in a row's key; replaced as a whole, for any thread."""
 
     def key_row(self, partition: int, key_hash: int, bucket: bytes, key: bytes) -> bytes | None:
         """The encoded key row, or None. Raises Corruption, LocalFault; so do all reads."""
         prefix = (self._prefixes.get(partition) or self._add_prefixes(partition)).key
-        return self._source.get(prefix + rows.segment_name(segment_of(key_hash)) + rows.bucket_head(bucket) + key)
+        of, head = self._head
+        if of != bucket:
+            head = rows.bucket_head(bucket)
+            self._head = bucket, head
+        return self._source.get(prefix + (key_hash >> 44).to_bytes(3, "big") + head + key)
 
     def object(self, partition: int, bucket: bytes, key: bytes) -> bytes | None:
         """The canonical object bytes, or None."""

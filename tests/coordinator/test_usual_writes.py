@@ -1,0 +1,122 @@
+"""Claims on the usual writes: made in one stretch of code, they are what the way of all writes makes of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from repl.model.conditions import Condition
+from repl.model.errors import IsthmusError
+from repl.model.keys import Key, key_hash
+from repl.model.objects import TOMBSTONE, Content
+from repl.model.properties import Properties, TypeProperties
+from repl.model.requests import WriteRequest, Written
+from repl.model.vclock import Clock, actor_of, decode_clock
+from repl.proposal import Proposal
+from repl.store.memory import MemoryStore
+from repl.store.port import PartitionStep
+from repl.usual_proposal import UsualProposal
+from repl.write_limits import WriteLimits
+from tests.coordinator.pair import OTHER, UUID, Place
+
+LIMITS = WriteLimits(object_bytes=300, sibling_count=3, entry_bytes=700, object_warn_bytes=200)
+PROPERTIES = TypeProperties(
+    Properties(),
+    {b"last": Properties(last_write_wins=True), b"one": Properties(allow_mult=False, max_object_bytes=100)},
+)
+ROUNDS = 60
+
+
+class Both:
+    """One history, proposed in both ways, on one store."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.store = MemoryStore()
+        self.place = Place(0, actor_of(UUID, 0))
+        self.place.replica.epoch = 3
+        self.clocks: dict[Key, list[Clock]] = {}
+        self.now_ms = 1_700_000_000_000
+
+    def request(self) -> WriteRequest:
+        """Anything that a client may ask for, the usual things more often."""
+        pick = self.random
+        key = Key(b"default", pick.choice((b"plain", b"last", b"one")), b"key-%d" % pick.randrange(6))
+        seen = self.clocks.get(key, [])
+        context = pick.choice((None, (), *seen[-1:], *seen[-1:], *seen[-1:], *seen))
+        if pick.random() < 0.05:
+            context = ((actor_of(OTHER, 1), 7, 1), *(context or ())) if pick.random() < 0.5 else ((b"stranger", 9, 9),)
+        content = Content(pick.randbytes(pick.choice((0, 5, 40, 90, 150, 250, 350))), b"text/plain")
+        if pick.random() < 0.1:
+            content = content._replace(metadata=((b"colour", b"red"),), links=((b"b", b"k", b"t"),))
+        if pick.random() < 0.15:
+            content = TOMBSTONE
+        request_id = b"id-%d" % pick.randrange(20) if pick.random() < 0.1 else b""
+        condition = Condition(if_none_match=("*",)) if pick.random() < 0.05 else None
+        return WriteRequest(key, content, context, request_id, pick.random() < 0.5, condition)
+
+    def proposal(self, kind: type[Proposal]) -> Proposal:
+        return kind(self.place, self.store, UUID, LIMITS, PROPERTIES, self.now_ms, {})  # type: ignore[arg-type]
+
+    def one_by_one(self, requests: Sequence[WriteRequest]) -> tuple[Proposal, list[object], int]:
+        proposal = self.proposal(Proposal)
+        results: list[object] = []
+        end = 0
+        for request in requests:
+            try:
+                answer, at = proposal.write(request, key_hash(request.key.bucket, request.key.key))
+            except IsthmusError as error:
+                answer, at = error, 0
+            results.append(answer)
+            end = max(end, at)
+        return proposal, results, end
+
+
+def told(result: object) -> object:
+    """An answer as it can be compared."""
+    return (type(result), str(result)) if isinstance(result, IsthmusError) else result
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_usual_writes_are_what_the_way_of_all_writes_makes_of_them(seed: int) -> None:
+    """Over long histories of fresh keys, overwrites, siblings, deletes, limits and repeated ids, applied or not,
+    taking many at once makes the same entries, byte for byte, the same answers, counts and reports."""
+    both = Both(seed)
+    usual = 0
+    for _ in range(ROUNDS):
+        requests = [both.request() for _ in range(both.random.randrange(1, 12))]
+        expected, answers, end = both.one_by_one(requests)
+        proposal = both.proposal(UsualProposal)
+        assert isinstance(proposal, UsualProposal)
+        results: list[object] = [None] * len(requests)
+        hashes = [key_hash(request.key.bucket, request.key.key) for request in requests]
+        assert proposal.take(requests, range(len(requests)), hashes, results) == end
+        assert proposal.entries == expected.entries
+        assert proposal.fresh == expected.fresh
+        assert proposal.fresh_requests == expected.fresh_requests
+        assert list(map(told, results)) == list(map(told, answers))
+        assert (proposal.put_count, proposal.delete_count, proposal.repeated_count) == (
+            expected.put_count,
+            expected.delete_count,
+            expected.repeated_count,
+        )
+        assert proposal.warned == expected.warned
+        assert proposal.condition_failed == expected.condition_failed
+        for request, result in zip(requests, results, strict=True):
+            if isinstance(result, Written) and result.clock:
+                both.clocks.setdefault(request.key, []).append(decode_clock(result.clock))
+        usual += sum(isinstance(result, Written) for result in results)
+        both.now_ms += both.random.randrange(2_000)
+        place = both.place
+        place.pending_rows.update(proposal.fresh)
+        if proposal.entries:
+            place.replica.leo = proposal.entries[-1].offset + 1
+            place.pending += proposal.entries
+        if both.random.random() < 0.5 and place.pending:
+            both.store.write([PartitionStep(0, tuple(place.pending))])
+            place.replica.applied = place.replica.leo
+            place.pending.clear()
+            place.pending_rows.clear()
+    assert usual > ROUNDS
