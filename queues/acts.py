@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from queues.decrees import CLEARED, PUBLISHING, SERVING
+from queues.decrees import CLEARED, PUBLISHING, SERVING, Positions
 from queues.explaining import explained, explained_lower
 from queues.lag import lags
 from queues.listing import ledger, reason
@@ -62,11 +62,20 @@ class QueueActs:
 
     # ---------------------------------------------------------------- acts that hold on all nodes
 
-    async def register(self, name: str, values: Mapping[str, Any], start_ms: int, act: Act) -> None:
+    async def register(
+        self, name: str, values: Mapping[str, Any], start_ms: int, act: Act, positions: Positions = ()
+    ) -> None:
         """See `Steering.register`."""
-        await self._queues.steering.register(name, values, start_ms, act)
+        await self._queues.steering.register(name, values, start_ms, act, positions)
         await self._queues.follow_definitions()
         log.info("queue.registered", queue=name, by=act.by, reason=act.reason, start_ms=start_ms)
+
+    async def place(self, name: str, positions: Positions, act: Act) -> None:
+        """See `Steering.place`."""
+        self._queues.named(name)
+        await self._queues.steering.place(name, positions, act)
+        await self._queues.refresh(name)
+        log.info("queue.placed", queue=name, by=act.by, reason=act.reason, partitions=len(positions))
 
     async def delist(self, name: str, act: Act) -> None:
         """See `Steering.delist`."""

@@ -3,7 +3,7 @@
 All are small JSON values in the metastore, changed by conditional writes only (`queues.ownership.change_value`):
 
     /queue-definitions          {name: {"filter", "cascade", ..., "by", "at_ms", "reason"} or {"delisted": true, ...}}
-    /queues/NAME/decree         the newest act that moves cursors: registered, cleared, released
+    /queues/NAME/decree         the newest act that moves cursors: registered, placed, cleared, released
     /queues/NAME/suspension     {"suspensions": [{"what", "node", "by", "at_ms", "reason"}]}
     /queues/NAME/rates          {"bytes_per_second", "objects_per_second", "by", "at_ms", "reason"}
     /queues/NAME/lost           {"lost": [gaps of the lower priorities]}
@@ -42,14 +42,23 @@ NOW: Final = "now"
 ALL: Final = "0"
 
 REGISTERED: Final = "registered"
+PLACED: Final = "placed"
 CLEARED: Final = "cleared"
 RELEASED: Final = "released"
 
 
+POSITIONS_MAX: Final = 32_768
+"""Positions of one decree: with the longest numbers 0.7 MB, below what the metastore takes for one value."""
+
+Positions = tuple[tuple[int, int], ...]
+"""(partition, offset): all changes below the offset are at the sink cluster already, by another way than the queue."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decree:
-    """One act that moves all cursors of a queue. `start_ms` (wall clock): from the changes of that time on; 0: from the
-    first change of all."""
+    """One act that moves cursors of a queue. `start_ms` (wall clock): from the changes of that time on; 0: from the
+    first change of all. With `positions` only the cursors of these partitions move, each to its own; a partition where
+    the queue never stood begins at 0."""
 
     version: int
     what: str
@@ -57,10 +66,11 @@ class Decree:
     by: str
     at_ms: int
     reason: str
+    positions: Positions = ()
 
     def shown(self) -> dict[str, Any]:
-        """For listings."""
-        return asdict(self)
+        """For listings; of positions how many."""
+        return {**asdict(self), "positions": len(self.positions)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +100,13 @@ class QueueSuspension:
 
 def obeyed(state: CursorState, cursor: int, decree: Decree, start: int, upto_ms: int) -> CursorState:
     """What `decree` makes of a partition's state whose cursor stands at `cursor`. It asks for all from `start` on, the
-    changes of `upto_ms` and later; what a queue that is not new passes over is a gap."""
+    changes of `upto_ms` and later; what a queue that is not new passes over is a gap, unless it is placed: then it was
+    brought by other means."""
     if decree.what == REGISTERED:
         grown = tuple(gap for gap in state.gaps if gap.is_open)
         return replace(state, cursor=start, decree=decree.version, gaps=grown)
     gaps = below(state.gaps, start)
-    if start > cursor:
+    if start > cursor and decree.what != PLACED:
         from_ms = max((gap.upto_ms for gap in gaps if gap.end <= cursor), default=0)
         gap = Gap(cursor, start, from_ms, upto_ms, 0, decree.what, decree.by, decree.reason)
         gaps = with_gap(gaps, gap)
@@ -111,10 +122,14 @@ def decode_decree(value: bytes) -> Decree:
     """Raises CodecError."""
     raw = json_object(value, "decree of a queue")
     try:
-        decree = Decree(**{field.name: raw[field.name] for field in fields(Decree)})
+        plain = {field.name: raw[field.name] for field in fields(Decree) if field.name != "positions"}
+        positions = tuple((partition, offset) for partition, offset in raw.get("positions", ()))
+        decree = Decree(**plain, positions=positions)
     except KeyError as error:
         raise CodecError(f"not a decree of a queue: {error} is missing") from error
-    numbers = (decree.version, decree.start_ms, decree.at_ms)
+    except (TypeError, ValueError) as error:
+        raise CodecError(f"not a decree of a queue: {error}") from error
+    numbers = (decree.version, decree.start_ms, decree.at_ms, *(number for one in positions for number in one))
     if not all(type(n) is int and n >= 0 for n in numbers) or decree.version < 1 or not isinstance(decree.what, str):
         raise CodecError("not a decree of a queue: a field is out of range")
     return decree

@@ -67,7 +67,7 @@ class CursorKeeper:
                     return
                 state = CursorState()
                 if queue.word.decree is not None:
-                    start = await self._start(partition, queue.word.decree, self._led[partition])
+                    start = await self._start(partition, queue.word.decree, self._led[partition], 0)
                     state = CursorState(start, decree=queue.word.decree.version)
                 await self._cursors.write_cursor(partition, queue.name, encode_state(state))
             except (Retryable, OutcomeUnknown):
@@ -106,14 +106,16 @@ class CursorKeeper:
         window = queue.machine.windows.get(partition)
         if decree is None or window is None or window.state.decree >= decree.version:
             return None
-        start = await self._start(partition, decree, window.applied)
+        start = await self._start(partition, decree, window.applied, window.advance())
         if queue.machine.windows.get(partition) is not window:
             return None
         log.info("queue.decree_obeyed", queue=queue.settings.name, partition=partition, what=decree.what, start=start)
         return obeyed(window.state, window.advance(), decree, start, decree.at_ms)
 
-    async def _start(self, partition: int, decree: Decree, applied: int) -> int:
-        """The offset from which `decree` wants changes."""
+    async def _start(self, partition: int, decree: Decree, applied: int, standing: int) -> int:
+        """The offset from which `decree` wants changes; `standing` where it says nothing of the partition."""
+        if decree.positions:
+            return min(applied, dict(decree.positions).get(partition, standing))
         if not decree.start_ms:
             return 0
         loop = asyncio.get_running_loop()

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from config.rules import check_name
 from config.settings import QueueSettings
 from queues import decrees
-from queues.decrees import Decree, Definition, QueueSuspension
+from queues.decrees import Decree, Definition, Positions, QueueSuspension
 from queues.filters import parse_filter
 from queues.held import HELD_MAX, Held, decode_held, encode_held, of_node
 from queues.ownership import (
@@ -120,12 +120,16 @@ class Steering:
 
     # ---------------------------------------------------------------- which queues there are
 
-    async def register(self, name: str, values: Mapping[str, Any], start_ms: int, act: Act) -> None:
-        """There is a queue `name` from now on, on all nodes; it offers changes of `start_ms` and later (0: all).
-        `values` are fields of QueueSettings, all others have their defaults."""
+    async def register(
+        self, name: str, values: Mapping[str, Any], start_ms: int, act: Act, positions: Positions = ()
+    ) -> None:
+        """There is a queue `name` from now on, on all nodes; it offers changes of `start_ms` and later (0: all), or
+        from `positions` on. `values` are fields of QueueSettings, all others have their defaults."""
         settings = _settings(name, values)
+        if name in self._in_force(await self.definitions()):
+            raise BadInput(_THERE.format(name))  # before the decree: it would move the cursors of that queue
         # The decree first: who sees the queue sees where it begins. Alone it does nothing.
-        await self.decree(name, decrees.REGISTERED, start_ms, act)
+        await self.decree(name, decrees.REGISTERED, start_ms, act, positions)
         await self._define(name, Definition(settings, *act), lambda found: name not in self._in_force(found))
 
     async def delist(self, name: str, act: Act) -> None:
@@ -141,8 +145,7 @@ class Steering:
             if found.get(name) == definition:
                 return current or b""
             if not may(found):
-                there = "there is one already: delist it first" if definition.settings else "there is none"
-                raise BadInput(f"queue {name!r}: {there}")
+                raise BadInput(_THERE.format(name) if definition.settings else f"queue {name!r}: there is none")
             if definition.settings is None and name not in self._config:
                 # Kept all the same: a node whose file has it must know that it is gone.
                 found = {other: one for other, one in found.items() if other != name}
@@ -155,13 +158,19 @@ class Steering:
 
     # ---------------------------------------------------------------- acts that move cursors
 
-    async def decree(self, name: str, what: str, start_ms: int, act: Act) -> Decree:
-        """All cursors of the queue go to the changes of `start_ms`."""
+    async def place(self, name: str, positions: Positions, act: Act) -> None:
+        """The queue's cursors in these partitions go to these offsets: what is below is at the sink cluster."""
+        await self.decree(name, decrees.PLACED, 0, act, positions)
+
+    async def decree(self, name: str, what: str, start_ms: int, act: Act, positions: Positions = ()) -> Decree:
+        """All cursors of the queue go to the changes of `start_ms`, or some to `positions`."""
+        if len(positions) > decrees.POSITIONS_MAX:
+            raise BadInput(f"{len(positions)} positions, {decrees.POSITIONS_MAX} are taken at once: place by parts")
         made: list[Decree] = []
 
         def changed(current: bytes | None) -> bytes:
             before = 0 if current is None else decrees.decode_decree(current).version
-            decree = Decree(before + 1, what, start_ms, *act)
+            decree = Decree(before + 1, what, start_ms, *act, positions)
             if current is not None and replace(decrees.decode_decree(current), version=decree.version) == decree:
                 decree = decrees.decode_decree(current)  # it was written, and the answer got lost
             made.append(decree)
@@ -282,6 +291,9 @@ class Steering:
             return None if tuple(found) == before else json.dumps({"lost": [asdict(one) for one in found]}).encode()
 
         await change_value(self._metastore, path_of(name, "lost"), changed)
+
+
+_THERE: Final = "queue {0!r}: there is one already: delist it first"
 
 
 def _settings(name: str, values: Mapping[str, Any]) -> QueueSettings:

@@ -6,7 +6,9 @@ shown by `node.cli.queue_looks`.
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -19,6 +21,7 @@ from node.cli.queue_looks import filter_tested, gaps_of_queues, ledger, peek, sh
 from node.cli.remote import AdminClient, admin_option, whoami
 
 NAME = click.argument("name")
+POSITIONS = click.Path(exists=True, dir_okay=False, path_type=Path)
 SERVING = click.option(
     "--serving", "what", flag_value="serving", default="serving", help="Giving out changes: they wait (the default)."
 )
@@ -115,6 +118,7 @@ def release(name: str, start: str, by: str, reason: str, admin: AdminClient, out
 @queue_group.command("register")
 @NAME
 @click.option("--from", "start", default="now", show_default=True, metavar="0|now|TIME", help="Where it begins.")
+@click.option("--positions", "positions", type=POSITIONS, help="A seed's handover.json: it begins there instead.")
 @click.option("--filter", "filter_", default="any", show_default=True, metavar="RULES", help="What it offers.")
 @click.option("--cascade", is_flag=True, help="Offer also what came from another cluster.")
 @click.option("--overflow", type=click.Choice(["replay", "discard"]), default="replay", show_default=True)
@@ -126,6 +130,7 @@ def release(name: str, start: str, by: str, reason: str, admin: AdminClient, out
 def register(
     name: str,
     start: str,
+    positions: Path | None,
     filter_: str,
     cascade: bool,
     overflow: str,
@@ -136,9 +141,22 @@ def register(
     output: str,
 ) -> None:
     """Make queue NAME, on all nodes, from now on and over restarts."""
-    wish = {"name": name, "from": _start(start), "filter": filter_, "cascade": cascade, "overflow": overflow}
+    begins = {"from": _start(start)} if positions is None else {"positions": _positions(positions)}
+    wish = {"name": name, **begins, "filter": filter_, "cascade": cascade, "overflow": overflow}
     answer = admin.post("/admin/queues/register", {**wish, "queue_limit": queue_limit, "by": by, "reason": reason})
     _echo(answer, output, f"queue {name}: registered")
+
+
+@queue_group.command("place")
+@NAME
+@click.option("--positions", "positions", type=POSITIONS, required=True, help="A seed's handover.json.")
+@BY
+@REASON
+@admin_option
+@output_option
+def place(name: str, positions: Path, by: str, reason: str, admin: AdminClient, output: str) -> None:
+    """Let queue NAME go on from exact offsets, below which everything is at its sink cluster already."""
+    _act(admin, output, name, "place", "placed", positions=_positions(positions), by=by, reason=reason)
 
 
 @queue_group.command("delist")
@@ -224,6 +242,21 @@ def _start(text: str) -> str | int:
         return int(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
     except ValueError as error:
         raise click.BadParameter(f"{text!r} is none of 0, now, 2026-11-21T09:00:00", param_hint="--from") from error
+
+
+def _positions(path: Path) -> dict[str, int]:
+    """What "positions" is in a request."""
+    try:
+        raw = json.loads(path.read_bytes())
+        found = raw["positions"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise click.BadParameter(
+            f'{path} has no positions, an object such as {{"positions": {{"3": 1200}}}}: {error!r:.100}',
+            param_hint="--positions",
+        ) from error
+    if not isinstance(found, dict) or not found:
+        raise click.BadParameter(f"{path}: positions are of at least one partition", param_hint="--positions")
+    return found
 
 
 def _echo(answer: dict[str, Any], output: str, sentence: str) -> None:

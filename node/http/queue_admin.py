@@ -15,11 +15,12 @@ from node.http.asgi import Request, json_reply
 from node.http.router import Router
 from node.http.statuses import Refused, Reply
 from node.http.wishes import count, flag, initiator, text, wish_of
-from queues.decrees import SERVING
+from queues.decrees import SERVING, Positions
 from queues.rules import FOLD, FULL_SYNC
 from queues.steering import Act
 from queues.throttle import Rates
 from repl.model.keys import Key
+from repl.model.vclock import MAX_OFFSET
 
 if TYPE_CHECKING:
     from node.daemon import Node
@@ -28,14 +29,18 @@ ACT_KEYS: Final = frozenset({"by", "reason"})
 SUSPEND_KEYS: Final = ACT_KEYS | {"what", "node"}
 RELEASE_KEYS: Final = ACT_KEYS | {"from"}
 REGISTER_KEYS: Final = ACT_KEYS | {
-    "name", "from", "filter", "cascade", "overflow", "queue_limit", "object_limit", "object_size_limit"
+    "name", "from", "positions", "filter", "cascade", "overflow", "queue_limit", "object_limit", "object_size_limit"
 }  # fmt: skip
+PLACE_KEYS: Final = ACT_KEYS | {"positions"}
 RATE_KEYS: Final = ACT_KEYS | {"bytes_per_second", "objects_per_second", "default"}
 PUSH_KEYS: Final = ACT_KEYS | {"bucket_type", "bucket", "keys", "encoding", "fold", "wait_ms"}
 CLOSE_KEYS: Final = ACT_KEYS | {"ids", "bucket_type", "from_ms", "upto_ms"}
 
 RATE_MAX: Final = 1 << 40
 """Largest rate that is taken; above any disk's."""
+
+PARTITION_DIGITS_MAX: Final = 10
+"""Of a partition's id: 32 bits."""
 
 PUSH_MAX: Final = 10_000
 """Most keys in one push."""
@@ -64,7 +69,7 @@ class QueueAdmin:
         router.add("GET", "/admin/queues/nodes", self.nodes)
         router.add("GET", "/admin/gaps", self.gaps)
         router.add("POST", "/admin/queues/register", self.register)
-        for what in ("suspend", "resume", "clear", "release", "delist", "throttle", "push"):
+        for what in ("suspend", "resume", "clear", "release", "place", "delist", "throttle", "push"):
             router.add("POST", f"/admin/queues/{{queue}}/{what}", getattr(self, what))
         router.add("POST", "/admin/queues/{queue}/gaps/close", self.close_gaps)
         router.add("GET", "/admin/queues/{queue}/peek", self.peek)
@@ -141,7 +146,19 @@ class QueueAdmin:
         default = QueueSettings(name)
         known = {key: value for key, value in values.items() if value is not None and hasattr(default, key)}
         act = self._act(wish)
-        await self._node.queue_acts.register(name, known, _start(wish, act, "now"), act)
+        positions = _positions(wish)
+        if positions and "from" in wish:
+            raise Refused(400, "bad-json", "a queue begins at from, or at positions: not both")
+        await self._node.queue_acts.register(name, known, _start(wish, act, "now"), act, positions)
+        return await self.queues(request)
+
+    async def place(self, request: Request) -> Reply:
+        """Cursors go to the offsets that a seed has recorded."""
+        wish = await wish_of(request, PLACE_KEYS)
+        positions = _positions(wish)
+        if not positions:
+            raise Refused(400, "bad-json", _POSITIONS_RIGHT)
+        await self._node.queue_acts.place(request.text("queue"), positions, self._act(wish))
         return await self.queues(request)
 
     async def delist(self, request: Request) -> Reply:
@@ -244,6 +261,27 @@ def _start(wish: dict[str, Any], act: Act, default: str) -> int:
     if type(wanted) is int and 0 < wanted <= TIME_MAX_MS:
         return wanted
     raise Refused(400, "bad-json", 'from must be "now", "0", or a time in milliseconds since 1970')
+
+
+_POSITIONS_RIGHT: Final = 'positions must be an object of partition and offset: {"positions": {"3": 1200}}'
+
+
+def _positions(wish: dict[str, Any]) -> Positions:
+    """What "positions" names, () for none: an offset for each of some partitions."""
+    raw = wish.get("positions")
+    if raw is None:
+        return ()
+    if not isinstance(raw, dict) or not all(_is_partition(key) and _is_offset(at) for key, at in raw.items()):
+        raise Refused(400, "bad-json", _POSITIONS_RIGHT)
+    return tuple(sorted((int(key), at) for key, at in raw.items()))
+
+
+def _is_partition(key: str) -> bool:
+    return key.isascii() and key.isdigit() and len(key) <= PARTITION_DIGITS_MAX
+
+
+def _is_offset(at: object) -> bool:
+    return type(at) is int and 0 <= at <= MAX_OFFSET
 
 
 def _shown(item: tuple[Any, ...]) -> dict[str, Any]:

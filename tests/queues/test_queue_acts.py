@@ -220,6 +220,72 @@ def test_a_released_queue_goes_to_another_cluster_from_the_place_that_was_said()
     alive(test)
 
 
+def test_a_placed_queue_goes_on_from_exact_offsets_and_leaves_no_gap() -> None:
+    """Each partition that is named goes on at its offset, forward or back, others stand where they stood; what is
+    passed over is no gap, since it was brought by other means; above what is applied means from there on."""
+
+    async def test(home: Home) -> None:
+        first, second = PARTITIONS[:2]
+        home.put(b"a", b"b", partition=first)
+        home.put(b"x", partition=second)
+        await home.fetch(wait_ms=0)
+        await settled(home)
+        home.put(b"c", partition=first)
+        upto = home.shelf.ends[first]
+        await home.acts.place("q", ((first, upto),), told(home))
+        await settled(home)
+        assert await home.drain() == [b"x"]
+        home.put(b"d", partition=first)
+        assert await home.drain() == [b"d"]
+        assert home.acts.gaps("q") == []
+        await home.acts.place("q", ((first, 0), (second, 1 << 40)), told(home))
+        await settled(home)
+        assert await home.drain() == [b"a", b"b", b"c", b"d"]
+        home.put(b"y", partition=second)
+        assert await home.drain() == [b"y"]
+        assert home.acts.gaps("q") == []
+        with pytest.raises(UnknownQueue):
+            await home.acts.place("unknown", ((first, 0),), told(home))
+
+    alive(test)
+
+
+def test_a_queue_may_be_registered_at_exact_offsets() -> None:
+    """It gives what stands at its offset and above, and everything of a partition that is not named."""
+
+    async def test(home: Home) -> None:
+        first, second = PARTITIONS[:2]
+        home.put(b"a", b"b", partition=first)
+        home.put(b"x", partition=second)
+        upto = home.shelf.ends[first]
+        await home.acts.register("exact", {}, home.clock.wall_ms(), told(home), ((first, upto),))
+        await settled(home, "exact")
+        home.put(b"c", partition=first)
+        assert sorted(await home.drain(queue="exact")) == [b"c", b"x"]
+
+    alive(test)
+
+
+def test_registering_a_queue_that_is_there_moves_nothing() -> None:
+    """It is refused, and what waited in that queue goes all the same."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a")
+        await home.fetch(wait_ms=0, queue="q")
+        await settled(home)
+        home.put(b"b")
+        home.clock.skew_ms += 5_000
+        with pytest.raises(BadInput, match="there is one already"):
+            await home.acts.register("q", {}, home.clock.wall_ms(), told(home))
+        await settled(home)
+        assert home.served()[0].word.decree is None
+        await home.crash()
+        await home.start()
+        assert await home.drain() == [b"a", b"b"]
+
+    alive(test)
+
+
 def test_lower_priorities_go_last_and_are_bounded() -> None:
     """Real time comes before full-sync, full-sync before fold, whatever was queued first; a producer of too much waits,
     and gets in as soon as there is room."""
