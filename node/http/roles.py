@@ -60,8 +60,11 @@ REPLICATION: Final = frozenset({b"queues", b"trees"})
 PUSH: Final = b"/batch/push"
 """Objects with their clocks, as sinks bring them; batch jobs do the same."""
 
-READING_POSTS: Final = frozenset({b"/batch/get", b"/rows", b"/rows/changes"})
+READING_POSTS: Final = frozenset({b"/batch/get"})
 """Requests that read, and have their question in a body."""
+
+READING_ROWS: Final = frozenset({b"/rows", b"/rows/changes", b"/rows/plan"})
+"""What batch jobs read: no more than a queue gives that begins at 0, so who may fetch may read it, too."""
 
 READING_TREES: Final = frozenset({b"/trees/roots", b"/trees/leaves", b"/trees/clocks"})
 """What full-sync and batch jobs compare: hashes and clocks of keys, all of which a listing tells, too."""
@@ -117,7 +120,7 @@ def http_roles(method: str, raw_path: bytes) -> frozenset[Role]:
     if path in PROBES:
         return frozenset()
     parts = path.split(b"/")[1:]
-    if path in READING_TREES:
+    if path in READING_TREES or path in READING_ROWS:
         return READERS | {Role.REPLICATE}
     if parts[0] in REPLICATION or path == PUSH:
         return frozenset({Role.REPLICATE})

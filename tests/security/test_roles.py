@@ -62,6 +62,9 @@ def status(guard: Guard, method: str, path: str, credential: str | None = None) 
         ("POST", "/trees/roots", {R, P}),
         ("POST", "/trees/clocks", {R, P}),
         ("POST", "/trees/repair", {P}),
+        ("POST", "/rows", {R, P}),
+        ("POST", "/rows/changes", {R, P}),
+        ("GET", "/rows/plan", {R, P}),
         ("POST", "/batch/push", {P}),
         ("POST", "/batch/push/", {P}),
         ("GET", "/cluster/nodes", set(Role)),
@@ -69,7 +72,7 @@ def status(guard: Guard, method: str, path: str, credential: str | None = None) 
 )
 def test_requests_of_clients_need_the_least_role_that_does(method: str, path: str, needed: set[Role]) -> None:
     """Looking needs `read`, changing objects `write`, properties `operate`, what sinks do `replicate`; comparing trees
-    is looking, too."""
+    and reading rows is looking, and what sinks may do, too."""
     assert http_roles(method, path.encode()) == needed
 
 
