@@ -25,6 +25,11 @@ from repl.model.errors import BadInput, LocalFault
 
 RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 
+RUN: Final = "run_id"
+SEED: Final = "seed_id"
+IMPORT: Final = "import_id"
+"""What a directory's name begins with: a comparison, a seed (`seeding`), an import (`exporting`)."""
+
 FIRST: Final = "first"
 SECOND: Final = "second"
 
@@ -72,11 +77,11 @@ class Wave(NamedTuple):
 class RunDirectory:
     """One run under an output directory, which the driver and all workers reach under the same path."""
 
-    def __init__(self, output: str, run_id: str) -> None:
+    def __init__(self, output: str, run_id: str, kind: str = RUN) -> None:
         if not RUN_ID.match(run_id):
             raise BadInput(f"run id {run_id!r}: letters, digits, dots, dashes and underscores are right, at most 100")
         self.run_id = run_id
-        self.path = Path(output).absolute() / f"run_id={run_id}"
+        self.path = Path(output).absolute() / f"{kind}={run_id}"
 
     def opened(self, wanted: dict[str, Any]) -> bool:
         """Make the run, or go on with it; whether it was there. Raises BadInput when it was about something else."""
@@ -189,6 +194,6 @@ def known_runs(output: str) -> list[RunDirectory]:
     """The runs under an output directory."""
     return [
         RunDirectory(output, path.name.partition("=")[2])
-        for path in sorted(Path(output).glob("run_id=*"))
+        for path in sorted(Path(output).glob(f"{RUN}=*"))
         if RUN_ID.match(path.name.partition("=")[2])
     ]

@@ -10,8 +10,9 @@ again until `give_up_after_s`, what was rejected fails the job or is counted (op
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic, sleep
 from typing import Any, Final
 from uuid import uuid4
@@ -87,10 +88,11 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
         reasons: list[str] = []
         pace = Pace(options.rows_per_second / max(options.tasks_at_once, 1))
         pusher = Pusher(options.urls, options.credentials)
+        ask = partial(pushed, pusher, options.origin) if self._push else partial(self._put, pusher)
         try:
             for batch in iterator:
                 for items in self._batches(batch):
-                    self._send(pusher, items, outcomes, reasons)
+                    send_all(items, ask, options.give_up_after_s, outcomes, reasons)
                     pace.passed(len(items))
         finally:
             pusher.close()
@@ -128,43 +130,6 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
         if items:
             yield items
 
-    def _send(self, pusher: Pusher, items: Sequence[list[Any]], outcomes: Counter[str], reasons: list[str]) -> None:
-        deadline_s = monotonic() + self._options.give_up_after_s
-        pause_s = RETRY_S
-        left = list(items)
-        while True:
-            failed: list[list[Any]] = []
-            why = ""
-            try:
-                answers = self._pushed(pusher, left) if self._push else self._put(pusher, left)
-            except (PeerFault, CodecError) as error:
-                if isinstance(error, Refused) and error.status < 500:
-                    raise
-                failed, why = left, str(error)
-            else:
-                for item, (outcome, reason) in zip(left, answers, strict=True):
-                    if outcome == "failed":
-                        failed.append(item)
-                        why = reason
-                        continue
-                    outcomes[outcome] += 1
-                    if outcome == "rejected" and len(reasons) < REASONS_MAX:
-                        reasons.append(f"{item[1]!r}/{item[2]!r}: {reason}")
-            if not failed:
-                return
-            if monotonic() + pause_s > deadline_s:
-                raise PeerFault(f"{len(failed)} rows could not be written in {self._options.give_up_after_s} s: {why}")
-            sleep(pause_s)
-            pause_s = min(2 * pause_s, RETRY_S_MAX)
-            left = failed
-
-    def _pushed(self, pusher: Pusher, items: Sequence[list[Any]]) -> list[tuple[str, str]]:
-        body = msgpack.packb([row_wire.PUSH_VERSION, self._options.origin or None, items])
-        answers = pusher.post(row_wire.PUSH_PATH, body)
-        if len(answers) != len(items):
-            raise CodecError(f"{len(answers)} answers to {len(items)} rows")
-        return [(str(outcome), str(reason)) for outcome, reason in answers]
-
     def _put(self, pusher: Pusher, items: Sequence[list[Any]]) -> list[tuple[str, str]]:
         """As a client writes. A value of null deletes."""
         rows = [[*item, None, xxh3_128_hexdigest(self._job + msgpack.packb(item))] for item in items]
@@ -172,6 +137,54 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
         if len(answers) != len(items):
             raise CodecError(f"{len(answers)} answers to {len(items)} rows")
         return [_outcome(answer) for answer in answers]
+
+
+def send_all(
+    items: Sequence[list[Any]],
+    ask: Callable[[Sequence[list[Any]]], list[tuple[str, str]]],
+    give_up_after_s: float,
+    outcomes: Counter[str],
+    reasons: list[str],
+) -> None:
+    """Send items [bucket type, bucket, key, ...] until each has an outcome, which is counted; `ask` sends some and
+    gives the outcome and reason of each. Raises PeerFault when that takes too long, Refused for what is wrong."""
+    deadline_s = monotonic() + give_up_after_s
+    pause_s = RETRY_S
+    left = list(items)
+    while True:
+        failed: list[list[Any]] = []
+        why = ""
+        try:
+            answers = ask(left)
+        except (PeerFault, CodecError) as error:
+            if isinstance(error, Refused) and error.status < 500:
+                raise
+            failed, why = left, str(error)
+        else:
+            for item, (outcome, reason) in zip(left, answers, strict=True):
+                if outcome == "failed":
+                    failed.append(item)
+                    why = reason
+                    continue
+                outcomes[outcome] += 1
+                if outcome == "rejected" and len(reasons) < REASONS_MAX:
+                    reasons.append(f"{item[1]!r}/{item[2]!r}: {reason}")
+        if not failed:
+            return
+        if monotonic() + pause_s > deadline_s:
+            raise PeerFault(f"{len(failed)} rows could not be written in {give_up_after_s} s: {why}")
+        sleep(pause_s)
+        pause_s = min(2 * pause_s, RETRY_S_MAX)
+        left = failed
+
+
+def pushed(pusher: Pusher, origin: bytes, items: Sequence[list[Any]]) -> list[tuple[str, str]]:
+    """Push objects with their clocks; `origin`: the cluster that they come from, b"" for the one that takes them."""
+    body = msgpack.packb([row_wire.PUSH_VERSION, origin or None, items])
+    answers = pusher.post(row_wire.PUSH_PATH, body)
+    if len(answers) != len(items):
+        raise CodecError(f"{len(answers)} answers to {len(items)} rows")
+    return [(str(outcome), str(reason)) for outcome, reason in answers]
 
 
 def _outcome(answer: Any) -> tuple[str, str]:

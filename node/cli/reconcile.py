@@ -15,32 +15,18 @@ from urllib.parse import quote, quote_from_bytes
 import click
 
 from aae.reconcile.runs import RunDirectory, known_runs
-from config.units import parse_duration
 from node.cli.exits import CommandFailed, Exit
 from node.cli.fullsync import time_of
-from node.cli.output import FORMATS, Invocation, echo_facts, echo_json, echo_table
+from node.cli.output import echo_facts, echo_json, echo_table
 from node.cli.queue import BY
+from node.cli.reconcile_files import FORMAT, duration_s
 from node.cli.reconcile_jobs import export, import_, stats, trees
+from node.cli.reconcile_seed import seed
 from node.cli.remote import AdminClient, admin_option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def _remember(context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    context.ensure_object(Invocation).output = value
-    return value
-
-
-FORMAT = click.option(
-    "-o",
-    "format_",
-    type=click.Choice(FORMATS),
-    default=FORMATS[0],
-    show_default=True,
-    is_eager=True,
-    callback=_remember,
-    help="A table for people, or JSON for programs.",
-)
 OUTPUT = click.option(
     "--output", required=True, metavar="DIR", help="Where runs are kept; driver and workers reach it."
 )
@@ -51,17 +37,8 @@ def reconcile_group() -> None:
     """Compare two clusters key by key on Spark, and repair what differs."""
 
 
-for _command in (stats, export, import_, trees):
+for _command in (seed, stats, export, import_, trees):
     reconcile_group.add_command(_command)
-
-
-def _duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float:
-    if value is None:
-        return 0.0
-    try:
-        return parse_duration(value) / 1000
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
 
 
 def _bytes(_context: click.Context, _parameter: click.Parameter, value: str | None) -> bytes:
@@ -86,13 +63,13 @@ def _bytes(_context: click.Context, _parameter: click.Parameter, value: str | No
 @click.option("--bodies", is_flag=True, help="Read objects, too, and hold each against its key row; implies --full.")
 @click.option("--sample", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="A part of the segments alone.")
 @click.option("--max-differences", type=click.IntRange(0), default=0, help="Findings that are kept; totals stay true.")
-@click.option("--max-time", callback=_duration, metavar="TIME", help="Begin nothing new after this, such as 10m.")
-@click.option("--settle", callback=_duration, default="10s", show_default=True, help="Pause before the second look.")
+@click.option("--max-time", callback=duration_s, metavar="TIME", help="Begin nothing new after this, such as 10m.")
+@click.option("--settle", callback=duration_s, default="10s", show_default=True, help="Pause before the second look.")
 @click.option(
     "--filter", "filter_", default="", metavar="RULES", help="A queue's filter: what it leaves out is filtered."
 )
 @click.option("--rate-limit", type=click.IntRange(0), default=0, help="Rows a second of each cluster; 0: no limit.")
-@click.option("--give-up-after", callback=_duration, default="30s", show_default=True, help="Patience with a cluster.")
+@click.option("--give-up-after", callback=duration_s, default="30s", show_default=True, help="Patience with a cluster.")
 @click.option("--token-file", default="", help="A token for both clusters; the path is read on every worker.")
 @click.option("--right-token-file", default="", help="One for the right cluster, if it has others.")
 @click.option("--ca-file", default="", help="Whom to believe.")

@@ -1,38 +1,82 @@
 """`isthmus reconcile stats|export|import|trees`: batch jobs over one cluster, by Spark.
 
-Starts a session, calls `aae.reconcile.jobs`, prints what comes of it. docs/spark.md tells what they are for.
+Checks what was given, starts a session, calls `aae.reconcile.jobs` or `exporting`, prints what comes of it. What they
+are for is told in docs/spark.md.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import click
 
+from node.cli.credentials import credential_options
 from node.cli.exits import Exit
-from node.cli.output import echo_json, echo_table, output_option
+from node.cli.output import echo_json, echo_table, output_option, printable
+from node.cli.reconcile_files import duration_s, files_of
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 URLS = click.option("--url", "urls", required=True, metavar="URL[,URL...]", help="HTTP listeners of the cluster.")
 TYPE = click.option("--bucket-type", default="default", show_default=True)
-BUCKET = click.option("--bucket", default="", help="Only this bucket.")
 MASTER = click.option("--master", default="", help="A Spark master; without it local[*].")
+SEGMENTS = click.option("--segments", metavar="FIRST-END", help="Only these of 2^20 segments, END not included.")
 NAMED_MAX: Final = 20
+
+_CHOOSING: Final = (
+    click.option("--bucket", metavar="NAME", help="Only this bucket; bytes that are no text as 0xff00."),
+    click.option("--prefix", metavar="TEXT", help="Only keys of the bucket that begin so."),
+    click.option("--modified-since", metavar="TIME", help="Only what was changed then or later, such as 2026-01-31."),
+    click.option("--modified-before", metavar="TIME", help="Only what was changed before then."),
+)
+_HOW: Final = (
+    click.option("--rate", "rows_per_second", type=click.IntRange(1), help="Rows a second at most."),
+    click.option("--give-up-after", callback=duration_s, metavar="TIME", help="Patience with a cluster, such as 2m."),
+)
+
+
+def choosing(command: Command) -> Command:
+    """Adds the options that say which rows."""
+    for option in reversed(_CHOOSING):
+        command = option(command)
+    return command
+
+
+def how(command: Command) -> Command:
+    """Adds the options that say how rows are read or written, and with whose credentials."""
+    for option in reversed(_HOW):
+        command = option(command)
+    return credential_options(command)
+
+
+def _options(given: dict[str, Any]) -> dict[str, str]:
+    """As the data source names them; nothing of what was not given."""
+    seconds = given.pop("give_up_after", 0.0)
+    found = {name: str(value) for name, value in given.items() if value is not None}
+    if seconds:
+        found["give_up_after_s"] = str(max(1, round(seconds)))
+    files = files_of(click.get_current_context())
+    return found | {name: value for name, value in files._asdict().items() if value}
 
 
 @click.command("stats")
 @URLS
 @TYPE
-@BUCKET
+@choosing
+@SEGMENTS
+@how
 @MASTER
 @output_option
-def stats(urls: str, bucket_type: str, bucket: str, master: str, output: str) -> None:
+def stats(urls: str, bucket_type: str, master: str, output: str, **given: Any) -> None:
     """Objects, tombstones, damaged rows, bytes, siblings and ages of every bucket."""
     from aae.reconcile import jobs, sessions
 
+    options = _options(given)
+    jobs.source_options(urls, bucket_type, "", options)
     with sessions.job("stats", master) as spark:
-        rows = [
-            row.asDict() for row in jobs.stats(spark, urls, bucket_type, bucket).orderBy("bucket").toLocalIterator()
-        ]
+        found = jobs.stats(spark, urls, bucket_type, "", options).orderBy("bucket")
+        rows = [row.asDict() for row in found.toLocalIterator()]
     for row in rows:
         row["bucket"] = bytes(row["bucket"]).decode(errors="backslashreplace")
     if output == "json":
@@ -47,42 +91,68 @@ def stats(urls: str, bucket_type: str, bucket: str, master: str, output: str) ->
 @click.argument("path")
 @URLS
 @TYPE
-@BUCKET
+@choosing
+@SEGMENTS
+@click.option("--consistency", type=click.Choice(["any", "committed"]), default="any", show_default=True)
+@how
 @MASTER
 @output_option
-def export(path: str, urls: str, bucket_type: str, bucket: str, master: str, output: str) -> None:
-    """Write all objects, with their clocks, as Parquet into the new directory PATH."""
-    from aae.reconcile import jobs, sessions
+def export(path: str, urls: str, bucket_type: str, master: str, output: str, **given: Any) -> None:
+    """Write all objects, with their clocks, as Parquet into the directory PATH. One that was broken off goes on where
+    it ended when it is called again."""
+    from aae.reconcile import exporting, jobs, sessions
 
+    options = _options(given)
+    jobs.source_options(urls, bucket_type, "", options)
     with sessions.job("export", master) as spark:
-        _counted(jobs.export_objects(spark, urls, bucket_type, bucket, path), "exported", output)
+        _counted(exporting.export_objects(spark, urls, bucket_type, "", path, options, _tell), "exported", output)
 
 
 @click.command("import")
 @click.argument("path")
 @URLS
+@choosing
+@how
+@click.option("--origin", metavar="UUID", help="The cluster that it comes from: it is not sent back there.")
+@click.option("--run-id", help="Keeps what is done: the same id goes on. Needs --run-dir.")
+@click.option("--run-dir", metavar="DIR", help="Where runs are kept.")
 @MASTER
 @output_option
-def import_(path: str, urls: str, master: str, output: str) -> None:
+def import_(
+    path: str, urls: str, run_id: str | None, run_dir: str | None, master: str, output: str, **given: Any
+) -> None:
     """Push the export in PATH into a cluster, with its clocks; again does no harm."""
-    from aae.reconcile import jobs, sessions
+    from aae.reconcile import exporting, sessions
+    from aae.reconcile.options import parse_options
 
+    if (run_id is None) != (run_dir is None):
+        raise click.UsageError("--run-id and --run-dir belong together")
+    options = _options(given)
+    parse_options({"urls": urls, **options})
+    directory = None if run_id is None or run_dir is None else exporting.import_directory(run_dir, run_id)
     with sessions.job("import", master) as spark:
-        _counted(jobs.import_objects(spark, path, urls), "imported", output)
+        if "rows_per_second" in options:
+            options["tasks_at_once"] = str(spark.sparkContext.defaultParallelism)
+        _counted(exporting.import_objects(spark, path, urls, options, directory, _tell), "imported", output)
 
 
 @click.command("trees")
 @URLS
 @TYPE
+@SEGMENTS
+@how
+@click.option("--export", "exported", metavar="PATH", help="Build them from an export instead of the key rows.")
 @MASTER
 @output_option
-def trees(urls: str, bucket_type: str, master: str, output: str) -> None:
-    """Build the trees of a cluster anew from its key rows, and hold them against what nodes answer. Exit code 1 when a
-    segment differs; under writes some do for a moment."""
+def trees(urls: str, bucket_type: str, exported: str | None, master: str, output: str, **given: Any) -> None:
+    """Build the trees of a cluster anew from its key rows, or from an export, and hold them against what nodes answer.
+    Exit code 1 when a segment differs; under writes some do for a moment."""
     from aae.reconcile import jobs, sessions
 
+    options = _options(given)
+    jobs.source_options(urls, bucket_type, "", options)
     with sessions.job("trees", master) as spark:
-        found = jobs.trees(spark, urls, bucket_type)
+        found = jobs.trees(spark, urls, bucket_type, options, exported or "")
     if output == "json":
         echo_json({"segments_differing": found})
     else:
@@ -90,6 +160,10 @@ def trees(urls: str, bucket_type: str, master: str, output: str) -> None:
         click.echo(f"{len(found)} segments differ: {named}" if found else "the trees are those of the nodes")
     if found:
         raise click.exceptions.Exit(int(Exit.DIFFERS))
+
+
+def _tell(line: str) -> None:
+    click.echo(printable(line), err=True)
 
 
 def _counted(count: int, done: str, output: str) -> None:

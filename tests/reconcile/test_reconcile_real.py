@@ -16,7 +16,7 @@ import msgpack
 import pytest
 from pyspark.errors import PySparkException
 
-from aae.reconcile import jobs
+from aae.reconcile import exporting, jobs
 from aae.reconcile.findings import read_findings
 from aae.reconcile.reconcile import ReconcileOptions, reconcile, run
 from aae.reconcile.repair import LEFT_TO_RIGHT, apply, plan
@@ -283,12 +283,12 @@ def test_jobs_count_copy_and_prove(spark: Any, pair: Pair, tmp_path: Path) -> No
     assert jobs.trees(spark, pair.left, "default") == []
     [row] = jobs.stats(spark, pair.left, "default", "b").collect()
     assert (row["objects"], row["tombstones"], row["damaged"], row["age_older"]) == (2_005, 1, 0, 2_005)
-    exported = jobs.export_objects(spark, pair.left, "default", "", str(tmp_path / "copy"))
+    exported = exporting.export_objects(spark, pair.left, "default", "", str(tmp_path / "copy"))
     assert exported == 2_007
     with pytest.raises(PySparkException, match="same-clock"):
-        jobs.import_objects(spark, str(tmp_path / "copy"), pair.right)
-    assert jobs.export_objects(spark, pair.left, "default", "private", str(tmp_path / "private")) == 1
+        exporting.import_objects(spark, str(tmp_path / "copy"), pair.right)
+    assert exporting.export_objects(spark, pair.left, "default", "private", str(tmp_path / "private")) == 1
     for _ in range(2):
-        assert jobs.import_objects(spark, str(tmp_path / "private"), pair.right) == 1
+        assert exporting.import_objects(spark, str(tmp_path / "private"), pair.right) == 1
     run(spark, pair.left, pair.right, options(tmp_path, "copied", bucket=b"private"))
     assert said(tmp_path, "copied") == {}

@@ -1,0 +1,187 @@
+"""Objects as Parquet and back: `export` and `import`, clocks kept, tombstones too.
+
+A large export is made in slices of the key space, each a directory of its own that Spark writes whole or not at all:
+
+    PATH/slice=N/       Parquet files: bucket_type, bucket, key, last_modified, object
+    PATH/_export.json   what was asked for, and which slices are done
+
+so one that was killed goes on when it is called again, and `spark.read.parquet(PATH)` reads all. An import may be
+called twice as well; of one that has a run id the slices that are done are not pushed again. Where the path is no
+directory of this machine (`hdfs://`, `s3a://`) an export is one slice, and begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from aae.reconcile.client import asked_plan
+from aae.reconcile.jobs import NO_OPTIONS, read, source_options
+from aae.reconcile.options import parse_options
+from aae.reconcile.reading import write_json
+from aae.reconcile.runs import IMPORT, RunDirectory
+from repl.model.errors import BadInput, LocalFault
+
+EXPORTED: Final = "bucket_type,bucket,key,last_modified,object"
+
+MARK: Final = "_export.json"
+"""Begins with what Parquet's readers pass over."""
+
+SLICE_ROWS: Final = 1_000_000
+"""Objects of a slice, about: a gigabyte, and a minute or so that a killed export does again."""
+
+SLICES_MAX: Final = 4_096
+
+Told = Callable[[str], None]
+"""Takes a line of progress."""
+
+
+def export_objects(
+    spark: SparkSession,
+    urls: str,
+    bucket_type: str,
+    bucket: str,
+    path: str,
+    options: Mapping[str, str] = NO_OPTIONS,
+    told: Told | None = None,
+) -> int:
+    """Write all objects with their clocks, tombstones too, as Parquet; how many. An export of the same question that is
+    not finished is finished; any other directory that is there is refused. A damaged row fails the job: a copy without
+    it would look whole. Raises BadInput."""
+    asked = source_options(urls, bucket_type, bucket, options)
+    if "://" in path:
+        _write(read(spark, **_args(asked), view="objects", columns=f"{EXPORTED},fault"), path, "errorifexists")
+        return int(spark.read.parquet(path).count())
+    root = Path(path).absolute()
+    question = {name: value for name, value in asked.items() if name in _ABOUT}
+    state = _state(root, question) or {"asked": question, "slices": _slices(asked), "done": []}
+    first, end = parse_options(asked).segments
+    count = state["slices"]
+    write_json(root, MARK, state)
+    for number in range(count):
+        if number in state["done"]:
+            continue
+        cuts = [first + (end - first) * (number + at) // count for at in range(2)]
+        rows = read(spark, **_args(asked), view="objects", columns=f"{EXPORTED},fault", segments=f"{cuts[0]}-{cuts[1]}")
+        _write(rows, str(root / f"slice={number:04}"), "overwrite")
+        state["done"].append(number)
+        write_json(root, MARK, state)
+        if told is not None and count > 1:
+            told(f"exported {len(state['done'])} of {count} slices")
+    return _count(spark, str(root))
+
+
+def import_objects(
+    spark: SparkSession,
+    path: str,
+    urls: str,
+    options: Mapping[str, str] = NO_OPTIONS,
+    directory: RunDirectory | None = None,
+    told: Told | None = None,
+) -> int:
+    """Push an export into a cluster, clocks as they are; how many rows are in it. Twice is as good as once. `directory`
+    keeps which slices are done. Of `options` bucket, prefix and times choose rows. Raises BadInput."""
+    chosen = parse_options({"urls": urls, **options})
+    sending = {name: value for name, value in options.items() if name not in _CHOOSING}
+    slices = [str(one) for one in sorted(Path(path).glob("slice=*"))] if "://" not in path else []
+    if slices:
+        state = _read_mark(Path(path))
+        if state is not None and len(state["done"]) < state["slices"]:
+            raise BadInput(f"{path}: the export is not finished: {len(state['done'])} of {state['slices']} slices are")
+    done: list[str] = []
+    if directory is not None:
+        directory.opened({"path": path, "urls": urls, **{name: options[name] for name in _CHOOSING & options.keys()}})
+        done = (directory.read("done.json") or {"slices": []})["slices"]
+    rows = 0
+    for at, one in enumerate(slices or [path], 1):
+        objects = _chosen(spark.read.parquet(one), chosen)
+        if one not in done:
+            wanted = objects.select("bucket_type", "bucket", "key", "object")
+            wanted.write.format("isthmus").mode("append").options(urls=urls, **sending).save()
+            done.append(one)
+            if directory is not None:
+                directory.write("done.json", {"slices": done})
+        rows += int(objects.count())
+        if told is not None and len(slices) > 1:
+            told(f"imported {at} of {len(slices)} slices, {rows:,} rows")
+    return rows
+
+
+def import_directory(output: str, run_id: str) -> RunDirectory:
+    """Where an import keeps what is done. Raises BadInput."""
+    return RunDirectory(output, run_id, IMPORT)
+
+
+_ABOUT: Final = frozenset(
+    {"bucket_type", "bucket", "prefix", "segments", "modified_since", "modified_before", "consistency"}
+)
+"""Options that say which objects an export has; the others say how it is made."""
+
+_CHOOSING: Final = frozenset({"bucket", "prefix", "modified_since", "modified_before"})
+
+
+def _chosen(rows: DataFrame, chosen: Any) -> DataFrame:
+    if chosen.bucket:
+        rows = rows.where(F.col("bucket") == F.lit(chosen.bucket))
+    if chosen.prefix:
+        rows = rows.where(F.startswith(F.col("key"), F.lit(chosen.prefix)))
+    modified_ms = F.unix_millis("last_modified")
+    if chosen.modified_since_ms:
+        rows = rows.where(modified_ms >= chosen.modified_since_ms)
+    if chosen.modified_before_ms:
+        rows = rows.where(modified_ms < chosen.modified_before_ms)
+    return rows
+
+
+def _args(asked: Mapping[str, str]) -> dict[str, Any]:
+    """Of `jobs.read`."""
+    rest = {name: value for name, value in asked.items() if name not in ("urls", "bucket_type", "segments")}
+    return {"urls": asked["urls"], "bucket_type": asked["bucket_type"], "options": rest}
+
+
+def _write(rows: DataFrame, path: str, mode: str) -> None:
+    damaged = F.raise_error(F.concat(F.lit("damaged: "), F.col("fault")))
+    sound = rows.withColumn("object", F.when(F.col("fault").isNotNull(), damaged).otherwise(F.col("object")))
+    sound.drop("fault").write.mode(mode).parquet(path)
+
+
+def _slices(asked: Mapping[str, str]) -> int:
+    options = parse_options(asked)
+    plan = asked_plan(options.urls, options.credentials, options.bucket_type)
+    first, end = options.segments
+    rows = sum(one.rows_estimate or 0 for one in plan.partitions if one.first < end and first < one.end)
+    return max(1, min(rows // SLICE_ROWS + 1, SLICES_MAX, end - first))
+
+
+def _state(root: Path, question: Mapping[str, str]) -> dict[str, Any] | None:
+    """How far the export is that lies there. Raises BadInput for anything else than a part of this one."""
+    if not root.exists() or (root.is_dir() and not any(root.iterdir())):
+        return None
+    state = _read_mark(root)
+    if state is None:
+        raise BadInput(f"{root} is there already, and is no export: name a new directory")
+    if state["asked"] != question:
+        raise BadInput(f"{root} has an export of something else: {state['asked']}; name a new directory")
+    if len(state["done"]) == state["slices"]:
+        raise BadInput(f"{root} has this export already: name a new directory")
+    return state
+
+
+def _read_mark(root: Path) -> dict[str, Any] | None:
+    import json
+
+    try:
+        raw = json.loads((root / MARK).read_text(encoding="utf-8"))
+        return {"asked": dict(raw["asked"]), "slices": int(raw["slices"]), "done": list(map(int, raw["done"]))}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LocalFault(f"{root / MARK} cannot be read: {error!r:.100}") from error
+
+
+def _count(spark: SparkSession, path: str) -> int:
+    return int(spark.read.parquet(path).count())

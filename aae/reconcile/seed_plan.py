@@ -1,0 +1,151 @@
+"""What a seed is to do, as a plan: ranges of segments, about how many objects and bytes, where the queue begins.
+
+Asks both clusters and the queue's, and changes nothing; `isthmus reconcile seed --dry-run` ends here. The story goes on
+in `seeding`.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+from aae.reconcile.client import Plan
+from aae.reconcile.handover import HandOver
+from aae.reconcile.key_rows import parsed
+from aae.reconcile.looks import SideSpec, plan_of
+from aae.reconcile.options import parse_options
+from aae.reconcile.reading import RangeStream, ranges_of
+from aae.reconcile.seed_tasks import SeedChunk
+from aae.row_blobs import Blobs
+from aae.row_wire import Consistency, RowsAsked
+from repl.model.errors import BadInput, IsthmusError
+
+CHUNK_ROWS: Final = 20_000
+"""Rows of a chunk, about: seconds of a task, and what a killed run may do again for each task."""
+
+CHUNKS_MIN: Final = 32
+"""Of a small cluster: so that what is done is on record in between there, too."""
+
+CHUNKS_MAX: Final = 65_536
+
+SAMPLED: Final = 8
+"""Partitions of which a frame is read to tell how large objects are, about."""
+
+
+class SeedOptions(NamedTuple):
+    """What is wanted. `output`: a directory that driver and workers reach; `queue` "": nothing is handed over;
+    `into_nonempty`: the target may have objects, which merge; `rows_per_second` of the whole seed, 0: no limit;
+    `max_time_s` 0: no limit; `settle_s`: see reconcile. Files are paths that all workers have: tokens of the role
+    `replicate` of either cluster (one for both if `target_token_file` is "")."""
+
+    output: str
+    run_id: str
+    bucket_type: str = "default"
+    queue: str = ""
+    filter: str = "any"
+    into_nonempty: bool = False
+    verify: bool = True
+    rows_per_second: int = 0
+    max_time_s: float = 0.0
+    settle_s: float = 10.0
+    give_up_after_s: int = 60
+    token_file: str = ""
+    target_token_file: str = ""
+    ca_file: str = ""
+    certificate_file: str = ""
+    key_file: str = ""
+
+
+ABOUT: Final = ("bucket_type", "queue", "filter")
+"""Options that say what a run id stands for; the others say how, and may change."""
+
+
+def planned(source: str, target: str, options: SeedOptions, queue: HandOver | None) -> dict[str, Any]:
+    """The plan, as it would be done; nothing is changed and nothing written. Raises BadInput for options that mean
+    nothing, one cluster twice, a queue of others; PeerFault when a cluster does not answer, RangeUnreadable for a
+    partition without a copy."""
+    sides = sides_of(source, target, options)
+    plans = [plan_of(side) for side in sides]
+    if plans[0].cluster == plans[1].cluster:
+        raise BadInput(f"source and target are the same cluster, {plans[0].cluster_name}")
+    chunks = _chunks(plans[0])
+    found = None if queue is None else queue.check(plans[0].cluster, plans[1].cluster)
+    objects, held = map(_objects, plans)
+    size = _object_bytes(sides[0], plans[0])
+    rate = options.rows_per_second
+    return {
+        "form": 1,
+        "source": plans[0].cluster_name,
+        "target": plans[1].cluster_name,
+        "clusters": [plan.cluster.hex() for plan in plans],
+        "bucket_type": options.bucket_type,
+        "objects": objects,
+        "bytes": None if objects is None or size is None else round(objects * size),
+        "target_objects": held,
+        "seconds": round(objects / rate, 1) if objects is not None and rate else None,
+        "partitions": len(plans[0].partitions),
+        "chunks": [list(chunk) for chunk in chunks],
+        "queue": options.queue,
+        "queue_is_new": queue is not None and found is None,
+        "begin": {str(one.partition): min(copy.offset for copy in one.copies) for one in plans[0].partitions},
+    }
+
+
+def sides_of(source: str, target: str, options: SeedOptions) -> list[SideSpec]:
+    """Both clusters, as tasks are told of them. Raises BadInput."""
+    tokens = (options.token_file, options.target_token_file or options.token_file)
+    return [
+        SideSpec(
+            parse_options({"urls": urls}).urls, options.bucket_type, token, options.ca_file, b"", 0.0,
+            options.give_up_after_s, options.certificate_file, options.key_file,
+        )
+        for urls, token in zip((source, target), tokens, strict=True)
+    ]  # fmt: skip
+
+
+def _chunks(plan: Plan) -> list[SeedChunk]:
+    """Ranges of about CHUNK_ROWS rows, none over two partitions."""
+    found: list[SeedChunk] = []
+    objects = sum(one.rows_estimate or 0 for one in plan.partitions)
+    rows = max(1, min(CHUNK_ROWS, objects // CHUNKS_MIN), objects // CHUNKS_MAX)
+    for one in plan.partitions:
+        ranges_of(plan, (one.first, one.end), 1, Consistency.ANY)  # a copy there must be
+        span = one.end - one.first
+        pieces = max(1, min(span, (one.rows_estimate or 0) // rows + 1)) if span else 0
+        cuts = [one.first + span * at // pieces for at in range(pieces + 1)] if pieces else []
+        found += [SeedChunk(0, one.partition, *cut) for cut in pairwise(cuts)]
+    begins = {one.partition: one.first for one in plan.partitions}
+    # One chunk of each partition after the other: all nodes are busy.
+    found.sort(key=lambda chunk: (chunk.first - begins[chunk.partition], chunk.partition))
+    return [chunk._replace(number=number) for number, chunk in enumerate(found)]
+
+
+def _objects(plan: Plan) -> int | None:
+    """About how many there are; exact where there are few. None when nobody tells of a partition."""
+    found = 0
+    for one in plan.partitions:
+        if one.first < one.end:
+            if one.rows_estimate is None:
+                return None
+            found += one.rows_estimate
+    return found
+
+
+def _object_bytes(side: SideSpec, plan: Plan) -> float | None:
+    """Mean size of some objects; None where there are none, or nobody tells."""
+    total, count = 0, 0
+    try:
+        for one in [each for each in plan.partitions if each.rows_estimate][:SAMPLED]:
+            [part] = ranges_of(plan, (one.first, one.end), 1, Consistency.ANY)
+            asked = RowsAsked(side.bucket_type.encode(), one.partition, one.first, one.end)
+            stream = RangeStream(asked, part, side.credentials, give_up_after_s=side.give_up_after_s)
+            with closing(stream.frames()) as frames:  # type: ignore[type-var]
+                for _, rows in frames:
+                    fields = parsed(Blobs.of(rows.key_rows))
+                    if fields is not None:
+                        total, count = total + int(fields.size.sum()), count + len(rows.names)
+                    break
+    except IsthmusError:
+        return None
+    return total / count if count else None

@@ -1,0 +1,157 @@
+"""What Spark's tasks do for a seed: read a range of one cluster's objects and push it into another, clocks kept.
+
+A task reads from any copy, one stream as of one offset, and pushes what comes, batch by batch; rows never leave the
+task. It gives back a row a chunk: what became of the objects, and the pieces that say as of which offsets they were
+read. Trouble with a chunk is in its row, and pushing it again changes nothing. The driver is `seeding`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import msgpack
+import pyarrow as pa
+from xxhash import xxh64_intdigest
+
+from aae.reconcile.client import Pusher
+from aae.reconcile.key_rows import one_by_one, parsed
+from aae.reconcile.looks import SideSpec, explained, plan_of
+from aae.reconcile.reading import Pace, RangeStream, RangeUnreadable, asked_ranges
+from aae.reconcile.writing import BATCH_BYTES, pushed, send_all
+from aae.row_blobs import Blobs
+from aae.row_wire import Consistency, Rows, RowsAsked, View
+from repl.model.errors import IsthmusError
+from repl.store.rows import SEGMENT_BYTES, split_tail
+
+BATCH_ITEMS: Final = 500
+"""Objects of one push, as many as a write of the data source has."""
+
+NAMED_MAX: Final = 20
+"""Damaged and rejected objects of a chunk that are told by name."""
+
+ROW: Final = "struct<chunk:int, told:string>"
+_ROW: Final = pa.struct([pa.field("chunk", pa.int32()), pa.field("told", pa.string())])
+
+
+class SeedJob(NamedTuple):
+    """What all chunks of a seed share. `rows_per_second` is a task's share, 0 for no limit."""
+
+    source: SideSpec
+    target: SideSpec
+    rows_per_second: float
+    give_up_after_s: int
+
+
+class SeedChunk(NamedTuple):
+    """The segments [first, end) of a partition of the source."""
+
+    number: int
+    partition: int
+    first: int
+    end: int
+
+
+def encode_chunk(chunk: SeedChunk) -> bytes:
+    """A chunk on its way to a task."""
+    packed: bytes = msgpack.packb(chunk)
+    return packed
+
+
+def copies(job: SeedJob) -> Callable[[pa.Array], pa.Array]:
+    """Chunks (`encode_chunk`) -> ROW."""
+
+    def copy(chunks: pa.Array) -> pa.Array:
+        found = [SeedChunk(*msgpack.unpackb(one)) for one in chunks.to_pylist()]
+        return pa.array([{"chunk": one.number, "told": json.dumps(copied(job, one))} for one in found], _ROW)
+
+    return copy
+
+
+def copied(job: SeedJob, chunk: SeedChunk) -> dict[str, Any]:
+    """Copy a chunk. {"chunk", "error", "rows", "bytes", "outcomes", "damaged", "named", "pieces"}: with an error, which
+    is one line, the rest says what was done all the same."""
+    outcomes: Counter[str] = Counter()
+    named: list[str] = []
+    told: dict[str, Any] = {"chunk": chunk.number, "error": "", "rows": 0, "bytes": 0, "damaged": 0, "pieces": []}
+    stream = None
+    try:
+        stream = _stream(job, chunk)
+        pusher = Pusher(job.target.urls, job.target.credentials)
+        push = partial(pushed, pusher, job.source.cluster)
+        pace = Pace(job.rows_per_second)
+        kind = job.source.bucket_type.encode()
+        try:
+            for _, rows in stream.frames():
+                for items in _batches(kind, rows, told, named):
+                    send_all(items, push, job.give_up_after_s, outcomes, named)
+                told["rows"] += len(rows.names)
+                pace.passed(len(rows.names))
+        finally:
+            pusher.close()
+    except IsthmusError as error:
+        told["error"] = explained(error)
+    if stream is not None:
+        told["pieces"] = [[one.partition, one.epoch, one.offset, one.rows] for one in stream.pieces]
+    return told | {"outcomes": dict(outcomes), "named": named[:NAMED_MAX]}
+
+
+def _stream(job: SeedJob, chunk: SeedChunk) -> RangeStream:
+    """Raises RangeUnreadable, PeerFault."""
+    side = job.source
+    ask = partial(plan_of, side)
+    wanted = (chunk.first, chunk.end)
+    _, ranges = asked_ranges(ask, wanted, 1, Consistency.ANY, job.give_up_after_s)
+    if [(one.partition, one.first, one.end) for one in ranges] != [(chunk.partition, *wanted)]:
+        raise RangeUnreadable(
+            f"partition {chunk.partition}, segments {chunk.first} to {chunk.end}: partitions are others now than when"
+            " the seed was planned; begin a new one"
+        )
+    asked = RowsAsked(side.bucket_type.encode(), chunk.partition, *wanted, view=View.OBJECTS)
+    return RangeStream(asked, ranges[0], side.credentials, give_up_after_s=job.give_up_after_s, ask=ask)
+
+
+def _batches(kind: bytes, rows: Rows, told: dict[str, Any], named: list[str]) -> Iterator[list[list[Any]]]:
+    """What is to be pushed of a frame: all objects that are what their rows tell of."""
+    items: list[list[Any]] = []
+    size = 0
+    for name, data, fault in zip(rows.names, rows.objects, _faults(rows), strict=True):
+        bucket, key = split_tail(name[SEGMENT_BYTES:])
+        told["bytes"] += len(data)
+        if fault:
+            told["damaged"] += 1
+            if len(named) < NAMED_MAX:
+                named.append(f"{bucket!r}/{key!r}: {fault}"[:300])
+            continue
+        items.append([kind, bucket, key, data])
+        size += len(data)
+        if len(items) >= BATCH_ITEMS or size > BATCH_BYTES:
+            yield items
+            items, size = [], 0
+    if items:
+        yield items
+
+
+def _faults(rows: Rows) -> Iterator[str]:
+    """Of each row what is wrong with its object, "" for nothing."""
+    key_rows = Blobs.of(rows.key_rows)
+    fields = parsed(key_rows)
+    hashes: list[int | None]
+    faults: list[str | None]
+    if fields is not None:
+        hashes, faults = fields.hash64.tolist(), [None] * len(key_rows)
+    else:
+        columns, faults = one_by_one(key_rows)
+        hashes = list(columns[1])
+    for data, hash64, fault in zip(rows.objects, hashes, faults, strict=True):
+        if fault:
+            yield fault
+        elif not data:
+            yield "the key row has no object"
+        elif xxh64_intdigest(data) != hash64:
+            yield "the object is not what its key row says: its hash differs"
+        else:
+            yield ""

@@ -1,0 +1,58 @@
+"""What options of batch commands mean: durations, the form of an answer, and what they show nodes: the files that
+`credential_options` names, as paths for driver and workers.
+
+A token in the environment is of no use to a worker, and is refused. What the files are for stands in
+`node.cli.credentials`.
+"""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from aae.reconcile.client import Credentials
+from config.units import parse_duration
+from node.cli.credentials import TOKEN_VARIABLE
+from node.cli.exits import CommandFailed, Exit
+from node.cli.output import FORMATS, Invocation
+
+
+def _remember(context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    context.ensure_object(Invocation).output = value
+    return value
+
+
+FORMAT = click.option(
+    "-o",
+    "format_",
+    type=click.Choice(FORMATS),
+    default=FORMATS[0],
+    show_default=True,
+    is_eager=True,
+    callback=_remember,
+    help="A table for people, or JSON for programs.",
+)
+
+
+def files_of(context: click.Context) -> Credentials:
+    """The files of this call, as absolute paths. Raises CommandFailed (usage)."""
+    given = context.ensure_object(Invocation).credentials
+    if os.environ.get(TOKEN_VARIABLE) and "token_file" not in given:
+        raise CommandFailed(
+            Exit.USAGE, "usage", f"{TOKEN_VARIABLE} does not reach Spark's workers: give the token as --token-file FILE"
+        )
+    if ("certificate" in given) != ("key" in given):
+        raise CommandFailed(Exit.USAGE, "usage", "--cert and --key belong together")
+    names = ("token_file", "authority", "certificate", "key")
+    return Credentials(*(os.path.abspath(given[name]) if name in given else "" for name in names))
+
+
+def duration_s(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float:
+    """Seconds of a duration such as 10m; 0 when nobody says."""
+    if value is None:
+        return 0.0
+    try:
+        return parse_duration(value) / 1000
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error

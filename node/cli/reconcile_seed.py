@@ -1,0 +1,159 @@
+"""`isthmus reconcile seed`: fill a new cluster from another on Spark, and hand over to real time.
+
+Shows the plan, starts Spark, prints what comes of it; what it means is told in docs/spark.md. Exit codes: 0 the same,
+or copied without verifying; 1 something differs; 2 error; 3 incomplete, and the same run id goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from node.cli.exits import CommandFailed, Exit
+from node.cli.output import echo_facts, echo_json, printable
+from node.cli.queue import BY
+from node.cli.reconcile_files import FORMAT, duration_s, files_of
+from node.cli.remote import AdminClient, admin_option
+from repl.model.errors import BadInput, PeerFault
+
+
+@click.command("seed")
+@click.option("--source", required=True, metavar="URL[,URL...]", help="HTTP listeners of the cluster that has it all.")
+@click.option("--target", required=True, metavar="URL[,URL...]", help="The same of the one to fill.")
+@click.option("--bucket-type", default="default", show_default=True)
+@click.option("--queue", default="", help="The source's queue that goes on afterwards; made if there is none.")
+@click.option("--filter", "filter_", default="any", show_default=True, metavar="RULES", help="What a new queue offers.")
+@click.option("--into-nonempty", is_flag=True, help="The target may have objects: they merge.")
+@click.option("--no-verify", is_flag=True, help="Do not compare the clusters at the end.")
+@click.option("--rate", type=click.IntRange(0), default=0, help="Objects a second at most; 0: no limit.")
+@click.option("--max-time", callback=duration_s, metavar="TIME", help="Begin nothing new after this, such as 10m.")
+@click.option("--settle", callback=duration_s, default="10s", show_default=True, help="How far behind counts as there.")
+@click.option("--give-up-after", callback=duration_s, default="60s", show_default=True, help="Patience with a cluster.")
+@click.option("--target-token-file", default="", metavar="FILE", help="A token of the target, if it has others.")
+@click.option("--output", "directory", required=True, metavar="DIR", help="Where the run is kept; workers reach it.")
+@click.option("--run-id", help="The same id goes on with a run; without it a new one is made.")
+@click.option("--master", default="", help="A Spark master; without it local[*].")
+@click.option("--dry-run", is_flag=True, help="Show the plan alone.")
+@BY
+@admin_option
+@FORMAT
+@click.pass_context
+def seed(context: click.Context, /, admin: AdminClient, format_: str, **given: Any) -> None:
+    """Copy all objects of a bucket type into another cluster, with their clocks, tombstones too; then let the queue go
+    on from what was read, and compare. Ctrl-C, or a killed driver, loses nothing: the same --run-id goes on. --admin is
+    a node of the source, needed with --queue."""
+    from aae.reconcile.handover import HandOver
+    from aae.reconcile.seed_plan import SeedOptions, planned
+
+    files = files_of(context)
+    run_id = given["run_id"] or time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    options = SeedOptions(
+        given["directory"],
+        run_id,
+        given["bucket_type"],
+        given["queue"],
+        given["filter_"],
+        given["into_nonempty"],
+        not given["no_verify"],
+        given["rate"],
+        given["max_time"],
+        given["settle"],
+        max(1, round(given["give_up_after"])),
+        files.token_file,
+        given["target_token_file"],
+        files.ca_file,
+        files.certificate_file,
+        files.key_file,
+    )
+    queue = HandOver(_Admin(admin), options.queue, given["by"], options.filter) if options.queue else None
+    if given["dry_run"]:
+        _echo_plan(planned(given["source"], given["target"], options, queue), format_)
+        return
+    from aae.reconcile import seeding, sessions
+
+    seeding.opened(given["source"], given["target"], options, queue)  # what is wrong is told before Spark is started
+    with sessions.job(f"seed {run_id}", given["master"]) as spark:
+        try:
+            summary = seeding.seed(spark, given["source"], given["target"], options, queue, _tell)
+        except KeyboardInterrupt:
+            click.echo(f"broken off: --run-id {run_id} goes on", err=True)
+            raise
+    _echo_summary(summary, format_)
+    if summary["exit_code"]:
+        raise click.exceptions.Exit(summary["exit_code"])
+
+
+class _Admin:
+    """The admin listener as a seed wants it: what fails there leaves the seed incomplete."""
+
+    def __init__(self, admin: AdminClient) -> None:
+        self._admin = admin
+
+    def get(self, path: str) -> dict[str, Any]:
+        """See Admin."""
+        return self._asked(lambda: self._admin.get(path))
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """See Admin."""
+        return self._asked(lambda: self._admin.post(path, body))
+
+    @staticmethod
+    def _asked(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        try:
+            return ask()
+        except CommandFailed as error:
+            raise (BadInput if error.exit_code is Exit.REFUSED else PeerFault)(str(error)) from error
+
+
+def _tell(line: str) -> None:
+    click.echo(printable(line), err=True)
+
+
+def _echo_plan(plan: dict[str, Any], output: str) -> None:
+    shown = {name: value for name, value in plan.items() if name not in ("chunks", "begin", "form")}
+    shown["ranges"] = len(plan["chunks"])
+    if output == "json":
+        echo_json(shown | {"dry_run": True})
+        return
+    standing = "to be made" if plan["queue_is_new"] else "there is one"
+    queue = f"{plan['queue']}: {standing}" if plan["queue"] else "none"
+    echo_facts(
+        [
+            ("source", plan["source"]),
+            ("target", plan["target"]),
+            ("bucket type", plan["bucket_type"]),
+            ("objects, about", plan["objects"]),
+            ("bytes, about", plan["bytes"]),
+            ("objects of the target", plan["target_objects"]),
+            ("partitions", plan["partitions"]),
+            ("ranges", len(plan["chunks"])),
+            ("seconds at this rate", plan["seconds"]),
+            ("queue", queue),
+        ]
+    )
+
+
+def _echo_summary(summary: dict[str, Any], output: str) -> None:
+    if output == "json":
+        echo_json(summary)
+        return
+    verified = summary["verified"]
+    facts: list[tuple[str, Any]] = [
+        (name, summary[name]) for name in ("run_id", "outcome", "source", "target", "objects", "bytes")
+    ]
+    if summary["error"]:
+        facts.append(("error", summary["error"]))
+    facts += [(f"  {outcome}", count) for outcome, count in sorted(summary["outcomes"].items())]
+    facts += [("damaged", summary["damaged"])] if summary["damaged"] else []
+    facts += [("  named", name) for name in summary["named"]]
+    facts.append(("ranges", f"{summary['chunks']['done']} of {summary['chunks']['of']}"))
+    facts += [("  open", f"partition {one[0]}, segments {one[1]}-{one[2]}") for one in summary["open"]]
+    if summary["queue"]:
+        facts.append(("queue", f"{summary['queue']}: {summary['queue_state']}"))
+    if verified is not None:
+        facts.append(("verified", f"{verified['outcome']} by {verified['mode']}, run {verified['run_id']}"))
+    facts.append(("seconds", summary["seconds"]))
+    echo_facts((name.replace("_", " "), value) for name, value in facts)
