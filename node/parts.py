@@ -5,7 +5,6 @@ Nothing here runs or decides. `node.daemon` gives these parts their life: what i
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -239,7 +238,6 @@ class Parts:
         self.sink = Sink(
             settings.sink,
             kv=self.coordinator,
-            loop=asyncio.get_running_loop(),
             cluster_uuid=self.cluster_uuid,
             cluster_name=settings.node.cluster,
             node_name=settings.node.name,

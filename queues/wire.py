@@ -90,7 +90,7 @@ ZSTD_FROM_BYTES: Final = 512
 """Smaller batches are not compressed: nothing is gained."""
 
 OFF_LOOP_FROM_BYTES: Final = 65_536
-"""Payloads from here on are compressed in a thread: 64 KB take 0.2 ms, which the loop can spare."""
+"""Payloads from here on are compressed and unpacked in a thread: 64 KB take 0.2 ms, which the loop can spare."""
 
 MAP_MAX: Final = 1_024
 """Most entries of any map of a message: fields at the top, bucket types of `properties`."""

@@ -1,8 +1,8 @@
 """The sink of a node: which links there are, what an operator wants of them, its numbers.
 
-Without peers there is no thread and it says `idle: not configured`. Links follow the seeds of the config and the live
+Without peers there is no worker and it says `idle: not configured`. Links follow the seeds of the config and the live
 nodes that peers tell of (`sink.discovery`); suspensions and limits are kept in the metastore, so every node follows
-what was asked of any. The threads are `sink.crew`'s. A stop lets a batch that is being pushed finish and acknowledges
+what was asked of any. The workers are `sink.crew`'s. A stop lets a batch that is being pushed finish and acknowledges
 it; a long poll is cut off, since what it would bring comes again.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -35,7 +34,7 @@ from sink.limits import ALL_NODES, InForce, Limits
 from sink.push import Tally
 from sink.roster import LinkName
 from sink.suspensions import Suspension
-from sink.worker import WORKING, Link, Shop
+from sink.worker import Link, Shop
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +52,7 @@ TALLIES_MAX: Final = 1_024
 
 
 class Sink:
-    """The actor. Its methods belong to the event loop; the workers are threads of its own.
+    """The actor. All of it belongs to the event loop.
 
     `nodes()` names the nodes of this cluster that an operator may mean; `properties()` are told to sources, and theirs
     compared with them.
@@ -64,7 +63,6 @@ class Sink:
         settings: SinkSettings,
         *,
         kv: KeyValue,
-        loop: asyncio.AbstractEventLoop,
         cluster_uuid: bytes,
         cluster_name: str,
         node_name: str,
@@ -84,10 +82,9 @@ class Sink:
         self._nodes = nodes
         self._seeds = {LinkName(p.queue, p.url): Seed(p.cluster, access_to(p)) for p in settings.peers}
         self._tallies: dict[tuple[bytes, str], Tally] = {}
-        self._tally_lock = threading.Lock()
-        self._stopping = threading.Event()
+        self._stopping = asyncio.Event()
         self._home = Home(cluster_uuid, cluster_name)
-        shop = Shop(kv, loop, time, letters, self._tally, threading.Semaphore(WORKING), self._stopping)
+        shop = Shop(kv, time, letters, self._tally, self._stopping)
         default = (
             settings.workers,
             settings.peer_limit_count,
@@ -137,25 +134,21 @@ class Sink:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        loop = asyncio.get_running_loop()
         if self._started:
-            deadline = loop.time() + STOP_PUSH_S
-            while self._crew.pushing() and loop.time() < deadline:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)  # the workers are threads: nobody is there to set an asyncio event
-            await loop.run_in_executor(None, self._crew.end_connections)
+            await self._crew.pushed(STOP_PUSH_S)
+            await self._crew.end()
         for asker in self._askers.values():
             asker.cut()
         self._letters.close()
 
     def _tally(self, cluster: bytes, cluster_name: str, queue: str) -> Tally:
-        """The count of a source cluster's queue; called by workers."""
-        with self._tally_lock:
-            found = self._tallies.get((cluster, queue))
-            if found is None:
-                if len(self._tallies) >= TALLIES_MAX:
-                    return next(reversed(self._tallies.values()))
-                found = self._tallies[cluster, queue] = Tally(cluster, cluster_name, queue)
-            return found
+        """The count of a source cluster's queue."""
+        found = self._tallies.get((cluster, queue))
+        if found is None:
+            if len(self._tallies) >= TALLIES_MAX:
+                return next(reversed(self._tallies.values()))
+            found = self._tallies[cluster, queue] = Tally(cluster, cluster_name, queue)
+        return found
 
     # ---------------------------------------------------------------- the nodes of other clusters
 
@@ -248,7 +241,8 @@ class Sink:
     async def _watch(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._hinted.wait(), WATCH_INTERVAL_S)
+                async with asyncio.timeout(WATCH_INTERVAL_S):  # `wait_for` swallows a stop that comes with a hint
+                    await self._hinted.wait()
             self._hinted.clear()
             await self._read_all()
 

@@ -8,6 +8,7 @@ that a reused address brings nothing here.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -15,9 +16,19 @@ from urllib.parse import quote
 
 from config.settings import SinkSettings
 from queues.batches import Session
-from queues.wire import BYTES_MAX, MEDIA_TYPE, ZSTD, Ack, FetchReply, FetchRequest, decode_reply, encode_request
+from queues.wire import (
+    BYTES_MAX,
+    MEDIA_TYPE,
+    OFF_LOOP_FROM_BYTES,
+    ZSTD,
+    Ack,
+    FetchReply,
+    FetchRequest,
+    decode_reply,
+    encode_request,
+)
 from repl.model.errors import PeerFault
-from repl.transport.http_client import HttpPeer
+from repl.transport.loop_client import LoopPeer
 
 ANSWER_OVERHEAD_BYTES: Final = 200_000_000
 """How much an answer may exceed the batch bytes asked for: a single larger object still comes (50 MB and its
@@ -54,9 +65,9 @@ class Home(NamedTuple):
 
 
 class Fetcher:
-    """One slot's side of one queue at one peer; for one thread at a time. `peer` may be shared by slots."""
+    """One slot's side of one queue at one peer; for one task at a time. `peer` may be shared by slots."""
 
-    def __init__(self, peer: HttpPeer, queue: str, session: Session, home: Home, settings: SinkSettings) -> None:
+    def __init__(self, peer: LoopPeer, queue: str, session: Session, home: Home, settings: SinkSettings) -> None:
         self._peer = peer
         self._path = f"/queues/{quote(queue, safe='')}/fetch"
         self._session = session
@@ -68,10 +79,10 @@ class Fetcher:
         self.ack: Ack | None = None
         """What became of the last batch; goes with the next fetch and stays until that was answered."""
 
-    def fetch(self, asked: Asked, expected: bytes | None, expected_name: str) -> FetchReply:
+    async def fetch(self, asked: Asked, expected: bytes | None, expected_name: str) -> FetchReply:
         """The next batch, after a long poll if there is none. `expected` is the uuid of the cluster that must
         answer, `expected_name` its name; None and "" for any. Raises PeerFault, OtherCluster, OwnAnswer, CodecError."""
-        reply = self._post(asked)
+        reply = await self._post(asked)
         if reply.cluster == self._home.cluster:
             raise OwnAnswer(f"{self._peer.url} is a node of this cluster, {self._home.cluster_name}: it points at home")
         if expected is not None and reply.cluster != expected:
@@ -86,13 +97,13 @@ class Fetcher:
         self.ack = None
         return reply
 
-    def acknowledge(self) -> None:
+    async def acknowledge(self) -> None:
         """Send a waiting acknowledgement by itself, when the next fetch may be far. Raises PeerFault, CodecError."""
         if self.ack is not None:
-            self._post(Asked(0, 0, 0))
+            await self._post(Asked(0, 0, 0))
             self.ack = None
 
-    def _post(self, asked: Asked) -> FetchReply:
+    async def _post(self, asked: Asked) -> FetchReply:
         request = FetchRequest(
             self._session,
             self._home.cluster_name,
@@ -104,7 +115,7 @@ class Fetcher:
             self._compress,
             dict(asked.properties),
         )
-        body = self._peer.post(
+        body = await self._peer.post(
             self._path,
             encode_request(request),
             media_type=MEDIA_TYPE,
@@ -112,4 +123,6 @@ class Fetcher:
             limit_bytes=min(asked.size, BYTES_MAX) + ANSWER_OVERHEAD_BYTES,
         )
         self.answer_bytes = len(body)
+        if self._compress and len(body) >= OFF_LOOP_FROM_BYTES:
+            return await asyncio.to_thread(decode_reply, body)  # unpacking lets go of the interpreter
         return decode_reply(body)

@@ -52,55 +52,53 @@ def row(link: Link, roster: Roster, suspended: Suspension | None, now_ms: int, *
     name = link.name
     errors = roster.errors(name)
     state, reason = state_of(link, errors, suspended, roster.leaving(name))
-    with link.lock:
-        recent = link.lag.recent(now_ms)
-        counts = link.outcomes
-        return {
-            "queue": name.queue,
-            "peer": name.peer,
-            "source_cluster": link.source_cluster or None,
-            "source_uuid": None if link.cluster is None else link.cluster.hex(),
-            "from": "config" if seed else "discovery",
-            "since_ms": link.since_ms,
-            "state": state,
-            "properties_differ": list(link.properties_differ),
-            "reason": reason,
-            "suspended": None if suspended is None else suspended.shown(),
-            "delay_ms": roster.delay_ms(name),
-            "errors_in_a_row": errors,
-            "running": roster.running(name),
-            **{outcome.value: counts[outcome] for outcome in PushOutcome},
-            "fetches": link.fetches,
-            "batches": link.batches,
-            "errors": link.errors,
-            "lag_ms_p50": link.lag.all.quantile_ms(0.5),
-            "lag_ms_p99": link.lag.all.quantile_ms(0.99),
-            "recent_lag_ms_p50": recent.quantile_ms(0.5),
-            "recent_lag_ms_p99": recent.quantile_ms(0.99),
-            "last_answer_ms": link.last_answer_ms,
-            "last_batch_ms": link.last_batch_ms,
-            "last_error": link.last_error or None,
-            "last_error_reason": link.last_error_reason or None,
-            "last_error_ms": link.last_error_ms,
-        }
+    recent = link.lag.recent(now_ms)
+    counts = link.outcomes
+    return {
+        "queue": name.queue,
+        "peer": name.peer,
+        "source_cluster": link.source_cluster or None,
+        "source_uuid": None if link.cluster is None else link.cluster.hex(),
+        "from": "config" if seed else "discovery",
+        "since_ms": link.since_ms,
+        "state": state,
+        "properties_differ": list(link.properties_differ),
+        "reason": reason,
+        "suspended": None if suspended is None else suspended.shown(),
+        "delay_ms": roster.delay_ms(name),
+        "errors_in_a_row": errors,
+        "running": roster.running(name),
+        **{outcome.value: counts[outcome] for outcome in PushOutcome},
+        "fetches": link.fetches,
+        "batches": link.batches,
+        "errors": link.errors,
+        "lag_ms_p50": link.lag.all.quantile_ms(0.5),
+        "lag_ms_p99": link.lag.all.quantile_ms(0.99),
+        "recent_lag_ms_p50": recent.quantile_ms(0.5),
+        "recent_lag_ms_p99": recent.quantile_ms(0.99),
+        "last_answer_ms": link.last_answer_ms,
+        "last_batch_ms": link.last_batch_ms,
+        "last_error": link.last_error or None,
+        "last_error_reason": link.last_error_reason or None,
+        "last_error_ms": link.last_error_ms,
+    }
 
 
 def samples(link: Link, roster: Roster, suspended: bool, now_ms: int) -> list[Sample]:
     """One link's samples."""
     name = link.name
     labels = {"queue": name.queue, "peer": name.peer}
-    with link.lock:
-        recent = link.lag.recent(now_ms)
-        result: list[Sample] = [
-            ("isthmus_sink_changes_total", {**labels, "outcome": o.value}, link.outcomes[o]) for o in PushOutcome
-        ]
-        result += [
-            ("isthmus_sink_fetches_total", labels, link.fetches),
-            ("isthmus_sink_batches_total", labels, link.batches),
-            ("isthmus_sink_errors_total", labels, link.errors),
-            ("isthmus_sink_delay_seconds", labels, roster.delay_ms(name) / 1000),
-            ("isthmus_sink_suspended", labels, suspended),
-        ]
+    recent = link.lag.recent(now_ms)
+    result: list[Sample] = [
+        ("isthmus_sink_changes_total", {**labels, "outcome": o.value}, link.outcomes[o]) for o in PushOutcome
+    ]
+    result += [
+        ("isthmus_sink_fetches_total", labels, link.fetches),
+        ("isthmus_sink_batches_total", labels, link.batches),
+        ("isthmus_sink_errors_total", labels, link.errors),
+        ("isthmus_sink_delay_seconds", labels, roster.delay_ms(name) / 1000),
+        ("isthmus_sink_suspended", labels, suspended),
+    ]
     for quantile in (0.5, 0.99):
         lag_ms = recent.quantile_ms(quantile)
         if lag_ms is not None:

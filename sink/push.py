@@ -7,7 +7,6 @@ counts per source cluster and queue, over links that come and go: it is the sink
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -45,7 +44,7 @@ def dead_letters(
 
 
 class Tally:
-    """What was pushed from one source cluster's queue since the node began, by outcome; shared by its links' threads.
+    """What was pushed from one source cluster's queue since the node began, by outcome; shared by its links.
     A failed push is no end: the change comes again and has its outcome then."""
 
     def __init__(self, cluster: bytes, cluster_name: str, queue: str) -> None:
@@ -53,33 +52,29 @@ class Tally:
         self.cluster_name = cluster_name
         self.queue = queue
         self.last_batch_ms: int | None = None
-        self._lock = threading.Lock()
         self._outcomes: Counter[PushOutcome] = Counter()
         self._fetched = 0
         self._fetched_bytes = 0
 
     def fetched(self, count: int, size: int) -> None:
         """A batch came in."""
-        with self._lock:
-            self._fetched += count
-            self._fetched_bytes += size
+        self._fetched += count
+        self._fetched_bytes += size
 
     def pushed(self, outcomes: Counter[PushOutcome], now_ms: int) -> None:
         """It has its outcomes."""
-        with self._lock:
-            self._outcomes.update(outcomes)
-            self.last_batch_ms = now_ms
+        self._outcomes.update(outcomes)
+        self.last_batch_ms = now_ms
 
     def shown(self) -> dict[str, Any]:
         """For listings: fetched = applied + merged + superseded + rejected + failed + under way."""
-        with self._lock:
-            outcomes, fetched, size = self._outcomes.copy(), self._fetched, self._fetched_bytes
+        outcomes, fetched = self._outcomes, self._fetched
         return {
             "source_cluster": self.cluster_name,
             "source_uuid": self.cluster.hex(),
             "queue": self.queue,
             "fetched": fetched,
-            "fetched_bytes": size,
+            "fetched_bytes": self._fetched_bytes,
             **{outcome.value: outcomes[outcome] for outcome in PushOutcome},
             "under_way": fetched - outcomes.total(),
             "last_batch_ms": self.last_batch_ms,

@@ -88,7 +88,7 @@ class _Adapter(HTTPAdapter):
     def __init__(self, connections: int, access: Access) -> None:
         contexts = access.contexts
         if contexts is None:
-            contexts = _system_contexts
+            contexts = system_contexts
         self._contexts = contexts
         self._cluster = access.cluster
         super().__init__(pool_connections=1, pool_maxsize=connections, max_retries=0)
@@ -126,7 +126,8 @@ class WrongPeer(ConnectionError):
     """The other end is not of the cluster that was meant."""
 
 
-def _system_contexts() -> ssl.SSLContext:
+def system_contexts() -> ssl.SSLContext:
+    """The TLS of a new connection where an Access says nothing: the system's authorities, no certificate of ours."""
     return client_contexts(TlsFiles(None, None, ()), check_host=True).current()
 
 

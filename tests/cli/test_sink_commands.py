@@ -15,7 +15,7 @@ OVERVIEW = {
     "node": "west-1",
     "state": "running",
     "reason": "",
-    "workers": {"count": 24, "busy": 3, "threads": 4, "peer_limit": 8},
+    "workers": {"count": 24, "busy": 3, "peer_limit": 8},
     "throttle": {
         "configured": {"bytes_per_second": 5_000_000, "objects_per_second": None},
         "binding": "bytes",

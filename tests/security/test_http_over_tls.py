@@ -29,6 +29,7 @@ from repl.transport.http_client import Refused as PeerRefused
 from repl.transport.tls import client_contexts, server_contexts
 from tests.security.folder import Folder
 from tests.security.test_roles import settings_of
+from tests.transport.on_loop import PeerOnLoop
 
 
 class Giving:
@@ -88,7 +89,7 @@ def get(folder: Folder, url: str, pair: str | None = None, cluster: str = "") ->
 def fetch(folder: Folder, port: int, cluster: str, pair: str | None, access: dict[str, Any] | None = None) -> bytes:
     """A fetch as the sink of `cluster` sends it, which shows `pair`."""
     contexts = client_contexts(folder.files(pair), check_host=False).current
-    peer = HttpPeer(f"https://127.0.0.1:{port}", 1, Access(contexts, **{"cluster": "c", **(access or {})}))
+    peer = PeerOnLoop(f"https://127.0.0.1:{port}", 1, Access(contexts, **{"cluster": "c", **(access or {})}))
     body = encode_request(FetchRequest(Session(b"w" * 16, "n", b"i" * 8, 0), cluster))
     try:
         return peer.post(
@@ -185,7 +186,8 @@ def test_a_sink_shows_its_token_as_it_is_now(folder: Folder) -> None:
             fetch(folder, port, "west", "west-1")
 
 
-def test_a_waiting_fetch_over_tls_is_cut_off(folder: Folder) -> None:
+@pytest.mark.parametrize("dial", [HttpPeer, PeerOnLoop])
+def test_a_waiting_fetch_over_tls_is_cut_off(folder: Folder, dial: type[HttpPeer] | type[PeerOnLoop]) -> None:
     """A stop ends a fetch that waits for its answer at once, with an error that its caller expects."""
     face = Names()
     asked, left = threading.Event(), threading.Event()
@@ -200,7 +202,7 @@ def test_a_waiting_fetch_over_tls_is_cut_off(folder: Folder) -> None:
     face.router.add("POST", "/wait", wait)
     with serving(tls_of(folder), face) as port:
         contexts = client_contexts(folder.files("b"), check_host=True).current
-        peer = HttpPeer(f"https://127.0.0.1:{port}", 1, Access(contexts))
+        peer = dial(f"https://127.0.0.1:{port}", 1, Access(contexts))
         cutter = threading.Thread(target=lambda: (asked.wait(10), peer.cut()))
         cutter.start()
         with pytest.raises(PeerFault):
@@ -209,7 +211,10 @@ def test_a_waiting_fetch_over_tls_is_cut_off(folder: Folder) -> None:
         assert left.wait(10)
 
 
-def test_a_token_that_belongs_to_tls_does_not_travel_in_the_clear(folder: Folder) -> None:
+@pytest.mark.parametrize("dial", [HttpPeer, PeerOnLoop])
+def test_a_token_that_belongs_to_tls_does_not_travel_in_the_clear(
+    folder: Folder, dial: type[HttpPeer] | type[PeerOnLoop]
+) -> None:
     """A peer that is reached over http://, where TLS is configured (a list of nodes may name such), sees no token."""
     face = Names()
     seen: list[bytes | None] = []
@@ -222,7 +227,7 @@ def test_a_token_that_belongs_to_tls_does_not_travel_in_the_clear(folder: Folder
     contexts = client_contexts(folder.files("b"), check_host=True).current
     with serving(tls_of(folder, also_plain=True), face) as port:
         for scheme, how in (("http", contexts), ("https", contexts), ("http", None)):
-            peer = HttpPeer(f"{scheme}://127.0.0.1:{port}", 1, Access(how, token=lambda: "t" * 20))
+            peer = dial(f"{scheme}://127.0.0.1:{port}", 1, Access(how, token=lambda: "t" * 20))
             peer.post("/look", b"", media_type="text/plain", timeout_ms=10_000, limit_bytes=10)
             peer.cut()
     assert seen == [None, b"Bearer " + b"t" * 20, b"Bearer " + b"t" * 20]

@@ -182,7 +182,6 @@ class Pair:
         sink = Sink(
             settings,
             kv=self.cluster,  # type: ignore[arg-type]
-            loop=asyncio.get_running_loop(),
             cluster_uuid=uuid,
             cluster_name="west",
             node_name="w1",

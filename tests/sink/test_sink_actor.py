@@ -102,7 +102,7 @@ def test_a_lossy_link_and_malformed_answers_lose_nothing() -> None:
         await pair.equal(30)
         assert all(pair.bridge.seen[fault] for fault in bad)
         assert sink.listing()[0]["errors"] >= 10
-        assert all(thread.is_alive() for thread in sink._crew.threads())
+        assert sink._crew.workers
 
     joined(test)
 
@@ -142,12 +142,9 @@ def test_a_stop_acknowledges_what_was_stored_and_ends_long_polls() -> None:
         pair.home.put(b"a")
         await until(lambda: any(slot.fetcher.ack for slot in slots_of(sink)))
         await until(lambda: sink.listing()[0]["running"] <= 1)
-        threads = sink._crew.threads()
         began = time.monotonic()
         await sink.stop()
-        for thread in threads:
-            await asyncio.get_running_loop().run_in_executor(None, thread.join, 5)
-            assert not thread.is_alive()
+        assert not sink._crew.workers
         assert time.monotonic() - began < 4
         await pair.equal(1)
 
@@ -260,7 +257,7 @@ def test_lag_is_told_once_something_arrived_and_unknown_before() -> None:
 
 
 def test_without_peers_the_actor_is_there_and_idle() -> None:
-    """An unconfigured sink has no thread and says so; one that never started can be stopped."""
+    """An unconfigured sink has no worker and says so; one that never started can be stopped."""
 
     async def test(pair: Pair) -> None:
         sink = await pair.sink(start=False)
@@ -269,6 +266,6 @@ def test_without_peers_the_actor_is_there_and_idle() -> None:
         nothing = await pair.sink(peers=False)
         assert nothing.status() == {"actor": "sink", "state": "idle", "reason": "not configured"}
         assert nothing.listing() == nothing.metrics() == await nothing.dead_letters() == []
-        assert not nothing._crew.threads()
+        assert not nothing._crew.workers
 
     joined(test)

@@ -36,9 +36,9 @@ def test_workers_and_rates_change_while_it_runs_and_outlive_a_restart() -> None:
 
     async def test(pair: Pair) -> None:
         sink = await pair.sink("q", "r")
-        await until(lambda: len(sink._crew.threads()) == 4)
+        await until(lambda: sink._crew.workers == 2)
         await sink.set_limits(Limits(workers=1, by="ann", at_ms=7, reason="night"), None)
-        await until(lambda: len(sink._crew.threads()) == 1)
+        await until(lambda: sink._crew.workers == 1)
         pair.home.put(*(b"k%d" % n for n in range(40)))
         await pair.equal()
         await sink.stop()
@@ -132,7 +132,6 @@ async def sink_of(pair: Pair, *peers: str, properties: dict[bytes, bytes] | None
     sink = Sink(
         settings,
         kv=pair.cluster,  # type: ignore[arg-type]
-        loop=asyncio.get_running_loop(),
         cluster_uuid=SINK,
         cluster_name="west",
         node_name="w1",

@@ -1,4 +1,4 @@
-"""Claims about the door for outgoing HTTP, against a small server of the standard library."""
+"""Claims about outgoing HTTP, from threads and from the event loop, against a small server of the standard library."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ import pytest
 
 from repl.model.errors import PeerFault
 from repl.transport.http_client import HttpPeer, Refused
+from tests.transport.on_loop import PeerOnLoop
+
+Dial = type[HttpPeer] | type[PeerOnLoop]
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -93,22 +96,29 @@ def url() -> Iterator[str]:
     thread.join()
 
 
-def post(peer: HttpPeer, what: str, *, limit: int = 1_000, timeout_ms: int = 10_000) -> bytes:
+@pytest.fixture(params=[HttpPeer, PeerOnLoop])
+def dial(request: pytest.FixtureRequest) -> Dial:
+    """Both clients."""
+    found: Dial = request.param
+    return found
+
+
+def post(peer: HttpPeer | PeerOnLoop, what: str, *, limit: int = 1_000, timeout_ms: int = 10_000) -> bytes:
     return peer.post(f"/{what}", b"body", media_type="application/x", timeout_ms=timeout_ms, limit_bytes=limit)
 
 
-def test_an_answer_comes_back_and_its_connection_is_kept(url: str) -> None:
+def test_an_answer_comes_back_and_its_connection_is_kept(dial: Dial, url: str) -> None:
     """Bodies travel both ways unchanged, over one connection."""
-    peer = HttpPeer(url + "/", 2)
+    peer = dial(url + "/", 2)
     for _ in range(3):
         assert post(peer, "echo") == b"application/x body"
     assert len(Answers.connections) == 1
     peer.cut()
 
 
-def test_an_answer_of_exactly_the_limit_is_taken(url: str) -> None:
+def test_an_answer_of_exactly_the_limit_is_taken(dial: Dial, url: str) -> None:
     """The limit is the largest size that passes."""
-    peer = HttpPeer(url, 1)
+    peer = dial(url, 1)
     assert len(post(peer, "echo", limit=18)) == 18
     with pytest.raises(PeerFault, match="at most 17"):
         post(peer, "echo", limit=17)
@@ -116,9 +126,9 @@ def test_an_answer_of_exactly_the_limit_is_taken(url: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["huge", "endless"])
-def test_an_answer_over_the_limit_is_refused_without_being_read(url: str, what: str) -> None:
+def test_an_answer_over_the_limit_is_refused_without_being_read(dial: Dial, url: str, what: str) -> None:
     """A huge declared length costs nothing, and one that is not declared is read up to the limit only."""
-    peer = HttpPeer(url, 1)
+    peer = dial(url, 1)
     began = time.monotonic()
     with pytest.raises(PeerFault, match="bytes"):
         post(peer, what, limit=100_000)
@@ -127,9 +137,9 @@ def test_an_answer_over_the_limit_is_refused_without_being_read(url: str, what: 
 
 
 @pytest.mark.parametrize("what", ["short", "garbage"])
-def test_an_answer_that_is_not_whole_is_the_peers_fault(url: str, what: str) -> None:
+def test_an_answer_that_is_not_whole_is_the_peers_fault(dial: Dial, url: str, what: str) -> None:
     """A body cut short, or no HTTP at all, is told as such in one line, and the next request works."""
-    peer = HttpPeer(url, 1)
+    peer = dial(url, 1)
     with pytest.raises(PeerFault) as caught:
         post(peer, what)
     assert url in str(caught.value)
@@ -139,27 +149,27 @@ def test_an_answer_that_is_not_whole_is_the_peers_fault(url: str, what: str) -> 
     peer.cut()
 
 
-def test_a_refusal_says_why(url: str) -> None:
+def test_a_refusal_says_why(dial: Dial, url: str) -> None:
     """An error status carries the peer's sentence and its stable reason."""
-    peer = HttpPeer(url, 1)
+    peer = dial(url, 1)
     with pytest.raises(Refused, match="answers 409: queue q belongs to cluster south") as caught:
         post(peer, "owned")
     assert (caught.value.status, caught.value.reason) == (409, "owned-by-other")
     peer.cut()
 
 
-def test_redirections_are_not_followed(url: str) -> None:
+def test_redirections_are_not_followed(dial: Dial, url: str) -> None:
     """A peer cannot send us elsewhere."""
-    peer = HttpPeer(url, 1)
+    peer = dial(url, 1)
     with pytest.raises(Refused, match="302"):
         post(peer, "moved")
     peer.cut()
 
 
-def test_a_peer_that_is_not_there_is_a_fault_in_one_line() -> None:
+def test_a_peer_that_is_not_there_is_a_fault_in_one_line(dial: Dial) -> None:
     """A refused connection and a name that does not exist are told without the addresses of objects."""
     for url, what in (("http://127.0.0.1:9", "refused"), ("http://no-such-host.invalid", "no-such-host")):
-        peer = HttpPeer(url, 1)
+        peer = dial(url, 1)
         with pytest.raises(PeerFault) as caught:
             post(peer, "echo", timeout_ms=2_000)
         assert url in str(caught.value)
@@ -168,9 +178,9 @@ def test_a_peer_that_is_not_there_is_a_fault_in_one_line() -> None:
         peer.cut()
 
 
-def test_a_silent_peer_is_left_after_the_time_out(url: str) -> None:
+def test_a_silent_peer_is_left_after_the_time_out(dial: Dial, url: str) -> None:
     """No answer within the time-out is the peer's fault."""
-    peer = HttpPeer(url, 1)
+    peer = dial(url, 1)
     began = time.monotonic()
     with pytest.raises(PeerFault, match=r"(?i)timed out"):
         post(peer, "slow", timeout_ms=200)
@@ -178,9 +188,9 @@ def test_a_silent_peer_is_left_after_the_time_out(url: str) -> None:
     peer.cut()
 
 
-def test_a_long_poll_ends_at_once_when_it_is_cut(url: str) -> None:
+def test_a_long_poll_ends_at_once_when_it_is_cut(dial: Dial, url: str) -> None:
     """`cut` from another thread ends what waits, and everything after fails without a connection."""
-    peer = HttpPeer(url, 2)
+    peer = dial(url, 2)
     ended: list[Exception] = []
 
     def wait() -> None:
@@ -201,18 +211,18 @@ def test_a_long_poll_ends_at_once_when_it_is_cut(url: str) -> None:
         post(peer, "echo")
 
 
-def test_proxies_of_the_environment_are_ignored(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxies_of_the_environment_are_ignored(dial: Dial, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes talk to each other directly, whatever the shell that started them says."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    peer = HttpPeer(url, 1)
+    peer = dial(url, 1)
     assert post(peer, "echo")
     peer.cut()
 
 
-def test_a_url_that_cannot_be_used_is_told(url: str) -> None:
+def test_a_url_that_cannot_be_used_is_told(dial: Dial, url: str) -> None:
     """A URL without a scheme is a fault in words, not a crash."""
-    peer = HttpPeer("nonsense", 1)
+    peer = dial("nonsense", 1)
     with pytest.raises(PeerFault, match="nonsense"):
         post(peer, "echo")
     peer.cut()
