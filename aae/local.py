@@ -24,6 +24,7 @@ from repl.model.entry import decode_key_row
 from repl.model.errors import Corruption, IsthmusError
 from repl.model.keys import SEGMENT_BITS, SEGMENT_COUNT
 from repl.store.port import Store
+from repl.store.rows import SEGMENT_BYTES, split_tail
 
 ROOTS: Final = "aae.roots"
 LEAVES: Final = "aae.leaves"
@@ -120,13 +121,16 @@ class LocalTrees:
             if not mine:
                 continue
             count = 0
-            with closing(self._store.far.snapshot(one.partition)) as snapshot:
-                for at, start, stop in mine:
+            with (
+                closing(self._store.far.snapshot(one.partition)) as snapshot,
+                closing(snapshot.segments((start, stop) for _, start, stop in mine)) as parts,
+            ):
+                for (at, _, _), part in zip(mine, parts, strict=True):
                     if count >= asked.rows:
                         covered = min(covered, at)
                         break
-                    for _, bucket, key, row in snapshot.key_rows(start, stop):
-                        listed = _row(bucket, key, row)
+                    for name, row in part:
+                        listed = _row(*split_tail(name[SEGMENT_BYTES:]), row)
                         if _within(listed, asked):
                             found.append((at, listed))
                             count += 1

@@ -269,12 +269,14 @@ def decode_rows(data: bytes, asked: ClocksAsked) -> RowsTold:
     raise CodecError("not rows of segments, or of none")
 
 
+_ROW_TYPES: Final = [bytes, bytes, bytes, int, int, bool]
+
+
 def _row(raw: object) -> Row:
-    match raw:
-        case [bytes(bucket), bytes(key), bytes(clock), int(hash64), int(modified_ms), bool(tombstone)] if (
-            bucket and key and 0 <= hash64 < 1 << 64 and modified_ms >= 0
-        ):
-            return Row(bucket, key, clock, hash64, modified_ms, tombstone)
+    if type(raw) is list and list(map(type, raw)) == _ROW_TYPES:
+        row = Row._make(raw)
+        if row.bucket and row.key and 0 <= row.hash64 < 1 << 64 and row.modified_ms >= 0:
+            return row
     raise CodecError("not a row: bucket, key, clock, hash, last modified, tombstone")
 
 

@@ -180,7 +180,7 @@ def decode_key_row(data: bytes) -> KeyRow:
         raw = msgpack.unpackb(data, use_list=False, max_map_len=0, max_ext_len=0)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise CodecError(f"not a key row: {error}") from error
-    if type(raw) is not tuple or tuple(type(x) for x in raw) != _ROW_TYPES:
+    if type(raw) is not tuple or tuple(map(type, raw)) != _ROW_TYPES:
         raise CodecError("not a key row: fields of a wrong type or number")
     if raw[0] != KEY_ROW_VERSION:
         raise CodecError(f"key row of version {raw[0]!r}, this program reads {KEY_ROW_VERSION}")

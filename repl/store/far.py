@@ -8,7 +8,7 @@ there, so then they all go: `reopened` does that at open, before the boot id is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any, Final, Protocol
 
@@ -19,7 +19,7 @@ from repl.store import rows, transfer
 from repl.store.opening import found_marks, read_requests
 from repl.store.port import Applied, Chunk, FarMark, StateChunk
 from repl.store.progress import Progress
-from repl.store.reads import Source, scan_key_pages, scan_key_rows
+from repl.store.reads import Source, scan_key_pages, scan_key_rows, scan_segments
 from repl.store.requests import RequestWindows
 from repl.store.rows import FarKind, Position
 from repl.store.transfer import ROW_BYTES, STATE_TAGS
@@ -89,6 +89,10 @@ class LevelSnapshot:
     def key_rows(self, from_segment: int, to_segment: int) -> Iterator[tuple[int, bytes, bytes, bytes]]:
         """See the port."""
         return scan_key_rows(self._source, self._prefixes.key, from_segment, to_segment)
+
+    def segments(self, ranges: Iterable[tuple[int, int]]) -> Generator[list[tuple[bytes, bytes]], None, None]:
+        """See the port."""
+        return scan_segments(self._source, self._prefixes.key, ranges)
 
     def object(self, bucket: bytes, key: bytes) -> bytes | None:
         """See the port."""

@@ -71,14 +71,15 @@ class View:
             raise fault(error, self.directory) from error
         return value
 
-    def scan(self, start: bytes, stop: bytes) -> Generator[tuple[bytes, bytes], None, None]:
-        """The rows [start, stop), in order, as they are when the first is asked for."""
+    def scan(self, start: bytes, stop: bytes) -> Generator[tuple[bytes, bytes], bytes | None, None]:
+        """The rows [start, stop), in order, as they are when the first is asked for; see Source."""
         try:
             with self._driver.iterator(start=start, verify_checksums=True, fill_cache=False) as iterator:
                 for row in iterator:
                     if row[0] >= stop:
                         return
-                    yield row
+                    if (target := (yield row)) is not None:
+                        iterator.seek(target)
         except plyvel.Error as error:
             raise fault(error, self.directory) from error
         raise damaged("a table cannot be read", self.directory)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from repl.model.entry import decode_key_row
@@ -71,6 +71,14 @@ class MemorySnapshot:
     def key_rows(self, from_segment: int, to_segment: int) -> Iterator[tuple[int, bytes, bytes, bytes]]:
         """See the port."""
         yield from (row for row in self._key_rows if from_segment <= row[0] < to_segment)
+
+    def segments(self, ranges: Iterable[tuple[int, int]]) -> Generator[list[tuple[bytes, bytes]], None, None]:
+        """See the port."""
+        for first, end in ranges:
+            yield [
+                (rows.segment_name(segment) + rows.bucket_head(bucket) + key, row)
+                for segment, bucket, key, row in self.key_rows(first, end)
+            ]
 
     def object(self, bucket: bytes, key: bytes) -> bytes | None:
         """See the port."""

@@ -8,7 +8,7 @@ its memory twin `repl.store.memory.MemoryStore`; one contract suite runs on both
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -112,6 +112,11 @@ class Snapshot(Protocol):
     def key_rows(self, from_segment: int, to_segment: int) -> Iterator[tuple[int, bytes, bytes, bytes]]:
         """(segment, bucket, key, encoded key row) for segments [from, to), in segment order. Close the iterator when
         done early."""
+
+    def segments(self, ranges: Iterable[tuple[int, int]]) -> Generator[list[tuple[bytes, bytes]], None, None]:
+        """For each range [from, to) of segments, none of which begins before the last one's end: its (name, encoded key
+        row), in segment order, names as in `key_pages`. For few rows at many places. Close the generator when done
+        early."""
 
     def object(self, bucket: bytes, key: bytes) -> bytes | None:
         """The canonical object bytes, or None."""

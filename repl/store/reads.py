@@ -6,7 +6,7 @@ What is here knows how rows are laid out (`rows`) but not LevelDB: it reads thro
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, closing
 from itertools import islice
 from typing import Final, Protocol
@@ -27,8 +27,9 @@ class Source(Protocol):
     def get(self, name: bytes) -> bytes | None:
         """The value of the row `name`, or None."""
 
-    def scan(self, start: bytes, stop: bytes) -> Generator[tuple[bytes, bytes], None, None]:
-        """The rows [start, stop), in order."""
+    def scan(self, start: bytes, stop: bytes) -> Generator[tuple[bytes, bytes], bytes | None, None]:
+        """The rows [start, stop), in order. Sent a name, it goes on with the first row from there on: three times as
+        cheap as another scan."""
 
     def names(self, start: bytes, stop: bytes) -> Generator[bytes, None, None]:
         """The names of the rows [start, stop), in order."""
@@ -168,6 +169,28 @@ def scan_key_rows(
     with closing(source.scan(start, stop)) as scan:
         for name, row in scan:
             yield int.from_bytes(name[at:tail_at], "big"), *rows.split_tail(name[tail_at:]), row
+
+
+def scan_segments(
+    source: Source, prefix: bytes, ranges: Iterable[tuple[int, int]]
+) -> Generator[list[tuple[bytes, bytes]], None, None]:
+    """For each range [from, to) of segments, which do not go back, its (name behind `prefix`, encoded key row)."""
+    at = len(prefix)
+    end = prefix + rows.segment_name(SEGMENT_COUNT)
+    with closing(source.scan(prefix, end)) as scan:
+        row = next(scan, None)
+        for first, to in ranges:
+            start, stop = prefix + rows.segment_name(first), prefix + rows.segment_name(to)
+            if row is not None and row[0] < start:
+                try:
+                    row = scan.send(start)
+                except StopIteration:
+                    row = None
+            found = []
+            while row is not None and row[0] < stop:
+                found.append((row[0][at:], row[1]))
+                row = next(scan, None)
+            yield found
 
 
 PIECE_ROWS: Final = 64

@@ -12,7 +12,7 @@ from repl.model.entry import EntryKind, decode_key_row, encode_key_row, make_ent
 from repl.model.errors import Corruption
 from repl.model.keys import key_hash
 from repl.model.objects import Summary
-from repl.store import far, transfer
+from repl.store import far, rows, transfer
 from repl.store.leveldb import LevelStore
 from repl.store.memory import MemoryStore
 from repl.store.port import Applied, PartitionStep, Store
@@ -148,6 +148,17 @@ def test_a_snapshot_shows_what_was_when_it_was_taken(pair: list[Store]) -> None:
     assert keys
     middle = keys[len(keys) // 2][0]
     assert [*snapshot.key_rows(0, middle), *snapshot.key_rows(middle, 1 << 20)] == keys
+    segments = sorted({key[0] for key in keys})
+    ranges = [(0, 0), *((segment, segment + 1) for segment in segments), (1 << 20, 1 << 20)]
+    parts = [
+        [(int.from_bytes(name[:3], "big"), *rows.split_tail(name[3:]), row) for name, row in part]
+        for part in snapshot.segments(ranges)
+    ]
+    assert parts == [[], *([key for key in keys if key[0] == segment] for segment in segments), []]
+    (whole,) = snapshot.segments([(0, 1 << 20)])
+    assert [row for _, row in whole] == [key[3] for key in keys]
+    few = [part for part in snapshot.segments([(segments[3], segments[3] + 1), (segments[9], segments[9] + 2)]) if part]
+    assert len(few) == 2
     assert {name: snapshot.object(*name) for name in objects} == objects
     assert snapshot.object(b"no", b"key") is None
     assert list(giver.key_rows(PARTITION, 0, 1 << 20)) != keys
