@@ -1,0 +1,18 @@
+"""A place for clusters of real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from node import supervisor
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """Whatever runs here at the end is stopped."""
+    (tmp_path / "d").mkdir()
+    yield tmp_path / "d"
+    supervisor.stop(tmp_path / "d")
