@@ -6,7 +6,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -56,6 +56,40 @@ def topology(*, both: bool = False) -> str:
         + CLUSTER.format(here="west", there="east", factor=2, min_isr=1, partitions=4, nodes=west)
         + FULLSYNC.format(here="east", there="west", both=str(both).lower())
     )
+
+
+def towns(names: Sequence[str], compared: Sequence[tuple[str, str]], **settings: str) -> str:
+    """Clusters of one node each, every one fed by every other; of `compared` the first compares with the second, with
+    these settings of [[fullsync]] as they stand in a file."""
+    text = ""
+    for here in names:
+        text += f"""
+[clusters.{here}.replication]
+partitions = {3 + names.index(here)}
+write_buffer_size = "4MB"
+block_cache_size = "4MB"
+[[clusters.{here}.nodes]]
+name = "{here}-1"
+"""
+        for there in names:
+            if there != here:
+                text += f"""
+[[clusters.{here}.queues]]
+name = "to-{there}"
+[[clusters.{here}.sink.peers]]
+cluster = "{there}"
+queue = "to-{here}"
+"""
+    for here, there in compared:
+        more = {"auto": "0", "pause": '"300ms"', "repair_rate_limit": "0", **settings}
+        text += f"""
+[[clusters.{here}.fullsync]]
+cluster = "{there}"
+queue = "to-{there}"
+peer_queue = "to-{here}"
+"""
+        text += "".join(f"{key} = {value}\n" for key, value in more.items())
+    return text
 
 
 def asked(url: str, method: str = "GET", body: bytes | None = None, **headers: str) -> tuple[int, bytes, Any]:
@@ -136,23 +170,25 @@ class World:
         """Fetches of a node's sink that run."""
         return sum(link["running"] for link in self.admin(node, "/admin/sink")["sinks"])
 
-    def check(self, kind: str = "all", node: str = "east-1") -> dict[str, Any]:
-        """Run a check and wait for its result."""
-        (peer,) = self.admin(node, "/admin/fullsync")["peers"]
-        begun = self.admin(node, "/admin/fullsync/run", {"peer": peer["name"], "kind": kind})
+    def check(self, kind: str = "all", node: str = "east-1", name: str = "") -> dict[str, Any]:
+        """Run a check of a peer, or of the only one, and wait for its result."""
+        peers = self.admin(node, "/admin/fullsync")["peers"]
+        name = name or peers[0]["name"]
+        begun = self.admin(node, "/admin/fullsync/run", {"peer": name, "kind": kind})
         results: list[dict[str, Any]] = []
 
         def ended() -> bool:
             status = self.admin(node, "/admin/fullsync")
-            results[:] = [r for r in status["peers"][0]["results"] if r["began_ms"] >= begun["at_ms"]]
+            (peer,) = (one for one in status["peers"] if one["name"] == name)
+            results[:] = [r for r in peer["results"] if r["began_ms"] >= begun["at_ms"]]
             return status["running"] is None and bool(results)
 
         until(ended, "the check ends")
         return results[-1]
 
-    def in_sync(self, node: str = "east-1", seconds: float = 120) -> None:
+    def in_sync(self, node: str = "east-1", seconds: float = 120, name: str = "") -> None:
         """Check until both are proven in sync; every result before says something else than that."""
-        until(lambda: self.check("all", node)["verdict"] == "in-sync", "in sync", seconds)
+        until(lambda: self.check("all", node, name)["verdict"] == "in-sync", "in sync", seconds)
 
 
 def until(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
