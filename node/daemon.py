@@ -213,6 +213,7 @@ class Node(Parts):
         self.face = HttpFace(
             self.coordinator,
             self.queues,
+            self.queue_acts,
             limits=self.settings.limits,
             time=self.time,
             sights=RiakView(self),

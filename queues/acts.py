@@ -137,6 +137,12 @@ class QueueActs:
             raise BadInput("the source of this node is switched off (source.enabled)")
         return await queue.push(keys, priority, self._queues.time.now_ms() + wait_ms)
 
+    async def lengths(self, name: str) -> tuple[int, int, int | None]:
+        """What waits on this node at the fold, full-sync and real-time priority; None: not known."""
+        queue = self._queues.named(name)
+        full_sync, fold = (lower.waiting_count for lower in queue.machine.lower)
+        return fold, full_sync, (await self._queues.waiting(queue)).changes
+
     # ---------------------------------------------------------------- looking
 
     async def listing(self) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
+from queues.counting import Waiting
 from queues.serving import ServedQueue
 from repl.model.ports import TimeSource
 from repl.telemetry import Sample
@@ -19,7 +20,7 @@ HELP: Final[Mapping[str, str]] = {
     "isthmus_queue_in_flight": "Changes given to a sink and not acknowledged yet.",
     "isthmus_queue_oldest_age_seconds": "Age of the oldest change in memory that is not acknowledged; 0 when none.",
     "isthmus_queue_objects_in_memory": "Whole objects that wait in memory.",
-    "isthmus_queue_references_in_memory": "Places of the window in memory: waiting, in flight, or done out of order.",
+    "isthmus_queue_references_in_memory": "Places of the window in memory, settled ones among them.",
     "isthmus_queue_suspended": "1 while an operator has suspended serving.",
     "isthmus_queue_served_total": "Changes given to sinks, repeats included.",
     "isthmus_queue_acknowledged_total": "Changes acknowledged by the sink.",
@@ -39,11 +40,11 @@ HELP: Final[Mapping[str, str]] = {
 """Name -> what it counts."""
 
 
-async def listed(queue: ServedQueue, node: str, partitions_led: int, time: TimeSource) -> dict[str, Any]:
-    """One queue: settings, owner, states, how much waits (None: unknown) and since when, counters since the node
-    began."""
+def listed(queue: ServedQueue, node: str, now: Waiting, time: TimeSource) -> dict[str, Any]:
+    """One queue: settings, owner, states, how much waits (None: unknown) as of when, and since when, counters since the
+    node began."""
     machine, owner, suspension, word = queue.machine, queue.word.owner, queue.suspension, queue.word
-    waiting, oldest = await queue.count_waiting(partitions_led)
+    waiting, oldest = now.changes, now.oldest_ms
     wall_ms = time.wall_ms()
     counts, budget, ledger = machine.counts, machine.budget, machine.ledger()
     return {
@@ -74,6 +75,7 @@ async def listed(queue: ServedQueue, node: str, partitions_led: int, time: TimeS
         "reason": reason(queue),
         "partitions": len(machine.windows),
         "waiting": waiting,
+        "waiting_at_ms": now.at_ms,
         "in_flight": machine.in_flight_count(),
         "oldest_age_ms": None if oldest is None else max(0, wall_ms - oldest),
         "objects_in_memory": budget.objects,

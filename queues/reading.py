@@ -1,20 +1,17 @@
-"""What a queue reads from the store, in the read pool's threads: objects to be served, and rows to be counted.
+"""What a queue reads from the store, in the read pool's threads: objects to be served.
 
 Runs off the event loop and touches nothing but the store. The story goes back to `queues.registry`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from queues.rules import Item
 from repl.model.objects import says_deleted
 from repl.model.reference import ReferenceKind
-from repl.store.port import Change, Store
-
-COUNT_STEP_ROWS: Final = 4096
-"""Rows read at once when counting: bounds memory."""
+from repl.store.port import Store
 
 _TO_FETCH: Final = int(ReferenceKind.TO_FETCH)
 _OBJECT: Final = int(ReferenceKind.OBJECT)
@@ -40,27 +37,3 @@ def read_objects(store: Store, items: Sequence[Item], limit_bytes: int) -> list[
         size += length
         resolved.append(item)
     return resolved
-
-
-def count_rows(
-    store: Store, ranges: Sequence[tuple[int, int, Callable[[Change], bool]]], limit_rows: int
-) -> tuple[int | None, int | None]:
-    """(rows that may be offered, wall clock of the oldest of them) over (partition, from offset, which rows
-    are); the count is None when more than `limit_rows` rows would have to be read."""
-    count = read = 0
-    oldest: int | None = None
-    for partition, start, wanted in ranges:
-        offset = start
-        while True:
-            rows = store.changes(partition, offset, COUNT_STEP_ROWS)
-            for row in rows:
-                if wanted(row):
-                    count += 1
-                    oldest = row.time_ms if oldest is None else min(oldest, row.time_ms)
-            read += len(rows)
-            if len(rows) < COUNT_STEP_ROWS:
-                break
-            if read > limit_rows:
-                return None, oldest
-            offset = rows[-1].offset + 1
-    return count, oldest

@@ -20,6 +20,7 @@ import structlog
 
 from config.settings import QueueSettings
 from queues.batches import Batch
+from queues.counting import Waiting
 from queues.cursors import decode_state
 from queues.decrees import DEFINITIONS_PATH, in_force
 from queues.holding import Holding
@@ -359,7 +360,12 @@ class SourceQueues:
 
     async def listing(self) -> list[dict[str, Any]]:
         """One dict a queue, ready for JSON; see `queues.listing`."""
-        return [await listed(queue, self.node, len(self._led), self.time) for queue in list(self._queues.values())]
+        queues = list(self._queues.values())
+        return [listed(queue, self.node, await self.waiting(queue), self.time) for queue in queues]
+
+    async def waiting(self, queue: ServedQueue) -> Waiting:
+        """How many changes wait in real time in the partitions led here."""
+        return await queue.counting.waiting(len(self._led))
 
     def metrics(self) -> list[Sample]:
         """Samples of every queue; their help lines are `queues.listing.HELP`."""

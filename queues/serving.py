@@ -17,18 +17,19 @@ import structlog
 from config.settings import QueueSettings
 from queues.batches import Batch
 from queues.claims import Stopped
+from queues.counting import Counting
 from queues.decrees import PUBLISHING, QueueSuspension, suspension_of
 from queues.decrees import SERVING as SERVES
 from queues.filters import parse_filter
 from queues.lower import Lower
-from queues.reading import count_rows, read_objects
+from queues.reading import read_objects
 from queues.rules import LOWER, REAL_TIME, Budget, Item
 from queues.source_queue import SourceQueue
 from queues.steering import NO_WORD, Word
 from queues.throttle import Rates, Throttle
 from queues.window import Window
 from queues.wire import OFF, SERVING, STARTING, SUSPENDED, THROTTLED, FetchReply, FetchRequest
-from repl.model.errors import IsthmusError, Overloaded
+from repl.model.errors import BadInput, IsthmusError, Overloaded
 from repl.model.keys import Key
 from repl.model.objects import says_deleted
 from repl.model.ports import KeyValue, TimeSource
@@ -39,15 +40,6 @@ log = structlog.get_logger(__name__)
 
 WAITING_FETCHES_MAX: Final = 256
 """Long polls of one queue at once; one more is refused as overloaded. A sink node holds one a link."""
-
-COUNT_ROWS_MAX: Final = 200_000
-"""Rows read to tell how many changes wait when not all are in memory; beyond it the answer is "unknown"."""
-
-COUNT_REST: Final = 10
-"""A count made by reading holds for this many times as long as it took: listing must not cost what serving needs."""
-
-COUNT_REST_MIN_MS: Final = 1_000
-"""It holds at least for so long."""
 
 PUSHERS_MAX: Final = 64
 """Bulk producers that may wait for room at once; one more is answered with what there was room for."""
@@ -125,8 +117,7 @@ class ServedQueue:
         self._cover = cover
         self._gathering: asyncio.TimerHandle | None = None
         self.closed = False
-        self._counted: tuple[int | None, int | None] = (None, None)
-        self._count_again_ms = 0
+        self.counting = Counting(self.machine, store, pool, time)
 
     @property
     def state(self) -> str:
@@ -190,10 +181,15 @@ class ServedQueue:
 
     async def _read_anywhere(self, items: list[Item], limit_bytes: int) -> list[Item | None]:
         """The first of a lower priority's items with their objects, read from the leaders of their partitions; None for
-        one that is not there. What could not be read, and all behind it, is left out and waits again."""
+        one that is not there, or cannot be (no such bucket type). What could not be read, and all behind it, is left
+        out and waits again."""
         found = await self._kv.get_batch([Key(item[3], item[4], item[5]) for item in items], None, limit_bytes)
         resolved: list[Item | None] = []
         for item, payload in zip(items, found, strict=True):
+            if isinstance(payload, BadInput):
+                log.info("queue.reference_to_nothing", queue=self.settings.name, reason=payload.reason)
+                resolved.append(None)
+                continue
             if isinstance(payload, IsthmusError):
                 if not resolved and not isinstance(payload, Overloaded):
                     log.info("queue.reference_unreadable", queue=self.settings.name, reason=payload.reason)
@@ -363,26 +359,6 @@ class ServedQueue:
         window.refilled(rows, limit)
         self.refill()
         self.wake()
-
-    async def count_waiting(self, partitions_led: int) -> tuple[int | None, int | None]:
-        """(changes that wait, wall clock of the oldest that does): exact from memory, else by reading the change
-        index, at most COUNT_ROWS_MAX rows of it; then the count is None."""
-        machine = self.machine
-        if len(machine.windows) < partitions_led:
-            return None, machine.oldest_ms()
-        ranges = machine.unknown()
-        if not ranges:
-            return machine.waiting_count(), machine.oldest_ms()
-        began = self._time.now_ms()
-        if began >= self._count_again_ms:
-            loop = asyncio.get_running_loop()
-            self._counted = await loop.run_in_executor(self._pool, count_rows, self._store, ranges, COUNT_ROWS_MAX)
-            now = self._time.now_ms()
-            self._count_again_ms = now + max(COUNT_REST_MIN_MS, COUNT_REST * (now - began))
-        count, oldest = self._counted
-        in_memory = machine.oldest_ms()
-        oldest = min((t for t in (oldest, in_memory) if t is not None), default=None)
-        return (None if count is None else count + machine.waiting_count()), oldest
 
 
 def _let_go(waiter: asyncio.Future[None]) -> None:

@@ -29,7 +29,6 @@ from queues.pace import Pace
 from queues.rules import LOWER, REAL_TIME, Budget, Item, Ledger
 from queues.window import Window
 from repl.model.entry import Entry
-from repl.store.port import Change
 
 TURN_MIN: Final = 16
 """Fewest references that one partition gives at its turn: below it a turn costs more than it shares."""
@@ -76,6 +75,8 @@ class SourceQueue:
         self._turn = 0
         self._heard_ms: int | None = None
         self._pace = Pace()
+        self.journal: Callable[[Window, Sequence[Entry]], None] | None = None
+        """Told of what is added, while somebody counts (`queues.counting`)."""
 
     def offers(self, bucket_type: bytes, bucket: bytes) -> bool:
         """Whether its filter lets changes of this bucket through."""
@@ -144,6 +145,8 @@ class SourceQueue:
         if window is None:
             return
         window.add(entries)
+        if self.journal is not None:
+            self.journal(window, entries)
         self._pace.arrived(len(entries), now_ms)
 
     def refills(self) -> list[tuple[Window, int, int]]:
@@ -356,9 +359,9 @@ class SourceQueue:
         """References under lease."""
         return sum(w.away_count for w in self.windows.values())
 
-    def unknown(self) -> list[tuple[int, int, Callable[[Change], bool]]]:
-        """(partition, offset from which waiting changes are not in memory, which rows are such)."""
-        return [(p, w.scan, w.wants) for p, w in self.windows.items() if not w.contiguous]
+    def unknown(self) -> list[Window]:
+        """Windows whose waiting changes are not all in memory."""
+        return [window for window in self.windows.values() if not window.contiguous]
 
     def ledger(self) -> Ledger:
         """Of all partitions led here, now and before; what waits and is under lease is of those led now."""

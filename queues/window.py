@@ -16,6 +16,7 @@ from typing import Final
 
 from queues.intake import Intake
 from queues.rules import Item
+from repl.model.entry import Entry
 from repl.model.reference import ReferenceKind
 from repl.store.port import Change
 
@@ -203,6 +204,14 @@ class Window(Intake):
         if row < self.cursor or any(row in settled for settled in (self._gone, self._settled, self._passed)):
             return "acknowledged", None
         return ("not-read", None) if row >= self.scan else ("", None)
+
+    def offers(self, entry: Entry) -> bool:
+        """True when the change, by itself, is one for this queue; the ledger is not told."""
+        return self._still_offered(entry)
+
+    def rows_ahead(self) -> set[int]:
+        """Rows for which a reference stands in memory, or was acknowledged, though they may be above `scan`."""
+        return {*self._moved, *self._away, *self._passed}
 
     @property
     def waiting_count(self) -> int:

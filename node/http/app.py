@@ -19,6 +19,7 @@ from node.http.objects import ObjectRoutes
 from node.http.old_forms import OldForms
 from node.http.openapi import add_openapi
 from node.http.program import program_version
+from node.http.queue_pushes import Pushing, QueuePushes
 from node.http.queues import Fetching, QueueRoutes
 from node.http.riak_views import RiakViews, Sights
 from node.http.router import decode_segment
@@ -44,6 +45,7 @@ class HttpFace(Face):
         self,
         kv: KeyValue,
         queues: Fetching,
+        pushing: Pushing,
         *,
         limits: LimitSettings,
         time: TimeSource,
@@ -59,6 +61,7 @@ class HttpFace(Face):
         RiakViews(sights, self)
         self._batch = BatchRoutes(kv, limits, self)
         self._queues = QueueRoutes(queues, self, certified=certified_sinks)
+        QueuePushes(pushing, self)
         add_health(self.router, ready=ready, metrics=metrics)
         add_openapi(self, "Isthmus: keys and values", program_version(), objects=True)
 
@@ -79,7 +82,8 @@ class HttpFace(Face):
             try:
                 await super().answer(scope, receive, send)
             except Refused as refused:
-                raise (lacking(parts) if refused.reason == "unknown-path" else None) or refused from None
+                unanswered = refused.reason in ("unknown-path", "method-not-allowed")
+                raise (lacking(parts) if unanswered else None) or refused from None
 
     def stop(self) -> None:
         """The node is stopping: end long polls, so that they do not hold up the listener's drain."""

@@ -60,6 +60,9 @@ REPLICATION: Final = frozenset({b"queues", b"trees"})
 PUSH: Final = b"/batch/push"
 """Objects with their clocks, as sinks bring them; batch jobs do the same."""
 
+REFERENCES: Final = b"queuename"
+"""First piece of the path of Riak's push of references: operators push them, and other clusters that compare."""
+
 READING_POSTS: Final = frozenset({b"/batch/get"})
 """Requests that read, and have their question in a body."""
 
@@ -124,6 +127,8 @@ def http_roles(method: str, raw_path: bytes) -> frozenset[Role]:
         return READERS | {Role.REPLICATE}
     if parts[0] in REPLICATION or path == PUSH:
         return frozenset({Role.REPLICATE})
+    if parts[0] == REFERENCES:
+        return frozenset({Role.OPERATE, Role.REPLICATE})
     if path == NODES:
         return ANYBODY
     if method in ("GET", "HEAD") or path in READING_POSTS:

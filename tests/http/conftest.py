@@ -181,6 +181,15 @@ class MemoryQueue:
                 raise
         return FetchReply(b"\x02" * 16, "east", 3, b"", 30_000, NOW_MS, "serving", ())
 
+    async def push(self, name: str, keys: Sequence[Key], priority: int, wait_ms: int) -> int:
+        if name != "q":
+            raise UnknownQueue(f"no queue {name!r} here")
+        return len(keys)
+
+    async def lengths(self, name: str) -> tuple[int, int, int | None]:
+        assert name == "q"
+        return 0, 0, None
+
 
 class Standstill:
     """A time source that stands still, a minute after everything was written."""
@@ -293,6 +302,7 @@ def make_room(limits: LimitSettings | None = None) -> Room:
     kv, queue, ready = MemoryCluster(), MemoryQueue(), [(True, "")]
     face = HttpFace(
         kv,
+        queue,
         queue,
         limits=limits or LimitSettings(),
         time=Standstill(),

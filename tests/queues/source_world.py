@@ -10,7 +10,7 @@ from repl.model.entry import NO_OFFSET, Entry, EntryKind, encode_key_row, make_e
 from repl.model.keys import key_hash
 from repl.model.objects import TOMBSTONE, Content, seal, write
 from repl.model.vclock import actor_of, pack_counter
-from repl.store.port import Change, Cursor
+from repl.store.port import Applied, Change, Cursor
 
 OURS = b"\xa0" * 16
 SINK = b"\xb0" * 16
@@ -34,6 +34,9 @@ class Shelf:
         self.reads += 1
         rows = self.rows.get(partition, {})
         return [rows[offset] for offset in sorted(rows) if offset >= from_offset][:limit]
+
+    def applied(self, partition: int) -> Applied:
+        return Applied(self.ends.get(partition, 0), 1)
 
     def object(self, partition: int, bucket: bytes, key: bytes) -> bytes | None:
         assert bucket == BUCKET

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -15,8 +15,10 @@ from queues.steering import Act
 from queues.throttle import Rates
 from queues.wire import OFF, THROTTLED, Ack, OwnedByOther, UnknownQueue
 from repl.metastore.memory import MemoryEnsemble
-from repl.model.errors import BadInput
+from repl.model.errors import BadInput, IsthmusError, NotReady
 from repl.model.keys import Key
+from repl.model.requests import Isolation
+from repl.routes import UnknownBucketType
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.source_world import BUCKET, SINK, THIRD
 
@@ -486,3 +488,33 @@ def test_what_the_filter_of_a_queue_leaves_out_is_not_owed_to_its_owner() -> Non
         assert not home.queues.owed(PARTITIONS[0], 1, THIRD, A_KEY._replace(bucket_type=b"logs"))
 
     alive(test, QueueSettings("q", filter="buckettype:default,!bucketname:bucket"))
+
+
+def test_a_reference_to_nothing_does_not_hold_up_those_behind_it() -> None:
+    """A pushed key of a bucket type that does not exist can never be read: it goes as vanished, and the next ones go
+    out; one that cannot be read now waits with all behind it."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a", b"b")
+        await home.drain()
+        read = home.get_batch
+        errors: list[IsthmusError] = [UnknownBucketType("no such type")]
+
+        async def reading(
+            keys: Sequence[Key], isolation: Isolation | None, room_bytes: int
+        ) -> list[bytes | IsthmusError | None]:
+            found = await read(keys, isolation, room_bytes)
+            return [errors[0] if key.bucket_type != b"default" else one for key, one in zip(keys, found, strict=True)]
+
+        home.get_batch = reading  # type: ignore[method-assign]
+        wanted = [Key(b"nope", BUCKET, b"x"), *keys(b"a", b"b")]
+        assert await home.acts.push("q", wanted, FULL_SYNC, 0) == 3
+        assert [item[5] for item in (await home.fetch()).items] == [b"a", b"b"]
+        lower = home.served()[0].machine.lower[0]
+        assert lower.counts.vanished == 1
+        errors[0] = NotReady("later")
+        assert await home.acts.push("q", [Key(b"nope", BUCKET, b"y")], FULL_SYNC, 0) == 1
+        assert (await home.fetch(link=1, wait_ms=0)).items == []
+        assert lower.waiting_count == 1
+
+    alive(test)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import queues.batches as batches_room
-import queues.reading as reading_room
+from queues import counting
 from queues.batches import IN_FLIGHT_BATCHES_MAX, Session
+from queues.counting import Counting, Waiting
 from queues.cursors import CursorState, Position, decode_soft, decode_state, encode_soft, encode_state, position_of
 from queues.filters import parse_filter
 from queues.pace import GATHER_COUNT, GATHER_MS
-from queues.reading import count_rows, read_objects
+from queues.reading import read_objects
 from queues.rules import Budget, Item
 from queues.source_queue import QUIET_MS, SourceQueue
 from repl.model.entry import decode_key_row, encode_key_row, row_says_tombstone
@@ -20,6 +24,7 @@ from repl.model.errors import BadConfig, CodecError
 from repl.model.objects import Content, Summary, decode_object, says_deleted, seal, write
 from repl.model.reference import ReferenceKind
 from repl.store.port import Cursor
+from tests.queues.home import Clock
 from tests.queues.source_world import BUCKET, OURS, SINK, THIRD, Pen, Shelf
 
 P, Q = 3, 8
@@ -510,12 +515,21 @@ def test_waiting_rows_are_counted_from_the_index_within_a_bound(monkeypatch: pyt
     for number in range(10):
         desk.write(b"%d" % number, time_ms=100 + number, origin=OURS if number else SINK)
     desk.queue.windows[P].forget()
-    assert [(p, start) for p, start, _ in desk.queue.unknown()] == [(P, 1)]
+    assert [(w.partition, w.scan) for w in desk.queue.unknown()] == [(P, 1)]
+
+    def counted() -> tuple[int | None, int | None]:
+        async def count() -> Waiting:
+            with ThreadPoolExecutor(1) as pool:
+                return await Counting(desk.queue, desk.shelf, pool, Clock()).waiting(1)  # type: ignore[arg-type]
+
+        return asyncio.run(count())[:2]
+
     for step in (3, 4_096):
-        monkeypatch.setattr(reading_room, "COUNT_STEP_ROWS", step)
-        assert count_rows(desk.shelf, desk.queue.unknown(), 100) == (9, 101)  # type: ignore[arg-type]
-    monkeypatch.setattr(reading_room, "COUNT_STEP_ROWS", 3)
-    assert count_rows(desk.shelf, desk.queue.unknown(), 5) == (None, 101)  # type: ignore[arg-type]
+        monkeypatch.setattr(counting, "STEP_ROWS", step)
+        assert counted() == (9, 101)
+    monkeypatch.setattr(counting, "STEP_ROWS", 3)
+    monkeypatch.setattr(counting, "ROWS_MAX", 5)
+    assert counted() == (None, 101)
 
 
 def test_only_known_filters_are_taken() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import queues.counting as counting_room
 import queues.serving as serving_room
 from config.settings import QueueSettings
 from queues import pace
@@ -305,7 +306,7 @@ def test_waiting_is_unknown_rather_than_wrong(monkeypatch: pytest.MonkeyPatch) -
     """Where too many rows would have to be read, or a partition was not found out yet, the listing says None."""
 
     async def test(home: Home) -> None:
-        monkeypatch.setattr(serving_room, "COUNT_ROWS_MAX", 4_000)
+        monkeypatch.setattr(counting_room, "ROWS_MAX", 4_000)
         home.put(*(b"%d" % n for n in range(9_000)))
         assert (await home.queues.listing())[0]["waiting"] is None
         home.queues.leadership(99, True, 0)

@@ -59,6 +59,8 @@ def status(guard: Guard, method: str, path: str, credential: str | None = None) 
         ("PUT", "/riak/b", {O}),
         ("POST", "/queues/q/fetch", {P}),
         ("GET", "/queues/q/fetch", {P}),
+        ("POST", "/queuename/q", {O, P}),
+        ("GET", "/queuename/q", {O, P}),
         ("POST", "/trees/roots", {R, P}),
         ("POST", "/trees/clocks", {R, P}),
         ("POST", "/trees/repair", {P}),
