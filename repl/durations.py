@@ -35,14 +35,15 @@ class Recent(NamedTuple):
 class Durations:
     """Of one kind of thing. `count` and `total_ms` are of all that was ever added."""
 
-    __slots__ = ("_before", "_buckets", "_here", "_since_ms", "count", "total_ms")
+    __slots__ = ("_before", "_buckets", "_here_count", "_here_max_ms", "_here_ms", "_since_ms", "count", "total_ms")
 
     def __init__(self, now_ms: int) -> None:
         self.count = 0
         self.total_ms = 0
         self._buckets = [0] * (len(BOUNDS_MS) + 1)
         self._since_ms = now_ms
-        self._here = self._before = Recent()
+        self._here_count = self._here_ms = self._here_max_ms = 0
+        self._before = Recent()
 
     def add(self, duration_ms: int, count: int, now_ms: int) -> None:
         """`count` things took `duration_ms` each."""
@@ -51,27 +52,31 @@ class Durations:
         self.count += count
         self.total_ms += duration_ms * count
         self._buckets[bisect_left(BOUNDS_MS, duration_ms)] += count
-        here = self._here
-        longest = duration_ms if duration_ms > here.max_ms else here.max_ms
-        self._here = Recent(here.things + count, here.total_ms + duration_ms * count, longest)
+        self._here_count += count
+        self._here_ms += duration_ms * count
+        if duration_ms > self._here_max_ms:
+            self._here_max_ms = duration_ms
 
     def recent(self, now_ms: int) -> Recent:
         """The last WINDOW_MS to 2 * WINDOW_MS, or less when there was no more."""
         if now_ms - self._since_ms >= WINDOW_MS:
             self._turn(now_ms)
-        here, before = self._here, self._before
+        before = self._before
         return Recent(
-            here.things + before.things,
-            here.total_ms + before.total_ms,
-            max(here.max_ms, before.max_ms),
+            self._here_count + before.things,
+            self._here_ms + before.total_ms,
+            max(self._here_max_ms, before.max_ms),
             max(1, now_ms - self._since_ms + before.span_ms),
         )
 
     def _turn(self, now_ms: int) -> None:
         """The window is full. What was before it is forgotten; a silence of two windows is one of nothing."""
         span_ms = now_ms - self._since_ms
-        self._before = self._here._replace(span_ms=span_ms) if span_ms < 2 * WINDOW_MS else Recent(span_ms=WINDOW_MS)
-        self._here = Recent()
+        if span_ms < 2 * WINDOW_MS:
+            self._before = Recent(self._here_count, self._here_ms, self._here_max_ms, span_ms)
+        else:
+            self._before = Recent(span_ms=WINDOW_MS)
+        self._here_count = self._here_ms = self._here_max_ms = 0
         self._since_ms = now_ms
 
     def cumulative(self) -> list[tuple[str, int]]:

@@ -86,7 +86,9 @@ class EntryTimes:
         since_ms = waiting[0][1] if waiting else now_ms
         while waiting and waiting[0][0] <= end:
             waiting.popleft()
-        for kind, count in Counter(map(_KIND_OF, entries)).items():
+        kinds = list(map(_KIND_OF, entries))
+        alike = kinds.count(kinds[0]) == len(kinds)
+        for kind, count in ((kinds[0], len(kinds)),) if alike else Counter(kinds).items():
             self._add(self._applied, (bucket_type, kind), now_ms - since_ms, count, now_ms)
         appended = partition.appended
         while appended and appended[0].end <= end:

@@ -37,8 +37,12 @@ class Inbox:
         self._strange_messages = 0
 
     def received(self, node: str, deliveries: Sequence[Delivery]) -> None:
-        """Messages of another node's replicas, all of one frame. Those for partitions that are not here, or not yet,
-        are dropped: whoever sent them asks again."""
+        """Messages of another node's replicas, all of one frame; what they append goes to the log together. Those for
+        partitions that are not here, or not yet, are dropped: whoever sent them asks again."""
+        with self._replog.together():
+            self._take(node, deliveries)
+
+    def _take(self, node: str, deliveries: Sequence[Delivery]) -> None:
         for partition_id, message, cursors in deliveries:
             partition = self._partitions.get(partition_id)
             if partition is None:

@@ -44,6 +44,9 @@ class Promises:
 
     def __init__(self) -> None:
         self._token = 0
+        self.kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """What a read gets that waits for nothing."""
+        self.kept.set_result(None)
 
     # -- writes ---------------------------------------------------------------------------------------
 

@@ -52,8 +52,7 @@ log = structlog.get_logger(__name__)
 
 
 class Runtime:
-    """All replicas of one node. Build, `attach` those that are here already, then `start`; later ones come by
-    `records_seen`."""
+    """All replicas of one node. Build, `attach` those that are here, `start`; later ones come by `records_seen`."""
 
     def __init__(
         self,
@@ -199,8 +198,7 @@ class Runtime:
 
     def received(self, node: str, deliveries: Sequence[Delivery]) -> None:
         """Messages of another node's replicas, all of one frame."""
-        with self.replog.together():
-            self._inbox.received(node, deliveries)
+        self._inbox.received(node, deliveries)
         self._storage.flush()
 
     def link_changed(self, node: str, up: bool) -> None:
@@ -220,7 +218,7 @@ class Runtime:
             refused = self._perform(partition, replica.step(ev.Append(replica.epoch, tuple(entries)), now_ms))
             if refused is None:
                 self.entry_times.appended(partition, entries[0].kind, len(entries), now_ms)
-                self._ticking.arm(partition)
+                self._ticking.arm()
                 return None
             error = refusal(partition, refused.reason)
         self.entry_times.refused(partition, entries, error.reason)
@@ -228,6 +226,8 @@ class Runtime:
 
     def committed(self, partition: Partition) -> asyncio.Future[None]:
         """Done as soon as the applied state of `partition` may be read as committed; fails with a Retryable."""
+        if partition.replica.confirms_alone and not self._closed:
+            return self._promises.kept
         token, future = self._promises.read(partition)
         self.dispatch(partition, ev.Read(token))
         if self._closed:
@@ -263,7 +263,7 @@ class Runtime:
             self._perform(partition, partition.replica.step(event, self.time.now_ms()))
         except Exception as bug:  # noqa: BLE001 - an effect may be lost: this copy must not go on as if it were not
             self._quarantine(partition, bug)
-        self._ticking.arm(partition)
+        self._ticking.arm()
 
     def _quarantine(self, partition: Partition, bug: Exception) -> None:
         """A fault of this program: this copy is left as it is, the others go on."""
@@ -368,7 +368,7 @@ class Runtime:
             for hook in self.hooks:
                 hook.applied(step.partition, entries, ready)
             self._perform(partition, effects)
-            self._ticking.arm(partition)
+            self._ticking.arm()
         self._storage.flush()
 
     def _fail(self, error: Exception) -> None:

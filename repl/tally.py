@@ -47,8 +47,10 @@ class Tally:
     def proposed(self, proposal: Proposal) -> None:
         """Count what a batch of one partition came to."""
         self.kinds["put"] += proposal.put_count
-        self.kinds["delete"] += proposal.delete_count
-        self.kinds["repeated"] += proposal.repeated_count
+        if proposal.delete_count:
+            self.kinds["delete"] += proposal.delete_count
+        if proposal.repeated_count:
+            self.kinds["repeated"] += proposal.repeated_count
         if proposal.warned:
             self._warn(proposal.warned)
 

@@ -90,6 +90,17 @@ class View:
         return isinstance(self._state, Leader) and self._state.ready
 
     @property
+    def confirms_alone(self) -> bool:
+        """True when a Read would be answered in the same step: nobody else may be elected, and all that is committed
+        is applied."""
+        state, standing = self._state, self._standing
+        if not isinstance(state, Leader) or not state.ready or standing.progress.applied < standing.progress.hw:
+            return False
+        record = standing.known
+        alone = len(record.isr) == 1 and standing.member in record.isr and not record.elr
+        return alone and state.reads.round is None and (state.pending is None or not state.pending.adds)
+
+    @property
     def following(self) -> bool:
         """True while it takes what its leader sends."""
         return isinstance(self._state, Follower) and self._state.following

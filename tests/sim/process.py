@@ -337,7 +337,9 @@ class Process:
         """Somebody asks this process for committed state."""
         token = self.world.token()
         self.reads[token] = (partition, self.world.checkers.read_begins(partition))
-        self._step(partition, ev.Read(token))
+        alone = self.replicas[partition].confirms_alone
+        effects = self._step(partition, ev.Read(token))
+        assert not alone or fx.ReadReady((token,)) in effects, "a read that was confirmed unasked would not have been"
 
     def _read(self, token: int) -> None:
         partition, least = self.reads.pop(token)
