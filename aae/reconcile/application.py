@@ -3,9 +3,9 @@
     spark-submit --master URL --py-files isthmus.zip application.py --left URL --right URL --output DIR --run-id ID
 
 The file stands alone: everything else comes out of what `--py-files` names. Spark's own settings (master, memory,
-cores) are spark-submit's. Progress goes to stderr, the summary as JSON to stdout; the exit code is the run's: 0 equal,
-1 differ, 2 error, 3 incomplete, and 2 for options that mean nothing. Where the driver runs on the cluster its exit code
-may be hidden: summary.json has it. The story goes on in `aae.reconcile.reconcile` and docs/spark.md.
+cores) are spark-submit's. The last line of stdout is the summary as JSON; progress goes to stderr, which spark-submit
+mixes into it. The exit code is the run's: 0 equal, 1 differ, 2 error or options that mean nothing, 3 incomplete. Where
+the driver runs on the cluster it may be hidden: summary.json has it. The story goes on in `aae.reconcile.reconcile`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ import argparse
 import json
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+
+ERROR: Final = 2
+"""Exit code of what came to no result."""
 
 
 def _seconds(text: str) -> float:
@@ -79,15 +83,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     left, right = given.pop("left"), given.pop("right")
     if given.get("run_id") is None:
         given["run_id"] = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    spark = session(f"isthmus reconcile {given['run_id']}")
     try:
-        summary = run(spark, left, right, ReconcileOptions(**given), _told)
+        spark = session(f"isthmus reconcile {given['run_id']}")
+        try:
+            summary = run(spark, left, right, ReconcileOptions(**given), _told)
+        finally:
+            spark.stop()
     except IsthmusError as error:
         _told(f"error: {error}")
-        return 2
-    finally:
-        spark.stop()
-    print(json.dumps(summary, indent=1), flush=True)
+        return ERROR
+    except Exception:  # noqa: BLE001 - the last door: an interpreter that ends by an exception says 1, which is `differ`
+        traceback.print_exc()
+        return ERROR
+    print(json.dumps(summary), flush=True)
     return int(summary["exit_code"])
 
 

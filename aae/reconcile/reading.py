@@ -28,11 +28,8 @@ from aae.reconcile.options import Options
 from aae.reconcile.rows import Columns
 from aae.row_wire import ChangesAsked, Consistency, Head, Rows, RowsAsked, View
 from repl.model.entry import decode_key_row
-from repl.model.errors import CodecError, PeerFault
+from repl.model.errors import BadInput, CodecError, PeerFault
 from repl.transport.http_client import Refused
-
-LATEST: Final = "latest.json"
-"""Of a manifest: which read was planned last. A table is planned anew for each action, and may be for other ranges."""
 
 RETRY_S: Final = 0.5
 """Pause after all copies of a range have refused: streams of others end, leaders change, within seconds."""
@@ -330,7 +327,6 @@ class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]
                 "cluster": plan.cluster_name, "cluster_uuid": plan.cluster.hex(), "bucket_type": plan.bucket_type,
                 "ranges": [[one.partition, one.first, one.end] for one in found],
             })  # fmt: skip
-            write_json(Path(options.manifest), LATEST, {"read": read})
         return found
 
     def _ask(self) -> Plan:
@@ -374,9 +370,12 @@ def write_json(directory: Path, name: str, document: object) -> None:
 def read_manifest(directory: Path) -> tuple[list[Piece], list[tuple[int, int, int]]]:
     """What the latest read with the option `manifest` was as of, and the ranges (partition, first, end) that are
     missing: a read that was broken off, or goes on. Each action on a table is a read of its own; earlier ones are read
-    from their own directories, `DIR/read=...`."""
-    if (directory / LATEST).exists():
-        directory = directory / json.loads((directory / LATEST).read_text(encoding="utf-8"))["read"]
+    from their own directories, `DIR/read=...`. Raises BadInput where there is none."""
+    reads = list(directory.glob("read=*"))
+    if reads:  # Spark may plan a read more often than it does it: the latest is the one that came furthest last
+        directory = max(reads, key=_newest_ns)
+    elif not (directory / "plan.json").exists():
+        raise BadInput(f"{directory} has no manifest of a read")
     plan = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
     pieces: list[Piece] = []
     missing: list[tuple[int, int, int]] = []
@@ -387,3 +386,7 @@ def read_manifest(directory: Path) -> tuple[list[Piece], list[tuple[int, int, in
         else:
             missing.append((partition, first, end))
     return pieces, missing
+
+
+def _newest_ns(read: Path) -> int:
+    return max((path.stat().st_mtime_ns for path in read.glob("range-*.json")), default=0)

@@ -17,8 +17,6 @@ from pathlib import Path
 from time import monotonic, sleep, time
 from typing import Any, Final, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -26,11 +24,12 @@ from pyspark.sql import functions as F
 
 from aae.reconcile.looks import SideSpec, explained, plan_of
 from aae.reconcile.planning import Planned, planned
+from aae.reconcile.reporting import write_segments
 from aae.reconcile.runs import FIRST, SECOND, Chunk, Done, RunDirectory, Standing, Wave, standing
 from aae.reconcile.summary import Outcome, summary_of
 from aae.reconcile.tasks import COUNTED, FIRST_ROW, SECOND_ROW, Job, encode_chunk, first_looks, second_looks
 from queues.filters import parse_filter
-from repl.model.errors import BadInput, IsthmusError
+from repl.model.errors import BadInput, IsthmusError, PeerFault
 
 SETTLE_S: Final = 10.0
 """Pause between the looks when nobody says how long: longer than replication takes as a rule, by far."""
@@ -78,7 +77,8 @@ HOW: Final = (
     "output", "run_id", "max_time_s", "rows_per_second", "give_up_after_s", "token_file", "right_token_file", "ca_file",
     "certificate_file", "key_file",
 )  # fmt: skip
-"""Options that say how a run is done, which may change from one time to the next; what it is about may not."""
+"""Options that say how a run is done, which may change from one time to the next; what it is about may not. Nor may the
+clusters; by which of their nodes they are reached may."""
 
 FURTHER_REST_S: Final = 5.0
 """Longest pause between further looks; a task holds its place meanwhile."""
@@ -118,14 +118,19 @@ def run(
     that stands for another question. A cluster that cannot be read is no exception: the summary says so."""
     check(options)
     directory = RunDirectory(options.output, options.run_id)
-    wanted = {**options._asdict(), "bucket": options.bucket.hex(), "left": left, "right": right}
+    wanted = {**options._asdict(), "bucket": options.bucket.hex()}
     for name in HOW:
         del wanted[name]
     directory.opened(wanted)
+    go = _Run(spark, directory, options, (_urls(left), _urls(right)), told or _silent)
+    urls = {"left": left, "right": right}
     known = directory.read("summary.json")
     if known is not None and known["outcome"] in (Outcome.EQUAL, Outcome.DIFFER):
+        if directory.read("urls.json") != urls:
+            go.same_clusters(strict=True)
         return known
-    return _Run(spark, directory, options, (_urls(left), _urls(right)), told or _silent).run()
+    directory.write("urls.json", urls)
+    return go.run()
 
 
 def check(options: ReconcileOptions) -> None:
@@ -205,12 +210,31 @@ class _Run:
     def _plan(self) -> Planned:
         kept = self._directory.read("plan.json")
         if kept is not None:
+            self.same_clusters()
             return Planned.from_json(kept)
         options = self._options
         left, right = self._sides
         made = planned(left, right, options.full or options.bodies, options.sample, self._tasks)
         self._directory.write("plan.json", made.to_json())
         return made
+
+    def same_clusters(self, *, strict: bool = False) -> None:
+        """A run goes on with the clusters that it began with, whichever nodes of theirs are named. Raises BadInput; who
+        does not answer is found out by those who read, unless `strict`: then PeerFault."""
+        kept = self._directory.read("plan.json")
+        assert kept is not None, "a run with an end, or a plan, has a plan"
+        for side, uuid, what in zip(self._sides, kept["clusters"], ("left", "right"), strict=True):
+            try:
+                told = plan_of(side)
+            except PeerFault:
+                if strict:
+                    raise
+                continue
+            if told.cluster.hex() != uuid:
+                raise BadInput(
+                    f"run {self._directory.run_id} has cluster {uuid} on the {what}, and {side.urls[0]} is of"
+                    f" {told.cluster_name}, {told.cluster.hex()}: take another --run-id"
+                )
 
     def _failed(self, why: str) -> dict[str, Any]:
         self._told(f"error: {why}")
@@ -304,7 +328,7 @@ class _Run:
     def _report(self, plan: Planned) -> dict[str, Any]:
         now = standing(self._directory.waves())
         self._write_findings(now)
-        self._write_segments(now, plan)
+        write_segments(self._directory, now, plan)
         facts = self._facts() | {"as_of": {"begin": plan.as_of, "end": self._as_of()}}
         summary = summary_of(self._directory, plan, now, "", monotonic() - self._began_s, facts)
         self._directory.write("summary.json", summary)
@@ -335,42 +359,6 @@ class _Run:
             lost = F.col("verdict") == "diverged"
             found = found.where(lost).limit(limit).unionAll(found.where(~lost).limit(limit))
         found.write.mode("overwrite").partitionBy("verdict").parquet(path)
-
-    def _write_segments(self, now: Standing, plan: Planned) -> None:
-        rows = []
-        for chunk in plan.chunks:
-            _, first = now.first.get(chunk.number, (0, None))
-            _, second = now.second.get(chunk.number, (0, None))
-            state = "unreachable" if chunk.number in now.trouble else "left" if first is None else "done"
-            rows.append(
-                (
-                    chunk.number, [list(one) for one in chunk.runs], chunk.segments, state,
-                    now.trouble.get(chunk.number), *((None,) * 3 if first is None else first[2:5]),
-                    None if first is None else first.filtered,
-                    *((0, 0, 0) if second is None else second[8:11]),
-                )
-            )  # fmt: skip
-        columns = list(zip(*rows, strict=True)) or [()] * len(_SEGMENTS)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, _SEGMENTS, strict=True)]
-        path = self._directory.path / "segments"
-        path.mkdir(parents=True, exist_ok=True)
-        draft = path / ".segments.parquet"
-        pq.write_table(pa.Table.from_arrays(arrays, schema=_SEGMENTS), draft)
-        draft.replace(path / "segments.parquet")
-
-
-_SEGMENTS: Final = pa.schema(
-    [
-        ("chunk", pa.int32()),
-        ("runs", pa.list_(pa.list_(pa.int32()))),
-        ("segments", pa.int32()),
-        ("state", pa.string()),
-        ("reason", pa.string()),
-        *((name, pa.int64()) for name in ("left_rows", "right_rows", "match", "filtered")),
-        *((name, pa.int64()) for name in ("transient", "diverged", "unreachable")),
-    ]
-)
-"""Columns of a run's segments: one row a chunk, in the driver's hands anyway."""
 
 
 def _urls(text: str) -> tuple[str, ...]:

@@ -24,7 +24,11 @@ from repl.model.keys import key_hash, segment_of
 
 FURTHER_LOOKS_MAX: Final = 4
 """Looks after the second one, at what differs still, as long as each finds that some of it has arrived: then the others
-are on their way, too, more slowly than was thought. Nothing arrives between two looks at what is lost."""
+are on their way, too, more slowly than was thought. Nothing arrives between two looks at what is lost. What differs
+when the last look still found arrivals is not called lost but unreachable, and left to the next go."""
+
+STILL_ARRIVING: Final = "still-arriving: changes take longer than --settle and further looks; go on with the run later"
+"""Why a chunk stays open after the last look."""
 
 
 class Job(NamedTuple):
@@ -159,13 +163,17 @@ def _second(job: Job, number: int, payload: bytes) -> dict[str, Any]:
             now = one._replace(left=left.rows.get(name), right=right.rows.get(name))
             judged.append((one, second_look(one, now.left, now.right), now))
         differing = [one for one, told, _ in judged if told.verdict is Verdict.DIVERGED]
-        again = len(differing) < len(left_over) and further < FURTHER_LOOKS_MAX
+        arriving = len(differing) < len(left_over)
         for one, told, now in judged:
-            if told.verdict is not Verdict.DIVERGED or not again:
+            if told.verdict is not Verdict.DIVERGED or not arriving:
                 say(one, told, now)
-        left_over = differing if again else []
-        if left_over:
+        left_over = differing if arriving else []
+        if left_over and further < FURTHER_LOOKS_MAX:
             sleep(job.rest_s)
+        elif left_over:
+            error = STILL_ARRIVING
+            for one in left_over:
+                say(one, unseen(one), one)
     return {
         **dict.fromkeys(COUNTED, 0),
         "chunk": number,

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import http.server
-import json
-import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
 from pyspark.errors import PySparkException
 
@@ -22,74 +18,25 @@ from aae.reconcile.reconcile import ReconcileOptions, reconcile, run
 from aae.reconcile.repair import LEFT_TO_RIGHT, apply, plan
 from aae.reconcile.runs import RunDirectory
 from aae.reconcile.sessions import session
-from node import supervisor
+from aae.row_wire import decode_rows_asked
 from node.cli.reconcile import AdminQueue
 from node.cli.remote import AdminClient
-from node.local import LocalClusters
-from node.topology import parse_topology
-from repl.model.objects import TOMBSTONE, Content, Object, encode_object, write
-from repl.model.vclock import EMPTY, actor_of
-
-TOPOLOGY = """
-[clusters.left.replication]
-partitions = 4
-[[clusters.left.nodes]]
-name = "left-1"
-[[clusters.left.queues]]
-name = "to-right"
-filter = "block_rtq"
-[clusters.right.replication]
-partitions = 3
-[[clusters.right.nodes]]
-name = "right-1"
-[[clusters.right.sink.peers]]
-cluster = "left"
-queue = "to-right"
-"""
-
-A, B = actor_of(b"A" * 16, 1), actor_of(b"B" * 16, 1)
-BUCKET = b"b"
-
-
-class Pair:
-    """Both clusters, and writes with clocks of the test's making."""
-
-    def __init__(self, described: dict[str, Any]) -> None:
-        nodes = {name: one["nodes"][0] for name, one in described["clusters"].items()}
-        self.left: str = nodes["left"]["http"]
-        self.right: str = nodes["right"]["http"]
-        self.admin: str = nodes["left"]["admin"]
-
-    @staticmethod
-    def put(url: str, objects: dict[bytes, Object], bucket: bytes = BUCKET) -> None:
-        """Push objects, clocks as they are."""
-        items = [[b"default", bucket, key, encode_object(obj)] for key, obj in objects.items()]
-        for start in range(0, len(items), 500):
-            body = msgpack.packb([1, None, items[start : start + 500]])
-            with urllib.request.urlopen(urllib.request.Request(f"{url}/batch/push", body), timeout=60) as response:
-                told = msgpack.unpackb(response.read())
-            assert {one[0] for one in told} <= {"applied", "superseded"}, told
-
-
-def made(text: str, *, a: int = 1, b: int = 0, dead: bool = False) -> Object:
-    """An object whose clock has seen `a` writes of one cluster and `b` of another."""
-    found: Object | None = None
-    for actor, count in ((A, a), (B, b)):
-        for number in range(1, count + 1):
-            content = TOMBSTONE if dead else Content(text.encode())
-            found = write(found, EMPTY if found is None else found.clock, content, (actor, number), 1_000_000)
-    assert found is not None
-    return found
-
-
-TRUTH = {
-    b"missing-there": ("diverged", "missing", "sink"),
-    b"missing-here": ("diverged", "missing", "source"),
-    b"behind-there": ("diverged", "behind", "sink"),
-    b"behind-here": ("diverged", "behind", "source"),
-    b"both-changed": ("diverged", "concurrent", "both"),
-    b"same-clock": ("diverged", "corrupt", "both"),
-}
+from repl.model.errors import BadInput
+from tests.reconcile.pairs import (
+    BUCKET,
+    TRUTH,
+    Pair,
+    between,
+    fill,
+    garbage,
+    i_spark_snap,
+    i_spark_sum,
+    made,
+    said,
+    silence,
+    truth_of,
+    up,
+)
 
 
 @pytest.fixture(scope="module")
@@ -102,36 +49,11 @@ def spark() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """2,000 equal keys, one of every difference, a deleted key against none, and one in a bucket of its own."""
-    directory = tmp_path_factory.mktemp("pair")
-    clusters = LocalClusters(parse_topology(TOPOLOGY, directory / "t.toml"), directory / "d")
-    try:
-        found = Pair(clusters.up(120))
-        same = {b"k%d" % number: made("same", a=1 + number % 3) for number in range(2_000)}
-        left = {
-            b"missing-there": made("x"), b"behind-there": made("new", a=2), b"behind-here": made("old"),
-            b"both-changed": made("mine", a=2), b"same-clock": made("one"), b"gone": made("", dead=True),
-        }  # fmt: skip
-        right = {
-            b"missing-here": made("x"), b"behind-there": made("old"), b"behind-here": made("new", a=2),
-            b"both-changed": made("theirs", a=1, b=1), b"same-clock": made("two"),
-        }  # fmt: skip
-        found.put(found.left, same | left)
-        found.put(found.right, same | right)
-        found.put(found.left, {b"k": made("x")}, b"private")
+    """The truth, in two clusters."""
+    with up(tmp_path_factory.mktemp("pair")) as described:
+        found = Pair(described)
+        fill(found)
         yield found
-    finally:
-        supervisor.stop(directory / "d")
-
-
-def said(output: Path, run_id: str) -> dict[bytes, tuple[str, str, str]]:
-    """What the findings say of each key; every key has one row."""
-    rows = list(
-        read_findings(RunDirectory(str(output), run_id).path / "findings", ("key", "verdict", "difference", "side"))
-    )
-    found = {row["key"]: (row["verdict"], row["difference"], row["side"]) for row in rows}
-    assert len(found) == len(rows)
-    return found
 
 
 def options(output: Path, run_id: str, **more: Any) -> ReconcileOptions:
@@ -160,88 +82,111 @@ def test_findings_are_the_truth_by_trees_and_by_reading_all(spark: Any, pair: Pa
     assert summary["verdicts"] == {"match": 2_001, "transient": 0, "diverged": 6, "filtered": 1, "unreachable": 0}
     assert summary["keys"] == sum(summary["verdicts"].values())
     assert summary["coverage"]["segments"] == summary["coverage"]["of"] == 1 << 20
+    i_spark_sum(RunDirectory(str(tmp_path), "trees"))
+    i_spark_sum(RunDirectory(str(tmp_path), "full"))
+    i_spark_snap(RunDirectory(str(tmp_path), "full"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_findings_are_a_table_of_spark(spark: Any, pair: Pair, tmp_path: Path) -> None:
+    """The view `findings` has the rows of a run, with their columns, from its directory and from `findings/` in it."""
+    run(spark, pair.left, pair.right, options(tmp_path, "view"))
+    path = RunDirectory(str(tmp_path), "view").path
+    for place in (path, path / "findings"):
+        table = spark.read.format("isthmus").option("view", "findings").load(str(place))
+        rows = {bytes(row["key"]): row for row in table.collect()}
+        assert {key: (row["verdict"], row["difference"], row["side"]) for key, row in rows.items()} == said(
+            tmp_path, "view"
+        )
+        assert (rows[b"missing-there"]["right_clock"], rows[b"missing-here"]["left_clock"]) == (None, None)
+        assert rows[b"behind-there"]["left_clock"] != rows[b"behind-there"]["right_clock"]
+        assert table.where("difference = 'corrupt'").count() == 1
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_what_cannot_be_read_is_never_equal(spark: Any, pair: Pair, tmp_path: Path) -> None:
-    """A cluster that gives garbage, or does not answer, ends in 2; one that is lost on the way in 3 with its segments
-    named, and the same run id goes on from there and does no finished work again."""
-    with garbage() as url:
-        ended = run(spark, pair.left, url, options(tmp_path, "garbage"))
-    assert (ended["exit_code"], ended["segments_open"]) == (2, [[0, 1 << 20]])
-    assert run(spark, pair.left, "http://127.0.0.1:9", options(tmp_path, "silent"))["exit_code"] == 2
-    with passing(pair.right, 9) as url:
-        ended = run(spark, pair.left, url, options(tmp_path, "lost", full=True, bucket=b"none"))
-    assert ended["exit_code"] in (2, 3)
-    assert ended["segments_open"]
-    assert ended["reasons"]
+    """A cluster that gives garbage, is not there, or takes questions and never answers ends in 2, with all segments
+    open."""
+    with garbage() as wrong, silence() as silent:
+        for run_id, url in (("garbage", wrong), ("nobody", "http://127.0.0.1:9"), ("silent", silent)):
+            ended = run(spark, pair.left, url, options(tmp_path, run_id))
+            assert (ended["exit_code"], ended["segments_open"]) == (2, [[0, 1 << 20]])
+            assert ended["error"]
 
 
-@contextmanager
-def garbage() -> Iterator[str]:
-    """A server whose every answer is none."""
-    with served(lambda _path, _body: b"\x00garbage") as url:
-        yield url
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_part_that_cannot_be_read_is_named_and_read_by_the_next_go(spark: Any, pair: Pair, tmp_path: Path) -> None:
+    """Rows of one partition that are garbage, or never come, make a run incomplete: exactly its segments are open, the
+    rest is counted. The same run id, by another way, reads these alone; of another cluster it is refused."""
+    cut = (1 << 20) // 3  # the right cluster has three partitions
+
+    def harmed(how: Any) -> Any:
+        def rule(path: str, body: bytes) -> bytes | None:
+            return how() if path == "/rows" and decode_rows_asked(body).partition == 1 else None
+
+        return rule
+
+    def never() -> bytes:
+        time.sleep(4)
+        raise ConnectionError("cut")
+
+    for run_id, how in (("bad-rows", lambda: b"\x00garbage"), ("no-rows", never)):
+        wanted = options(tmp_path, run_id, full=True)
+        with between(pair.right, harmed(how)) as url:
+            ended = run(spark, pair.left, url, wanted)
+        assert (ended["outcome"], ended["exit_code"]) == ("incomplete", 3)
+        assert ended["segments_open"]
+        assert all(first < 2 * cut + 2 and end > cut for first, end in ended["segments_open"])
+        assert ended["coverage"]["segments"] == (1 << 20) - sum(end - first for first, end in ended["segments_open"])
+        assert "partition 1" in " ".join(ended["reasons"])
+        i_spark_sum(RunDirectory(str(tmp_path), run_id))
+        before = {path.name: path.read_bytes() for path in (tmp_path / f"run_id={run_id}" / "work").glob("*.json")}
+        with pytest.raises(BadInput, match="take another --run-id"):
+            run(spark, pair.left, pair.left, wanted)
+        ended = run(spark, pair.left, pair.right, wanted)
+        assert (ended["exit_code"], ended["segments_open"]) == (1, [])
+        assert said(tmp_path, run_id) == TRUTH | {b"k": ("diverged", "missing", "sink")}
+        waves = {path.name: path.read_bytes() for path in (tmp_path / f"run_id={run_id}" / "work").glob("*.json")}
+        assert before.items() <= waves.items()
+        i_spark_sum(RunDirectory(str(tmp_path), run_id))
+        with pytest.raises(BadInput, match="take another --run-id"):
+            run(spark, pair.right, pair.left, wanted)
 
 
-@contextmanager
-def passing(url: str, requests: int) -> Iterator[str]:
-    """A way to a node that is cut after so many requests; plans that come over it name it, not the node."""
-    left = [requests]
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_slow_node_makes_a_slow_run_and_no_other_findings(spark: Any, pair: Pair, tmp_path: Path) -> None:
+    """With half a second before each answer the findings are the truth."""
 
-    def answer(path: str, body: bytes) -> bytes:
-        left[0] -= 1
-        if left[0] < 0:
-            raise ConnectionError("cut")
-        request = urllib.request.Request(url + path, body or None)
-        with urllib.request.urlopen(request, timeout=30) as response:
-            data: bytes = response.read()
-        if path.startswith("/rows/plan"):
-            told = json.loads(data)
-            for partition in told["partitions"]:
-                for copy in partition["copies"]:
-                    copy["http"] = here[0]
-            return json.dumps(told).encode()
-        return data
+    def slow(_path: str, _body: bytes) -> None:
+        time.sleep(0.5)
 
-    here = [""]
-    with served(answer) as own:
-        here[0] = own
-        yield own
+    with between(pair.right, slow) as url:
+        assert run(spark, pair.left, url, options(tmp_path, "slow"))["exit_code"] == 1
+    assert said(tmp_path, "slow") == TRUTH | {b"k": ("diverged", "missing", "sink")}
 
 
-@contextmanager
-def served(answer: Any) -> Iterator[str]:
-    """A server of POST and GET on a free port."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-            try:
-                data = answer(self.path, body)
-            except ConnectionError:
-                self.close_connection = True
-                return
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        do_GET = do_POST
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Nothing."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_names_that_are_no_text_are_compared_and_repaired(spark: Any, pair: Pair, tmp_path: Path) -> None:
+    """Keys of arbitrary bytes have findings with these bytes, are chosen by `bucket`, and a repair brings them over."""
+    bucket, keys = b"\xff\x00b", [b"\x00", b"\xfe\xff", b"a/b\xc3", "isthmós".encode()]
+    pair.put(pair.left, {key: made(repr(key)) for key in keys}, bucket)
+    run(spark, pair.left, pair.right, options(tmp_path, "bytes", bucket=bucket))
+    assert said(tmp_path, "bytes") == dict.fromkeys(keys, ("diverged", "missing", "sink"))
+    directory = RunDirectory(str(tmp_path), "bytes")
+    made_plan = plan(directory, "to-right", LEFT_TO_RIGHT)
+    assert (made_plan["objects"], made_plan["left_alone"]) == (len(keys), {})
+    apply(directory, made_plan["plan"], AdminQueue(AdminClient(pair.admin), "to-right", "test"))
+    reader = spark.read.format("isthmus").options(urls=pair.right, bucket="0xff0062", columns="key")
+    deadline = time.monotonic() + 60
+    while {bytes(row["key"]) for row in reader.load().collect()} != set(keys):
+        assert time.monotonic() < deadline, "never: the keys arrive"
+    ended = run(spark, pair.left, pair.right, options(tmp_path, "bytes-after", bucket=bucket, full=True))
+    assert (ended["exit_code"], ended["verdicts"]["match"]) == (0, len(keys))
 
 
 @pytest.mark.slow
@@ -292,3 +237,43 @@ def test_jobs_count_copy_and_prove(spark: Any, pair: Pair, tmp_path: Path) -> No
         assert exporting.import_objects(spark, str(tmp_path / "private"), pair.right) == 1
     run(spark, pair.left, pair.right, options(tmp_path, "copied", bucket=b"private"))
     assert said(tmp_path, "copied") == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_full_sync_says_the_same(spark: Any, pair: Pair, tmp_path: Path) -> None:
+    """On the same state the daemons and Spark count the same differences of the same kinds, before full-sync repairs
+    what it can and after."""
+    for url, objects in zip((pair.left, pair.right), truth_of(BUCKET), strict=True):
+        pair.put(url, objects, b"daemons")
+    admin = AdminClient(pair.admin)
+    [peer] = admin.get("/admin/fullsync")["peers"]
+
+    def checked() -> dict[str, int]:
+        begun = admin.post("/admin/fullsync/run", {"peer": peer["name"], "kind": "all", "by": "test"})
+        deadline = time.monotonic() + 120
+        while True:
+            told = admin.get("/admin/fullsync")
+            ended = [one for one in told["peers"][0]["results"] if one["began_ms"] >= begun["at_ms"]]
+            if told["running"] is None and ended:
+                assert ended[-1]["verdict"] in ("differing", "repaired"), ended[-1]
+                return dict(ended[-1]["differences"])
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+    def found(run_id: str) -> dict[str, int]:
+        run(spark, pair.left, pair.right, options(tmp_path, run_id, full=True))
+        i_spark_sum(RunDirectory(str(tmp_path), run_id))
+        return dict(Counter(f"{kind}@{side}" for verdict, kind, side in told(run_id) if verdict == "diverged"))
+
+    def told(run_id: str) -> list[tuple[str, str, str]]:
+        rows = read_findings(tmp_path / f"run_id={run_id}" / "findings", ("verdict", "difference", "side"))
+        return [(row["verdict"], row["difference"], row["side"]) for row in rows]
+
+    first = found("first")
+    assert set(first) >= {f"{kind}@{side}" for _, kind, side in TRUTH.values()}
+    assert checked() == first
+    deadline = time.monotonic() + 60
+    while "missing@sink" in (left := found(f"after-{time.monotonic():.0f}")):
+        assert time.monotonic() < deadline, "never: what full-sync queued arrives"
+    assert left == checked()

@@ -13,8 +13,8 @@ from pyspark.sql import datasource as ds
 from xxhash import xxh64_intdigest
 
 from aae import row_wire
-from aae.reconcile import reading
-from aae.reconcile.client import Copy, Credentials, parse_plan
+from aae.reconcile import client, reading
+from aae.reconcile.client import Copy, Credentials, PartitionPlan, Plan, parse_plan
 from aae.reconcile.options import Options, parse_options
 from aae.reconcile.reading import IsthmusReader, Range, RangeStream, RangeUnreadable, WrongCluster
 from aae.reconcile.rows import Columns, schema_of
@@ -439,3 +439,55 @@ def test_a_batch_of_changes_is_shared_out_and_never_too_large() -> None:
         found = shared(begun, ends, limit)
         taken_now = sum(found[p] - begun[p] for p in begun)
         assert 0 < taken_now <= limit
+
+
+def test_a_node_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that never make a frame hold a task no longer than a frame may take."""
+    now = [0.0]
+
+    def take() -> bytes:
+        now[0] += 10
+        return b"\0"
+
+    @contextmanager
+    def streaming(*_: object, **__: object) -> Iterator[Any]:
+        data = [(4_096).to_bytes(4, "big"), row_wire.encode_head(HEAD)]
+        yield lambda: data.pop() if data else take()
+
+    monkeypatch.setattr(client, "monotonic", lambda: now[0])
+    monkeypatch.setattr(client.HttpPeer, "streaming", streaming)
+    with client.streamed("http://n1:1", Credentials(), "/rows", b"") as (head, frames):
+        assert head == HEAD
+        with pytest.raises(PeerFault, match="though bytes trickle"):
+            list(frames)
+    assert now[0] <= client.FRAME_TIMEOUT_S + 20
+
+
+def test_a_leader_that_changes_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When all known copies refuse, who holds the range is asked anew; rows go on behind the last one. A plan without a
+    leader is asked for again, as long as there is time."""
+    monkeypatch.setattr(reading, "RETRY_S", 0.01)
+    rows = [sealed(n, n)[0] for n in range(2)]
+
+    @contextmanager
+    def streamed(url: str, *_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
+        if url == "http://n1":
+            raise PeerFault(f"{url}: connection refused")
+        yield HEAD._replace(node="n2"), iter([Rows([row_wire_name(0)], rows[:1], ()), Tail(1)])
+
+    def plan(*held: Copy) -> Plan:
+        return Plan(CLUSTER, "east", "default", (PartitionPlan(PARTITION, 0, SEGMENT_COUNT, None, held),))
+
+    (first,), (second,) = copies("n1"), copies("n2")
+    leads = second._replace(leads=True)
+    monkeypatch.setattr(reading, "streamed", streamed)
+    part = Range(CLUSTER, PARTITION, 0, SEGMENT_COUNT, (first,))
+    committed = asked(consistency=Consistency.COMMITTED)
+    stream = RangeStream(committed, part, Credentials(), give_up_after_s=5, ask=lambda: plan(first, leads))
+    assert [name for _, found in stream.frames() for name in found.names] == [row_wire_name(0)]
+    plans = [plan(first), plan(first, leads)]
+    whole = (0, SEGMENT_COUNT)
+    _, ranges = reading.asked_ranges(lambda: plans.pop(0), whole, 1, Consistency.COMMITTED, 5)
+    assert ranges[0].copies == (leads,)
+    with pytest.raises(RangeUnreadable, match="only the leader may, and there is none"):
+        reading.asked_ranges(lambda: plan(first), whole, 1, Consistency.COMMITTED, 0.05)

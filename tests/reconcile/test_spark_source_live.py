@@ -1,17 +1,17 @@
-"""`format("isthmus")` on real engines against real nodes: what is read, written and streamed is what the cluster has.
+"""`format("isthmus")` on a real engine against real nodes: what is read, written and streamed is what the cluster has.
 
-Each test is a Spark program in a process of its own, as a user would start it; it prints one line of JSON. Slow: a JVM
-takes seconds to come up, and much longer beside others.
+One session for all tests that need none of their own. Spark gives a stream's Python worker ten seconds to come up,
+which no setting changes; on a machine that is busy with others that is too little at times, and a query is started
+again, as its user would: its checkpoint loses nothing.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,15 +19,21 @@ from typing import Any, Final
 
 import msgpack
 import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
 
-from node.local import LocalClusters
-from node.topology import parse_topology
+from aae.reconcile.reading import read_manifest
+from aae.reconcile.sessions import session
+from node import places
 from repl.transport.http_client import HttpPeer
+from tests.reconcile.engine import HOUSE, environment, until
+from tests.reconcile.pairs import up
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]
 
-HOUSE: Final = Path(__file__).resolve().parents[2]
 COUNT: Final = 5_000
+STARTS: Final = 5
+"""How often a query is started before a worker that does not come up is taken for a fault."""
 
 TOPOLOGY: Final = """\
 [clusters.a.replication]
@@ -39,40 +45,21 @@ name = "a1"
 name = "a2"
 """
 
-OPENING: Final = """\
-import json, os, sys
-from pyspark.sql import SparkSession, functions as F
-from aae.reconcile import register
-master, urls, scratch = sys.argv[1:4]
-spark = (
-    SparkSession.builder.master(master)
-    .config("spark.ui.enabled", "false")
-    .config("spark.driver.host", "127.0.0.1")
-    .config("spark.driver.bindAddress", "127.0.0.1")
-    .config("spark.sql.shuffle.partitions", "2")
-    .config("spark.executor.memory", "512m")
-    .config("spark.python.authenticate.socketTimeout", "120s")
-    .getOrCreate()
-)
-register(spark)
-def read(**options):
-    return spark.read.format("isthmus").options(urls=urls, **options).load()
-"""
-
 
 class Live:
-    """A cluster of two nodes with COUNT keys of bucket `w`, and the way to run programs against it."""
+    """A cluster of two nodes with COUNT keys of bucket `w`."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._clusters = LocalClusters(
-            parse_topology(TOPOLOGY, Path("live.toml")), directory / "nodes", auto_ports=True, owned=True
-        )
-        self._clusters.up(180.0)
-        self.nodes: list[dict[str, Any]] = self._clusters.status()["clusters"]["a"]["nodes"]
-        items = [[b"default", b"w", b"k%05d" % n, b"v%d" % n] for n in range(COUNT)]
+    def __init__(self, directory: Path, described: dict[str, Any]) -> None:
+        self.directory = directory
+        self.nodes: list[dict[str, Any]] = described["clusters"]["a"]["nodes"]
+        self.urls = ",".join(node["http"] for node in self.nodes)
+        self.put(b"w", range(COUNT))
+
+    def put(self, bucket: bytes, numbers: range) -> None:
+        """New versions of these keys."""
+        items = [[b"default", bucket, b"k%05d" % n, b"v%d" % n] for n in numbers]
         peer = HttpPeer(self.nodes[0]["http"], 1)
-        for at in range(0, COUNT, 1_000):
+        for at in range(0, len(items), 1_000):
             body = msgpack.packb(items[at : at + 1_000])
             answer = peer.post(
                 "/batch/put", body, media_type="application/msgpack", timeout_ms=60_000, limit_bytes=10**7
@@ -80,131 +67,137 @@ class Live:
             assert all(status == 204 for status, *_ in msgpack.unpackb(answer))
         peer.cut()
 
-    def run(self, program: str, master: str = "local[2]", *extra: str) -> Any:
-        """What a program prints last, as JSON."""
-        script = self._directory / "program.py"
-        script.write_text(OPENING + program, encoding="utf-8")
-        urls = ",".join(node["http"] for node in self.nodes)
-        done = subprocess.run(
-            [sys.executable, str(script), master, urls, str(self._directory / "scratch"), *extra],
-            cwd=self._directory,
-            env={**os.environ, "PYTHONPATH": str(HOUSE), "PYSPARK_PYTHON": sys.executable},
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-4_000:]
-        return json.loads(done.stdout.strip().splitlines()[-1])
 
-    def down(self) -> None:
-        """End it."""
-        self._clusters.down()
-
-
-@pytest.fixture
-def live(tmp_path: Path) -> Iterator[Live]:
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """The cluster."""
-    made = Live(tmp_path)
+    directory = tmp_path_factory.mktemp("live")
+    with up(directory, TOPOLOGY) as described:
+        yield Live(directory / "d", described)
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    """One session for all."""
+    made = session("tests", "local[2]")
     yield made
-    made.down()
+    made.stop()
 
 
-READ: Final = """
-keys = read(manifest=scratch + "/manifest")
-from pathlib import Path
-from aae.reconcile.reading import read_manifest
-out = {
-    "keys": keys.count(),
-    "distinct": keys.select("bucket", "key").distinct().count(),
-    "hashes": keys.filter("clock_hash = xxhash64(clock)").count(),
-    "segments": keys.filter("segment >= 1000 and segment < 500000").count(),
-    "bucket": keys.filter("bucket = X'77'").count(),
-    "nothing": keys.filter("bucket = X'78'").count(),
-    "prefix": read(bucket="w", prefix="k0001").count(),
-    "committed": read(consistency="committed", splits="9").count(),
-}
-pieces, missing = read_manifest(Path(scratch + "/manifest"))
-out["pieces"] = sum(piece.rows for piece in pieces)
-out["missing"] = missing
-objects = read(view="objects", columns="bucket,key,object,clock,value")
-number = "cast(cast(substring(cast(key as string), 2) as int) as string)"
-out["values"] = objects.filter(f"cast(value as string) = concat('v', {number})").count()
-objects.select("bucket", "key", "object", "clock").write.parquet(scratch + "/x")
-saved = spark.read.parquet(scratch + "/x")
-saved.write.format("isthmus").mode("append").options(urls=urls, origin="00" * 16).save()
-out["kept"] = read(columns="key,clock").join(saved, ["key", "clock"]).count()
-text = F.col("id").cast("string")
-fresh = spark.range(100).select(F.lit("n").alias("bucket"), text.alias("key"), text.cast("binary").alias("value"))
-def stream():
-    query = (spark.readStream.format("isthmus").options(urls=urls, columns="bucket,key", rows_per_batch="2000").load()
-        .writeStream.format("parquet").option("path", scratch + "/s").option("checkpointLocation", scratch + "/c")
-        .trigger(availableNow=True).start())
-    query.awaitTermination()
-    return spark.read.parquet(scratch + "/s").count()
-out["streamed"] = stream()
-fresh.write.format("isthmus").mode("append").options(urls=urls).save()
-out["then"] = stream()
-print(json.dumps(out))
+def test_what_is_read_is_what_the_cluster_has(spark: Any, live: Live, tmp_path: Path) -> None:
+    """Keys, hashes, filters, consistency and splits: all counts are those of the cluster, and the manifest of the
+    latest read is of that read alone."""
+
+    def read(**options: str) -> Any:
+        return spark.read.format("isthmus").options(urls=live.urls, **options).load().filter("bucket = X'77'")
+
+    keys = read(manifest=str(tmp_path / "manifest"))
+    assert keys.count() == COUNT
+    pieces, missing = read_manifest(tmp_path / "manifest")
+    assert (sum(piece.rows for piece in pieces), missing) == (COUNT, [])
+    assert keys.filter("key = 'none'").count() == 0
+    assert keys.select("bucket", "key").distinct().count() == COUNT
+    assert keys.filter("clock_hash = xxhash64(clock)").count() == COUNT
+    first = keys.filter("segment >= 1000 and segment < 500000").count()
+    assert 0 < first < COUNT
+    pieces, _ = read_manifest(tmp_path / "manifest")
+    assert sum(piece.rows for piece in pieces) == first
+    assert all(1_000 <= piece.first < piece.end <= 500_000 for piece in pieces)
+    assert read(bucket="w", prefix="k0001").count() == 10
+    assert read(consistency="committed", splits="9").count() == COUNT
+    objects = read(view="objects", columns="bucket,key,value")
+    number = "cast(cast(substring(cast(key as string), 2) as int) as string)"
+    assert objects.filter(f"cast(value as string) = concat('v', {number})").count() == COUNT
+
+
+def test_what_is_written_keeps_its_clocks_or_is_new(spark: Any, live: Live, tmp_path: Path) -> None:
+    """A push of what was read changes nothing, not even clocks; a table of values becomes new objects."""
+    read = spark.read.format("isthmus").options(urls=live.urls, bucket="w")
+    read.options(view="objects", columns="bucket,key,object,clock").load().write.parquet(str(tmp_path / "x"))
+    saved = spark.read.parquet(str(tmp_path / "x"))
+    saved.write.format("isthmus").mode("append").options(urls=live.urls, origin="00" * 16).save()
+    assert read.options(view="keys", columns="key,clock").load().join(saved, ["key", "clock"]).count() == COUNT
+    text = F.col("id").cast("string")
+    fresh = spark.range(100).select(F.lit("n").alias("bucket"), text.alias("key"), text.cast("binary").alias("value"))
+    fresh.write.format("isthmus").mode("append").options(urls=live.urls).save()
+    new = spark.read.format("isthmus").options(urls=live.urls, bucket="n", view="objects", columns="key,value").load()
+    assert new.filter("key = value").count() == 100
+
+
+STREAM: Final = """\
+import sys
+from aae.reconcile.sessions import session
+spark = session("stream", "local[2]")
+urls, lake = sys.argv[1:]
+query = (
+    spark.readStream.format("isthmus").options(urls=urls, rows_per_batch="400").load().filter("bucket = X'73'")
+    .writeStream.format("parquet").option("path", lake + "/keys").option("checkpointLocation", lake + "/checkpoint")
+    .trigger(availableNow=True).start()
+)
+query.awaitTermination()
 """
 
 
-def test_everything_on_a_local_engine(live: Live) -> None:
-    """Keys, filters, manifest, objects, writes that keep clocks, new writes and two runs of a stream: all counts are
-    those of the cluster."""
-    found = live.run(READ)
-    inside = found.pop("segments")
-    assert 0 < inside < COUNT
-    whole = dict.fromkeys(
-        ("keys", "distinct", "hashes", "bucket", "committed", "pieces", "values", "kept", "streamed"), COUNT
-    )
-    assert found == {**whole, "nothing": 0, "prefix": 10, "missing": [], "then": COUNT + 100}
+def streaming(live: Live, lake: Path) -> subprocess.Popen[str]:
+    """The query, under way in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", STREAM, live.urls, str(lake)],
+        env=environment(PYTHONPATH=str(HOUSE)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
 
 
-def free_port() -> int:
-    """A port of loopback that was free a moment ago."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+def to_its_end(live: Live, lake: Path) -> None:
+    """The query until it has all that is there, started again when Spark lost patience with its own worker."""
+    for left in reversed(range(STARTS)):
+        process = streaming(live, lake)
+        _, err = process.communicate(timeout=400)
+        if process.returncode == 0:
+            return
+        assert left, err[-4_000:]
+        assert "connect back" in err, err[-4_000:]
 
 
-def test_a_standalone_master_with_two_workers_and_a_node_that_dies(live: Live, tmp_path: Path) -> None:
-    """On separate worker processes the read is whole, also when one node was killed: every partition has another
-    copy."""
-    import pyspark
+def test_a_stream_goes_on_from_its_checkpoint_after_its_driver_was_killed(
+    spark: Any, live: Live, tmp_path: Path
+) -> None:
+    """Killed with SIGKILL between two batches, a query that is started anew comes to its end with every key once; what
+    is written later comes with the next run, and nothing else again."""
+    live.put(b"s", range(2_000))
+    lake = tmp_path / "lake"
+    commits = lake / "checkpoint" / "commits"
 
-    port = free_port()
-    home = str(Path(pyspark.__file__).parent)
-    env = {
-        **os.environ, "SPARK_HOME": home, "PYTHONPATH": str(HOUSE), "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_DIR": str(tmp_path / "work"),
-    }  # fmt: skip
-    launch = [home + "/bin/spark-class", "org.apache.spark.deploy"]
-    commands = [
-        [launch[0], launch[1] + ".master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"],
-        *(
-            [launch[0], launch[1] + ".worker.Worker", "--cores", "1", "--memory", "512m", "--webui-port", "0",
-             f"spark://127.0.0.1:{port}"]
-            for _ in range(2)
-        ),
-    ]  # fmt: skip
-    with (tmp_path / "engine.log").open("wb") as log:
-        engine = [
-            subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True) for command in commands
-        ]
-        try:
-            deadline_s = time.monotonic() + 120
-            while (tmp_path / "engine.log").read_text(errors="replace").count(
-                "Successfully registered with master"
-            ) < 2:
-                assert time.monotonic() < deadline_s, (tmp_path / "engine.log").read_text(errors="replace")[-4_000:]
-                time.sleep(0.5)
-            program = "print(json.dumps(read().count()))\n"
-            master = f"spark://127.0.0.1:{port}"
-            assert live.run(program, master) == COUNT
-            os.kill(live.nodes[0]["pid"], signal.SIGKILL)
-            assert live.run(program, master) == COUNT
-        finally:
-            for process in engine:
-                os.killpg(process.pid, signal.SIGTERM)
-                process.wait(30)
+    def batches() -> list[str]:
+        return sorted(path.name for path in commits.glob("[0-9]*")) if commits.exists() else []
+
+    process = streaming(live, lake)
+    try:
+        until("a batch is done", lambda: batches() or process.poll() is not None, 300)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    killed_after = len(batches())
+    to_its_end(live, lake)
+    assert len(batches()) > killed_after
+    table = spark.read.parquet(str(lake / "keys"))
+    assert (table.count(), table.select("key").distinct().count()) == (2_000, 2_000)
+    live.put(b"s", range(1_990, 2_010))
+    to_its_end(live, lake)
+    table = spark.read.parquet(str(lake / "keys"))
+    assert (table.count(), table.select("key").distinct().count()) == (2_020, 2_010)
+
+
+def test_a_read_is_whole_though_a_node_dies(spark: Any, live: Live) -> None:
+    """Every partition has another copy: with one of two nodes killed a read that has begun, and one that begins, have
+    every key once."""
+    slow = spark.read.format("isthmus").options(urls=live.urls, bucket="w", rows_per_second="1500", columns="key")
+    counted: list[int] = []
+    thread = threading.Thread(target=lambda: counted.append(slow.load().distinct().count()))
+    thread.start()
+    time.sleep(2)
+    places.stop_node(live.directory, "a2", kill=True)
+    thread.join(300)
+    assert counted == [COUNT]
+    assert spark.read.format("isthmus").options(urls=live.urls, bucket="w").load().count() == COUNT
+    with pytest.raises(PySparkException, match="bucket_type"):
+        spark.read.format("isthmus").options(urls=live.urls, bucket_type="none").load().count()

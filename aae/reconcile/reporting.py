@@ -1,0 +1,79 @@
+"""A run's `segments/`: a row a chunk, what was counted there, and what each side was as of when it was read.
+
+Of chunks that were read as streams each piece says its partition, epoch and offset: everything below was there, nothing
+above (I-SPARK-SNAP). Scattered segments, which trees named, are asked for by question and have no such vector; for them
+summary.json has how far both clusters were applied before and after. Written by the driver, without Spark.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from aae.reconcile.planning import Planned
+from aae.reconcile.runs import RunDirectory, Standing
+
+_PIECES: Final = pa.list_(
+    pa.struct([("partition", pa.int64()), ("epoch", pa.int64()), ("apply_offset", pa.int64())])
+)  # fmt: skip
+
+SEGMENTS: Final = pa.schema(
+    [
+        ("chunk", pa.int32()),
+        ("runs", pa.list_(pa.list_(pa.int32()))),
+        ("segments", pa.int32()),
+        ("state", pa.string()),
+        ("reason", pa.string()),
+        *((name, pa.int64()) for name in ("left_rows", "right_rows", "match", "filtered")),
+        *((name, pa.int64()) for name in ("transient", "diverged", "unreachable")),
+        ("left_as_of", _PIECES),
+        ("right_as_of", _PIECES),
+    ]
+)
+"""Columns. `state`: done, unreachable (`reason` says why), or left for a later go."""
+
+
+def write_segments(directory: RunDirectory, now: Standing, plan: Planned) -> None:
+    """The rows of all chunks, whole or not at all."""
+    as_of = _as_of(directory, now)
+    rows = []
+    for chunk in plan.chunks:
+        _, first = now.first.get(chunk.number, (0, None))
+        _, second = now.second.get(chunk.number, (0, None))
+        state = "unreachable" if chunk.number in now.trouble else "left" if first is None else "done"
+        rows.append(
+            (
+                chunk.number, [list(one) for one in chunk.runs], chunk.segments, state, now.trouble.get(chunk.number),
+                *((None,) * 3 if first is None else first[2:5]), None if first is None else first.filtered,
+                *((0, 0, 0) if second is None else second[8:11]), *as_of.get(chunk.number, (None, None)),
+            )
+        )  # fmt: skip
+    columns = list(zip(*rows, strict=True)) or [()] * len(SEGMENTS)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SEGMENTS, strict=True)]
+    path = directory.path / "segments"
+    path.mkdir(parents=True, exist_ok=True)
+    draft = path / ".segments.parquet"
+    pq.write_table(pa.Table.from_arrays(arrays, schema=SEGMENTS), draft)
+    draft.replace(path / "segments.parquet")
+
+
+def _as_of(directory: RunDirectory, now: Standing) -> dict[int, list[list[dict[str, Any]]]]:
+    """By chunk: the pieces of both sides, as the first look that counts read them."""
+    waves: dict[int, set[int]] = {}
+    for chunk, (wave, _) in now.first.items():
+        waves.setdefault(wave, set()).add(chunk)
+    found = {}
+    for wave, chunks in waves.items():
+        for path in sorted(Path(directory.rows_of(wave)).glob("*.parquet")):
+            for row in pq.ParquetFile(path).read(["row.chunk", "row.as_of"]).column("row").to_pylist():
+                if row["chunk"] in chunks:
+                    found[row["chunk"]] = [[_piece(*one) for one in side] for side in json.loads(row["as_of"])]
+    return found
+
+
+def _piece(partition: int, epoch: int, offset: int) -> dict[str, Any]:
+    return {"partition": partition, "epoch": epoch, "apply_offset": offset}

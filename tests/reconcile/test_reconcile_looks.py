@@ -1,0 +1,104 @@
+"""The looks of a task, with rows of the test's making: how often it looks, and what it says then."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from aae.reconcile import tasks
+from aae.reconcile.findings import encode_candidates
+from aae.reconcile.looks import SideSpec, Taken
+from aae.reconcile.tasks import FURTHER_LOOKS_MAX, Job
+from aae.reconcile.verdicts import Candidate, Seen
+from node.cli.reconcile import AdminQueue
+from repl.model.errors import PeerFault
+from repl.model.vclock import actor_of, encode_clock
+
+CLOCK: Final = encode_clock(((actor_of(b"A" * 16, 1), 1, 1),))
+ROW: Final = Seen(CLOCK, 1, 5, tombstone=False)
+SIDES: Final = SideSpec(("http://left",), "default"), SideSpec(("http://right",), "default")
+JOB: Final = Job(*SIDES, "default", b"", 0, 0, "", rest_s=0.25)
+KEYS: Final = [b"k%d" % n for n in range(6)]
+
+
+class Rows:
+    """Both clusters: the left one has all keys, the right one at each look those that have arrived by then."""
+
+    def __init__(self, *arrived: int) -> None:
+        self.arrived = list(arrived)
+        self.looks = 0
+        self.rests: list[float] = []
+
+    def read(self, side: SideSpec, _runs: Any, *, committed: bool = False, bodies: bool = False) -> Taken:
+        """See `looks.read_runs`."""
+        assert committed
+        keys = KEYS
+        if side is SIDES[1]:
+            if self.looks >= len(self.arrived):
+                raise PeerFault("gone")
+            keys = KEYS[: self.arrived[self.looks]]
+            self.looks += 1
+        return Taken({(b"b", key): ROW for key in keys}, [], 10)
+
+
+def looked(monkeypatch: pytest.MonkeyPatch, rows: Rows) -> dict[str, Any]:
+    """The row of a second look at KEYS, which all lacked on the right at the first one."""
+    monkeypatch.setattr(tasks, "read_runs", rows.read)
+    monkeypatch.setattr(tasks, "sleep", rows.rests.append)
+    payload = encode_candidates([Candidate(b"b", key, ROW, None) for key in KEYS], [], 1)
+    found = tasks._second(JOB, 0, payload)
+    assert found["transient"] + found["diverged"] + found["unreachable"] == len(KEYS) == len(found["findings"])
+    assert len({row["key"] for row in found["findings"]}) == len(KEYS)
+    return found
+
+
+def test_what_arrives_slowly_is_not_called_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as each look finds that something arrived, what has not is looked at again, after a rest."""
+    rows = Rows(2, 4, 6)
+    found = looked(monkeypatch, rows)
+    assert (found["transient"], found["diverged"], found["bytes"]) == (6, 0, 60)
+    assert rows.rests == [0.25, 0.25]
+
+
+def test_what_is_lost_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing arrived there is one second look, and where something stays behind the look that finds no more."""
+    rows = Rows(0)
+    assert looked(monkeypatch, rows)["diverged"] == 6
+    assert (rows.looks, rows.rests) == (1, [])
+    rows = Rows(3, 3)
+    found = looked(monkeypatch, rows)
+    assert (found["transient"], found["diverged"], rows.looks) == (3, 3, 2)
+
+
+def test_looks_are_bounded_and_a_side_that_goes_is_not_called_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slowly things arrive, there is a last look; what still has not, and what could not be read then, is
+    `unreachable`, and the chunk stays open."""
+    rows = Rows(1, 2, 3, 4, 5, 6, 6)
+    found = looked(monkeypatch, rows)
+    assert rows.looks == FURTHER_LOOKS_MAX + 1
+    assert (found["transient"], found["diverged"], found["unreachable"]) == (5, 0, 1)
+    assert "still-arriving" in found["error"]
+    found = looked(monkeypatch, Rows(4))
+    assert (found["transient"], found["diverged"], found["unreachable"]) == (4, 0, 2)
+    assert "gone" in found["error"]
+
+
+def test_names_travel_to_a_queue_as_they_are() -> None:
+    """Percent-encoded, so that any bytes arrive; names of another bucket wait for the next request."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    class Admin:
+        """Takes all."""
+
+        def post(self, path: str, wish: dict[str, Any]) -> dict[str, Any]:
+            asked.append((path, wish))
+            return {"queued": len(wish["keys"])}
+
+    queue = AdminQueue(Admin(), "to west", "me")  # type: ignore[arg-type]
+    names = [(b"\xff/", b"a b"), (b"\xff/", b"\xc3%"), (b"c", b"k")]
+    assert queue.push(b"default", names) == 2
+    [(path, wish)] = asked
+    assert path == "/admin/queues/to%20west/push"
+    assert (wish["bucket"], wish["keys"], wish["encoding"]) == ("%FF%2F", ["a%20b", "%C3%25"], "percent")
+    assert (wish["fold"], wish["bucket_type"], wish["by"]) == (True, "default", "me")

