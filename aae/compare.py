@@ -58,18 +58,15 @@ Rows = dict[tuple[bytes, bytes], Row]
 
 def by_key(rows: Iterable[Row]) -> Rows:
     """Rows by (bucket, key)."""
-    return {(row.bucket, row.key): row for row in rows}
+    return {row[:2]: row for row in rows}
 
 
 def compared(source: Rows, sink: Rows) -> list[Difference]:
     """What differs between the rows of both sides, in key order; a key that is deleted on one side and deleted, reaped
     or never written on the other is the same (R-TREE). Raises CodecError for a clock that is none."""
-    found = []
-    for name in sorted(source.keys() | sink.keys()):
-        mine, theirs = source.get(name), sink.get(name)
-        if not _equal(mine, theirs):
-            found.append(_difference(name, mine, theirs))
-    return found
+    differing = [name for name, mine in source.items() if not _equal(mine, sink.get(name))]
+    differing += [name for name in sink.keys() - source.keys() if not _equal(None, sink[name])]
+    return [_difference(name, source.get(name), sink.get(name)) for name in sorted(differing)]
 
 
 def _equal(mine: Row | None, theirs: Row | None) -> bool:
@@ -104,7 +101,9 @@ def lasting(first: Iterable[Difference], source: Rows, sink: Rows) -> tuple[list
     for before in first:
         name = (before.bucket, before.key)
         mine, theirs = source.get(name), sink.get(name)
-        if _equal(mine, theirs) or _arrived(before, mine, theirs):
+        if mine == before.source and theirs == before.sink:
+            still.append(before)
+        elif _equal(mine, theirs) or _arrived(before, mine, theirs):
             transient += 1
         else:
             still.append(_difference(name, mine, theirs))
