@@ -3,8 +3,11 @@ peers at once, a crowd of folds."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -217,3 +220,61 @@ def test_steady_writes_make_no_repair_loop_and_hide_no_difference(directory: Pat
     assert world.check()["queued"] == 0
     busy = [f"hot {n}" for n in range(Writers.HOT)]
     assert same(world, "busy", busy, "east", "west")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_crowd_of_folds_starves_nobody(directory: Path) -> None:
+    """Eighty clients ask for pages of every kind as fast as they are answered, far more than are read: each page is
+    answered or told to come back, writes go on, the node leads on in its epoch, and a check ends in sync."""
+    world = World(directory, towns(["east", "west"], [("east", "west")]))
+    put_many(world, "east-1", "b", [f"key {n}" for n in range(20_000)])
+    before = world.admin("east-1", "/admin/partitions")["partitions"]
+    partitions = [one["partition"] for one in before]
+    kinds = ("object-stats", "list-buckets", "find-keys", "find-tombs", "repair-keys", "repl-keys")
+    statuses: Counter[str] = Counter()
+    slowest: list[float] = [0.0]
+    stopping = threading.Event()
+
+    def ask(number: int) -> None:
+        while not stopping.is_set():
+            number += 1
+            wish = {
+                "kind": kinds[number % len(kinds)],
+                "partition": partitions[number % len(partitions)],
+                "queue": "to-west",
+                "dry_run": False,
+                "by": "test",
+            }
+            question = urllib.request.Request(
+                world.nodes["east-1"]["admin"] + "/admin/folds", json.dumps(wish).encode()
+            )
+            began = time.monotonic()
+            try:
+                with urllib.request.urlopen(question, timeout=60) as answer:
+                    said = "page" if answer.status == 200 and json.loads(answer.read())["scanned"] else "?"
+            except urllib.error.HTTPError as error:
+                with error:
+                    said = json.loads(error.read())["reason"]
+            statuses[said] += 1
+            slowest[0] = max(slowest[0], time.monotonic() - began)
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(80)]
+    with Writers(world, "east-1", 300) as writers:
+        for thread in threads:
+            thread.start()
+        time.sleep(20)
+        stopping.set()
+        for thread in threads:
+            thread.join()
+    print(
+        f"{dict(statuses)} answers in {writers.seconds:.0f} s, the slowest after {slowest[0]:.1f} s; "
+        f"{writers.written / writers.seconds:.0f} writes/s"
+    )
+    assert set(statuses) == {"page", "overloaded"}
+    assert statuses["page"] > 20
+    assert writers.written > 500
+    after = world.admin("east-1", "/admin/partitions")["partitions"]
+    words = ("partition", "leader", "epoch", "status")
+    assert [[one[word] for word in words] for one in after] == [[one[word] for word in words] for one in before]
+    until(lambda: world.check()["verdict"] == "in-sync", "in sync", 120)

@@ -206,7 +206,8 @@ def drop_queues(world: World, cluster: str, queue: str) -> None:
 
     def forgotten() -> bool:
         of_it = [node for node in world.nodes if node.startswith(cluster)]
-        return all(row["waiting"] == 0 for node in of_it for row in world.admin(node, "/admin/queues")["queues"])
+        listed = (row for node in of_it for row in world.admin(node, "/admin/queues")["queues"])
+        return all(row["waiting"] == 0 for row in listed if row["name"] == queue)
 
     until(forgotten, f"{queue} is empty")
 
