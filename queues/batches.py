@@ -75,6 +75,11 @@ class Counts:
     """Applied, merged, superseded, rejected at the sink, in real time, as far as it told."""
 
 
+def sum_outcomes(one: tuple[int, int, int, int], other: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """Of `Counts.outcomes`."""
+    return (one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3])
+
+
 class Leases:
     """The batches under lease, the oldest first: every lease has the same length. `prefix` keeps ids of different lives
     of the process apart, so that an acknowledgement from before a restart can settle nothing."""

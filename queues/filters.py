@@ -100,6 +100,10 @@ class Filter:
             return Decision(True, fitting[0])
         return Decision(self.only_negations, None)
 
+    def offers(self, bucket_type: bytes, bucket: bytes) -> bool:
+        """Whether they are."""
+        return self.decide(bucket_type, bucket).offered
+
     def __str__(self) -> str:
         return ", ".join(map(str, self.rules))
 

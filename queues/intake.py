@@ -12,12 +12,12 @@ and does no I/O.
     contiguous         takes in what is applied                          -> stopped when the budget is spent
     any of them                                                          -> forget (not tracking, at the cursor)
 
-A queue that discards does not stop when the budget is spent: what comes then is given up, counted, and remembered as a
-gap, below whose start the cursor stays until the gap is in a CURSOR entry (docs/protocol.md R-GAP).
+A queue that discards does not stop when the budget is spent: what comes then is given up (`queues.discards`).
 
 A place is the offset under which a reference waits; its row is the offset of the change that it stands for now.
 They differ once a key changed again while it waited: the reference keeps its old place and gets the current object,
-and the newer row is passed over, so that a hot key is neither starved nor sent twice (docs/protocol.md R-PLACE).
+and the newer row is passed over, so that a hot key is neither starved nor sent twice (docs/protocol.md R-PLACE). A
+change of a key of which something is under lease has a place of its own, and is held back there (`queues.flight`).
 
 What goes out of it stands in `queues.window`.
 """
@@ -28,9 +28,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from queues.cursors import CursorState, Position
-from queues.gaps import Gap
-from queues.rules import BucketRule, Budget, Item, Ledger, OriginRule
+from queues.cursors import Position
+from queues.discards import Discards
+from queues.flight import Flight
+from queues.rules import BucketRule, Budget, Item, OriginRule
 from repl.model.entry import Entry, EntryKind, row_says_tombstone
 from repl.model.reference import ReferenceKind
 from repl.store.port import Change
@@ -52,23 +53,14 @@ _OBJECT: Final = int(ReferenceKind.OBJECT)
 _TO_FETCH: Final = int(ReferenceKind.TO_FETCH)
 _TOMBSTONE: Final = int(ReferenceKind.TOMBSTONE)
 
-ROOM_AGAIN: Final = 0.9
-"""A queue that has begun to give up goes on with it until it is this full: one gap an overflow, not one a change."""
 
-PENDING_GAPS_MAX: Final = 16
-"""Gaps that wait for their CURSOR entry; beyond it the last one grows over what lies between."""
-
-DISCARDED: Final = "discard"
-
-
-class Intake:
+class Intake(Discards):
     """See the module's text. `scan`, `cursor` and `applied` are offsets; cursor <= scan <= applied."""
 
     __slots__ = (
-        "_away", "_buckets", "_claimed_upto", "_fresh", "_given", "_giving", "_goal", "_gone", "_moved", "_open",
-        "_opened", "_passed", "_returned", "_settled", "_skips", "_tail", "_waiting", "applied", "base",
-        "bucket_type", "budget", "cursor", "known", "ledger", "origins", "owner_version", "partition", "refilling",
-        "saved", "scan", "since", "state", "tracking",
+        "_buckets", "_flight", "_fresh", "_goal", "_gone", "_held", "_moved", "_open", "_opened", "_passed",
+        "_returned", "_settled", "_tail", "_waiting", "applied", "bucket_type", "known", "origins", "owner_version",
+        "partition", "refilling", "scan", "since", "tracking",
     )  # fmt: skip
 
     def __init__(
@@ -83,31 +75,20 @@ class Intake:
         offers: Callable[[bytes, bytes], bool] | None = None,
     ) -> None:
         """`offers(bucket type, bucket)` is the queue's filter; None offers everything."""
+        super().__init__(position, budget)
         self.partition = partition
         self.bucket_type = bucket_type
-        self.base = position.base
-        self.state = position.state
-        self.cursor = self.saved = position.cursor
         self.scan = position.cursor
         self.applied = max(applied, position.cursor)
         self.since = self.applied
         """From where on it has been told of everything."""
         self.owner_version = position.state.owner_version
         self.origins = OriginRule(own, position.state.owner, cascade)
-        self.budget = budget
-        self.ledger = Ledger()
         self.known = False
         """The ledger has had its first look at what waited: the window has been contiguous once."""
         self.tracking = False
         self.refilling = False
         self._buckets = None if offers is None else BucketRule(lambda bucket: offers(bucket_type, bucket))
-        self._skips = tuple((g.start, g.end) for g in position.state.gaps if g.end > position.cursor)
-        """Ranges of gaps in which nothing is offered."""
-        self._given: list[Gap] = []
-        """Given up at the limit and not yet in a CURSOR entry, rising."""
-        self._claimed_upto = 0
-        """Below it all of `_given` is in a CURSOR entry under way."""
-        self._giving = False
         self._goal = 0
         self._tail: list[Entry] | None = []
         self._waiting: dict[int, Item] = {}
@@ -123,10 +104,13 @@ class Intake:
         """Places in `_open` that are settled."""
         self._moved: dict[int, int] = {}
         """Row -> place, of waiting references whose row is not their place."""
-        self._away: dict[int, bool] = {}
-        """Row -> overtaken, of references in leased batches; overtaken: a newer row of the key has its own place."""
+        self._flight = Flight()
+        """References in leased batches."""
+        self._held: set[int] = set()
+        """Places in `_waiting` that wait for one of them to land; those served past already are in `_open`."""
         self._passed: set[int] = set()
-        """Rows at or above `scan` that were acknowledged from an old place: to be passed over when rows are read."""
+        """Rows at or above `scan` that were acknowledged from an old place, or replaced while rows are read: to be
+        passed over when they are there."""
         self._settled: set[int] = set()
         """Rows below `scan` that were."""
 
@@ -182,9 +166,6 @@ class Intake:
             and not (self._skips and self._skipped(row.offset))
         )
 
-    def _skipped(self, offset: int) -> bool:
-        return any(start <= offset < end for start, end in self._skips)
-
     def _extend(self, entries: Sequence[Entry], counted: bool = False) -> bool:
         """Take entries in at the end. False when the budget was spent: `scan` then stands at the first left out.
         `counted`: the ledger has them already."""
@@ -198,6 +179,8 @@ class Intake:
             if not (plain and entry.kind == _DATA and entry.origin == own) and not (
                 self._still_offered(entry) if counted else self._offered(entry)
             ):
+                continue
+            if counted and self._elsewhere(entry.offset):
                 continue
             eligible += 1
             if self._giving or budget.references >= budget.reference_limit:
@@ -215,6 +198,8 @@ class Intake:
             waiting[entry.offset] = self._item(entry)
             fresh.append(entry.offset)
             budget.references += 1
+            if entry.previous_offset >= cursor and self._flight.follows(entry.offset):
+                self._held.add(entry.offset)
         if not counted:
             self.ledger.eligible += eligible
         return True
@@ -228,51 +213,9 @@ class Intake:
             and not self._skipped(entry.offset)
         )
 
-    def _give_up(self, entry: Entry) -> None:
-        """The queue is full and discards: the change goes into a gap, unless there is room again."""
-        budget = self.budget
-        if self._giving and budget.references < budget.reference_limit * ROOM_AGAIN:
-            self._giving = False
-            return
-        offset, time_ms, given = entry.offset, entry.time_ms, self._given
-        grows = bool(given) and given[-1].end > self._claimed_upto
-        if given and ((grows and self._giving) or len(given) >= PENDING_GAPS_MAX):
-            last = given[-1]
-            given[-1] = last._replace(
-                end=offset + 1,
-                from_ms=min(last.from_ms, time_ms),
-                upto_ms=max(last.upto_ms, time_ms),
-                left_out=last.left_out + 1 if grows else 1,
-            )
-        else:
-            limit = budget.reference_limit
-            start = given[-1].end if given and self._giving else offset
-            given.append(Gap(start, offset + 1, time_ms, time_ms, 1, DISCARDED, "", f"{limit} references waited"))
-        self._giving = True
-        self.ledger.given_up += 1
-
-    def claim_gaps(self) -> tuple[Gap, ...]:
-        """`unrecorded`, for a CURSOR entry: they grow no more, or it and the next would both count what they count."""
-        if self._given:
-            self._claimed_upto = self._given[-1].end
-        return tuple(self._given)
-
-    def unrecorded(self) -> tuple[Gap, ...]:
-        """Gaps that no CURSOR entry has yet."""
-        return tuple(self._given)
-
-    def recorded(self, base: int, state: CursorState) -> None:
-        """A CURSOR entry at `base` changed nothing but gaps of discarding, below which the cursor stands."""
-        self.base, self.saved, self.state = base, state.cursor, state
-        self._skips = tuple((g.start, g.end) for g in state.gaps if g.end > self.cursor)
-        ends = [gap.end for gap in state.gaps]
-        self._given = [gap for gap in self._given if not any(gap.end <= end for end in ends)]
-        if not self._given:
-            self._giving = False
-
     def _knows_all(self) -> None:
         """The window has become contiguous: what the ledger could not see is booked."""
-        ledger, left = self.ledger, len(self._waiting) + len(self._away)
+        ledger, left = self.ledger, len(self._waiting) + len(self._flight)
         difference = ledger.left() - left
         if not self.known:
             self.known = True
@@ -312,15 +255,19 @@ class Intake:
         item = self._waiting.get(place)
         origins, budget = self.origins, self.budget
         settled = entry.kind == _REAP or entry.origin == origins.owner
+        if self._flight.rows:
+            offered = origins.eligible(entry.origin) and not (self._skips and self._skipped(entry.offset))
+            if self._flight.changed(entry, offered=offered, settled=settled):
+                self._outdated(previous)
         if item is None or item[2] != previous:
-            if previous in self._away and (settled or origins.eligible(entry.origin)):
-                self._away[previous] = True
             return False
         self._moved.pop(previous, None)
+        self._outdated(previous)
         if item[0] == _OBJECT:
             budget.objects -= 1
         if settled:
             del self._waiting[place]
+            self._held.discard(place)
             if place <= self._opened:
                 self._gone.add(place)
             if entry.kind == _REAP:
@@ -333,6 +280,15 @@ class Intake:
         self.ledger.collapsed += 1
         self.ledger.eligible += not (counted and self._still_offered(entry))
         return True
+
+    def _elsewhere(self, row: int) -> bool:
+        """Whether what changed there goes, or went, in an older place."""
+        return row in self._moved or row in self._flight or row in self._passed
+
+    def _outdated(self, row: int) -> None:
+        """A row that is not in the index any more: a read of it that is under way may still bring it."""
+        if self.refilling and row >= self.scan:
+            self._passed.add(row)
 
     # ---------------------------------------------------------------- rows of the change index
 
@@ -369,8 +325,10 @@ class Intake:
                 break
             if not self.wants(row):
                 continue
-            if offset in self._moved or offset in self._away or offset in self._passed:
+            if self._elsewhere(offset):
                 continue
+            if self._flight.follows(offset):
+                self._held.add(offset)
             self._waiting[offset] = (
                 _TO_FETCH, self.partition, offset, self.bucket_type, row.bucket, row.key, row.origin, row.time_ms, b"",
             )  # fmt: skip
@@ -384,6 +342,8 @@ class Intake:
         if tail is not None and upto >= self._goal:
             if self._extend(later, counted=True):
                 self.scan = self.applied
+                self._settled |= self._passed
+                self._passed.clear()
         else:
             for entry in later:
                 if entry.previous_offset >= self.cursor:

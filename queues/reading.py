@@ -37,3 +37,9 @@ def read_objects(store: Store, items: Sequence[Item], limit_bytes: int) -> list[
         size += length
         resolved.append(item)
     return resolved
+
+
+def read_batch(store: Store, items: Sequence[Item], limit_bytes: int) -> tuple[list[Item | None], dict[int, int]]:
+    """`read_objects`, and for each partition of `items` an offset below which all is that was read."""
+    resolved = read_objects(store, items, limit_bytes)
+    return resolved, {partition: store.reach(partition) for partition in {item[1] for item in items}}

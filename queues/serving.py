@@ -22,7 +22,7 @@ from queues.decrees import PUBLISHING, QueueSuspension, suspension_of
 from queues.decrees import SERVING as SERVES
 from queues.filters import parse_filter
 from queues.lower import Lower
-from queues.reading import read_objects
+from queues.reading import read_batch
 from queues.rules import LOWER, REAL_TIME, Budget, Item
 from queues.source_queue import SourceQueue
 from queues.steering import NO_WORD, Word
@@ -43,6 +43,9 @@ WAITING_FETCHES_MAX: Final = 256
 
 PUSHERS_MAX: Final = 64
 """Bulk producers that may wait for room at once; one more is answered with what there was room for."""
+
+TOLD_STEP_S: Final = 0.001
+"""Pause of a batch whose objects were read before the loop heard that they are applied; it ends with its lease."""
 
 DIFFERING_MAX: Final = 64
 """Sink nodes whose differing properties are remembered, the newest."""
@@ -164,7 +167,8 @@ class ServedQueue:
                 resolved = await self._read_anywhere(items, size)
             elif any(item[0] == _TO_FETCH for item in items):
                 loop = asyncio.get_running_loop()
-                resolved = await loop.run_in_executor(self._pool, read_objects, self._store, items, size)
+                resolved, ends = await loop.run_in_executor(self._pool, read_batch, self._store, items, size)
+                await self._until_told(batch, ends)
             else:
                 resolved = None
         except BaseException:
@@ -178,6 +182,11 @@ class ServedQueue:
         self.refill()
         self.wake()
         return batch
+
+    async def _until_told(self, batch: Batch, ends: Mapping[int, int]) -> None:
+        """The store is a moment ahead of the loop: a newer object than the queue knows of must not go (R-PLACE)."""
+        while not self.machine.told(batch, ends):  # noqa: ASYNC110 - this is rare, and apply must not look for waiters
+            await asyncio.sleep(TOLD_STEP_S)
 
     async def _read_anywhere(self, items: list[Item], limit_bytes: int) -> list[Item | None]:
         """The first of a lower priority's items with their objects, read from the leaders of their partitions; None for

@@ -5,7 +5,7 @@ Deciding only: `now_ms` comes in, nothing is awaited, read or logged here; `queu
     waiting   -> away           taken into a batch, under a lease
     away      -> acknowledged   the sink said so in its next fetch; the cursor moves over the settled prefix
     away      -> waiting        lease over, refused by the sink, or the sink no longer holds the batch
-    away      -> settled        its key has a newer change with a place of its own
+    away      -> settled        its key has a newer change with a place of its own, or that came from the sink
     waiting   -> settled        found to have vanished when it was read
 
 Real time comes first, strictly: a batch of a lower priority (`queues.lower`) is made only while no partition has
@@ -17,10 +17,10 @@ current owner version, and acknowledgements of an older one count nothing (docs/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from queues.batches import Batch, Counts, Leases, Part, Session
+from queues.batches import Batch, Counts, Leases, Part, Session, sum_outcomes
 from queues.claims import Stopped, needs_no_new_window, wanted_state
 from queues.cursors import NO_OWNER, CursorState, Position
 from queues.filters import Filter
@@ -69,7 +69,7 @@ class SourceQueue:
         self.owner_version = 0
         self._own = own
         self._cascade = cascade
-        self._offers = None if filter_ is None or filter_.everything else _asking(filter_)
+        self._offers = None if filter_ is None or filter_.everything else filter_.offers
         self.blocked = filter_ is not None and filter_.blocks
         """Nothing is offered in real time."""
         self._turn = 0
@@ -179,7 +179,7 @@ class SourceQueue:
         """In how many ms a waiting fetch should be answered; None when there is nothing to give."""
         if not self._may_give():
             return None
-        waiting = self.waiting_count()
+        waiting = sum(w.ready_count for w in self._serving())
         if not waiting:
             return 0 if self._lower_turn() is not None else None
         return self._pace.wait_ms(waiting, now_ms)
@@ -204,7 +204,7 @@ class SourceQueue:
         order = list(self.windows.values())
         self._turn = self._turn + 1 if self._turn + 1 < len(order) else 0
         order = order[self._turn :] + order[: self._turn]
-        ready = [w for w in order if w.waiting_count and w.owner_version == self.owner_version]
+        ready = [w for w in order if w.ready_count and w.owner_version == self.owner_version]
         parts: list[Part] = []
         count = size = 0
         while ready and count < max_count:
@@ -219,7 +219,7 @@ class SourceQueue:
                 if count >= max_count or size >= max_bytes:
                     more = []
                     break
-                if window.waiting_count and items:
+                if window.ready_count and items:
                     more.append(window)
             ready = more
         priority = REAL_TIME
@@ -229,9 +229,17 @@ class SourceQueue:
                 return None
             priority = lower.priority
             parts = [Part(lower, 0, *lower.take(max_count))]
-        if not any(window.waiting_count for window in order):
+        if not any(window.ready_count for window in order):
             self._pace.emptied()
         return self.leases.open(session, self.owner_version, parts, size, priority, now_ms)
+
+    def told(self, batch: Batch, ends: Mapping[int, int]) -> bool:
+        """Whether its windows have heard of all below `ends`, by partition; so has a batch without a lease."""
+        return batch.id not in self.leases.batches or all(
+            part.window.applied >= ends[part.window.partition]
+            for part in batch.parts
+            if isinstance(part.window, Window) and self._current(part)
+        )
 
     def settle(self, batch: Batch, resolved: Sequence[Item | None]) -> bool:
         """The batch's references were read from the store: `resolved` are its first items, whole, or None for one
@@ -246,7 +254,13 @@ class SourceQueue:
             read = resolved[part.start : part.start + len(part.items)]
             places, items = [], []
             gone_places, gone_items = [], []
-            for place, before, item in zip(part.places, part.items, read, strict=False):
+            fetched = part.window.fetched if isinstance(part.window, Window) and part.window.overtaken else None
+            for place, before, found in zip(part.places, part.items, read, strict=False):
+                item = found
+                if fetched is not None and found is not None:
+                    item = fetched(place, found)
+                    if item is None:
+                        continue
                 if item is None:
                     gone_places.append(place)
                     gone_items.append(before)
@@ -255,11 +269,10 @@ class SourceQueue:
                     items.append(item)
                     size += len(item[8])
             part.window.give_back(part.places[len(read) :], part.items[len(read) :])
-            if gone_places:
-                if isinstance(part.window, Lower):
-                    part.window.done(gone_places, vanished=True)
-                else:
-                    part.window.done(gone_places, gone_items, vanished=True)
+            if isinstance(part.window, Lower):
+                part.window.done(gone_places, vanished=True)
+            else:
+                part.window.done(gone_places, gone_items, vanished=True)
             if items:
                 parts.append(Part(part.window, start, places, items))
                 start += len(items)
@@ -310,7 +323,7 @@ class SourceQueue:
                 self.counts.acknowledged += len(items)
         if outcomes is not None:
             kept = self.counts if batch.priority == REAL_TIME else self.lower[LOWER.index(batch.priority)].counts
-            kept.outcomes = _sum(kept.outcomes, outcomes)
+            kept.outcomes = sum_outcomes(kept.outcomes, outcomes)
 
     def release(self, batch: Batch) -> None:
         """The batch comes back unsettled, whole; nothing happens when it did before."""
@@ -352,8 +365,11 @@ class SourceQueue:
 
     def waiting_count(self) -> int:
         """References that wait in memory, of windows that serve."""
+        return sum(w.waiting_count for w in self._serving())
+
+    def _serving(self) -> list[Window]:
         version = self.owner_version
-        return sum(w.waiting_count for w in self.windows.values() if w.owner_version == version)
+        return [w for w in self.windows.values() if w.owner_version == version]
 
     def in_flight_count(self) -> int:
         """References under lease."""
@@ -381,11 +397,3 @@ class SourceQueue:
         ]
         times += [t for w in self.windows.values() if (t := w.oldest_waiting_ms()) is not None]
         return min(times, default=None)
-
-
-def _asking(filter_: Filter) -> Callable[[bytes, bytes], bool]:
-    return lambda bucket_type, bucket: filter_.decide(bucket_type, bucket).offered
-
-
-def _sum(one: tuple[int, int, int, int], other: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-    return (one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3])

@@ -1,7 +1,8 @@
 """What goes out of a queue's window over the changes of one partition: served, settled, given back (pure).
 
-    waiting -> away      taken into a batch
+    waiting -> away      taken into a batch, unless something of its key is away
     away    -> settled   acknowledged, or found to have vanished; the cursor moves over the settled prefix
+    away    -> settled   what was read for it is on its way otherwise, or came from the cluster that fetches
     away    -> waiting   given back; settled instead when a newer row of its key has a place of its own
 
 What goes in, and what a place and a row are, stands in `queues.intake`; the story goes on in `queues.source_queue`,
@@ -14,6 +15,9 @@ from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Final
 
+from xxhash import xxh64_intdigest
+
+from queues.flight import Newer
 from queues.intake import Intake
 from queues.rules import Item
 from repl.model.entry import Entry
@@ -42,6 +46,7 @@ class Window(Intake):
         items: list[Item] = []
         size = 0
         waiting, fresh, returned, budget = self._waiting, self._fresh, self._returned, self.budget
+        held, rows = self._held, self._flight.rows
         while len(items) < count:
             if returned:
                 place = returned[0]
@@ -50,6 +55,10 @@ class Window(Intake):
             else:
                 break
             item = waiting.get(place)
+            if held and place in held:
+                self._open.append(place)
+                self._opened = fresh.popleft()
+                continue
             if item is not None:
                 length = len(item[8])
                 if size + length > limit_bytes and (items or not whatever_size):
@@ -57,7 +66,7 @@ class Window(Intake):
                 size += length
                 del waiting[place]
                 row = item[2]
-                self._away[row] = False
+                rows[row] = None
                 if row != place:
                     self._moved.pop(row, None)
                 if item[0] == _OBJECT:
@@ -77,10 +86,12 @@ class Window(Intake):
 
     def done(self, places: Sequence[int], items: Iterable[Item], *, vanished: bool = False) -> None:
         """The references of a batch are settled: acknowledged, or found to have vanished."""
-        away, scan, ledger = self._away, self.scan, self.ledger
+        flight, scan, ledger = self._flight, self.scan, self.ledger
         for place, item in zip(places, items, strict=True):
             row = item[2]
-            del away[row]
+            newer = flight.land(row)
+            if newer is not None:
+                self._let_go(newer)
             if row >= scan:
                 self._passed.add(row)
             elif row != place:
@@ -103,10 +114,14 @@ class Window(Intake):
         budget, again = self.budget, 0
         for place, item in zip(places, items, strict=True):
             row = item[2]
-            if self._away.pop(row):
-                self._gone.add(place)
-                self.ledger.collapsed += 1
-                continue
+            newer = self._flight.land(row)
+            if newer is not None:
+                self._outdated(row)
+                if newer.offered or newer.settled:
+                    self._overtaken(place, newer)
+                    continue
+                row = newer.row  # not for this queue by itself: this reference stands for it (R-OWED)
+                item = (_TO_FETCH, item[1], row, *item[3:8], b"")
             if item[0] == _OBJECT:
                 if budget.objects < budget.object_limit:
                     budget.objects += 1
@@ -119,6 +134,57 @@ class Window(Intake):
             again += 1
         self.advance()
         return again
+
+    def fetched(self, place: int, item: Item) -> Item | None:
+        """A reference is whole, and the window was told of all that it may be: what to send now. None when it is
+        settled by that: the cluster that fetches has this object, or it is to have nothing."""
+        row = item[2]
+        newer = self._flight.rows[row]
+        if newer is None:
+            return item
+        found = xxh64_intdigest(item[8])
+        if newer.settled or found in newer.theirs:
+            self._flight.land(row)
+            self._outdated(row)
+            self._overtaken(place, newer)
+            return None
+        if newer.offered and found == newer.hash64 and self._pass_over(newer.row):
+            self._flight.land(row)
+            self._outdated(row)
+            self._flight.rows[newer.row] = None
+            return (item[0], item[1], newer.row, *item[3:])
+        return item
+
+    def _pass_over(self, row: int) -> bool:
+        """The change at `row` goes in an older place of its key; False when it was given up by itself."""
+        place = self._moved.get(row, row)
+        item = self._waiting.get(place)
+        if item is not None and item[2] == row:
+            del self._waiting[place]
+            self._moved.pop(row, None)
+            self._held.discard(place)
+            if item[0] == _OBJECT:
+                self.budget.objects -= 1
+            if place <= self._opened:
+                self._gone.add(place)
+        elif row < self.scan:
+            return False
+        self.ledger.collapsed += 1
+        return True
+
+    def _overtaken(self, place: int, newer: Newer) -> None:
+        """A reference is settled by a newer change of its key."""
+        self._gone.add(place)
+        self.ledger.collapsed += 1
+        self._let_go(newer)
+
+    def _let_go(self, newer: Newer) -> None:
+        """What was held back behind a reference that has landed may go."""
+        place = self._moved.get(newer.row, newer.row)
+        if place in self._held:
+            self._held.remove(place)
+            if place <= self._opened:
+                heappush(self._returned, place)
 
     def advance(self) -> int:
         """Move the cursor over the settled prefix; returns it."""
@@ -153,7 +219,8 @@ class Window(Intake):
         self._open.clear()
         self._gone.clear()
         self._moved.clear()
-        self._away.clear()
+        self._flight.clear()
+        self._held.clear()
         self._passed.clear()
         self._settled.clear()
         self._opened = -1
@@ -169,7 +236,7 @@ class Window(Intake):
             return None
         if not self.known:
             self._knows_all()
-        return self.ledger.left() - len(self._waiting) - len(self._away)
+        return self.ledger.left() - len(self._waiting) - len(self._flight)
 
     def unexplained(self, rows: Sequence[Change]) -> list[int]:
         """Of rows of the change index at or above the cursor, those that should wait or be under lease, and are not,
@@ -181,7 +248,7 @@ class Window(Intake):
             if self.cursor <= row.offset < self.scan
             and self.wants(row)
             and row.offset not in kept
-            and row.offset not in self._away
+            and row.offset not in self._flight
             and row.offset not in self._gone
             and row.offset not in self._settled
             and not any(gap.start <= row.offset < gap.end for gap in self._given)
@@ -195,7 +262,7 @@ class Window(Intake):
     def whereabouts(self, row: int) -> tuple[str, int | None]:
         """Where the reference stands whose row of the change index is at offset `row`: "waiting" (and how many wait
         before it), "in-flight", "acknowledged", "not-read" (it waits in the change index), or "" when it has none."""
-        if row in self._away:
+        if row in self._flight:
             return "in-flight", None
         place = self._moved.get(row, row)
         item = self._waiting.get(place)
@@ -211,7 +278,7 @@ class Window(Intake):
 
     def rows_ahead(self) -> set[int]:
         """Rows for which a reference stands in memory, or was acknowledged, though they may be above `scan`."""
-        return {*self._moved, *self._away, *self._passed}
+        return {*self._moved, *self._flight.rows, *self._passed}
 
     @property
     def waiting_count(self) -> int:
@@ -219,9 +286,19 @@ class Window(Intake):
         return len(self._waiting)
 
     @property
+    def ready_count(self) -> int:
+        """Those of them that may be taken now."""
+        return len(self._waiting) - len(self._held)
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether what is read for some reference under lease may be newer than that: see `fetched`."""
+        return self._flight.overtaken
+
+    @property
     def away_count(self) -> int:
         """References in leased batches."""
-        return len(self._away)
+        return len(self._flight)
 
     def first(self, count: int) -> list[Item]:
         """The next `count` references to be served, those that came back first."""

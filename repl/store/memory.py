@@ -60,6 +60,10 @@ class MemoryStore:
         """How far the partition is applied."""
         return self._progress.applied(partition)
 
+    def reach(self, partition: int) -> int:
+        """What any reader has seen until now is of entries below this offset."""
+        return self.applied(partition).offset
+
     def durable_floor(self, partition: int) -> int:
         """What was applied at the last checkpoint."""
         return self._progress.floor(partition)

@@ -185,6 +185,9 @@ class Store(Protocol):
     def applied(self, partition: int) -> Applied:
         """How far the partition is applied as read now; Applied(0, 0) when nothing is."""
 
+    def reach(self, partition: int) -> int:
+        """What any reader has seen until now is of entries below this offset; at times a little above `applied`."""
+
     def durable_floor(self, partition: int) -> int:
         """Offset up to which the rows are known to be on disk (the last finished checkpoint)."""
 

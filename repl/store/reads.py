@@ -84,6 +84,11 @@ class Reads:
         offset, payload = rows.decode_cursor(row)
         return Cursor(offset, payload, soft)
 
+    def reach(self, partition: int) -> int:
+        """What any reader has seen until now is of entries below this offset: a batch is prepared before it is
+        written."""
+        return self._progress.next(partition).offset
+
     def offset_at(self, partition: int, time_ms: int) -> int:
         """An offset below which no change was made at or after `time_ms`, by the leaders' clocks: to the second for
         the last hour, to the minute for the last day, then to the hour; too early rather than too late."""

@@ -6,7 +6,8 @@ import pytest
 
 from repl.model.requests import PushOutcome
 from repl.model.vclock import covers
-from tests.mesh.towns import KEYS, Road, World
+from tests.mesh.towns import KEYS, Road
+from tests.mesh.world import World
 
 
 def both_ways(*pairs: tuple[str, str], cascade: str = "") -> list[Road]:
@@ -24,6 +25,7 @@ TOPOLOGIES = {
     "ring": both_ways(("a", "b"), ("b", "c"), ("c", "d"), ("d", "a"), cascade="abcd"),
 }
 SEEDS = 6
+STEPS = 2_000
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -33,7 +35,7 @@ def test_every_topology_converges_under_faults(name: str, seed: int) -> None:
     the siblings are exactly the writes that no later write has seen; I-DOT, I-IDEMP, I-Q-NOLOOP, I-NO-RESURRECT and
     I-CLOCK-STABLE hold at every step."""
     world = World(seed, TOPOLOGIES[name])
-    world.run(400)
+    world.run(STEPS)
     world.drain()
     world.equal()
 
@@ -44,11 +46,38 @@ def test_without_faults_a_change_crosses_each_link_at_most_once(name: str, seed:
     """No version of an object goes over the same road twice, and none goes round: in a mesh with as many roads as
     pairs, and wherever towns pass on what they got."""
     world = World(seed, TOPOLOGIES[name], faults=False)
-    world.run(400)
+    world.run(STEPS)
     world.drain()
     world.equal()
     assert max(world.crossed.values()) == 1
     assert world.outcomes[PushOutcome.APPLIED] > 20
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_what_is_written_at_one_town_is_news_wherever_it_comes(name: str, seed: int) -> None:
+    """R-PLACE: where each key is written at one town and no change can come on two ways, no town is ever told what it
+    knows: no newer version goes before an older one, and none goes twice."""
+    world = World(seed, TOPOLOGIES[name], faults=False, homes=True)
+    world.run(STEPS)
+    world.drain()
+    world.equal()
+    assert max(world.crossed.values()) == 1
+    if name not in ("mesh with cascade", "ring"):
+        assert world.outcomes[PushOutcome.SUPERSEDED] == 0
+    assert world.outcomes[PushOutcome.MERGED] == 0
+
+
+def test_a_batch_must_wait_for_what_was_read_with_it() -> None:
+    """Were a batch sent before its queue has heard of the change that one of its objects is, that change would follow,
+    or go back to where it came from."""
+    twice = 0
+    for seed in range(3 * SEEDS):
+        world = World(seed, TOPOLOGIES["mesh"], faults=False, waiting=False)
+        world.run(STEPS)
+        world.drain()
+        twice += sum(count > 1 for count in world.crossed.values())
+    assert twice
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -57,7 +86,7 @@ def test_a_town_that_passes_nothing_on_still_gives_all_of_its_own(seed: int) -> 
     writes, c has seen every one of them in the end."""
     roads = [*both_ways(("a", "b")), Road("a", "c")]
     world = World(seed, roads)
-    world.run(400)
+    world.run(STEPS)
     world.drain()
     for made in world.made:
         if made.town == "a":
@@ -72,7 +101,7 @@ def test_the_rule_of_what_is_owed_is_needed() -> None:
     missed = 0
     for seed in range(3 * SEEDS):
         world = World(seed, roads, owing=False)
-        world.run(400)
+        world.run(STEPS)
         world.drain()
         for made in world.made:
             found = world.towns["c"].get(made.key)
@@ -85,10 +114,10 @@ def test_the_world_has_what_it_claims() -> None:
     outcomes, siblings, tombstones, refilled = 0, 0, 0, 0
     for seed in range(4):
         world = World(seed, TOPOLOGIES["mesh"])
-        world.run(400)
+        world.run(STEPS)
         outcomes += world.outcomes[PushOutcome.MERGED] * world.outcomes[PushOutcome.SUPERSEDED]
         for town in world.towns.values():
-            refilled += town.shelf.reads
+            refilled += town.read_count
             for key in KEYS:
                 found = town.get(key)
                 siblings += found is not None and len(found.siblings) > 1

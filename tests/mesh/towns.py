@@ -1,36 +1,43 @@
-"""Clusters in virtual time that replicate to each other: real queues, rosters, back-off and objects, a small world.
+"""One cluster in virtual time: one partition with its rows and log, and a source queue for each town that fetches.
 
-A town is a cluster of one partition: its rows, a source queue for each town that fetches from it, a roster of links
-for those that it fetches from. Everything that decides is the product's; the world only carries messages, loses them,
-cuts roads, forgets memories and looks at every invariant after every step. A seed replays all of it.
+Everything that decides is the product's: proposals, queues, cursors, who may be reaped. A town only says when what
+happens: an entry is appended, some time later it is in the store, and only then the node's loop hears of it; a read of
+objects or of rows sees the store as it is at that moment. The world that moves it is `tests.mesh.world`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from random import Random
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple
 
-from queues.batches import Session
 from queues.cursors import CursorState, encode_soft, encode_state, position_of
 from queues.owing import owed
-from queues.reading import read_objects
-from queues.rules import Budget, Item
+from queues.rules import Budget
+from queues.settled import QueuesSettled
 from queues.source_queue import SourceQueue
-from repl.model.entry import NO_OFFSET, EntryKind, encode_key_row, make_entry
+from queues.window import Window
+from repl.model.entry import Entry, EntryKind, decode_key_row, make_entry
 from repl.model.keys import Key, key_hash
-from repl.model.objects import TOMBSTONE, Content, Object, decode_object, merge, seal, write
-from repl.model.requests import PushOutcome
-from repl.model.vclock import Clock, Dot, actor_of, counter_of, covers, descends, offset_of, pack_counter
-from sink.backoff import Delays, Result
-from sink.roster import LinkName, Roster
-from tests.queues.source_world import BUCKET, Shelf
+from repl.model.objects import TOMBSTONE, Content, Object, decode_object
+from repl.model.properties import PLAIN
+from repl.model.requests import PushItem, WriteRequest, Written
+from repl.model.vclock import Clock, Dot, actor_of, encode_clock, pack_counter
+from repl.proposal import Proposal
+from repl.reaped_pushes import ReapedPushes
+from repl.store.memory import MemoryStore
+from repl.store.port import Change, PartitionStep
+from repl.write_limits import WriteLimits
 
 P: Final = 3
+TYPE: Final = b"default"
+BUCKET: Final = b"b"
 KEYS: Final = [b"a", b"b", b"c", b"d"]
 LEASE_MS: Final = 5_000
-LIMITS: Final = (300, 4, 9)
+BUDGET: Final = (300, 4, 9)
 """Object size, whole objects, references: small, so that overflow and reading from rows happen all the time."""
+
+LIMITS: Final = WriteLimits(1_000_000, 1_000, 10_000_000)
 
 
 class Road(NamedTuple):
@@ -41,266 +48,221 @@ class Road(NamedTuple):
     cascade: bool = False
 
 
-class Made(NamedTuple):
-    """A client's write: where, its dot, what it had seen."""
+class Read(NamedTuple):
+    """A read of the change index under way; `rows` None: not read yet."""
 
-    town: str
-    key: bytes
-    dot: Dot
-    context: Clock
+    window: Window
+    start: int
+    limit: int
+    rows: list[Change] | None
 
 
 class Town:
-    """One cluster."""
+    """One cluster. `look_at(key, before, after)` is called for every object that is stored."""
 
-    def __init__(self, name: str, world: World, number: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        roads: list[Road],
+        look_at: Callable[[Town, bytes, Object | None, Object], None],
+        *,
+        owing: bool = True,
+    ) -> None:
         self.name = name
-        self.world = world
         self.uuid = bytes([number]) * 16
-        self.shelf = Shelf()
         self.actor = actor_of(self.uuid, P)
+        self.store = MemoryStore()
+        self.replica = SimpleNamespace(epoch=1, leo=0, applied=0)
+        self.place: Any = SimpleNamespace(
+            id=P,
+            bucket_type=TYPE,
+            actor=self.actor,
+            replica=self.replica,
+            pending_rows={},
+            reaped_pushes=ReapedPushes(),
+        )
+        self.log: list[Entry] = []
+        """Committed, and not in the store."""
+        self.untold: list[Entry] = []
+        """In the store, and the loop has not heard of it."""
+        self.reads: list[Read] = []
         self.queues: dict[str, SourceQueue] = {}
-        self.acks: dict[tuple[LinkName, int], tuple[bytes, int]] = {}
+        self.settled = QueuesSettled(lambda: {queue.name: queue for queue in self.queues.values()}, self.store)
+        self.now_ms = 0
         self.life = 0
-        self.roster: Roster
+        self.read_count = 0
+        self._roads = roads
+        self._look_at = look_at
+        self._owing = owing
 
-    def start(self) -> None:
-        """A new life: memory is gone, rows and cursors are there."""
+    def start(self, owner_of: Callable[[str], bytes]) -> None:
+        """A new life: memory is gone, log, rows and cursors are there."""
         self.life += 1
-        self.acks = {}
-        self.roster = Roster(2, Delays(5, 80, 2, 20), self.world.rng, workers=3)
-        for road in self.world.roads:
-            if road.sink == self.name:
-                self.roster.add(LinkName(f"to-{self.name}", road.source))
+        self.apply(len(self.log))
+        self.untold = []
+        self.reads = []
+        self.place.pending_rows.clear()
+        self.place.reaped_pushes = ReapedPushes()
+        self.replica.applied = self.replica.leo
+        for road in self._roads:
             if road.source == self.name:
                 queue = SourceQueue(
-                    f"to-{road.sink}", self.uuid, road.cascade, LEASE_MS, Budget(*LIMITS), self.life.to_bytes(8, "big")
+                    f"to-{road.sink}", self.uuid, road.cascade, LEASE_MS, Budget(*BUDGET), self.life.to_bytes(8, "big")
                 )
-                owner = self.world.towns[road.sink].uuid
+                owner = owner_of(road.sink)
                 queue.set_owner(owner, 1)
                 self.queues[road.sink] = queue
-                if (P, queue.name.encode()) not in self.shelf.cursor_entries:
-                    self._entry(EntryKind.CURSOR, queue.name.encode(), encode_state(CursorState(0, 1, owner)))
+                if position_of(self.store.cursor(P, queue.name.encode())) is None:
+                    self._decide(queue.name.encode(), CursorState(0, 1, owner))
         for queue in self.queues.values():
-            position = position_of(self.shelf.cursor(P, queue.name.encode()))
+            position = position_of(self.store.cursor(P, queue.name.encode()))
             assert position is not None
-            queue.lead(P, b"default", position, self.shelf.ends[P])
+            queue.lead(P, TYPE, position, self.replica.applied)
+
+    def _decide(self, queue: bytes, state: CursorState) -> None:
+        offset = self.replica.leo
+        self.log.append(
+            make_entry(EntryKind.CURSOR, 1, offset, request_id=b"", origin=self.uuid, time_ms=0, key=queue,
+                       payload=encode_state(state))
+        )  # fmt: skip
+        self.replica.leo = offset + 1
+        self.apply(1)
+        self.replica.applied, self.untold = self.replica.leo, []
+
+    # ---------------------------------------------------------------- what is written
 
     def get(self, key: bytes) -> Object | None:
-        payload = self.shelf.objects.get((P, key))
-        return None if payload is None else decode_object(payload)
+        """What the key holds, with what is not applied yet."""
+        entry = self.place.pending_rows.get((BUCKET, key))
+        payload = self.store.object(P, BUCKET, key) if entry is None else entry.payload
+        return decode_object(payload) if payload else None
 
-    def put(self, key: bytes, content: Content, context: Clock) -> None:
-        """A client's write."""
-        current = self.get(key)
-        if current is not None and current.deleted and not context:
-            context = current.clock  # as `write` does: a deleted key can simply be written again
-        dot = (self.actor, pack_counter(1, self.shelf.ends.get(P, 0)))
-        self.world.made.append(Made(self.name, key, dot, context))
-        self._store(key, write(current, context, content, dot, self.world.now), self.uuid)
+    def proposal(self) -> Proposal:
+        """What is written next."""
+        owes = self._owed if self._owing else lambda *_: False
+        return Proposal(self.place, self.store, self.uuid, LIMITS, PLAIN, self.now_ms, {}, owes)
 
-    def push(self, key: bytes, payload: bytes, pusher: bytes) -> PushOutcome:
-        """As `repl.proposal` does it: kept as it is, or merged by causality."""
-        theirs, current = decode_object(payload), self.get(key)
-        if current is None:
-            self._store(key, theirs, pusher)
-            return PushOutcome.APPLIED
-        if descends(current.clock, theirs.clock):
-            return PushOutcome.SUPERSEDED
-        if not descends(theirs.clock, current.clock):
-            self._store(key, merge(current, theirs), self.uuid)
-            return PushOutcome.MERGED
-        ours = counter_of(current.clock, self.actor)
-        named = Key(b"default", BUCKET, key)
-        owes = ours and self.world.owing and owed(self.queues.values(), P, offset_of(ours), pusher, named)
-        self._store(key, theirs, self.uuid if owes else pusher)
-        return PushOutcome.APPLIED
+    def _owed(self, partition: int, offset: int, pusher: bytes, key: Key) -> bool:
+        return owed(self.queues.values(), partition, offset, pusher, key)
 
-    def _store(self, key: bytes, obj: Object, origin: bytes) -> None:
-        self.world.look_at(self, key, self.get(key), obj)
-        payload, summary = seal(obj)
-        offset = self.shelf.ends.get(P, 0)
-        self._entry(EntryKind.DATA, key, payload, origin, encode_key_row(summary, offset))
+    def append(self, proposal: Proposal) -> None:
+        """Its entries are committed."""
+        for entry in proposal.entries:
+            if entry.kind == EntryKind.DATA:
+                self._look_at(self, entry.key, self.get(entry.key), decode_object(entry.payload))
+            self.log.append(entry)
+            self.replica.leo = entry.offset + 1
+            self.place.pending_rows[entry.bucket, entry.key] = entry
 
-    def _entry(self, kind: EntryKind, key: bytes, payload: bytes, origin: bytes = b"", row: bytes = b"") -> None:
-        data = kind is EntryKind.DATA
-        entry = make_entry(
-            kind,
-            1,
-            self.shelf.ends.get(P, 0),
-            request_id=b"",
-            origin=origin or self.uuid,
-            time_ms=self.world.now,
-            key_hash=key_hash(BUCKET, key) if data else 0,
-            previous_offset=self.shelf.latest.get((P, key), NO_OFFSET) if data else NO_OFFSET,
-            bucket=BUCKET if data else b"",
-            key=key,
-            row=row,
-            payload=payload,
-        )
-        self.shelf.put(P, entry)
-        if data:
-            for queue in self.queues.values():
-                queue.add(P, [entry], self.world.now)
+    def put(self, key: bytes, content: Content, context: Clock) -> Dot | None:
+        """A client's write; its dot, None when nothing was written."""
+        proposal = self.proposal()
+        request = WriteRequest(Key(TYPE, BUCKET, key), content, context)
+        answer, _ = proposal.write(request, key_hash(BUCKET, key))
+        assert isinstance(answer, Written)
+        dot = (self.actor, pack_counter(1, self.replica.leo))
+        self.append(proposal)
+        return dot if proposal.entries else None
 
-    def refill(self) -> None:
+    def push(self, keys_and_objects: list[tuple[bytes, bytes]], pusher: bytes) -> list[tuple[object, int]]:
+        """(answer, offset below which all must be applied first) for each change of a batch."""
+        proposal = self.proposal()
+        answers = [
+            proposal.push(PushItem(Key(TYPE, BUCKET, key), pusher, payload), key_hash(BUCKET, key))
+            for key, payload in keys_and_objects
+        ]
+        self.append(proposal)
+        return answers
+
+    def delete(self, key: bytes, clock: Clock) -> Dot | None:
+        """A client's delete of what it has read."""
+        return self.put(key, TOMBSTONE, clock)
+
+    # ---------------------------------------------------------------- apply
+
+    def apply(self, count: int) -> None:
+        """The writer's thread has written `count` entries more."""
+        entries, self.log = self.log[:count], self.log[count:]
+        if entries:
+            self.store.write([PartitionStep(P, entries)])
+            self.untold += entries
+
+    def tell(self, count: int) -> None:
+        """The loop hears of the next `count` entries that are applied."""
+        entries, self.untold = self.untold[:count], self.untold[count:]
+        if not entries:
+            return
+        self.replica.applied = entries[-1].offset + 1
+        for entry in entries:
+            if self.place.pending_rows.get((entry.bucket, entry.key)) is entry:
+                del self.place.pending_rows[entry.bucket, entry.key]
         for queue in self.queues.values():
-            for window, start, rows in queue.refills():
-                window.refilled(self.shelf.changes(P, start, rows), rows)
+            queue.add(P, entries, self.now_ms)
+
+    def begin_reads(self) -> None:
+        """Reads of the change index that windows want."""
+        for queue in self.queues.values():
+            self.reads += [Read(window, start, limit, None) for window, start, limit in queue.refills()]
+
+    def go_on_reading(self, number: int) -> None:
+        """One of the reads is done, or comes home."""
+        read = self.reads.pop(number)
+        if read.rows is None:
+            self.reads.insert(number, read._replace(rows=self.store.changes(P, read.start, read.limit)))
+            self.read_count += 1
+        else:
+            read.window.refilled(read.rows, read.limit)
 
     def save_cursors(self) -> None:
+        """What acknowledgements moved is written, softly."""
         for queue in self.queues.values():
             for _, base, cursor in queue.soft_positions():
-                self.shelf.soft[P, queue.name.encode()] = encode_soft(base, cursor)
+                self.store.write([PartitionStep(P, (), {queue.name.encode(): encode_soft(base, cursor)})])
 
-    def answer(
-        self, sink: str, session: Session, ack: tuple[bytes, int] | None, failed: tuple[int, ...] | None
-    ) -> list[Item]:
-        """A fetch of `sink`: its acknowledgement, then the next batch; `self.given` is that batch's id."""
-        queue, world = self.queues[sink], self.world
-        if ack is not None:
-            queue.acknowledge(session, ack[0], ack[1], failed)
-        queue.heard(session, (), world.now)
-        self.refill()
-        batch = queue.take(session, world.rng.randint(1, 5), 10_000, world.now)
-        self.given = b""
-        if batch is None or not queue.settle(batch, read_objects(self.shelf, batch.items(), 10_000)):  # type: ignore[arg-type]
-            return []
-        queue.sent(batch)
-        self.given = batch.id
-        return batch.items()
+    # ---------------------------------------------------------------- reaping
 
-
-class World:
-    """Towns, roads, and one random order of events. `owing` False leaves R-OWED out: for a test that must fail."""
-
-    def __init__(self, seed: int, roads: list[Road], *, faults: bool = True, owing: bool = True) -> None:
-        self.rng = Random(seed)
-        self.roads = roads
-        self.faults = faults
-        self.owing = owing
-        self.now = 1_000
-        self.made: list[Made] = []
-        self.contents: dict[Dot, bytes] = {}
-        self.crossed: Counter[tuple[str, str, bytes, bytes]] = Counter()
-        self.outcomes: Counter[PushOutcome] = Counter()
-        self.cut: set[Road] = set()
-        names = sorted({road.source for road in roads} | {road.sink for road in roads})
-        self.towns = {name: Town(name, self, number + 1) for number, name in enumerate(names)}
-        for town in self.towns.values():
-            town.start()
-
-    # ---------------------------------------------------------------- what happens
-
-    def run(self, steps: int) -> None:
-        events = [self.client] * 6 + [self.fetches] * 12 + [self.time_passes] * 3 + [self.save] * 2
-        if self.faults:
-            events += [self.cut_or_mend] * 2 + [self.restart]
-        for _ in range(steps):
-            self.rng.choice(events)()
-
-    def client(self) -> None:
-        """A write with what was read, blindly, or with an old context; or a delete of what was read."""
-        rng = self.rng
-        town, key = rng.choice(list(self.towns.values())), rng.choice(KEYS)
-        current = town.get(key)
-        clock: Clock = () if current is None else current.clock
-        if rng.random() < 0.25 and clock:
-            town.put(key, TOMBSTONE, clock)
+    def reap(self, key: bytes) -> str:
+        """One key's tombstone goes, if it may: why it must wait; "" when something was done or there is none. As
+        `repl.reaping` does it."""
+        hash64 = key_hash(BUCKET, key)
+        found = self.store.key_row(P, hash64, BUCKET, key)
+        row = None if found is None else decode_key_row(found)
+        if row is None or not row.tombstone:
+            return ""
+        name, proposal = Key(TYPE, BUCKET, key), self.proposal()
+        (change,) = self.store.changes(P, row.offset, 1)
+        if change.origin != self.uuid and self.settled.offers(TYPE, BUCKET):
+            proposal.restate(name, hash64, row.offset)
         else:
-            context = clock if rng.random() < 0.7 else ()
-            town.put(key, Content(b"%d" % rng.randrange(1_000_000)), context)
+            waits = self.settled.waits(P, row.offset, TYPE, BUCKET)
+            if waits:
+                return waits
+            proposal.reap(name, hash64, row.offset)
+        self.append(proposal)
+        return ""
 
-    def fetches(self) -> None:
-        """One cycle of whatever slot's turn it is at a town."""
-        town = self.rng.choice(list(self.towns.values()))
-        turn = town.roster.take(self.now)
-        if turn is None:
-            return
-        name, slot, _ = turn
-        road = next(r for r in self.roads if (r.source, r.sink) == (name.peer, town.name))
-        ack = town.acks.get((name, slot))
-        session = Session(town.uuid, town.name, town.life.to_bytes(8, "big"), slot)
-        lost = self.faults and self.rng.random() < 0.1
-        if road in self.cut or (lost and self.rng.random() < 0.5):
-            town.roster.report(name, slot, Result.ERROR, self.now, 0)
-            return
-        source = self.towns[road.source]
-        failed = (0,) if self.faults and self.rng.random() < 0.05 else ()
-        items = source.answer(town.name, session, ack, failed)
-        if lost:
-            town.roster.report(name, slot, Result.ERROR, self.now, 0)
-            return
-        town.acks.pop((name, slot), None)
-        if not items:
-            town.roster.report(name, slot, Result.EMPTY, self.now, 0)
-            return
-        town.roster.fetched(name, slot)
-        for item in items:
-            self.crossed[road.source, road.sink, item[5], item[8]] += 1
-            assert item[6] != town.uuid, "I-Q-NOLOOP: offered to where it came from"
-            self.outcomes[town.push(item[5], item[8], source.uuid)] += 1
-            assert town.push(item[5], item[8], source.uuid) is PushOutcome.SUPERSEDED, "I-IDEMP"
-        town.acks[name, slot] = (source.given, source.queues[town.name].owner_version)
-        town.roster.report(name, slot, Result.ITEMS, self.now, 0)
+    # ---------------------------------------------------------------- what is seen
 
-    def time_passes(self) -> None:
-        self.now += self.rng.choice([1, 10, 50, LEASE_MS] if self.faults else [1, 10, 20])
-        for town in self.towns.values():
-            for queue in town.queues.values():
-                queue.expire(self.now)
-
-    def save(self) -> None:
-        self.rng.choice(list(self.towns.values())).save_cursors()
-
-    def cut_or_mend(self) -> None:
-        self.cut ^= {self.rng.choice(self.roads)}
-
-    def restart(self) -> None:
-        """A node dies and comes back: whatever was under way, and each newest cursor, is forgotten."""
-        self.rng.choice(list(self.towns.values())).start()
-
-    def drain(self) -> None:
-        """Roads mended, no new writes: until every queue has given all."""
-        self.cut.clear()
-        self.faults = False
-        for _ in range(4_000):
-            self.fetches()
-            self.time_passes()
-            quiet = all(
-                window.advance() == town.shelf.ends[P]
-                for town in self.towns.values()
-                for queue in town.queues.values()
+    @property
+    def at_rest(self) -> bool:
+        """Everything is applied and told, and every queue has given all."""
+        return (
+            not self.log
+            and not self.untold
+            and all(
+                window.advance() == self.replica.applied
+                for queue in self.queues.values()
                 for window in queue.windows.values()
             )
-            if quiet:
-                return
-        raise AssertionError("I-ALO: a queue does not get empty")
+        )
 
-    # ---------------------------------------------------------------- what must hold
+    def shown(self) -> list[tuple[bytes, bytes]]:
+        """Key and object of all keys."""
+        found = ((key, self.store.object(P, BUCKET, key)) for key in KEYS)
+        return [(key, payload) for key, payload in found if payload is not None]
 
-    def look_at(self, town: Town, key: bytes, before: Object | None, after: Object) -> None:
-        """Every object that is stored anywhere."""
-        if before is not None:
-            assert descends(after.clock, before.clock), "I-CLOCK-STABLE, I-NO-RESURRECT: a clock forgot something"
-        for sibling in after.siblings:
-            told = sibling.value + bytes([sibling.tombstone])
-            assert self.contents.setdefault(sibling.dot, told) == told, "I-DOT: one dot, two contents"
-            for made in self.made:
-                if made.dot != sibling.dot and made.key == key and covers(made.context, sibling.dot):
-                    assert not covers(after.clock, made.dot), "I-NO-RESURRECT: seen and replaced, and here again"
 
-    def expected(self, key: bytes, of: set[str]) -> set[Dot]:
-        """Dots of the writes made in towns `of` that no write there has seen: I-NO-LOST and I-SIB in one."""
-        mine = [made for made in self.made if made.key == key and made.town in of]
-        return {m.dot for m in mine if not any(covers(other.context, m.dot) for other in mine if other is not m)}
-
-    def equal(self) -> None:
-        """All towns hold the same, and that is exactly what no later write has seen."""
-        for key in KEYS:
-            want = self.expected(key, set(self.towns))
-            for town in self.towns.values():
-                found = town.get(key)
-                assert (set() if found is None else {s.dot for s in found.siblings}) == want, (town.name, key)
-        payloads = {tuple(sorted(town.shelf.objects.items())) for town in self.towns.values()}
-        assert len(payloads) == 1, "I-COMM: same pushes, other bytes"
+def clock_bytes(obj: Object | None) -> bytes:
+    """For messages."""
+    return b"" if obj is None else encode_clock(obj.clock)

@@ -175,8 +175,10 @@ class Schedule:
 
     def finish_reading(self) -> None:
         """The objects of a batch were read, at a moment when the store may have moved on."""
-        if self.reading:
-            batch, size = self.reading.pop(self.rng.randrange(len(self.reading)))
+        ready = [one for one in self.reading if self.queue.told(one[0], self.shelf.ends)]
+        if ready:
+            batch, size = self.rng.choice(ready)
+            self.reading.remove((batch, size))
             if self.queue.settle(batch, read_objects(self.shelf, batch.items(), size)):  # type: ignore[arg-type]
                 self.send(batch, size)
 

@@ -45,8 +45,7 @@ def test_three_clusters_end_the_same(tmp_path: Path, arrows: tuple[tuple[str, st
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("arrows", [MESH, CHAIN], ids=["mesh", "chain"])
 def test_each_change_crosses_each_link_once_at_most(tmp_path: Path, arrows: tuple[tuple[str, str], ...]) -> None:
-    """Fresh keys and deletes without any fault: no reference is served twice, and none comes back to where it was
-    written. An object that is read when it is served may be newer than its reference; nothing else is told twice."""
+    """Fresh keys and deletes without any fault: no reference is served twice, and no sink is told what it knows."""
     cascade = ("west",) if arrows == CHAIN else ()
     with Clusters(tmp_path, arrows, cascade=cascade) as clusters:
         writers = [Writers(town, clusters.labs[town].places, pause_s=0.01, shared=False) for town in TOWNS]
@@ -62,7 +61,7 @@ def test_each_change_crosses_each_link_once_at_most(tmp_path: Path, arrows: tupl
             (ledger,) = clusters.ledgers(source, receiver)
             assert row["redelivered"] == 0
             assert row["served"] == row["acknowledged"] <= ledger["eligible"] + ledger["found"]
-        deletes = sum(len(writer.deleted) for writer in writers)
+        assert any(writer.deleted for writer in writers)
         links = [link for town in TOWNS for link in clusters.see(town, "/admin/sink")["sinks"]]
-        assert sum(link["superseded"] for link in links) <= deletes / 10
+        assert sum(link["superseded"] for link in links) == 0, links
         assert sum(link["merged"] for link in links) == 0

@@ -334,3 +334,17 @@ def test_requests_of_the_last_offsets_are_known_by_key_and_id(store: Store) -> N
     store.write([history.step(len(history.entries) - 1)])
     assert store.request_offset(3, entries[1].key_hash, entries[1].request_id) is None
     assert store.request_offset(3, entries[2].key_hash, entries[2].request_id) == 2
+
+
+def test_what_was_read_is_below_the_reach(store: Store) -> None:
+    """`reach` is at least what is applied, also while a batch is written that readers may see already."""
+    history = History()
+    history.put(b"b", b"k", b"x")
+    history.put(b"b", b"k", b"y")
+    assert store.reach(3) == 0
+    prepared = store.prepare([history.step(0, 1)])
+    assert store.reach(3) in (0, 1)
+    store.commit(prepared)
+    assert store.reach(3) == 1
+    store.write([history.step(1)])
+    assert store.reach(3) == store.applied(3).offset == 2
