@@ -8,6 +8,7 @@ Who adds up the nodes is `aae.whole`.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
@@ -44,6 +45,11 @@ class Led(NamedTuple):
     def segments(self) -> tuple[int, int]:
         """Its segments [first, end) of 2^20."""
         return -(-self.place * SEGMENT_COUNT // self.of), -(-(self.place + 1) * SEGMENT_COUNT // self.of)
+
+    def places(self, segments: Sequence[int], shift: int) -> range:
+        """Where among `segments`, ascending and of 2^(20 - shift), those stand that it has a part of."""
+        first, end = self.segments
+        return range(bisect_left(segments, first >> shift), bisect_left(segments, -(-end >> shift)))
 
 
 class LocalTrees:
@@ -102,8 +108,8 @@ class LocalTrees:
         rows, covered = await asyncio.get_running_loop().run_in_executor(self._pool, self._read, led, asked)
         if asked.size_bits == SEGMENT_BITS:
             for one in led:
-                first, end = one.segments
-                self._suspect(one.partition, (each for each in asked.segments[:covered] if first <= each < end))
+                mine = one.places(asked.segments, 0)
+                self._suspect(one.partition, asked.segments[mine.start : min(mine.stop, covered)])
         return RowsTold(tuple(Standing(one.partition, True, "") for one in led), covered, rows)
 
     def _read(self, led: Sequence[Led], asked: ClocksAsked) -> tuple[list[Row], int]:
@@ -114,9 +120,9 @@ class LocalTrees:
         for one in led:
             first, end = one.segments
             mine = [
-                (at, max(first, segment << shift), min(end, (segment + 1) << shift))
-                for at, segment in enumerate(asked.segments[:covered])
-                if segment << shift < end and first < (segment + 1) << shift
+                (at, max(first, asked.segments[at] << shift), min(end, (asked.segments[at] + 1) << shift))
+                for at in one.places(asked.segments, shift)
+                if at < covered
             ]
             if not mine:
                 continue
