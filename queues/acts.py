@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
+from queues.by_reference import ObjectReply, ObjectRequest
 from queues.decrees import CLEARED, PUBLISHING, SERVING, Positions
 from queues.explaining import explained, explained_lower
 from queues.lag import lags
@@ -22,7 +23,8 @@ from queues.rules import LOWER, PRIORITIES, Item
 from queues.serving import ServedQueue
 from queues.steering import Act, Lost
 from queues.throttle import Rates
-from repl.model.errors import BadInput
+from queues.wire import OFF, SUSPENDED, OwnedByOther
+from repl.model.errors import BadInput, NotReady
 from repl.model.keys import Key
 from repl.store.port import Change, Store
 
@@ -142,6 +144,20 @@ class QueueActs:
         queue = self._queues.named(name)
         full_sync, fold = (lower.waiting_count for lower in queue.machine.lower)
         return fold, full_sync, (await self._queues.waiting(queue)).changes
+
+    # ---------------------------------------------------------------- one object
+
+    async def object_of(self, name: str, wanted: ObjectRequest) -> ObjectReply:
+        """The object of a key as its leader has it, for the cluster that owns the queue; no place of the queue moves.
+        Raises OwnedByOther, and what reading raises."""
+        queue = self._queues.named(name)
+        owner = queue.word.owner
+        if owner is None or owner.cluster != wanted.cluster:
+            whose = "nobody" if owner is None or not owner.cluster else f"cluster {owner.name} ({owner.cluster.hex()})"
+            raise OwnedByOther(f"queue {name} belongs to {whose}, not to cluster {wanted.cluster_name}")
+        if queue.state in (OFF, SUSPENDED):
+            raise NotReady(f"queue {name} gives nothing out now: {reason(queue)}")
+        return ObjectReply(*self._queues.cluster, await queue.object_of(wanted.key))
 
     # ---------------------------------------------------------------- looking
 

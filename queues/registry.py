@@ -80,6 +80,7 @@ class SourceQueues:
         self.time = time
         self.digests: Callable[[], dict[bytes, bytes]] = dict
         """Of this cluster's properties by bucket type; see `queues.wire`. Set by who knows them."""
+        self.cluster = (cluster_uuid, cluster_name)
         self._config = {one.name: one for one in settings}
         self._store = store
         self._kv = kv

@@ -210,6 +210,10 @@ class ServedQueue:
             resolved.append((kind, *item[1:8], payload))
         return resolved
 
+    async def object_of(self, key: Key) -> bytes | None:
+        """A key's object as its leader has it now, None when it is not there. Raises BadInput, Retryable."""
+        return await self._kv.get(key)
+
     def reply(self, batch: Batch | None, cluster: bytes, cluster_name: str) -> FetchReply:
         """The answer to a fetch, with `batch` or nothing."""
         return FetchReply(

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import structlog
@@ -22,7 +21,6 @@ from queues.throttle import Rates
 from repl.metastore.port import Metastore, Unavailable
 from repl.model.errors import BadInput, CodecError, IsthmusError, NotReady
 from repl.model.ports import KeyValue, TimeSource
-from repl.model.requests import PushItem, PushOutcome
 from repl.telemetry import Sample
 from repl.transport.http_client import Access, HttpPeer
 from sink import discovery, limits, listing, suspensions
@@ -32,6 +30,7 @@ from sink.discovery import Aim
 from sink.fetch import Home
 from sink.limits import ALL_NODES, InForce, Limits
 from sink.push import Tally
+from sink.retrying import Retrying
 from sink.roster import LinkName
 from sink.suspensions import Suspension
 from sink.worker import Link, Shop
@@ -103,6 +102,14 @@ class Sink:
             incarnation=secrets.token_bytes(8),
             rates=rates,
             properties=properties,
+        )
+        self._retrying = Retrying(
+            letters,
+            kv=kv,
+            time=time,
+            home=self._home,
+            peers=self._crew.peers_of,
+            timeout_ms=settings.request_timeout_ms,
         )
         self._askers = {name.peer: HttpPeer(name.peer, 1, seed.access) for name, seed in self._seeds.items()}
         self._suspensions: tuple[Suspension, ...] = ()
@@ -270,35 +277,9 @@ class Sink:
         return dropped
 
     async def retry_dead_letters(self, numbers: Sequence[int] | None) -> list[dict[str, Any]]:
-        """Push these (None: all) again, one by one: {"id", "outcome", "reason", "error"} of each. What this cluster
-        takes now is no dead letter any more; what it refuses again stays, with the new reason. Raises LocalFault."""
-        loop = asyncio.get_running_loop()
-        answers = []
-        for number in await self._chosen(numbers):
-            letter = await loop.run_in_executor(None, self._letters.find, number)
-            answer: dict[str, Any] = {"id": number, "outcome": None, "reason": None, "error": None}
-            answers.append(answer)
-            if letter is None:
-                answer |= {"reason": "unknown-letter", "error": f"there is no dead letter {number}"}
-            elif letter.payload is None:
-                answer |= {
-                    "reason": "object-not-kept",
-                    "error": f"its object of {letter.size} bytes was not kept (sink.dead_letters_size): have the "
-                    f"source give it again (there: isthmus queue push {letter.queue} ...), then drop it here",
-                }
-            else:
-                (result,) = await self._kv.push([PushItem(letter.key, letter.source, letter.payload)])
-                answer["outcome"] = result.outcome.value
-                if result.error is not None:
-                    answer |= {"reason": result.error.reason, "error": str(result.error)}
-                if result.outcome is PushOutcome.REJECTED and result.error is not None:
-                    again = replace(
-                        letter, at_ms=self._time.wall_ms(), reason=result.error.reason, error=str(result.error)
-                    )
-                    await loop.run_in_executor(None, self._letters.add, [again])
-                elif result.outcome is not PushOutcome.FAILED:
-                    await loop.run_in_executor(None, self._letters.drop, [number])
-        return answers
+        """Push these (None: all) again, one by one: {"id", "outcome", "reason", "error"} of each; see `sink.retrying`.
+        Raises LocalFault."""
+        return [await self._retrying.retry(number) for number in await self._chosen(numbers)]
 
     async def _chosen(self, numbers: Sequence[int] | None) -> list[int]:
         if numbers is not None:

@@ -132,6 +132,11 @@ class Crew:
         self.links[name], self._peers[name], self._slots[name] = link, peer, slots
         log.info("sink.link_begins", queue=name.queue, peer=name.peer)
 
+    def peers_of(self, queue: str, cluster: bytes, best: str) -> list[LoopPeer]:
+        """Nodes of a cluster that a queue is fetched from, that at `best` first."""
+        names = [n for n, link in self.links.items() if n.queue == queue and link.cluster == cluster]
+        return [self._peers[name] for name in sorted(names, key=lambda name: name.peer != best)]
+
     def _forget(self) -> None:
         for name in self.roster.gone():
             del self.links[name], self._slots[name]

@@ -7,7 +7,7 @@ is asked, since nearly all requests are theirs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from config.settings import LimitSettings
 from node.http.asgi import Face, Receive, Scope, Send
@@ -20,7 +20,7 @@ from node.http.old_forms import OldForms
 from node.http.openapi import add_openapi
 from node.http.program import program_version
 from node.http.queue_pushes import Pushing, QueuePushes
-from node.http.queues import Fetching, QueueRoutes
+from node.http.queues import ByReference, Fetching, QueueRoutes
 from node.http.riak_views import RiakViews, Sights
 from node.http.router import decode_segment
 from node.http.statuses import Refused
@@ -37,6 +37,10 @@ HELP: Final[Mapping[str, str]] = {
 """Name -> what it counts (see repl.telemetry)."""
 
 
+class Acts(Pushing, ByReference, Protocol):
+    """What this face needs of the source queues beside fetching (`queues.acts.QueueActs`)."""
+
+
 class HttpFace(Face):
     """The application behind the `http` listener. `ready` and `metrics` as in `health.add_health`,
     `certified_sinks` as in `queues.QueueRoutes`."""
@@ -45,7 +49,7 @@ class HttpFace(Face):
         self,
         kv: KeyValue,
         queues: Fetching,
-        pushing: Pushing,
+        acts: Acts,
         *,
         limits: LimitSettings,
         time: TimeSource,
@@ -60,8 +64,8 @@ class HttpFace(Face):
         OldForms(self._listings, self)
         RiakViews(sights, self)
         self._batch = BatchRoutes(kv, limits, self)
-        self._queues = QueueRoutes(queues, self, certified=certified_sinks)
-        QueuePushes(pushing, self)
+        self._queues = QueueRoutes(queues, acts, self, certified=certified_sinks)
+        QueuePushes(acts, self)
         add_health(self.router, ready=ready, metrics=metrics)
         add_openapi(self, "Isthmus: keys and values", program_version(), objects=True)
 

@@ -1,4 +1,5 @@
-"""POST /queues/Q/fetch: a sink of another cluster asks for the next batch and acknowledges the one before.
+"""POST /queues/Q/fetch: a sink of another cluster asks for the next batch and acknowledges the one before;
+/queues/Q/object: for one object that it has not kept.
 
 Moves bodies only; what is in them is `queues.wire`'s, what is given out is decided in `queues.registry`. A long poll
 ends when its client goes, so that no batch is leased to nobody, and at once when the node stops.
@@ -11,6 +12,7 @@ from typing import Final, Protocol
 
 from node.http.asgi import MSGPACK, Face, Request
 from node.http.statuses import Headers, Refused, Reply
+from queues.by_reference import ASKING_BYTES_MAX, ObjectReply, ObjectRequest, decode_asking, encode_object_reply
 from queues.wire import (
     OFF_LOOP_FROM_BYTES,
     REQUEST_BYTES_MAX,
@@ -37,16 +39,25 @@ class Fetching(Protocol):
         cancelled while it waits, nothing is given out."""
 
 
+class ByReference(Protocol):
+    """What gives single objects (`queues.acts.QueueActs`)."""
+
+    async def object_of(self, name: str, wanted: ObjectRequest) -> ObjectReply:
+        """The object of a key, for the owner of the queue. Raises UnknownQueue, OwnedByOther, BadInput, Retryable."""
+
+
 class QueueRoutes:
-    """The route of the client face that other clusters use. With `certified`, who fetches must have shown a certificate
+    """The routes of the client face that other clusters use. With `certified`, who asks must have shown a certificate
     of the cluster that it says it is."""
 
-    def __init__(self, queues: Fetching, face: Face, *, certified: bool = False) -> None:
+    def __init__(self, queues: Fetching, objects: ByReference, face: Face, *, certified: bool = False) -> None:
         self._queues = queues
+        self._objects = objects
         self._certified = certified
         self._stopping = asyncio.Event()
         self.running = 0
         face.router.add("POST", "/queues/{queue}/fetch", self._fetch)
+        face.router.add("POST", "/queues/{queue}/object", self._object)
 
     def stop(self) -> None:
         """End all long polls; every fetch from now on is refused."""
@@ -56,12 +67,7 @@ class QueueRoutes:
         """The next batch of a queue, for a sink of another cluster."""
         wanted = decode_request(await request.body(REQUEST_BYTES_MAX, "a fetch's limit"))
         queue = request.text("queue")
-        if self._certified and wanted.cluster_name not in {name.cluster for name in request.peer_names}:
-            names = ", ".join(sorted(name.uri() for name in request.peer_names)) or "no node"
-            sentence = (
-                f"a sink of cluster {wanted.cluster_name[:64]!r} shows a certificate of it; this one names {names}"
-            )
-            raise Refused(403, "wrong-certificate", sentence)
+        self._check_certificate(request, wanted.cluster_name)
         if self._stopping.is_set():
             raise NotReady("this node is stopping")
         if self.running >= FETCHES_MAX:
@@ -74,6 +80,19 @@ class QueueRoutes:
         if wanted.compress != ZSTD or sum(len(item[8]) for item in reply.items) < OFF_LOOP_FROM_BYTES:
             return Reply(200, _HEADERS, encode_reply(reply, wanted.compress))
         return Reply(200, _HEADERS, await asyncio.to_thread(encode_reply, reply, wanted.compress))
+
+    async def _object(self, request: Request) -> Reply:
+        """One object by its key, for the sink that a queue belongs to."""
+        wanted = decode_asking(await request.body(ASKING_BYTES_MAX, "the limit of a request for an object"))
+        self._check_certificate(request, wanted.cluster_name)
+        reply = await self._objects.object_of(request.text("queue"), wanted)
+        return Reply(200, _HEADERS, encode_object_reply(reply))
+
+    def _check_certificate(self, request: Request, cluster_name: str) -> None:
+        if self._certified and cluster_name not in {name.cluster for name in request.peer_names}:
+            names = ", ".join(sorted(name.uri() for name in request.peer_names)) or "no node"
+            sentence = f"a sink of cluster {cluster_name[:64]!r} shows a certificate of it; this one names {names}"
+            raise Refused(403, "wrong-certificate", sentence)
 
     async def _answer_or_end(self, queue: str, wanted: FetchRequest, request: Request) -> FetchReply:
         """The answer, unless the client or this node goes first."""

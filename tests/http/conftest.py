@@ -16,6 +16,7 @@ import uvloop
 from config.settings import Address, LimitSettings, ListenSettings
 from node.http.app import HttpFace
 from node.http.listeners import Listener
+from queues.by_reference import ObjectReply, ObjectRequest
 from queues.wire import FetchReply, FetchRequest, UnknownQueue
 from repl.model.conditions import Standing, judge_write, object_tag
 from repl.model.errors import BadInput, IsthmusError, Overloaded
@@ -185,6 +186,11 @@ class MemoryQueue:
         if name != "q":
             raise UnknownQueue(f"no queue {name!r} here")
         return len(keys)
+
+    async def object_of(self, name: str, wanted: ObjectRequest) -> ObjectReply:
+        if name != "q":
+            raise UnknownQueue(f"no queue {name!r} here")
+        return ObjectReply(b"\x02" * 16, "east", wanted.key.key)
 
     async def lengths(self, name: str) -> tuple[int, int, int | None]:
         assert name == "q"

@@ -135,6 +135,11 @@ class Home:
             for key in keys
         ]
 
+    async def get(self, key: Key) -> bytes | None:
+        (found,) = await self.get_batch([key], None, 1)
+        assert not isinstance(found, IsthmusError)
+        return found
+
     def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:
         self.soft_writes += 1
         self.store.write([PartitionStep(partition, (), {queue: payload})])

@@ -22,8 +22,10 @@ from node.http.queues import QueueRoutes
 from node.http.roles import Guard, Role
 from node.http.statuses import Reply
 from queues.batches import Session
+from queues.by_reference import ObjectReply, ObjectRequest, encode_asking
 from queues.wire import FetchReply, FetchRequest, encode_request
 from repl.model.errors import PeerFault
+from repl.model.keys import Key
 from repl.transport.http_client import Access, HttpPeer, session
 from repl.transport.http_client import Refused as PeerRefused
 from repl.transport.tls import client_contexts, server_contexts
@@ -38,6 +40,9 @@ class Giving:
     async def fetch(self, queue: str, request: FetchRequest) -> FetchReply:
         return FetchReply(b"\x02" * 16, "c", 3, b"", 30_000, 1, "serving", ())
 
+    async def object_of(self, name: str, wanted: ObjectRequest) -> ObjectReply:
+        return ObjectReply(b"\x02" * 16, "c", b"")
+
 
 class Names(Face):
     """Answers with the nodes that the client's certificate names; large bodies at /large."""
@@ -46,7 +51,7 @@ class Names(Face):
         super().__init__()
         self.router.add("GET", "/names", self._names)
         self.router.add("GET", "/large", self._large)
-        self.routes = QueueRoutes(Giving(), self, certified=certified)
+        self.routes = QueueRoutes(Giving(), Giving(), self, certified=certified)
 
     async def _names(self, request: Request) -> Reply:
         return text_reply(",".join(sorted(name.uri() for name in request.peer_names)))
@@ -84,6 +89,19 @@ def get(folder: Folder, url: str, pair: str | None = None, cluster: str = "") ->
     contexts = client_contexts(folder.files(pair), check_host=not cluster).current
     with session(access=Access(contexts, cluster)) as client:
         return client.get(url, timeout=10)
+
+
+def asked(folder: Folder, port: int, cluster: str, pair: str | None) -> bytes:
+    """One object, as the sink of `cluster` asks for it, which shows `pair`."""
+    contexts = client_contexts(folder.files(pair), check_host=False).current
+    peer = PeerOnLoop(f"https://127.0.0.1:{port}", 1, Access(contexts))
+    body = encode_asking(ObjectRequest(b"w" * 16, cluster, Key(b"default", b"b", b"k")))
+    try:
+        return peer.post(
+            "/queues/q/object", body, media_type="application/msgpack", timeout_ms=10_000, limit_bytes=1_000
+        )
+    finally:
+        peer.cut()
 
 
 def fetch(folder: Folder, port: int, cluster: str, pair: str | None, access: dict[str, Any] | None = None) -> bytes:
@@ -162,9 +180,11 @@ def test_a_source_checks_who_fetches(folder: Folder) -> None:
     with serving(tls_of(folder), Names(certified=True)) as port:
         assert fetch(folder, port, "west", "west-1")
         for cluster, pair in (("west", "b"), ("c", "west-1"), ("west", None), ("west", "client")):
-            with pytest.raises(PeerRefused) as refused:
-                fetch(folder, port, cluster, pair)
-            assert (refused.value.status, refused.value.reason) == (403, "wrong-certificate")
+            for ask in (fetch, asked):
+                with pytest.raises(PeerRefused) as refused:
+                    ask(folder, port, cluster, pair)
+                assert (refused.value.status, refused.value.reason) == (403, "wrong-certificate")
+        assert asked(folder, port, "west", "west-1")
 
 
 def test_a_sink_shows_its_token_as_it_is_now(folder: Folder) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from config.settings import PeerSettings, QueueSettings, SinkSettings
+from queues.by_reference import decode_asking, encode_object_reply
 from queues.wire import decode_request, encode_reply
 from repl.metastore.memory import MemoryMetastore
 from repl.model.errors import BadInput, IsthmusError, NotReady, TooLarge
@@ -89,11 +90,15 @@ class Bridge:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 fault = bridge.faults.popleft() if bridge.faults else None
                 bridge.seen[str(fault)] += 1
-                name = self.path.split("/")[2]
+                _, _, name, act = self.path.split("/")
                 status, reason, answer = 200, "", b""
                 try:
-                    call = home.queues.fetch(name, decode_request(body))
-                    answer = encode_reply(asyncio.run_coroutine_threadsafe(call, loop).result(60))
+                    if act == "object":
+                        asked = home.acts.object_of(name, decode_asking(body))
+                        answer = encode_object_reply(asyncio.run_coroutine_threadsafe(asked, loop).result(60))
+                    else:
+                        call = home.queues.fetch(name, decode_request(body))
+                        answer = encode_reply(asyncio.run_coroutine_threadsafe(call, loop).result(60))
                 except IsthmusError as error:
                     status = 409 if isinstance(error, BadInput) else 503
                     reason, answer = error.reason, str(error).encode()

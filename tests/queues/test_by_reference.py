@@ -1,0 +1,57 @@
+"""Claims about the bodies of a request for one object: round trips, versions, hostile bytes."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+
+from queues.by_reference import (
+    PART_BYTES_MAX,
+    ObjectReply,
+    ObjectRequest,
+    decode_asking,
+    decode_object_reply,
+    encode_asking,
+    encode_object_reply,
+)
+from queues.wire import UnknownVersion
+from repl.model.errors import CodecError
+from repl.model.keys import Key
+
+ASKED = ObjectRequest(b"c" * 16, "west", Key(b"default", b"b\xff", b"k"))
+BASE = {"v": 1, "cluster": b"c" * 16, "name": "west", "bucket_type": b"t", "bucket": b"b", "key": b"k"}
+
+
+def test_requests_and_answers_come_back_as_they_went() -> None:
+    """Keys and objects are opaque bytes; a field that is not known is passed over."""
+    assert decode_asking(encode_asking(ASKED)) == ASKED
+    for payload in (None, b"", b"\x00" * 1_000):
+        reply = ObjectReply(b"e" * 16, "east", payload)
+        assert decode_object_reply(encode_object_reply(reply)) == reply
+    assert decode_asking(msgpack.packb(BASE | {"later": 1})).key.key == b"k"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cluster": b"short"}, {"name": b"west"}, {"name": "w" * 256}, {"key": b""}, {"key": "text"}, {"bucket": None},
+        {"key": b"k" * (PART_BYTES_MAX + 1)}, {"later": [1]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_request_with_a_wrong_field_is_refused(fields: dict[str, object]) -> None:
+    """Every field has its type and range, and no field is a list."""
+    with pytest.raises(CodecError):
+        decode_asking(msgpack.packb(BASE | fields))
+
+
+def test_another_version_and_noise_are_refused_with_a_reason() -> None:
+    """Both bodies say their version; what is no map, or ends early, is malformed."""
+    for decode in (decode_asking, decode_object_reply):
+        with pytest.raises(UnknownVersion, match="version 2, this program speaks 1"):
+            decode(msgpack.packb(BASE | {"v": 2}))
+        for body in (b"", b"\xc1", b"\x90", b"\xdd\xff\xff\xff\xff", encode_asking(ASKED)[:-1]):
+            with pytest.raises(CodecError):
+                decode(body)
+    with pytest.raises(CodecError, match="payload"):
+        decode_object_reply(msgpack.packb(BASE | {"payload": "text"}))
