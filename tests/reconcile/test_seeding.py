@@ -1,0 +1,236 @@
+"""A seed's decisions, without Spark: what it asks of the queue and when, what a task copies, where cursors go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aae.reconcile import seed_plan, seed_tasks, seeding
+from aae.reconcile.client import Copy, PartitionPlan, Plan
+from aae.reconcile.handover import HandOver, Standing
+from aae.reconcile.looks import SideSpec
+from aae.reconcile.reading import Piece
+from aae.reconcile.seed_plan import CHUNK_ROWS, SeedOptions
+from aae.reconcile.seed_tasks import SeedChunk, SeedJob, copied
+from aae.row_wire import Head, Rows
+from repl.model.entry import encode_key_row
+from repl.model.errors import BadInput, PeerFault
+from repl.model.keys import SEGMENT_COUNT
+from repl.model.objects import seal
+from repl.store.rows import bucket_head
+from tests.reconcile.pairs import made
+
+EAST, WEST, NORTH = b"E" * 16, b"W" * 16, b"N" * 16
+
+
+class Desk:
+    """An admin listener that remembers what was asked of it."""
+
+    def __init__(self, queues: list[dict[str, Any]], cluster: bytes = EAST) -> None:
+        self.queues = queues
+        self.cluster = cluster
+        self.acts: list[tuple[str, dict[str, Any]]] = []
+
+    def get(self, path: str) -> dict[str, Any]:
+        """What there is."""
+        if path == "/admin/cluster":
+            return {"cluster": "east", "cluster_uuid": self.cluster.hex()}
+        if path == "/admin/queues/nodes":
+            return {"nodes": [{"node": "n1", "queues": self.queues}]}
+        return {"queues": self.queues}
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """An act."""
+        self.acts.append((path.rpartition("/")[2], body))
+        return {}
+
+
+def test_a_new_queue_is_made_below_the_copy_and_held_before_anything_is_read() -> None:
+    """Registered at the positions, then suspended; at the end placed, then resumed: nothing is given out in between."""
+    desk = Desk([])
+    queue = HandOver(desk, "to-west", "ann", "!buckettype:t")
+    assert queue.check(EAST, WEST) is None
+    assert queue.hold(None, {1: 5, 2: 0}, "seed s") is False
+    queue.hand_over({1: 9, 2: 3}, "seed s", resume=True)
+    assert [act for act, _ in desk.acts] == ["register", "suspend", "place", "resume"]
+    assert desk.acts[0][1]["positions"] == {"1": 5, "2": 0}
+    assert desk.acts[0][1]["filter"] == "!buckettype:t"
+    assert desk.acts[2][1]["positions"] == {"1": 9, "2": 3}
+    assert {body.get("what", "serving") for _, body in desk.acts} == {"serving"}
+
+
+def test_a_queue_that_an_operator_has_suspended_stays_so() -> None:
+    """It is held already, and only placed at the end; one that is suspended on one node alone is suspended on all."""
+    whole = {"name": "q", "suspensions": [{"what": "serving", "node": None}]}
+    desk = Desk([whole])
+    queue = HandOver(desk, "q", "ann")
+    assert queue.hold(queue.check(EAST, WEST), {1: 5}, "seed s") is True
+    queue.hand_over({1: 9}, "seed s", resume=False)
+    assert [act for act, _ in desk.acts] == ["place"]
+    assert queue.hold({"suspensions": [{"what": "serving", "node": "n1"}]}, {1: 5}, "seed s") is False
+
+
+@pytest.mark.parametrize(
+    ("desk", "words"),
+    [
+        (Desk([], cluster=WEST), "not the source"),
+        (Desk([{"name": "q", "owner": {"cluster": "north", "uuid": NORTH.hex()}}]), "belongs to cluster north"),
+    ],
+)
+def test_a_queue_of_others_is_refused(desk: Desk, words: str) -> None:
+    """An admin listener of another cluster, and a queue that another cluster owns."""
+    with pytest.raises(BadInput, match=words):
+        HandOver(desk, "q", "ann").check(EAST, WEST)
+
+
+def test_standing_is_of_all_nodes_and_unknown_when_one_is_silent() -> None:
+    """Sums, the oldest, and None where a node does not say."""
+    row = {"name": "q", "owner": {"uuid": WEST.hex()}, "waiting": 3, "in_flight": 1, "oldest_age_ms": 70}
+    desk = Desk([row])
+    assert HandOver(desk, "q", "ann").standing() == Standing(WEST.hex(), 4, 70)
+    desk.queues = [{**row, "waiting": None}]
+    assert HandOver(desk, "q", "ann").standing() == Standing("", None, None)
+
+
+def test_cursors_go_to_the_lowest_offset_at_which_anything_was_read() -> None:
+    """Over all chunks of a partition and all pieces of a chunk, those of streams that broke too."""
+    done = [
+        {"pieces": [[1, 1, 90, 5], [1, 2, 80, 5]]},
+        {"pieces": [[1, 2, 85, 0]]},
+        {"pieces": [[2, 1, 7, 1]]},
+    ]
+    assert seeding.positions_of(done) == {1: 80, 2: 7}
+
+
+# -------------------------------------------------------------------- planning
+
+
+def plan_of_type(cluster: bytes, *rows: int | None) -> Plan:
+    """Partitions with so many rows, a copy of each at two nodes, the second of which is behind."""
+    count = len(rows)
+    cuts = [SEGMENT_COUNT * at // count for at in range(count + 1)]
+    parts = tuple(
+        PartitionPlan(
+            at, cuts[at], cuts[at + 1], number,
+            (Copy("n1", "http://n1", True, True, 1, 500), Copy("n2", "http://n2", False, True, 1, 490)),
+        )
+        for at, number in enumerate(rows)
+    )  # fmt: skip
+    return Plan(cluster, cluster[:1].decode(), "default", parts)
+
+
+def planned_with(monkeypatch: pytest.MonkeyPatch, source: Plan, target: Plan) -> None:
+    """Clusters that answer with these plans."""
+    plans = {"http://s": source, "http://t": target}
+    monkeypatch.setattr(seed_plan, "plan_of", lambda side: plans[side.urls[0]])
+    monkeypatch.setattr(seed_plan, "_object_bytes", lambda *_: 100.0)
+
+
+def test_the_plan_covers_every_segment_once_and_begins_below_every_copy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Chunks are of one partition each and together all of it; the queue begins at the slowest copy's offset."""
+    planned_with(monkeypatch, plan_of_type(EAST, 3 * CHUNK_ROWS * 20, 10, None), plan_of_type(WEST, 0))
+    options = SeedOptions(str(tmp_path), "s", rows_per_second=1_000)
+    plan = seed_plan.planned("http://s", "http://t", options, None)
+    chunks = sorted(SeedChunk(*one) for one in plan["chunks"])
+    assert [chunk.number for chunk in chunks] == list(range(len(chunks)))
+    spans = sorted((chunk.first, chunk.end) for chunk in chunks)
+    assert [spans[0][0], *(end for _, end in spans)] == [*(first for first, _ in spans), SEGMENT_COUNT]
+    assert len(chunks) > 60
+    assert plan["begin"] == {"0": 490, "1": 490, "2": 490}
+    assert (plan["objects"], plan["bytes"], plan["target_objects"]) == (None, None, 0)
+
+
+def test_a_target_with_objects_is_refused_unless_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of some, or of an unknown number; nothing is written then. The same cluster twice is refused always, and a run id
+    stands for one seed."""
+    options = SeedOptions(str(tmp_path), "s")
+    for rows in (7, None):
+        planned_with(monkeypatch, plan_of_type(EAST, 10), plan_of_type(WEST, rows))
+        with pytest.raises(BadInput, match="--into-nonempty"):
+            seeding.opened("http://s", "http://t", options)
+    assert not list(tmp_path.iterdir())
+    seeding.opened("http://s", "http://t", options._replace(into_nonempty=True))
+    _, again = seeding.opened("http://s", "http://t", options)
+    assert again["objects"] == 10
+    with pytest.raises(BadInput, match="other bucket_type"):
+        seeding.opened("http://s", "http://t", options._replace(bucket_type="other"))
+    planned_with(monkeypatch, plan_of_type(EAST, 10), plan_of_type(EAST, 0))
+    with pytest.raises(BadInput, match="the same cluster"):
+        seeding.opened("http://s", "http://t", options._replace(run_id="twice"))
+
+
+@pytest.mark.parametrize(
+    ("options", "queue", "words"),
+    [
+        (SeedOptions("d", "s", queue="q"), None, "a queue goes with"),
+        (SeedOptions("d", "s"), HandOver(Desk([]), "q", "ann"), "a queue goes with"),
+        (SeedOptions("d", "s", settle_s=-1), None, "0 or more"),
+        (SeedOptions("d", "s", key_file="k"), None, "go together"),
+        (SeedOptions("d", "s", filter="bucket:x"), None, "bucket:x"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: SeedOptions, queue: HandOver | None, words: str) -> None:
+    """Each says what would be right."""
+    with pytest.raises(Exception, match=words):
+        seeding.check(options, queue)
+
+
+# -------------------------------------------------------------------- tasks
+
+
+class Stream:
+    """A stream of these frames, which breaks at the end if it is to."""
+
+    def __init__(self, frames: Sequence[Rows], broken: bool) -> None:
+        self._frames = frames
+        self._broken = broken
+        self.pieces = [Piece(1, 0, 9, "", "n1", 1, 50, 3, not broken)]
+
+    def frames(self) -> Iterator[tuple[Head, Rows]]:
+        """All of them."""
+        for rows in self._frames:
+            yield Head(EAST, "east", "n1", 1, 0, 9, 1, 50), rows
+        if self._broken:
+            raise PeerFault("cut off")
+
+
+def a_frame() -> Rows:
+    """Two sound objects, one whose bytes are another's, one that is gone, and one whose key row is none."""
+    names, key_rows, objects = [], [], []
+    for n in range(5):
+        data, summary = seal(made(f"v{n}"))
+        names.append(b"\0\0" + bytes([n]) + bucket_head(b"b\0" if n == 1 else b"b") + b"k%d" % n)
+        key_rows.append(b"\xc1" if n == 4 else encode_key_row(summary, n))
+        objects.append((data, data, b"other", b"", data)[n])
+    return Rows(names, key_rows, objects)
+
+
+def test_a_task_copies_what_is_sound_and_names_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sound objects are pushed as they are, with the source as origin; damaged ones are counted, named, and not pushed;
+    a broken stream is in the row, with what was read and as of when."""
+    sent: list[list[Any]] = []
+    origins: set[bytes] = set()
+
+    def pushed(_: Any, origin: bytes, items: Sequence[list[Any]]) -> list[tuple[str, str]]:
+        sent.extend(items)
+        origins.add(origin)
+        return [("applied", "")] * len(items)
+
+    monkeypatch.setattr(seed_tasks, "pushed", pushed)
+    job = SeedJob(SideSpec(("http://s",), "t", cluster=EAST), SideSpec(("http://t",), "t"), 0, 5)
+    rows = a_frame()
+    for broken in (False, True):
+        monkeypatch.setattr(seed_tasks, "_stream", lambda *_, broken=broken: Stream([rows], broken))
+        sent.clear()
+        told = copied(job, SeedChunk(4, 1, 0, 9))
+        assert sent == [[b"t", b"b", b"k0", rows.objects[0]], [b"t", b"b\0", b"k1", rows.objects[1]]]
+        assert (told["chunk"], told["rows"], told["damaged"], told["outcomes"]) == (4, 5, 3, {"applied": 2})
+        assert [words in name for words, name in zip(("k2", "k3", "k4"), told["named"], strict=True)] == [True] * 3
+        assert told["pieces"] == [[1, 1, 50, 3]]
+        assert bool(told["error"]) == broken
+    assert origins == {EAST}
