@@ -91,11 +91,11 @@ def clusters(tmp_path: Path) -> Iterator[dict[str, Any]]:
         yield described["clusters"]
 
 
-def command(tmp_path: Path, *words: str) -> subprocess.Popen[bytes]:
+def command(tmp_path: Path, *words: str, stderr: int | None = None) -> subprocess.Popen[bytes]:
     """`isthmus reconcile ...`, in a group of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "node.cli.main", "reconcile", *words, "--master", "local[2]", "-o", "json"],
-        env=environment(), cwd=tmp_path, start_new_session=True, stdout=subprocess.PIPE,
+        env=environment(), cwd=tmp_path, start_new_session=True, stdout=subprocess.PIPE, stderr=stderr,
     )  # fmt: skip
 
 
@@ -144,6 +144,6 @@ def test_a_seed_under_writes_with_a_killed_driver_loses_nothing(clusters: dict[s
     assert found["keys"] >= KEYS
     again = command(tmp_path, *words, "--run-id", "fill")
     assert json.loads(again.communicate(timeout=300)[0])["at_ms"] == told["at_ms"]
-    refused = command(tmp_path, *words, "--run-id", "other")
-    assert "--into-nonempty" in json.loads(refused.communicate(timeout=100)[0])["error"]
+    refused = command(tmp_path, *words, "--run-id", "other", stderr=subprocess.PIPE)
+    assert "--into-nonempty" in json.loads(refused.communicate(timeout=100)[1])["error"]
     assert refused.returncode == 2
