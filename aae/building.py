@@ -45,17 +45,16 @@ class Pace:
     """How long a build rests. Belongs to the one thread that builds."""
 
     def __init__(self) -> None:
-        self._looked_s = clock.monotonic()
-        self._others_s = 0.0
+        self._looked: tuple[float, float] | None = None
         self._busy = 0.0
 
-    def rest_s(self, worked_s: float) -> float:
-        """How long to rest after a slice that took `worked_s`."""
-        now_s, others_s = clock.monotonic(), clock.process_time() - clock.thread_time()
-        since_s = max(1e-6, now_s - self._looked_s)
-        busy = (others_s - self._others_s) / since_s
-        self._busy += (busy - self._busy) * min(1.0, since_s / BUSY_OVER_S)
-        self._looked_s, self._others_s = now_s, others_s
+    def rest_s(self, worked_s: float, now_s: float, others_s: float) -> float:
+        """How long to rest after a slice that took `worked_s`; `others_s` is the CPU time of all other threads."""
+        if self._looked is not None:
+            since_s = max(1e-6, now_s - self._looked[0])
+            busy = (others_s - self._looked[1]) / since_s
+            self._busy += (busy - self._busy) * min(1.0, since_s / BUSY_OVER_S)
+        self._looked = now_s, others_s
         return worked_s * min(REST_SHARE_MAX, REST_SHARE + REST_SHARE_BUSY * self._busy)
 
 
@@ -111,7 +110,8 @@ class Build:
                         break
                     tree.change_sorted(*changes_of_page(*page, tree.first, tree.end))
                     self.keys += len(page[0])
-                    clock.sleep(pace.rest_s(clock.monotonic() - began_s))
+                    now_s, others_s = clock.monotonic(), clock.process_time() - clock.thread_time()
+                    clock.sleep(pace.rest_s(now_s - began_s, now_s, others_s))
         return tree, offset
 
 

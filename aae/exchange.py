@@ -23,8 +23,9 @@ from aae.compare import Difference, Kind, Row, Rows, Side, by_key, compared, las
 from aae.tree import BRANCH_BITS, Hashes, differing
 from repl.model.keys import SEGMENT_BITS, key_hash
 
-BRANCHES_AT_ONCE: Final = 256
-"""Branches whose leaves are asked for at once: 2 MB of hashes a side in a full tree, before compression."""
+BRANCHES_AT_ONCE: Final = 512
+"""Branches whose leaves are asked for at once: 4 MB of hashes a side in a full tree, before compression. Each such set
+has pauses of its own: a thousand keys anywhere are in two."""
 
 SEGMENTS_AT_ONCE: Final = 16_384
 """Segments whose rows are asked for at once; an answer may cover fewer, if it would be too large."""

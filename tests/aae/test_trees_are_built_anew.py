@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from aae.building import first_rebuild_ms
+import pytest
+
+from aae.building import Pace, first_rebuild_ms
 from aae.keeping import Copy, Trees
 from repl.store.memory import MemoryStore
 from repl.store.port import PartitionStep
@@ -33,6 +35,20 @@ def test_first_moments_are_spread_over_the_interval() -> None:
     turns = [first_rebuild_ms(partition, EVERY_MS) for partition in range(100)]
     assert all(0 <= turn < EVERY_MS for turn in turns)
     assert max(sum(turn * 10 // EVERY_MS == tenth for turn in turns) for tenth in range(10)) <= 12
+
+
+@pytest.mark.parametrize(("busy", "low", "high"), [(0, 0.25, 0.25), (0.3, 2, 4), (1, 6, 9), (2, 12, 12)])
+def test_a_build_rests_the_longer_the_busier_the_process_is(busy: float, low: float, high: float) -> None:
+    """While the other threads take a share of a core, slices and rests come to a steady share of rest: a quarter of the
+    work at least, and never more than a bound."""
+    pace, now_s, others_s = Pace(), 5.0, 77.0
+    for turn in range(200):
+        now_s, others_s = now_s + 0.001, others_s + 0.001 * busy
+        rest_s = pace.rest_s(0.001, now_s, others_s)
+        now_s, others_s = now_s + rest_s, others_s + rest_s * busy
+        assert rest_s / 0.001 == pytest.approx(0.25) or turn
+        assert 0.25 - 1e-6 <= rest_s / 0.001 <= 12 + 1e-6
+    assert low - 1e-6 <= rest_s / 0.001 <= high + 1e-6
 
 
 def test_a_tree_is_built_once_an_interval_while_it_serves(tmp_path: Path) -> None:
