@@ -15,7 +15,7 @@ from repl.isr.membership import too_few_in_sync
 from repl.isr.reassigning import waits_for
 from repl.isr.resigning import Resigning
 from repl.isr.standing import Standing
-from repl.isr.states import Failed, Idle, State
+from repl.isr.states import Failed, Idle, Quarantined, State
 from repl.model.record import Incarnation, PartitionRecord, PartitionStatus
 
 
@@ -75,7 +75,7 @@ def why(state: State, standing: Standing) -> str:
             return "resigning: waits until the metastore confirms"
         case Resigning():
             return "resigning: drains what was appended"
-        case Failed(reason=reason):
+        case Quarantined(reason=reason) | Failed(reason=reason):
             return reason
         case _:
             assert_never(state)

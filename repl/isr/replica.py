@@ -15,18 +15,17 @@ The transitions, all of them (what a role does between them stands in its own ro
     Candidate -> Idle        the nomination was withdrawn or overtaken; the session is over; told to resign
     Leader    -> Resigning   told to resign or to hand over, or its own disk is too slow: nothing new is appended
     Resigning -> Leader      the hand-over did not happen in time, and the process is not leaving
-    Leader, Resigning
-              -> Idle        the record no longer names this process in this epoch; the session is over: what
-                             is appended and not committed becomes UNKNOWN
+    Leader, Resigning -> Idle  the record no longer names this process in this epoch; the session is over: what is
+                             appended and not committed becomes UNKNOWN
     Follower  -> Follower    far: rows of the leader's store come instead of entries (`far.py`)
-    Follower  -> Failed      the leader contradicts what is committed here: this copy alone is left untouched
-    any       -> Failed      log, store or identity could not be written: first step down, then believe nothing
-                             (docs/protocol.md H20, H34). There is no way back but a new process.
+    Follower  -> Quarantined the leader contradicts what is committed here: this copy alone is left untouched
+    Quarantined -> Idle      the record no longer names this node: the copy is one of those that are left behind
+    any       -> Failed      log, store or identity could not be written: first step down, then believe nothing, until
+                             there is a new process (docs/protocol.md H20, H34)
 
 Whatever a recovered log holds above the applied offset counts as uncommitted until a leader says otherwise, or the
-BARRIER of a new epoch of its own commits: leadership is never resumed (H11, R-INC). A record is ignored when it is
-not newer than the known one, and refused when its epoch is below the one that was made durable here (H32). A message
-counts only in the epoch in which it was said (R-FENCE).
+BARRIER of a new epoch of its own commits: leadership is never resumed (H11, R-INC). A record is ignored unless newer
+than the known one, refused when its epoch is below the durable one (H32). A message counts only in its epoch (R-FENCE).
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from repl.isr.reasons import rolled_back, why_idle
 from repl.isr.resigning import Resigning
 from repl.isr.roles import LEAVING, Roles
 from repl.isr.standing import FarCopy, Standing
-from repl.isr.states import Failed, Idle
+from repl.isr.states import Failed, Idle, Quarantined
 from repl.model.errors import NotLeader, NotReady
 from repl.model.record import Member, PartitionRecord
 
@@ -238,6 +237,8 @@ class Replica(Roles):
                 led_elsewhere = record.leader is None or record.leader.node != leader
                 if record.epoch != epoch or led_elsewhere or node not in record.replicas:
                     self._leave(why_idle(record, me, node))
+            case Quarantined() if node not in record.replicas:
+                self._become(Idle(), why_idle(record, me, node))
             case _:
                 pass
         if isinstance(self._state, Idle) and record.epoch == standing.epoch_seen:
@@ -283,10 +284,10 @@ class Replica(Roles):
                 state.take(message, standing, now_ms)
             case ms.HelloOk() if isinstance(state, Follower) and state.leader == node:
                 state.accepted(message, standing)
-                self._fail_if(state.diverged)
+                self._quarantine_if(state.diverged)
             case ms.HelloRefused() if isinstance(state, Follower) and state.leader == node:
                 state.refused(message, standing, now_ms)
-                self._fail_if(state.diverged)
+                self._quarantine_if(state.diverged)
             case ms.FarRows() | ms.FarState() if isinstance(state, Follower) and state.leader == node:
                 far.came(message, standing)
             case ms.FarAsk() if isinstance(state, Leadership):

@@ -20,7 +20,7 @@ from repl.isr.reassigning import HAND_OVER_MS
 from repl.isr.resigning import Resigning, closest
 from repl.isr.stalls import CHECKS, Stalls
 from repl.isr.standing import Standing
-from repl.isr.states import Failed, Idle, State
+from repl.isr.states import Failed, Idle, Quarantined, State
 from repl.isr.view import View
 from repl.model.errors import NotLeader, NotReady, OutOfStorage
 from repl.model.record import PartitionRecord, PartitionStatus
@@ -88,9 +88,9 @@ class Roles(View):
         self._advance(leader, now_ms)
 
     def _leave(self, reason: str) -> None:
-        """Any role -> Idle."""
+        """Any role -> Idle; a copy in quarantine stays there."""
         state, standing = self._state, self._standing
-        if isinstance(state, Idle | Failed):
+        if isinstance(state, Idle | Quarantined | Failed):
             return
         self._become(Idle(), reason)
         if isinstance(state, Leadership):
@@ -115,9 +115,11 @@ class Roles(View):
             case _:
                 pass
 
-    def _fail_if(self, reason: str) -> None:
+    def _quarantine_if(self, reason: str) -> None:
+        """Follower -> Quarantined, when there is a reason."""
         if reason:
-            self._fail(reason)
+            self._leave(reason)
+            self._become(Quarantined(reason), reason)
 
     def _resign(self, target: str | None, deadline_ms: int | None, reason: str, now_ms: int) -> None:
         """Leader -> Resigning; of a process that leaves (no deadline) also Candidate -> Idle, for good."""

@@ -1,6 +1,6 @@
-"""The six states of a replica, one type each.
+"""The seven states of a replica, one type each.
 
-Follower, Candidate, Leader and Resigning live beside their rules; the two that have no rules are here. Who moves
+Follower, Candidate, Leader and Resigning live beside their rules; the three that have no rules are here. Who moves
 between them, and when, stands in `replica.py`.
 """
 
@@ -27,13 +27,22 @@ class Idle:
 
 
 @dataclass(slots=True)
-class Failed:
-    """The disk cannot be believed, and the process is expected to leave; or this copy alone contradicts what is
-    committed, and is left untouched. Final."""
+class Quarantined:
+    """This copy contradicts what its leader says is committed, and is left untouched. It keeps up with the record, and
+    does nothing else until that no longer names this node, or the process begins anew."""
 
     role: ClassVar[Role] = Role.FAILED
 
     reason: str
 
 
-State = Idle | Follower | Candidate | Leader | Resigning | Failed
+@dataclass(slots=True)
+class Failed:
+    """The disk cannot be believed, and the process is expected to leave. Final."""
+
+    role: ClassVar[Role] = Role.FAILED
+
+    reason: str
+
+
+State = Idle | Follower | Candidate | Leader | Resigning | Quarantined | Failed

@@ -12,7 +12,7 @@ from repl.isr.options import Options
 from repl.isr.peers import FollowerView, views
 from repl.isr.reasons import why, why_reassigning
 from repl.isr.standing import Standing
-from repl.isr.states import Failed, Idle, State
+from repl.isr.states import Failed, Idle, Quarantined, State
 from repl.model.record import Member, PartitionRecord
 
 
@@ -62,7 +62,7 @@ class View:
     def epoch(self) -> int:
         """The epoch that it leads, stands or follows in; otherwise the highest one it has heard of."""
         state = self._state
-        return self._standing.epoch_wanted if isinstance(state, Idle | Failed) else state.epoch
+        return self._standing.epoch_wanted if isinstance(state, Idle | Quarantined | Failed) else state.epoch
 
     @property
     def leo(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from repl.isr import events as ev
 from repl.isr import messages as ms
 from repl.isr.options import Options
@@ -118,6 +120,31 @@ def test_a_leader_that_lacks_what_is_committed_here_is_not_followed() -> None:
     assert follower.step(ev.Received("n1", ms.HelloOk(1, nonce, 2, 2, 2)), 0)[-1].role is Role.FAILED  # type: ignore[union-attr]
     assert follower.reason.startswith("committed-divergence: n1")
     assert len(world.logs["n2"]) == 4
+
+
+def test_a_copy_in_quarantine_keeps_up_with_the_record_until_it_is_not_named() -> None:
+    """R-CLEAR: it follows nobody and takes part in nothing; once the record does not name its node it is left behind as
+    any other copy is, and named again it follows, and is held against its leader anew."""
+    world = Together()
+    world.elect("n1")
+    world.append(3)
+    world.pass_time(500)
+    replica = world.replicas["n2"]
+    replica._state.following = False  # type: ignore[union-attr]
+    replica.step(ev.Received("n1", ms.HelloOk(1, replica._standing.nonce, 2, 2, 2)), 0)
+    reason = replica.reason
+    assert reason.startswith("committed-divergence: n1")
+    moved = replace(world.record, version=world.record.version + 1, isr=world.record.isr - {Member("n2", 1)})
+    for quiet in (ev.RecordSeen(moved), ev.LinkDown("n1"), ev.LinkUp("n1"), ev.Tick()):
+        assert replica.step(quiet, 10_000) == []
+    assert (replica.role, replica.reason, replica.record) == (Role.FAILED, reason, moved)
+    assert [effect.reason for effect in replica.step(ev.Read(1), 0)] == ["not-leader"]  # type: ignore[union-attr]
+    left = replace(moved, version=moved.version + 1, replicas=("n1", "n3"))
+    replica.step(ev.RecordSeen(left), 0)
+    assert (replica.role, replica.leo, replica.applied) == (Role.IDLE, 4, 4)
+    assert replica.reason.startswith("removed: this node is no replica any more")
+    replica.step(ev.RecordSeen(replace(left, version=left.version + 1, replicas=("n1", "n3", "n2"))), 0)
+    assert replica.role is Role.FOLLOWER
 
 
 def test_a_late_answer_to_an_older_hello_changes_nothing() -> None:

@@ -25,6 +25,7 @@ from repl.model.requests import WriteRequest
 from repl.option_settings import Setting, change_option
 from repl.rollback_alarm import ROLLED_BACK
 from tests.runtime.conftest import House, Town, until
+from tests.runtime.test_removed_copies import change, changed, nothing_left
 
 Towns = Callable[..., AbstractAsyncContextManager[Town]]
 
@@ -102,6 +103,45 @@ def test_a_copy_that_lacks_something_leads_only_when_an_operator_forces_it(tmp_p
             await put(last, b"three")
             assert last.runtime.store.object(0, b"b", b"one") is not None
             assert last.runtime.store.object(0, b"b", b"two") is None
+
+    asyncio.run(story())
+
+
+def test_a_copy_in_quarantine_is_taken_away_and_made_anew_while_all_serve(tmp_path: Path, town: Towns) -> None:
+    """The copy that alone holds what was acknowledged before a leader was forced stays as it is, and follows nobody;
+    once its replica is taken away it is deleted without a restart, and given back it is filled from its leader."""
+
+    async def story() -> None:
+        async with town(tmp_path, options=Options(max_time_lag_ms=300), removed_grace_ms=500) as t:
+            await change_option((await t.led()).metastore, "replication.min.isr", None, Setting(1, "ann", 1))
+            leader = await t.led()
+            await put(leader, b"one")
+            await t.level()
+            last, other = t.followers()
+            for house in (last, other):
+                t.wires.isolate(house.node)
+            await put(leader, b"two")
+            await t.kill(leader.node)
+            t.wires.heal()
+            await until(lambda: last.controller.records[0].status is PartitionStatus.OFFLINE)
+            path = "/admin/partitions/0/force-leader"
+            status, plan = await ask(t, last, path, {"node": last.node, "dry_run": True})
+            status, _ = await ask(t, last, path, {"node": last.node, "version": plan["version"], "by": "ann"})
+            assert status == 200
+            await until(lambda: last.partition().replica.ready)
+            await put(last, b"three")
+            back = await t.open(leader.node)
+            await until(lambda: back.partition().reason.startswith("committed-divergence"))
+            gen = back.partition().replica.member.gen
+            assert back.runtime.store.object(0, b"b", b"two") is not None
+            await change(t, (), (back.node,))
+            await until(lambda: nothing_left(back), 20.0)
+            await change(t, (back.node,), ())
+            await changed(t, *t.houses)
+            await t.level()
+            assert back.partition().replica.member.gen != gen
+            assert back.runtime.store.object(0, b"b", b"three") is not None
+            assert back.runtime.store.object(0, b"b", b"two") is None
 
     asyncio.run(story())
 
