@@ -44,7 +44,7 @@ from repl.store.requests import request_name
 from repl.tally import Tally
 from repl.telemetry import Sample
 from repl.transport.port import Links
-from repl.usual_proposal import UsualProposal
+from repl.usual_pushes import APPLIED, PushProposal
 from repl.write_limits import WriteLimits
 
 
@@ -179,6 +179,8 @@ class Coordinator:
         """See KeyValue.push."""
         self._tally.kinds["push"] += len(items)
         answers = await self._submit(items)
+        if answers.count(APPLIED) == len(answers):
+            return cast("list[PushResult]", answers)
         await self._settle(items, answers)
         results: list[PushResult] = []
         for answer in answers:
@@ -328,7 +330,7 @@ class Coordinator:
             _refuse(shares, refused)
             return
         runtime = self._runtime
-        proposal = UsualProposal(
+        proposal = PushProposal(
             partition,
             runtime.store,
             runtime.cluster_uuid,

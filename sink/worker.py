@@ -24,7 +24,7 @@ from sink.dead_letters import DeadLetters
 from sink.discovery import Aim
 from sink.fetch import Asked, Fetcher
 from sink.lag import Lag
-from sink.push import Tally, dead_letters, failed_indexes, pushes
+from sink.push import Tally, dead_letters, failed_indexes, outcomes_of, pushes
 from sink.roster import LinkName
 
 log = structlog.get_logger(__name__)
@@ -118,10 +118,10 @@ class Slot:
         tally = self._shop.tally_of(reply.cluster, reply.cluster_name, link.name.queue)
         tally.fetched(len(reply.items), self.fetcher.answer_bytes)
         results = await self._push(reply.items, reply.cluster)
-        outcomes = Counter([result.outcome for result in results])
+        outcomes = outcomes_of(results)
         if outcomes[PushOutcome.REJECTED]:
             results = await self._kept(reply, results)
-            outcomes = Counter([result.outcome for result in results])
+            outcomes = outcomes_of(results)
         now_ms = time.wall_ms()
         times = [item[7] for item in reply.items]
         failed: tuple[int, ...] = ()

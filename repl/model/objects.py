@@ -245,28 +245,35 @@ def _sibling(item: object) -> Sibling:
     return Sibling((actor, counter), modified, tombstone, value, ctype, cenc, metadata, links, indexes)
 
 
+def glanced(data: bytes) -> tuple[bytes, Clock, int, int, bool] | None:
+    """(encoded clock, clock, hash64, last modified in ms, tombstone) of an object of one sibling without metadata,
+    links and indexes, as most are, checked without building it; None of any other, or of bytes that are none."""
+    try:
+        version, encoded, (sibling,) = msgpack.unpackb(data, use_list=False, max_map_len=0, max_ext_len=0)
+        actor, counter, modified_ms, tombstone, value, _, _, metadata, links, indexes = sibling
+        if (
+            version == OBJECT_VERSION
+            and not (metadata or links or indexes or (tombstone and value))
+            and tuple(map(type, sibling)) == _SIBLING_TYPES
+            and 0 <= modified_ms < 1 << 63
+        ):
+            clock = decode_clock(encoded)
+            if covers(clock, (actor, counter)):
+                return encoded, clock, xxh64_intdigest(data), modified_ms, tombstone
+    except (ValueError, TypeError, CodecError, msgpack.exceptions.UnpackException, RecursionError):
+        pass  # not the common shape: the full decoder accepts it or says what is wrong
+    return None
+
+
 def summarize_encoded(data: bytes) -> Summary:
     """The summary of an object of which only the bytes are at hand (a push). Raises CodecError as
     `decode_object` does; the common object of one sibling is checked without building it."""
-    try:
-        raw = msgpack.unpackb(data, use_list=False, max_map_len=0, max_ext_len=0)
-        version, clock, siblings = raw
-        (sibling,) = siblings
-        if (
-            version == OBJECT_VERSION
-            and tuple(map(type, sibling)) == _SIBLING_TYPES
-            and not sibling[7]
-            and not sibling[8]
-            and not sibling[9]
-            and 0 <= sibling[2] < 1 << 63
-            and not (sibling[3] and sibling[4])
-            and covers(decode_clock(clock), (sibling[0], sibling[1]))
-        ):
-            return Summary(clock, xxh64_intdigest(data), sibling[2], len(data), 1, sibling[3])
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError):
-        pass  # not the common shape: the full decoder accepts it or says what is wrong
+    seen = glanced(data)
+    if seen is not None:
+        encoded, _, hash64, modified_ms, tombstone = seen
+        return Summary(encoded, hash64, modified_ms, len(data), 1, tombstone)
     obj = decode_object(data)
-    encoded, summary = seal(obj)
-    if encoded != data:
+    canonical, summary = seal(obj)
+    if canonical != data:
         raise CodecError("not an object in canonical form: its bytes would change")
     return summary
