@@ -28,7 +28,7 @@ from queues.keeping import RETRY_MS, CursorKeeper, unreadable
 from queues.listing import listed, samples_of
 from queues.owing import owed
 from queues.ownership import Owner, take
-from queues.serving import ServedQueue
+from queues.serving import ServedQueue, Until, patiently
 from queues.source_queue import SourceQueue
 from queues.steering import Steering
 from queues.wire import FetchReply, FetchRequest, OwnCluster, OwnedByOther, UnknownQueue
@@ -249,10 +249,11 @@ class SourceQueues:
 
     # ---------------------------------------------------------------- fetches
 
-    async def fetch(self, name: str, request: FetchRequest) -> FetchReply:
-        """Take the acknowledgements in, then answer with the next batch, waiting for one as long as asked.
+    async def fetch(self, name: str, request: FetchRequest, until: Until = patiently) -> FetchReply:
+        """Take the acknowledgements in, then answer with the next batch, waiting for one as long as asked, by `until`.
 
-        Raises UnknownQueue, OwnCluster, OwnedByOther, NotReady (metastore away, or stopping), Overloaded.
+        Raises UnknownQueue, OwnCluster, OwnedByOther, NotReady (metastore away, or stopping), Overloaded, and what
+        `until` raises: nothing is given out then.
         """
         queue = self.named(name)
         session = request.session
@@ -270,7 +271,7 @@ class SourceQueues:
         self._keeper.claim_all(queue)
         if not request.max_count:
             return self._reply(queue, None)
-        return self._reply(queue, await queue.next_batch(request, now + request.wait_ms))
+        return self._reply(queue, await queue.next_batch(request, now + request.wait_ms, until))
 
     def _reply(self, queue: ServedQueue, batch: Batch | None) -> FetchReply:
         reply = queue.reply(batch, self._uuid, self._cluster_name)

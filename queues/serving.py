@@ -60,6 +60,15 @@ _TOMBSTONE: Final = int(ReferenceKind.TOMBSTONE)
 Cover = Callable[["ServedQueue", Lower, int], Awaitable[None]]
 """Returns once it is on record that so many references more may be held at a lower priority (`queues.holding`)."""
 
+Until = Callable[[asyncio.Future[None]], Awaitable[None]]
+"""Waits for a future; raises when whoever wanted to wait for it is not there any more."""
+
+
+async def patiently(waiter: asyncio.Future[None]) -> None:
+    """The wait of one who stays."""
+    await waiter
+
+
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 """Starts a task that is awaited or cancelled at stop."""
 
@@ -135,9 +144,9 @@ class ServedQueue:
         ready = any(window.owner_version == machine.owner_version for window in machine.windows.values())
         return SERVING if ready else STARTING
 
-    async def next_batch(self, request: FetchRequest, deadline_ms: int) -> Batch | None:
+    async def next_batch(self, request: FetchRequest, deadline_ms: int, until: Until) -> Batch | None:
         """The next batch for this request, at the latest at `deadline_ms`; None when there was nothing. Raises
-        Overloaded."""
+        Overloaded, and what `until` does."""
         now = self._time.now_ms()
         while True:
             self.refill()
@@ -149,10 +158,10 @@ class ServedQueue:
             if now >= deadline_ms or self.closed:
                 return None
             if held_ms and due is not None:
-                await self._wait(min(held_ms, deadline_ms - now))
+                await self._wait(min(held_ms, deadline_ms - now), until)
             elif due != 0:
                 self.wake()
-                await self._wait(deadline_ms - now)
+                await self._wait(deadline_ms - now, until)
             now = self._time.now_ms()
 
     async def _serve(self, request: FetchRequest, now_ms: int) -> Batch | None:
@@ -309,7 +318,7 @@ class ServedQueue:
 
     # ---------------------------------------------------------------- waiting fetches
 
-    async def _wait(self, wait_ms: int) -> None:
+    async def _wait(self, wait_ms: int, until: Until) -> None:
         if len(self.waiters) >= WAITING_FETCHES_MAX:
             raise Overloaded(f"{WAITING_FETCHES_MAX} fetches wait at queue {self.settings.name} already")
         loop = asyncio.get_running_loop()
@@ -317,7 +326,7 @@ class ServedQueue:
         self.waiters.append(waiter)
         timer = loop.call_later(wait_ms / 1000, _let_go, waiter)
         try:
-            await waiter
+            await until(waiter)
         finally:
             timer.cancel()
             if waiter in self.waiters:

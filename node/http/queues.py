@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from node.http.asgi import MSGPACK, Face, Request
 from node.http.statuses import Headers, Refused, Reply
 from queues.by_reference import ASKING_BYTES_MAX, ObjectReply, ObjectRequest, decode_asking, encode_object_reply
+from queues.serving import Until
 from queues.wire import (
     OFF_LOOP_FROM_BYTES,
     REQUEST_BYTES_MAX,
@@ -34,9 +35,9 @@ _HEADERS: Final[Headers] = [(b"content-type", MSGPACK)]
 class Fetching(Protocol):
     """What this room needs of the source side (`queues.registry.SourceQueues`)."""
 
-    async def fetch(self, queue: str, request: FetchRequest) -> FetchReply:
-        """Acknowledge, then the next batch. Raises UnknownQueue, OwnedByOther, OwnCluster, Retryable. When it is
-        cancelled while it waits, nothing is given out."""
+    async def fetch(self, queue: str, request: FetchRequest, until: Until) -> FetchReply:
+        """Acknowledge, then the next batch, waiting for it by `until`. Raises UnknownQueue, OwnedByOther, OwnCluster,
+        Retryable. When it is cancelled while it waits, or `until` raises, nothing is given out."""
 
 
 class ByReference(Protocol):
@@ -54,27 +55,31 @@ class QueueRoutes:
         self._queues = queues
         self._objects = objects
         self._certified = certified
-        self._stopping = asyncio.Event()
+        self._stopping = False
+        self._waits: set[asyncio.Future[None]] = set()
+        """What long polls wait for."""
         self.running = 0
         face.router.add("POST", "/queues/{queue}/fetch", self._fetch)
         face.router.add("POST", "/queues/{queue}/object", self._object)
 
     def stop(self) -> None:
         """End all long polls; every fetch from now on is refused."""
-        self._stopping.set()
+        self._stopping = True
+        for waiter in self._waits:
+            waiter.cancel()
 
     async def _fetch(self, request: Request) -> Reply:
         """The next batch of a queue, for a sink of another cluster."""
         wanted = decode_request(await request.body(REQUEST_BYTES_MAX, "a fetch's limit"))
         queue = request.text("queue")
         self._check_certificate(request, wanted.cluster_name)
-        if self._stopping.is_set():
+        if self._stopping:
             raise NotReady("this node is stopping")
         if self.running >= FETCHES_MAX:
             raise Overloaded(f"{FETCHES_MAX} fetches wait on this node, which is its limit")
         self.running += 1
         try:
-            reply = await self._answer_or_end(queue, wanted, request)
+            reply = await self._queues.fetch(queue, wanted, lambda waiter: self._wait(waiter, request))
         finally:
             self.running -= 1
         if wanted.compress != ZSTD or sum(len(item[8]) for item in reply.items) < OFF_LOOP_FROM_BYTES:
@@ -94,19 +99,18 @@ class QueueRoutes:
             sentence = f"a sink of cluster {cluster_name[:64]!r} shows a certificate of it; this one names {names}"
             raise Refused(403, "wrong-certificate", sentence)
 
-    async def _answer_or_end(self, queue: str, wanted: FetchRequest, request: Request) -> FetchReply:
-        """The answer, unless the client or this node goes first."""
-        answer = asyncio.ensure_future(self._queues.fetch(queue, wanted))
+    async def _wait(self, waiter: asyncio.Future[None], request: Request) -> None:
+        """Until `waiter` is done; raises when the client goes first, or this node stops."""
         gone = asyncio.ensure_future(request.gone())
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        waits = (answer, gone, stopping)
+        gone.add_done_callback(lambda _: waiter.cancel())
+        self._waits.add(waiter)
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((waiter,))
         finally:
-            for wait in waits:
-                wait.cancel()
-        if answer.done() and not answer.cancelled():
-            return answer.result()
-        if gone.done() and not gone.cancelled():
-            raise Refused(400, "cut-short", "the connection was closed for sending while the fetch waited")
-        raise NotReady("this node is stopping")
+            self._waits.discard(waiter)
+            has_gone = gone.done()
+            gone.cancel()
+        if waiter.cancelled():
+            if has_gone:
+                raise Refused(400, "cut-short", "the connection was closed for sending while the fetch waited")
+            raise NotReady("this node is stopping")

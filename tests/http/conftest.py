@@ -17,6 +17,7 @@ from config.settings import Address, LimitSettings, ListenSettings
 from node.http.app import HttpFace
 from node.http.listeners import Listener
 from queues.by_reference import ObjectReply, ObjectRequest
+from queues.serving import Until
 from queues.wire import FetchReply, FetchRequest, UnknownQueue
 from repl.model.conditions import Standing, judge_write, object_tag
 from repl.model.errors import BadInput, IsthmusError, Overloaded
@@ -170,14 +171,15 @@ class MemoryQueue:
         self.asked: list[FetchRequest] = []
         self.cancelled = 0
 
-    async def fetch(self, queue: str, request: FetchRequest) -> FetchReply:
+    async def fetch(self, queue: str, request: FetchRequest, until: Until) -> FetchReply:
         if queue != "q":
             raise UnknownQueue(f"no queue {queue!r} here")
         self.asked.append(request)
         if self.give is not None:
+            given: asyncio.Future[None] = asyncio.ensure_future(self.give.wait())  # type: ignore[arg-type]
             try:
-                await self.give.wait()
-            except asyncio.CancelledError:
+                await until(given)
+            except IsthmusError:
                 self.cancelled += 1
                 raise
         return FetchReply(b"\x02" * 16, "east", 3, b"", 30_000, NOW_MS, "serving", ())

@@ -92,7 +92,7 @@ def test_answers_are_compressed_for_who_asks(room):
         item = (1, 2, 3, b"default", b"b", b"k", b"o" * 16, 7, b"v" * size)
         reply = FetchReply(b"\x02" * 16, "east", 3, b"id", 30_000, 7, "serving", (item,))
 
-        async def fetch(_queue, _request):
+        async def fetch(_queue, _request, _until):
             return reply
 
         room.queue.fetch = fetch

@@ -23,6 +23,7 @@ from node.http.roles import Guard, Role
 from node.http.statuses import Reply
 from queues.batches import Session
 from queues.by_reference import ObjectReply, ObjectRequest, encode_asking
+from queues.serving import Until
 from queues.wire import FetchReply, FetchRequest, encode_request
 from repl.model.errors import PeerFault
 from repl.model.keys import Key
@@ -37,7 +38,7 @@ from tests.transport.on_loop import PeerOnLoop
 class Giving:
     """A source that gives an empty batch to everybody."""
 
-    async def fetch(self, queue: str, request: FetchRequest) -> FetchReply:
+    async def fetch(self, queue: str, request: FetchRequest, until: Until) -> FetchReply:
         return FetchReply(b"\x02" * 16, "c", 3, b"", 30_000, 1, "serving", ())
 
     async def object_of(self, name: str, wanted: ObjectRequest) -> ObjectReply:
