@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import plyvel
@@ -249,6 +250,13 @@ def test_a_missing_table_is_corruption(room: Path) -> None:
         open_store(room / "store")
 
 
+def _rows_of_segments(store: LevelStore, segments: list[int]) -> list[bytes]:
+    """The key rows of a partition's segments, each sought."""
+    with closing(store.far.snapshot(3)) as snapshot:
+        ranges = [(segment, segment + 1) for segment in sorted(set(segments))]
+        return [row for part in snapshot.segments(ranges) for _, row in part]
+
+
 def test_no_damaged_table_shortens_an_answer(room: Path) -> None:
     """Wherever a byte of a table is flipped, each read gives what was written or raises Corruption."""
     history = History()
@@ -270,6 +278,7 @@ def test_no_damaged_table_shortens_an_answer(room: Path) -> None:
         lambda s: s.changes(3, 0, 1_000) == changes,
         lambda s: list(s.list_keys(3, None, None)) == listed,
         lambda s: list(s.key_rows(3, 0, 1 << 20)) == segments,
+        lambda s: _rows_of_segments(s, [each[0] for each in segments]) == [each[3] for each in segments],
         lambda s: s.offset_at(3, history.time_ms) == 0,
         lambda s: all(s.object(3, b"b", e.key) == e.payload for e in some),
         lambda s: all(s.key_row(3, e.key_hash, b"b", e.key) == e.row for e in some),
