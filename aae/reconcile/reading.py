@@ -40,7 +40,9 @@ LEADERLESS_S: Final = 30.0
 
 
 class Range(ds.InputPartition):  # type: ignore[misc]
-    """A Spark partition: the segments [first, end) of a partition, and where its copies are."""
+    """A Spark partition: the segments [first, end) of a partition, and where its copies are. What the plan says of a
+    read travels with it, since Spark has packed the reader before it plans: among how many tasks its rate is shared,
+    and where its manifest is."""
 
     def __init__(self, cluster: bytes, partition: int, first: int, end: int, copies: tuple[Copy, ...]) -> None:
         super().__init__((partition, first, end))
@@ -49,6 +51,8 @@ class Range(ds.InputPartition):  # type: ignore[misc]
         self.first = first
         self.end = end
         self.copies = copies
+        self.tasks = 1
+        self.manifest = ""
 
 
 class Piece(NamedTuple):
@@ -255,8 +259,6 @@ class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]
     def __init__(self, options: Options, schema: t.StructType) -> None:
         self._options = options
         self._schema = schema
-        self._tasks = 1
-        self._manifest = ""
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
         """Takes bounds on bucket, segment and last_modified, as far as the node can apply them; Spark gets back all
@@ -319,11 +321,11 @@ class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]
         plan, found = asked_ranges(
             self._ask, options.segments, options.splits, options.consistency, min(options.give_up_after_s, LEADERLESS_S)
         )
-        self._tasks = options.tasks_at_once or len(found)
-        if options.manifest:
-            read = f"read={uuid4().hex[:16]}"
-            self._manifest = str(Path(options.manifest, read))
-            write_json(Path(self._manifest), "plan.json", {
+        manifest = str(Path(options.manifest, f"read={uuid4().hex[:16]}")) if options.manifest else ""
+        for one in found:
+            one.tasks, one.manifest = options.tasks_at_once or len(found), manifest
+        if manifest:
+            write_json(Path(manifest), "plan.json", {
                 "cluster": plan.cluster_name, "cluster_uuid": plan.cluster.hex(), "bucket_type": plan.bucket_type,
                 "ranges": [[one.partition, one.first, one.end] for one in found],
             })  # fmt: skip
@@ -349,13 +351,13 @@ class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]
             give_up_after_s=options.give_up_after_s, resume=options.failover == "continue", ask=self._ask,
         )  # fmt: skip
         columns = Columns(options.bucket_type, self._schema)
-        pace = Pace(options.rows_per_second / max(self._tasks, 1))
+        pace = Pace(options.rows_per_second / part.tasks)
         for head, rows in stream.frames():
             yield columns.batch(head, rows)
             pace.passed(len(rows.names))
-        if self._manifest:
+        if part.manifest:
             name = f"range-{part.partition}-{part.first}-{part.end}.json"
-            write_json(Path(self._manifest), name, {"pieces": [piece._asdict() for piece in stream.pieces]})
+            write_json(Path(part.manifest), name, {"pieces": [piece._asdict() for piece in stream.pieces]})
 
 
 def write_json(directory: Path, name: str, document: object) -> None:

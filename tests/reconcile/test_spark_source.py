@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -350,6 +351,33 @@ def test_a_range_that_nobody_gives_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     told.clear()
     with pytest.raises(RangeUnreadable, match=r"partition 3, segments 0 to 1048576: .*connection refused"):
         list(RangeStream(asked(), part, Credentials(), give_up_after_s=0.05).frames())
+
+
+def test_a_plan_travels_with_its_ranges(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Spark packs the reader before it plans, so a task has from its range what share of the rate is its own, and where
+    the manifest of its read is; a later plan is another read."""
+    held = (Copy("n1", "http://n1", False, True, 1, COUNT),)
+    plan = Plan(CLUSTER, "east", "default", (PartitionPlan(PARTITION, 0, SEGMENT_COUNT, None, held),))
+    monkeypatch.setattr(reading, "asked_plan", lambda *_: plan)
+    given = {"urls": "http://n1:1", "splits": "4", "rows_per_second": "100", "manifest": str(tmp_path)}
+    reader = IsthmusReader(parse_options(given), schema_of(View.KEYS))
+    packed = pickle.dumps(reader)
+    first, second = reader.partitions(), reader.partitions()
+    assert [part.tasks for part in first] == [4] * 4
+    assert first[0].manifest == first[3].manifest != second[0].manifest
+
+    @contextmanager
+    def streamed(*_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
+        part = first[1]
+        yield HEAD._replace(first=part.first, end=part.end), iter([Tail(0)])
+
+    monkeypatch.setattr(reading, "streamed", streamed)
+    paces: list[float] = []
+    monkeypatch.setattr(reading, "Pace", lambda rate: paces.append(rate))
+    assert list(pickle.loads(packed).read(pickle.loads(pickle.dumps(first[1])))) == []
+    assert paces == [25]
+    pieces, missing = reading.read_manifest(tmp_path)
+    assert ([(piece.first, piece.end) for piece in pieces], len(missing)) == ([(first[1].first, first[1].end)], 3)
 
 
 def test_filters_are_taken_as_far_as_they_are_exact() -> None:
