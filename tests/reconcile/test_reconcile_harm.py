@@ -212,7 +212,7 @@ def test_damage_is_corrupt_and_ends_nothing(spark: Any, world: World, tmp_path: 
     """A key row that is no more one, and an object that is not the one of its row, are `corrupt` on their side, the
     object where bodies are read; all other keys have their verdicts."""
     places.stop_node(world.directory, "right-1")
-    with_damage(world.directory / "right-1" / "store" / "rows", {b"k7": KEY_TAG, b"k8": OBJECT_TAG})
+    with_damage(world.directory / "right-1" / "data" / "store" / "rows", {b"k7": KEY_TAG, b"k8": OBJECT_TAG})
     places.start_node(world.directory, "right-1")
     run(spark, world.left, world.right, options(tmp_path, "rows", full=True, bucket=BUCKET))
     row = TRUTH | {b"k7": ("diverged", "corrupt", "sink")}
