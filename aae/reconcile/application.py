@@ -75,7 +75,7 @@ has the same ones."""
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do a run, or what is left of it; its exit code."""
-    from aae.reconcile.reconcile import ReconcileOptions, run
+    from aae.reconcile.reconcile import ReconcileOptions, check, run
     from aae.reconcile.sessions import session
     from repl.model.errors import IsthmusError
 
@@ -84,9 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.get("run_id") is None:
         given["run_id"] = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     try:
+        options = ReconcileOptions(**given)
+        check(left, right, options)
         spark = session(f"isthmus reconcile {given['run_id']}")
         try:
-            summary = run(spark, left, right, ReconcileOptions(**given), _told)
+            summary = run(spark, left, right, options, _told)
         finally:
             spark.stop()
     except IsthmusError as error:

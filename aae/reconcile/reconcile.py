@@ -116,7 +116,7 @@ def run(
 ) -> dict[str, Any]:
     """Do the run, or what is left of it; its summary. Raises BadInput for options that mean nothing, and for a run id
     that stands for another question. A cluster that cannot be read is no exception: the summary says so."""
-    check(options)
+    check(left, right, options)
     directory = RunDirectory(options.output, options.run_id)
     wanted = {**options._asdict(), "bucket": options.bucket.hex()}
     for name in HOW:
@@ -133,8 +133,11 @@ def run(
     return go.run()
 
 
-def check(options: ReconcileOptions) -> None:
-    """Raises BadInput, BadConfig."""
+def check(left: str, right: str, options: ReconcileOptions) -> None:
+    """All that can be said before Spark is started. Raises BadInput, BadConfig."""
+    for urls in (left, right):
+        _urls(urls)
+    RunDirectory(options.output, options.run_id)
     if not 0 < options.sample <= 1:
         raise BadInput(f"sample {options.sample}: a part above 0, up to 1, is right")
     if min(options.settle_s, options.max_time_s, options.max_differences, options.rows_per_second) < 0:

@@ -81,7 +81,7 @@ def _bytes(_context: click.Context, _parameter: click.Parameter, value: str | No
 @FORMAT
 def run(**given: Any) -> None:
     """Compare two clusters. Ctrl-C, or a killed driver, loses nothing: the same --run-id goes on."""
-    from aae.reconcile.reconcile import ReconcileOptions
+    from aae.reconcile.reconcile import ReconcileOptions, check
     from aae.reconcile.reconcile import run as run_it
     from aae.reconcile.sessions import session
 
@@ -108,6 +108,7 @@ def run(**given: Any) -> None:
         given["certificate_file"],
         given["key_file"],
     )
+    check(given["left"], given["right"], options)
     spark = session(f"isthmus reconcile {run_id}", given["master"], stand_back=True)
     try:
         summary = run_it(spark, given["left"], given["right"], options, lambda line: click.echo(line, err=True))
