@@ -15,7 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceStreamReader
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from aae.reconcile.client import Plan, asked_plan
 from aae.reconcile.options import Options
@@ -32,12 +32,17 @@ ROWS_AT_ONCE: Final = 10_000_000
 batches, each of which is a step that need not be repeated."""
 
 
-class IsthmusStreamReader(DataSourceStreamReader):  # type: ignore[misc]
+class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
     """The views `keys` and `objects`, as they change."""
 
     def __init__(self, options: Options, schema: t.StructType) -> None:
         self._options = options
         self._schema = schema
+        self._target: dict[int, int] | None = None
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What is there now is the end of this query; it comes in batches all the same."""
+        self._target = {one.partition: _applied(one) for one in self._plan().partitions}
 
     def initialOffset(self) -> dict[str, Any]:
         """Of a new query: everything there is, or (option starting) what changes from now on."""
@@ -53,7 +58,10 @@ class IsthmusStreamReader(DataSourceStreamReader):  # type: ignore[misc]
         """How far the next batch goes. Raises BadInput when the checkpoint is of another cluster or bucket type."""
         plan = self._plan()
         begun = _begun(plan, start)
-        ends = {one.partition: max(_applied(one), begun[one.partition]) for one in plan.partitions}
+        ends = {one.partition: _applied(one) for one in plan.partitions}
+        if self._target is not None:
+            ends = {partition: min(end, self._target.get(partition, 0)) for partition, end in ends.items()}
+        ends = {partition: max(end, begun[partition]) for partition, end in ends.items()}
         if not isinstance(limit, ReadAllAvailable):
             ends = shared(begun, ends, limit.max_rows if isinstance(limit, ReadMaxRows) else ROWS_AT_ONCE)
         return _offset(plan, ends)

@@ -14,12 +14,12 @@ from pyspark.sql import datasource as ds
 from xxhash import xxh64_intdigest
 
 from aae import row_wire
-from aae.reconcile import client, reading
+from aae.reconcile import client, reading, streaming
 from aae.reconcile.client import Copy, Credentials, PartitionPlan, Plan, parse_plan
 from aae.reconcile.options import Options, parse_options
 from aae.reconcile.reading import IsthmusReader, Range, RangeStream, RangeUnreadable, WrongCluster
 from aae.reconcile.rows import Columns, schema_of
-from aae.reconcile.streaming import shared
+from aae.reconcile.streaming import IsthmusStreamReader, shared
 from aae.row_streams import STREAMS_MAX, Held, RowStreams
 from aae.row_wire import ChangesAsked, Consistency, Frames, Head, Rows, RowsAsked, Tail, View
 from repl.model.entry import NO_OFFSET, EntryKind, make_entry
@@ -519,3 +519,35 @@ def test_a_leader_that_changes_is_found_again(monkeypatch: pytest.MonkeyPatch) -
     assert ranges[0].copies == (leads,)
     with pytest.raises(RangeUnreadable, match="only the leader may, and there is none"):
         reading.asked_ranges(lambda: plan(first), whole, 1, Consistency.COMMITTED, 0.05)
+
+
+def test_what_is_there_now_comes_in_batches_and_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With availableNow a query goes in steps of rows_per_batch to what was applied when it began, and not beyond; what
+    is applied meanwhile is for the next one, which goes on from there."""
+    applied = {0: 25, 1: 3}
+
+    def plan(*_: object) -> Plan:
+        half = SEGMENT_COUNT // 2
+        held = {p: (Copy("n1", "http://n1", True, True, 1, offset),) for p, offset in applied.items()}
+        pieces = (PartitionPlan(0, 0, half, None, held[0]), PartitionPlan(1, half, SEGMENT_COUNT, None, held[1]))
+        return Plan(CLUSTER, "east", "default", pieces)
+
+    monkeypatch.setattr(streaming, "asked_plan", plan)
+    options = parse_options({"urls": "http://n1:1", "rows_per_batch": "10"})
+
+    def steps(start: dict[str, Any]) -> list[dict[str, int]]:
+        reader = IsthmusStreamReader(options, schema_of(View.KEYS))
+        reader.prepareForTriggerAvailableNow()
+        found = [start]
+        while True:
+            end = reader.latestOffset(found[-1], reader.getDefaultReadLimit())
+            if end == found[-1]:
+                return [one["partitions"] for one in found]
+            found.append(end)
+            applied[0] += 100
+
+    first = steps(IsthmusStreamReader(options, schema_of(View.KEYS)).initialOffset())
+    assert first == [{"0": 0, "1": 0}, {"0": 7, "1": 3}, {"0": 17, "1": 3}, {"0": 25, "1": 3}]
+    assert applied[0] == 325
+    second = steps({"cluster": CLUSTER.hex(), "partitions": first[-1]})
+    assert second[-1] == {"0": 325, "1": 3}

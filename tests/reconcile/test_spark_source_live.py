@@ -130,7 +130,7 @@ from aae.reconcile.sessions import session
 spark = session("stream", "local[2]")
 urls, lake = sys.argv[1:]
 query = (
-    spark.readStream.format("isthmus").options(urls=urls, rows_per_batch="400").load().filter("bucket = X'73'")
+    spark.readStream.format("isthmus").options(urls=urls, rows_per_batch="2000").load().filter("bucket = X'73'")
     .writeStream.format("parquet").option("path", lake + "/keys").option("checkpointLocation", lake + "/checkpoint")
     .trigger(availableNow=True).start()
 )
