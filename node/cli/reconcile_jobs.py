@@ -7,7 +7,7 @@ are for is told in docs/spark.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -15,6 +15,9 @@ from node.cli.credentials import credential_options
 from node.cli.exits import Exit
 from node.cli.output import echo_json, echo_table, output_option, printable
 from node.cli.reconcile_files import duration_s, files_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -60,6 +63,13 @@ def _options(given: dict[str, Any]) -> dict[str, str]:
     return found | {name: value for name, value in files._asdict().items() if value}
 
 
+def _paced(spark: SparkSession, options: dict[str, str]) -> dict[str, str]:
+    """The rate is that of all tasks together: of those that run at once."""
+    if "rows_per_second" not in options:
+        return options
+    return options | {"tasks_at_once": str(spark.sparkContext.defaultParallelism)}
+
+
 @click.command("stats")
 @URLS
 @TYPE
@@ -75,7 +85,7 @@ def stats(urls: str, bucket_type: str, master: str, output: str, **given: Any) -
     options = _options(given)
     jobs.source_options(urls, bucket_type, "", options)
     with sessions.job("stats", master) as spark:
-        found = jobs.stats(spark, urls, bucket_type, "", options).orderBy("bucket")
+        found = jobs.stats(spark, urls, bucket_type, "", _paced(spark, options)).orderBy("bucket")
         rows = [row.asDict() for row in found.toLocalIterator()]
     for row in rows:
         row["bucket"] = bytes(row["bucket"]).decode(errors="backslashreplace")
@@ -105,7 +115,8 @@ def export(path: str, urls: str, bucket_type: str, master: str, output: str, **g
     options = _options(given)
     jobs.source_options(urls, bucket_type, "", options)
     with sessions.job("export", master) as spark:
-        _counted(exporting.export_objects(spark, urls, bucket_type, "", path, options, _tell), "exported", output)
+        count = exporting.export_objects(spark, urls, bucket_type, "", path, _paced(spark, options), _tell)
+        _counted(count, "exported", output)
 
 
 @click.command("import")
@@ -131,9 +142,8 @@ def import_(
     parse_options({"urls": urls, **options})
     directory = None if run_id is None or run_dir is None else exporting.import_directory(run_dir, run_id)
     with sessions.job("import", master) as spark:
-        if "rows_per_second" in options:
-            options["tasks_at_once"] = str(spark.sparkContext.defaultParallelism)
-        _counted(exporting.import_objects(spark, path, urls, options, directory, _tell), "imported", output)
+        count = exporting.import_objects(spark, path, urls, _paced(spark, options), directory, _tell)
+        _counted(count, "imported", output)
 
 
 @click.command("trees")
@@ -152,7 +162,7 @@ def trees(urls: str, bucket_type: str, exported: str | None, master: str, output
     options = _options(given)
     jobs.source_options(urls, bucket_type, "", options)
     with sessions.job("trees", master) as spark:
-        found = jobs.trees(spark, urls, bucket_type, options, exported or "")
+        found = jobs.trees(spark, urls, bucket_type, _paced(spark, options), exported or "")
     if output == "json":
         echo_json({"segments_differing": found})
     else:
