@@ -77,6 +77,26 @@ def covers(clock: Clock, dot: Dot) -> bool:
     return False
 
 
+_ONE_WRITER_BYTES: Final = 38
+_ONE_WRITER_HEAD: Final = b"\x91\x93\xc4\x14"
+
+
+def of_one_writer(older: bytes, newer: bytes) -> bool:
+    """True when both encoded clocks have one entry, of the same 20-byte actor, and `newer` the greater counter; False
+    for any other clocks. A fraction of the cost of decoding them.
+
+    Such a clock is head, actor, 0xCF, the counter in 8 bytes (big-endian, at least 2^32: epochs begin at 1), 0xCE, the
+    time in 4 (at least 2^16)."""
+    return (
+        len(older) == len(newer) == _ONE_WRITER_BYTES
+        and older[:25] == newer[:25]
+        and newer.startswith(_ONE_WRITER_HEAD)
+        and newer[24] == 0xCF
+        and newer[33] == 0xCE
+        and older[25:33] < newer[25:33]
+    )
+
+
 def descends(a: Clock, b: Clock) -> bool:
     """True when `a` has seen all that `b` has seen (equal clocks descend each other)."""
     if a == b or not b:

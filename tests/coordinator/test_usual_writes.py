@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import pytest
 
 from repl.model.conditions import Condition
+from repl.model.entry import decode_key_row
 from repl.model.errors import IsthmusError
 from repl.model.keys import Key, key_hash
-from repl.model.objects import TOMBSTONE, Content
+from repl.model.objects import TOMBSTONE, Content, Object, Sibling, encode_object
 from repl.model.properties import Properties, TypeProperties
-from repl.model.requests import WriteRequest, Written
-from repl.model.vclock import Clock, actor_of, decode_clock
+from repl.model.requests import PushItem, PushResult, WriteRequest, Written
+from repl.model.vclock import Clock, actor_of, decode_clock, increment, merge
 from repl.proposal import Proposal
 from repl.store.memory import MemoryStore
 from repl.store.port import PartitionStep
@@ -34,15 +35,31 @@ class Both:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self.pushes = (0.0, 0.3, 0.9)[seed % 3]
+        """Share of the requests that are pushes."""
         self.store = MemoryStore()
         self.place = Place(0, actor_of(UUID, 0))
         self.place.replica.epoch = 3
         self.clocks: dict[Key, list[Clock]] = {}
         self.now_ms = 1_700_000_000_000
 
-    def request(self) -> WriteRequest:
-        """Anything that a client may ask for, the usual things more often."""
+    def push(self, key: Key) -> PushItem:
+        """Anything that another cluster may push, the usual things more often."""
         pick = self.random
+        theirs = actor_of(OTHER, pick.randrange(2))
+        seen = pick.choice(((), (), *self.clocks.get(key, [])[-3:]))
+        counter = pick.choice(((7 << 44) + pick.randrange(1000), 5, 1 << 33))
+        base = merge(seen, ((theirs, 5, 9),)) if pick.random() < 0.1 else seen
+        clock = increment(base, theirs, counter, 1_700_000_000)
+        value = b"" if (tombstone := pick.random() < 0.2) else pick.randbytes(pick.choice((5, 90, 400)))
+        made = encode_object(Object(clock, (Sibling((theirs, counter), self.now_ms, tombstone, value, b"text/plain"),)))
+        return PushItem(key, pick.choice((OTHER, OTHER, b"short")), made[: -1 if pick.random() < 0.05 else None])
+
+    def request(self) -> WriteRequest | PushItem:
+        """Anything that a client may ask for, the usual things more often; or a push."""
+        pick = self.random
+        if pick.random() < self.pushes:
+            return self.push(Key(b"default", pick.choice((b"plain", b"one", b"away")), b"key-%d" % pick.randrange(6)))
         key = Key(b"default", pick.choice((b"plain", b"last", b"one")), b"key-%d" % pick.randrange(6))
         seen = self.clocks.get(key, [])
         context = pick.choice((None, (), *seen[-1:], *seen[-1:], *seen[-1:], *seen))
@@ -60,13 +77,17 @@ class Both:
     def proposal(self, kind: type[Proposal]) -> Proposal:
         return kind(self.place, self.store, UUID, LIMITS, PROPERTIES, self.now_ms, {})  # type: ignore[arg-type]
 
-    def one_by_one(self, requests: Sequence[WriteRequest]) -> tuple[Proposal, list[object], int]:
+    def one_by_one(self, requests: Sequence[WriteRequest | PushItem]) -> tuple[Proposal, list[object], int]:
         proposal = self.proposal(Proposal)
         results: list[object] = []
         end = 0
         for request in requests:
+            hash64 = key_hash(request.key.bucket, request.key.key)
             try:
-                answer, at = proposal.write(request, key_hash(request.key.bucket, request.key.key))
+                if isinstance(request, PushItem):
+                    answer, at = proposal.push(request, hash64)
+                else:
+                    answer, at = proposal.write(request, hash64)
             except IsthmusError as error:
                 answer, at = error, 0
             results.append(answer)
@@ -79,7 +100,7 @@ def told(result: object) -> object:
     return (type(result), str(result)) if isinstance(result, IsthmusError) else result
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(9))
 def test_usual_writes_are_what_the_way_of_all_writes_makes_of_them(seed: int) -> None:
     """Over long histories of fresh keys, overwrites, siblings, deletes, limits and repeated ids, applied or not,
     taking many at once makes the same entries, byte for byte, the same answers, counts and reports."""
@@ -107,7 +128,10 @@ def test_usual_writes_are_what_the_way_of_all_writes_makes_of_them(seed: int) ->
         for request, result in zip(requests, results, strict=True):
             if isinstance(result, Written) and result.clock:
                 both.clocks.setdefault(request.key, []).append(decode_clock(result.clock))
-        usual += sum(isinstance(result, Written) for result in results)
+            usual += isinstance(result, Written) or (isinstance(result, PushResult) and result.error is None)
+        for entry in proposal.entries:
+            clock = decode_clock(decode_key_row(entry.row).clock)
+            both.clocks.setdefault(Key(b"default", entry.bucket, entry.key), []).append(clock)
         both.now_ms += both.random.randrange(2_000)
         place = both.place
         place.pending_rows.update(proposal.fresh)
