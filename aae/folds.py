@@ -156,6 +156,8 @@ class Folds:
         if led is None:
             raise NotLeader(f"this node does not lead partition {partition}")
         bucket_type, place = led
+        if asked.kind is Kind.REPL_KEYS:
+            await self._hands.push(asked.queue, ())  # a queue that is not there is told of at once, and dry, too
         page, rows = await self._in_turn(place, asked)
         if asked.dry or not rows:
             return page

@@ -1,4 +1,4 @@
-"""What each node knows of its full-sync (checks and trees), gathered by the node that was asked.
+"""What each node knows of its full-sync (checks and trees), gathered by the node that was asked; and acts upon all.
 
 One request a node, all at once, with a time-out: who does not answer in time is unknown, never guessed. Which nodes
 share a peer cluster is told from that: full-sync's work is not moved between nodes, so one alone is a risk.
@@ -9,18 +9,31 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from aae.manager import Manager
 from node.gathering import TIMEOUT_MS
 from repl.model.errors import CodecError, IsthmusError
 
 METHOD: Final = "fullsync"
 
+ACT: Final = "fullsync.act"
+
 WHAT: Final = frozenset({"checks", "trees"})
 
 
+class SuspendWish(NamedTuple):
+    """Checks of a peer, or of all (None), are to be suspended or resumed."""
+
+    suspended: bool
+    peer: str | None
+    by: str
+    reason: str
+
+
 class FullSyncGathering:
-    """Asks and answers. `request` is `Links.request`; `own(what)` is what this node says, of `checks` or of `trees`."""
+    """Asks and answers. `request` is `Links.request`; `own(what)` is what this node says, of `checks` or of `trees`;
+    `manager()` is its own."""
 
     def __init__(
         self,
@@ -28,14 +41,16 @@ class FullSyncGathering:
         node: str,
         request: Callable[[str, str, bytes, int], Awaitable[bytes]],
         own: Callable[[str], dict[str, Any]],
+        manager: Callable[[], Manager],
     ) -> None:
         self._node = node
         self._request = request
         self._own = own
+        self._manager = manager
 
     def request_handlers(self) -> dict[str, Callable[[str, bytes], Awaitable[bytes]]]:
         """What other nodes may ask of this one, by method."""
-        return {METHOD: self.answer}
+        return {METHOD: self.answer, ACT: self.answer_act}
 
     async def answer(self, _node: str, body: bytes) -> bytes:
         """This node's answer to another one that gathers."""
@@ -49,6 +64,39 @@ class FullSyncGathering:
         names = sorted({self._node, *nodes})
         found = await asyncio.gather(*(self._ask(name, what) for name in names))
         return dict(zip(names, found, strict=True))
+
+    async def answer_act(self, _node: str, body: bytes) -> bytes:
+        """Suspend or resume here, as another node passes it on; the names of the peers that this concerned."""
+        try:
+            wish = SuspendWish(*json.loads(body))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise CodecError(f"{ACT}: {error}") from error
+        return json.dumps(await self._acted(wish)).encode()
+
+    async def act(self, nodes: Iterable[str], wish: SuspendWish) -> dict[str, list[str] | None]:
+        """Suspend or resume on `nodes`: of each the names of the peers that this concerned; None: it did not answer, or
+        could not remember it."""
+        names = sorted(nodes)
+        return dict(zip(names, await asyncio.gather(*(self._act_on(name, wish) for name in names)), strict=True))
+
+    async def _act_on(self, node: str, wish: SuspendWish) -> list[str] | None:
+        try:
+            if node == self._node:
+                return await self._acted(wish)
+            found = json.loads(await self._request(node, ACT, json.dumps(wish).encode(), TIMEOUT_MS))
+        except (IsthmusError, ValueError, RecursionError):
+            return None
+        return found if isinstance(found, list) else None
+
+    async def _acted(self, wish: SuspendWish) -> list[str]:
+        manager = self._manager()
+        names = [name for name in manager.peers if wish.peer in (None, name)]
+        for name in names:
+            if wish.suspended:
+                await manager.suspend(name, wish.by, wish.reason)
+            else:
+                await manager.resume(name)
+        return names
 
     async def _ask(self, node: str, what: str) -> dict[str, Any] | None:
         if node == self._node:

@@ -168,7 +168,9 @@ class Parts:
             looks=lambda: self.key_looks,
             proven=self.proven,
         )
-        self.fullsync_gathering = FullSyncGathering(node=name, request=self.links.request, own=self.fullsync_of)
+        self.fullsync_gathering = FullSyncGathering(
+            node=name, request=self.links.request, own=self.fullsync_of, manager=lambda: self.fullsync.manager
+        )
         gatherings = (
             self.gathering,
             self.telemetry,

@@ -1,7 +1,7 @@
 """`isthmus fullsync`: which clusters this one is compared with, what was found, and running a check now.
 
 Shows and asks what a node's admin listener offers (docs/http.md); the words are told in docs/fullsync.md. Full-sync is
-a node's own affair: every command speaks of the node that answers.
+a node's own affair: commands speak of the node that answers, but for `suspend`, `resume` and `trees`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import click
 
 from node.cli.cluster import listed
 from node.cli.exits import CommandFailed, Exit
-from node.cli.output import cell, echo_json, echo_table, milliseconds, moment, output_option
+from node.cli.output import cell, echo_json, echo_table, milliseconds, moment, output_option, printable
 from node.cli.queue import BY, REASON
 from node.cli.remote import AdminClient, admin_option
 
 PEER = click.option("--peer", help="Only this [[fullsync]]; without it all of the node, or the only one.")
+PEER_OF_ALL = click.option("--peer", help="Only this [[fullsync]]; without it all.")
+NODE = click.option("--node", metavar="NAME", help="Only on this node; without it on all.")
 KINDS: Final = ("all", "day", "hour", "range", "auto")
 LOOK_S: Final = 0.25
 """How often a run that is waited for is looked at."""
@@ -64,6 +66,11 @@ def status(results: int, admin: AdminClient, output: str) -> None:
         click.echo(f"{peer.get('name')}: compared by {', '.join(peer.get('shared_by', ()))}{silent}")
         if peer.get("warning"):
             click.echo(f"warning: {peer.get('name')}: {peer['warning']}")
+        learned = peer.get("range")
+        if isinstance(learned, dict):
+            of = "" if learned["bucket"] is None else f" in bucket {learned['bucket']}"
+            times = f"{moment(learned['since_ms'])} to {moment(learned['before_ms'])}"
+            click.echo(printable(f"{peer.get('name')}: the next check of kind range looks at changes of {times}{of}"))
         if peer.get("gaps_open"):
             name, queue = peer.get("name"), peer.get("queue")
             click.echo(f"{name}: {peer['gaps_open']} gaps of queue {queue} are not proven yet (`isthmus gaps {queue}`)")
@@ -116,26 +123,41 @@ def schedule(admin: AdminClient, output: str) -> None:
 
 
 @fullsync_group.command("suspend")
-@PEER
+@PEER_OF_ALL
+@NODE
 @BY
 @REASON
 @admin_option
 @output_option
-def suspend(peer: str | None, by: str, reason: str, admin: AdminClient, output: str) -> None:
-    """Let no check of the node be due until resumed, over restarts too; one that runs goes on."""
-    answer = admin.post("/admin/fullsync/suspend", {"peer": peer, "by": by, "reason": reason})
-    _echo(answer, output, f"{answer.get('node')}: checks of {peer or 'all clusters'} are suspended")
+def suspend(peer: str | None, node: str | None, by: str, reason: str, admin: AdminClient, output: str) -> None:
+    """Let no check be due until resumed, over restarts too, on every node that lives; one that runs goes on."""
+    wish = {"peer": peer, "node": node, "by": by, "reason": reason}
+    _echo_acted(admin.post("/admin/fullsync/suspend", wish), output, "suspended")
 
 
 @fullsync_group.command("resume")
-@PEER
+@PEER_OF_ALL
+@NODE
 @BY
 @admin_option
 @output_option
-def resume(peer: str | None, by: str, admin: AdminClient, output: str) -> None:
-    """Let checks be due again."""
-    answer = admin.post("/admin/fullsync/resume", {"peer": peer, "by": by})
-    _echo(answer, output, f"{answer.get('node')}: checks of {peer or 'all clusters'} are due again")
+def resume(peer: str | None, node: str | None, by: str, admin: AdminClient, output: str) -> None:
+    """Let checks be due again, on every node that lives."""
+    _echo_acted(admin.post("/admin/fullsync/resume", {"peer": peer, "node": node, "by": by}), output, "due again")
+
+
+def _echo_acted(answer: dict[str, Any], output: str, what: str) -> None:
+    """What each node did. Code 3 when one did not answer: it goes on as before."""
+    acted = answer.get("acted")
+    found: dict[str, Any] = acted if isinstance(acted, dict) else {}
+    if output == "json":
+        echo_json(answer)
+    for node, names in found.items() if output != "json" else ():
+        if names:
+            click.echo(printable(f"{node}: checks of {', '.join(names)} are {what}"))
+    silent = [node for node, names in found.items() if names is None]
+    if silent:
+        raise CommandFailed(Exit.UNAVAILABLE, "unknown", f"does not answer, and is as it was: {', '.join(silent)}")
 
 
 @fullsync_group.command("set-range")
@@ -150,8 +172,11 @@ def set_range(
     since: str, before: str, bucket: str | None, peer: str | None, by: str, admin: AdminClient, output: str
 ) -> None:
     """Let the next check of kind range look at changes of [SINCE, BEFORE): times such as 2026-02-03T04:05, UTC."""
+    since_ms, before_ms = time_of(since), time_of(before)
+    if since_ms >= before_ms:
+        raise CommandFailed(Exit.USAGE, "bad-input", f"{since} does not lie before {before}")
     name = peer or _only(admin)
-    wish = {"peer": name, "since_ms": time_of(since), "before_ms": time_of(before), "bucket": bucket, "by": by}
+    wish = {"peer": name, "since_ms": since_ms, "before_ms": before_ms, "bucket": bucket, "by": by}
     _echo(admin.post("/admin/fullsync/set-range", wish), output, f"{name}: the range is set; `run range` looks at it")
 
 

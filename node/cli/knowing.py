@@ -159,7 +159,8 @@ def _print(answer: dict[str, Any], bucket_type: str, bucket: str, object_key: st
     reap = answer.get("reap")
     if isinstance(reap, dict):
         facts.append(("reap", reap["waits"] or "it may go"))
-    facts += [(f"full-sync {row['fullsync']}", _compared(row)) for row in answer.get("compared") or ()]
+    for row in answer.get("compared") or ():
+        facts.append((f"full-sync {row['fullsync']} of {row['node']}", _compared(row)))
     for side in answer.get("other_sides") or ():
         facts.append((f"other side {side['url']}", f"{side['state']}{': ' + side['reason'] if side['reason'] else ''}"))
     echo_facts([*facts, ("next", answer.get("next"))])
@@ -169,7 +170,7 @@ def _compared(row: dict[str, Any]) -> str:
     """What the newest check of one node says of the key's segment."""
     what = f"{row['verdict']}{': ' + row['difference'] if row.get('difference') else ''}"
     why = f" ({row['reason']})" if row.get("reason") else ""
-    looked = f", compared {moment(row['at_ms'])} by {row['node']}: {row['check']}" if row.get("at_ms") else ""
+    looked = f", compared {moment(row['at_ms'])}: {row['check']}" if row.get("at_ms") else ""
     proven = f"; proven in sync as of {moment(row['proven_ms'])}" if row.get("proven_ms") else "; never proven in sync"
     return f"{what}{looked}{why}{proven}"
 

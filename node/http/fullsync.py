@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from aae import listing
-from aae.manager import Manager
+from aae.manager import Manager, UnknownPeer
 from aae.schedule import Kind, TimeRange
-from node.fullsync_gathering import sharing, warning
+from node.fullsync_gathering import SuspendWish, sharing, warning
 from node.http.asgi import Face, Request, json_reply
 from node.http.statuses import Refused, Reply
 from node.http.wishes import initiator, text, wish_of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from node.parts import Parts
 
 RUN_KEYS: Final = frozenset({"peer", "kind", "by"})
-ACT_KEYS: Final = frozenset({"peer", "by", "reason"})
+ACT_KEYS: Final = frozenset({"peer", "node", "by", "reason"})
 RANGE_KEYS: Final = frozenset({"peer", "since_ms", "before_ms", "bucket", "by"})
 REBUILD_KEYS: Final = frozenset({"partition", "by"})
 
@@ -54,12 +54,15 @@ class FullSyncAdmin:
         wanted = request.query.get("results", str(RESULTS_SHOWN))
         if not wanted.isdecimal():
             raise Refused(400, "bad-query", f"results={wanted}: write a number")
-        own = self._parts.fullsync_of("checks", int(wanted))
+        return json_reply(await self._shown(int(wanted)))
+
+    async def _shown(self, results: int) -> dict[str, Any]:
+        own = self._parts.fullsync_of("checks", results)
         nodes = await self._gathered("checks") if own["peers"] else {}
         for peer in own["peers"]:
             peer["shared_by"], peer["unknown"] = sharing(peer, nodes)
             peer["warning"] = warning(peer["shared_by"], peer["unknown"], len(nodes))
-        return json_reply(own)
+        return own
 
     async def _schedule(self, _request: Request) -> Reply:
         return json_reply({"node": self._parts.settings.node.name, "peers": listing.scheduled(self._manager)})
@@ -72,14 +75,26 @@ class FullSyncAdmin:
         return json_reply({"peer": name, "kind": kind.value, "by": by, "at_ms": at_ms}, 202)
 
     async def _suspend(self, request: Request) -> Reply:
-        wish = await wish_of(request, ACT_KEYS)
-        await self._manager.suspend(_peer_of(wish), initiator(wish), str(wish.get("reason") or ""))
-        return await self._status(request)
+        return await self._acted(request, suspended=True)
 
     async def _resume(self, request: Request) -> Reply:
+        return await self._acted(request, suspended=False)
+
+    async def _acted(self, request: Request, *, suspended: bool) -> Reply:
+        """On the node that is named, or on all; what each did stands beside this node's status."""
         wish = await wish_of(request, ACT_KEYS)
-        await self._manager.resume(_peer_of(wish))
-        return await self._status(request)
+        peer, node = _peer_of(wish), text(wish, "node")
+        nodes = {self._parts.settings.node.name, *self._parts.nodes()}
+        if node is not None and node not in nodes:
+            raise Refused(
+                404, "unknown-node", f"there is no node {node!r} that lives; there are {', '.join(sorted(nodes))}"
+            )
+        act = SuspendWish(suspended, peer, initiator(wish), str(wish.get("reason") or ""))
+        acted = await self._parts.fullsync_gathering.act(nodes if node is None else {node}, act)
+        if not any(names is None or names for names in acted.values()):
+            name, where = f" {peer!r}" if peer else "", node or "any node"
+            raise UnknownPeer(f"there is no full-sync{name} on {where}")
+        return json_reply({**await self._shown(RESULTS_SHOWN), "acted": acted})
 
     async def _set_range(self, request: Request) -> Reply:
         wish = await wish_of(request, RANGE_KEYS)

@@ -149,9 +149,9 @@ def test_explain_prints_what_a_node_answers(listener: ToldListener, capsys: pyte
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "key: notes/b k"
     told = [line for line in lines if line.startswith("full-sync ")]
-    assert told[0].startswith("full-sync north: unreachable; never")
-    assert told[1].startswith("full-sync west: diverged: missing@sink, compared 2023-11-14")
-    assert told[1].endswith("by e2: repaired; never proven in sync")
+    assert told[0].startswith("full-sync north of e2: unreachable; never")
+    assert told[1].startswith("full-sync west of e2: diverged: missing@sink, compared 2023-11-14")
+    assert told[1].endswith("Z: repaired; never proven in sync")
     assert lines[-1].startswith("next: write it")
     assert cli.main(["explain", "notes/b", "k", "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out) == answer

@@ -1,0 +1,100 @@
+"""`isthmus fullsync`: what is shown, and the exit codes that scripts go by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from node.cli import main as cli
+from node.cli.exits import Exit
+from tests.cli.test_remote_commands import ToldListener
+
+AT_MS = 1_700_000_000_000
+
+PEER: dict[str, Any] = {
+    "name": "west", "state": "scheduled", "reason": "24 checks a day", "queue": "to-west", "next_ms": AT_MS,
+    "next_kind": "auto", "proven_ms": {"default": None}, "shared_by": ["e1"], "unknown": ["e3"],
+    "warning": "only e1 compares with it", "range": {"since_ms": AT_MS, "before_ms": AT_MS + 1_000, "bucket": "b"},
+    "gaps_open": 2, "results": [],
+}  # fmt: skip
+
+
+@pytest.fixture
+def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[ToldListener]:
+    """A node that compares with one cluster."""
+    found = ToldListener()
+    for results in (0, 5):
+        found.tell(f"/admin/fullsync?results={results}", {"node": "e1", "state": "scheduled", "peers": [PEER]})
+    monkeypatch.setenv("ISTHMUS_ADMIN", found.url)
+    yield found
+    found.close()
+
+
+def result(verdict: str) -> dict[str, Any]:
+    """Of a check that began just now."""
+    return {"began_ms": AT_MS, "kind": "all", "bucket_type": "default", "verdict": verdict, "reason": "because"}
+
+
+def test_status_tells_who_compares_what_is_next_and_what_is_open(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One node alone is warned of, one that is silent named; a range that waits and gaps are told."""
+    assert cli.main(["fullsync", "status"]) == Exit.OK
+    assert listener.posted == []
+    shown = capsys.readouterr().out
+    for line in (
+        "west: compared by e1; e3 does not answer",
+        "warning: west: only e1 compares with it",
+        "west: the next check of kind range looks at changes of 2023-11-14 22:13:20Z to 2023-11-14 22:13:21Z in bucket",
+        "west: 2 gaps of queue to-west are not proven yet (`isthmus gaps to-west`)",
+    ):
+        assert line in shown
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        (["in-sync"], Exit.OK),
+        (["in-sync", "repaired"], Exit.DIFFERS),
+        (["differing"], Exit.DIFFERS),
+        (["repaired", "incomplete"], Exit.UNAVAILABLE),
+        (["timed-out", "in-sync"], Exit.UNAVAILABLE),
+        (["incomplete", "error"], Exit.USAGE),
+        ([], Exit.UNAVAILABLE),
+    ],
+)
+def test_the_exit_code_of_a_run_is_that_of_the_result_that_says_least(
+    listener: ToldListener, verdicts: list[str], code: Exit
+) -> None:
+    """0 only when everything is in sync; 1 differs, 2 error, 3 not all was looked at."""
+    listener.tell("/admin/fullsync/run", {"peer": "west", "at_ms": AT_MS}, 202)
+    peer = {**PEER, "results": [result("error") | {"began_ms": AT_MS - 1}, *map(result, verdicts)]}
+    listener.tell("/admin/fullsync?results=200", {"running": None, "peers": [peer]})
+    for output in ("table", "json"):
+        assert cli.main(["fullsync", "run", "all", "--wait", "-o", output]) == code
+
+
+def test_a_suspension_is_told_by_node_and_a_silent_node_is_code_3(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nodes that have no such peer are not named."""
+    listener.tell("/admin/fullsync/suspend", {"acted": {"e1": ["west"], "e2": [], "e3": None}})
+    assert cli.main(["fullsync", "suspend", "--by", "ann", "--reason", "move"]) == Exit.UNAVAILABLE
+    said = capsys.readouterr()
+    assert said.out == "e1: checks of west are suspended\n"
+    assert "does not answer, and is as it was: e3" in said.err
+    assert listener.posted[-1][1] == {"peer": None, "node": None, "by": "ann", "reason": "move"}
+    listener.tell("/admin/fullsync/resume", {"acted": {"e1": ["west"]}})
+    assert cli.main(["fullsync", "resume", "--node", "e1", "--peer", "west"]) == Exit.OK
+    assert capsys.readouterr().out == "e1: checks of west are due again\n"
+
+
+@pytest.mark.parametrize(("since", "before"), [("yesterday", "2026-01-01"), ("2026-01-02", "2026-01-01T23:59")])
+def test_a_range_that_is_none_is_refused_before_anybody_is_asked(
+    listener: ToldListener, since: str, before: str
+) -> None:
+    """A time that cannot be read, or two in the wrong order: a usage error."""
+    assert cli.main(["fullsync", "set-range", since, before]) == Exit.USAGE
+    assert listener.posted == []
