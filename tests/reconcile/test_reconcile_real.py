@@ -171,26 +171,6 @@ def test_a_slow_node_makes_a_slow_run_and_no_other_findings(spark: Any, pair: Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_names_that_are_no_text_are_compared_and_repaired(spark: Any, pair: Pair, tmp_path: Path) -> None:
-    """Keys of arbitrary bytes have findings with these bytes, are chosen by `bucket`, and a repair brings them over."""
-    bucket, keys = b"\xff\x00b", [b"\x00", b"\xfe\xff", b"a/b\xc3", "isthmós".encode()]
-    pair.put(pair.left, {key: made(repr(key)) for key in keys}, bucket)
-    run(spark, pair.left, pair.right, options(tmp_path, "bytes", bucket=bucket))
-    assert said(tmp_path, "bytes") == dict.fromkeys(keys, ("diverged", "missing", "sink"))
-    directory = RunDirectory(str(tmp_path), "bytes")
-    made_plan = plan(directory, "to-right", LEFT_TO_RIGHT)
-    assert (made_plan["objects"], made_plan["left_alone"]) == (len(keys), {})
-    apply(directory, made_plan["plan"], AdminQueue(AdminClient(pair.admin), "to-right", "test"))
-    reader = spark.read.format("isthmus").options(urls=pair.right, bucket="0xff0062", columns="key")
-    deadline = time.monotonic() + 60
-    while {bytes(row["key"]) for row in reader.load().collect()} != set(keys):
-        assert time.monotonic() < deadline, "never: the keys arrive"
-    ended = run(spark, pair.left, pair.right, options(tmp_path, "bytes-after", bucket=bucket, full=True))
-    assert (ended["exit_code"], ended["verdicts"]["match"]) == (0, len(keys))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_repair_makes_good_what_one_side_can_send(spark: Any, pair: Pair, tmp_path: Path) -> None:
     """A plan names what it will do; applied, the keys arrive, and applied twice nothing more is queued."""
     run(spark, pair.left, pair.right, options(tmp_path, "before"))
@@ -237,6 +217,26 @@ def test_jobs_count_copy_and_prove(spark: Any, pair: Pair, tmp_path: Path) -> No
         assert exporting.import_objects(spark, str(tmp_path / "private"), pair.right) == 1
     run(spark, pair.left, pair.right, options(tmp_path, "copied", bucket=b"private"))
     assert said(tmp_path, "copied") == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_names_that_are_no_text_are_compared_and_repaired(spark: Any, pair: Pair, tmp_path: Path) -> None:
+    """Keys of arbitrary bytes have findings with these bytes, are chosen by `bucket`, and a repair brings them over."""
+    bucket, keys = b"\xff\x00b", [b"\x00", b"\xfe\xff", b"a/b\xc3", "isthmós".encode()]
+    pair.put(pair.left, {key: made(repr(key)) for key in keys}, bucket)
+    run(spark, pair.left, pair.right, options(tmp_path, "bytes", bucket=bucket))
+    assert said(tmp_path, "bytes") == dict.fromkeys(keys, ("diverged", "missing", "sink"))
+    directory = RunDirectory(str(tmp_path), "bytes")
+    made_plan = plan(directory, "to-right", LEFT_TO_RIGHT)
+    assert (made_plan["objects"], made_plan["left_alone"]) == (len(keys), {})
+    apply(directory, made_plan["plan"], AdminQueue(AdminClient(pair.admin), "to-right", "test"))
+    reader = spark.read.format("isthmus").options(urls=pair.right, bucket="0xff0062", columns="key")
+    deadline = time.monotonic() + 60
+    while {bytes(row["key"]) for row in reader.load().collect()} != set(keys):
+        assert time.monotonic() < deadline, "never: the keys arrive"
+    ended = run(spark, pair.left, pair.right, options(tmp_path, "bytes-after", bucket=bucket, full=True))
+    assert (ended["exit_code"], ended["verdicts"]["match"]) == (0, len(keys))
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def test_the_script_leaves_out_one_argument_and_passes_on_all_others_as_they_are
     java = tmp_path / "a java"
     java.write_text('#!/bin/sh\nfor a; do printf "<%s>" "$a"; done\n', encoding="utf-8")
     java.chmod(0o755)
-    home = wrapped(java, tmp_path / "home")
+    home = wrapped(java, tmp_path / "home", UNKNOWN_ARGUMENT, 0)
     given = ["-cp", "a b:*", UNKNOWN_ARGUMENT, "", "it's", "$HOME", "-Dx=1"]
     done = subprocess.run([home / "bin" / "java", *given], capture_output=True, text=True, check=True)
     assert done.stdout == "<-cp><a b:*><><it's><$HOME><-Dx=1>"
