@@ -54,6 +54,10 @@ SAMPLE_ROWS: Final = 1_000
 """Rows of a partition that are counted to estimate how many it has: a millisecond, and 3 % off as a rule."""
 
 
+ESTIMATE_KEPT_S: Final = 5.0
+"""How long an estimate is told again: each task of a batch job asks for a plan, and a node may have many copies."""
+
+
 class Held(NamedTuple):
     """A copy on this node, of the segments [first, end). `leads`: and serves; `whole`: its rows are those of its
     applied offset."""
@@ -87,6 +91,7 @@ class RowStreams:
         self._confirm = confirm
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rows")
         self._stopping = False
+        self._estimates: dict[Held, tuple[float, int | None]] = {}
         self.running = 0
         self.rows_sent = 0
         self.bytes_sent = 0
@@ -149,9 +154,20 @@ class RowStreams:
         return count
 
     async def estimates(self, held: list[Held]) -> list[int | None]:
-        """The same of many."""
+        """The same of many; of one that was looked at a moment ago as it was then."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: [self.estimate(one) for one in held])
+        return await loop.run_in_executor(self._thread, lambda: [self._known_estimate(one) for one in held])
+
+    def _known_estimate(self, held: Held) -> int | None:
+        """In the thread."""
+        kept_s, known = self._estimates.get(held, (-ESTIMATE_KEPT_S, None))
+        now_s = perf_counter()
+        if now_s - kept_s < ESTIMATE_KEPT_S:
+            return known
+        found = self.estimate(held)
+        self._estimates = {one: kept for one, kept in self._estimates.items() if now_s - kept[0] < ESTIMATE_KEPT_S}
+        self._estimates[held] = (now_s, found)
+        return found
 
     def applied(self, partition: int) -> Applied:
         """How far a copy is applied."""

@@ -88,7 +88,10 @@ def planned(source: str, target: str, options: SeedOptions, queue: HandOver | No
         "chunks": [list(chunk) for chunk in chunks],
         "queue": options.queue,
         "queue_is_new": queue is not None and found is None,
-        "begin": {str(one.partition): min(copy.offset for copy in one.copies) for one in plans[0].partitions},
+        "filter": options.filter if found is None else str(found.get("filter", "any")),
+        "begin": {
+            str(one.partition): min((copy.offset for copy in one.copies), default=0) for one in plans[0].partitions
+        },
     }
 
 

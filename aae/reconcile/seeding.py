@@ -255,25 +255,28 @@ class _Seed:
             self._told(f"queue {self._queue.queue} goes on from the offsets of {len(positions)} partitions")
         self._directory.write("handover.json", record | {"state": "handed over", "at_ms": _now_ms()})
 
-    def _catch_up(self) -> str:
-        """Wait until the target has what waited; why it has not, or ""."""
+    def _catch_up(self) -> tuple[bool, str]:
+        """Wait until the target has what waited: whether it fetches at all, and why it has not got there, or ""."""
         if self._queue is None:
-            return ""
+            return True, ""
         target, settle_ms = self._plan["clusters"][1], self._options.settle_s * 1000
         deadline_s = monotonic() + CATCH_UP_S
         told = False
         while True:
             now = self._queue.standing()
-            if now.owner == target and now.waiting is not None:
-                if not now.waiting or (now.oldest_age_ms or 0) < settle_ms:
-                    return ""
-                why = f"{now.waiting:,} changes wait in queue {self._queue.queue}"
-            elif now.owner:
-                raise BadInput(f"queue {self._queue.queue} was taken by another cluster than the target")
+            queue = self._queue.queue
+            if now.owner not in ("", target):
+                raise BadInput(f"queue {queue} was taken by another cluster than the target")
+            if not now.owner:
+                why = f"no node of the target fetches from queue {queue}: its [[sink.peers]] must name it"
+            elif now.waiting is None:
+                why = f"not every node says what waits in queue {queue}"
+            elif not now.waiting or (now.oldest_age_ms or 0) < settle_ms:
+                return True, ""
             else:
-                why = f"no node of the target fetches from queue {self._queue.queue}: its [[sink.peers]] must name it"
+                why = f"{now.waiting:,} changes wait in queue {queue}"
             if monotonic() >= deadline_s or self._late():
-                return why
+                return bool(now.owner), why
             if not told:
                 self._told(f"waiting: {why}")
                 told = True
@@ -285,15 +288,15 @@ class _Seed:
         options = self._options
         if not options.verify:
             return self._summary(COPIED, "")
-        why = self._catch_up()
-        if why and "no node" in why:
+        fetched, why = self._catch_up()
+        if not fetched:
             return self._summary(Outcome.INCOMPLETE, why)
         number = 1
         while (RunDirectory(options.output, f"{options.run_id}-verify-{number}").path / "summary.json").exists():
             number += 1
         wanted = ReconcileOptions(
             options.output, f"{options.run_id}-verify-{number}", options.bucket_type, settle_s=options.settle_s,
-            filter=options.filter if options.queue and options.filter != "any" else "",
+            filter=self._plan["filter"] if options.queue and self._plan["filter"] != "any" else "",
             token_file=options.token_file, right_token_file=options.target_token_file, ca_file=options.ca_file,
             certificate_file=options.certificate_file, key_file=options.key_file,
         )  # fmt: skip

@@ -217,6 +217,22 @@ def test_streams_are_bounded_and_given_back(store: LevelStore) -> None:
     asyncio.run(run())
 
 
+def test_an_estimate_is_told_again_for_a_moment_alone(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that follow each other read no rows; a later one counts anew."""
+
+    async def run() -> None:
+        streams = streams_of(store)
+        held = Held(b"default", PARTITION, (0, SEGMENT_COUNT), True, True)
+        assert await streams.estimates([held]) == [COUNT]
+        write(store, [1000], COUNT)
+        assert await streams.estimates([held]) == [COUNT]
+        monkeypatch.setattr("aae.row_streams.ESTIMATE_KEPT_S", 0.0)
+        assert await streams.estimates([held]) == [COUNT + 1]
+        await streams.close()
+
+    asyncio.run(run())
+
+
 def test_a_copy_that_may_not_answer_says_so(store: LevelStore) -> None:
     """No copy, one that is being filled, a follower asked for committed rows, other segments: each has its refusal."""
 
