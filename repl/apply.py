@@ -242,6 +242,10 @@ class Checkpointer:
         self._pins = pins
         self._interval_s = interval_ms / 1000
         self._on_failure = on_failure
+        self._applied: Mapping[int, int] = {}
+        """Where the partitions were at the last checkpoint."""
+        self._rested_at: Mapping[int, int] = {}
+        """Where the partitions were when the store was last told to rest."""
         self._stop = threading.Event()
         self._wanted = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
@@ -268,8 +272,13 @@ class Checkpointer:
             if self._stop.is_set():
                 return
             self._wanted.clear()
+            before = self._applied
+            self._applied = dict(self._store.applied_offsets())
             try:
                 self._store.checkpoint()
+                if before == self._applied != self._rested_at:
+                    self._rested_at = before
+                    self._store.rest()
                 self._log.trim({p: self._store.durable_floor(p) for p in self._partitions()}, self._pins())
             except Exception as error:  # noqa: BLE001 - a failed sync must end the process (docs/protocol.md H34)
                 self._on_failure(error)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple
@@ -34,6 +34,7 @@ from repl.store.port import Applied, PartitionStep
 from repl.store.progress import End, Progress
 from repl.store.reads import Reads, Source
 from repl.store.requests import WINDOW_OFFSETS, RequestWindows
+from repl.store.resting import rest, size_of
 from repl.store.time_marks import THIN_EVERY_S, excess_marks
 
 BLOOM_FILTER_BITS: Final = 10
@@ -272,10 +273,7 @@ class LevelStore(Reads):
     def prepare(self, steps: Sequence[PartitionStep]) -> Prepared:
         """The batch that applies the steps, to be given to `commit`; each prepared batch must be, in order."""
         self._refuse_after_failure()
-        try:
-            batch = self._spare_batches.pop()
-        except IndexError:
-            batch = self._db.write_batch()
+        batch = self._spare_batches.pop() if self._spare_batches else self._db.write_batch()
         return Prepared(batch, fill(batch, steps, self._progress, self._prefixes_of, self._requests))
 
     def commit(self, prepared: Prepared) -> None:
@@ -295,18 +293,19 @@ class LevelStore(Reads):
             self._note_floors(self._floors.boot_id)
             self._thin_one_partition()
 
+    def rest(self) -> None:
+        """Nothing was written for a while: give back the memory that was for writing."""
+        with self._checkpointing:
+            if not self._closed:
+                rest(self._db, self._directory / ROWS_NAME)
+
     def request_offset(self, partition: int, key_hash: int, request_id: bytes) -> int | None:
         """The offset of the entry that carried this request for the key of that hash, if it is remembered."""
         return self._requests.offset_of(partition, key_hash, request_id)
 
     def size_bytes(self) -> int:
         """Size of the database's files, among them obsolete ones that LevelDB has yet to delete."""
-        size = 0
-        with os.scandir(self._directory / ROWS_NAME) as files:
-            for file in files:
-                with suppress(FileNotFoundError):
-                    size += file.stat().st_size
-        return size
+        return size_of(self._directory / ROWS_NAME)
 
     def close(self) -> None:
         """Checkpoint, close, and mark the stop as clean, unless the store has failed or a replay is unfinished.

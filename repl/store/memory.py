@@ -135,6 +135,9 @@ class MemoryStore:
         with self._lock:
             self._progress.checkpointed(self._progress.written())
 
+    def rest(self) -> None:
+        """Nothing was written for a while: nothing to give back."""
+
     def key_row(self, partition: int, key_hash: int, bucket: bytes, key: bytes) -> bytes | None:  # noqa: ARG002
         """The encoded key row, or None."""
         with self._lock:

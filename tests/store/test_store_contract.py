@@ -348,3 +348,18 @@ def test_what_was_read_is_below_the_reach(store: Store) -> None:
     assert store.reach(3) == 1
     store.write([history.step(1)])
     assert store.reach(3) == store.applied(3).offset == 2
+
+
+def test_a_store_that_rests_keeps_all_and_goes_on(store: Store) -> None:
+    """What was written is read as before, and more can be written."""
+    history = History()
+    history.put(b"b", b"one", b"1" * 6_000_000)
+    store.write([history.step(0)])
+    store.checkpoint()
+    store.rest()
+    assert store.object(3, b"b", b"one") == b"1" * 6_000_000
+    history.put(b"b", b"two", b"2")
+    store.write([history.step(1)])
+    store.rest()
+    assert store.object(3, b"b", b"two") == b"2"
+    assert [change.offset for change in store.changes(3, 0, 10)] == [0, 1]
