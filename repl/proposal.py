@@ -178,7 +178,7 @@ class Proposal:
         if self._partition.actor in summary.clock:
             self._check_ours(decode_clock(summary.clock))
         current = self._current(hash64, key.bucket, key.key)
-        if current is None and self._partition.actor in summary.clock:
+        if current is None:
             answer, end = self._reaped(key, summary, hash64)
             if answer is not None:
                 return answer, end
@@ -216,14 +216,21 @@ class Proposal:
         return PushResult(outcome), offset + 1
 
     def _reaped(self, key: Key, summary: Summary, hash64: int) -> tuple[object, int]:
-        """As `push`, for a key that is not here, of an object that has seen a write of ours: it was reaped (R-REAP). A
-        tombstone says nothing new; a value may be from before, and must come again. (None, 0): it is to be taken."""
+        """As `push`, for a key that is not here, if it was reaped (R-REAP): of what the tombstone had seen nothing is
+        new. One that has seen a write of ours was reaped some time: a tombstone says nothing new, a value may be from
+        before, and must come again. (None, 0): it is to be taken."""
         place, name = self._partition, (key.bucket, key.key)
         pending = self.fresh.get(name) or place.pending_rows.get(name)
+        nothing_new = PushResult(PushOutcome.SUPERSEDED), 0 if pending is None else pending.offset + 1
+        last = place.reaped_pushes.clock_of(*name) if pending is None else decode_key_row(pending.row).clock
+        if last is not None and descends(decode_clock(last), decode_clock(summary.clock)):
+            return nothing_new
+        if place.actor not in summary.clock:
+            return None, 0
         if pending is None and self._store.cursor(place.id, REAPED).entry_offset < 0:
             return None, 0
         if summary.tombstone:
-            return PushResult(PushOutcome.SUPERSEDED), 0 if pending is None else pending.offset + 1
+            return nothing_new
         if place.reaped_pushes.comes_again(hash64, summary.hash64):
             return None, 0
         return StalePush("the key was reaped here: what is there now is to be fetched once more"), 0
@@ -245,6 +252,7 @@ class Proposal:
                 previous_offset=offset,
                 bucket=key.bucket,
                 key=key.key,
+                row=encode_key_row(Summary(*current[:-1]), offset),
             )
         )
         return True

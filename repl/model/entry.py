@@ -46,7 +46,8 @@ class EntryKind(IntEnum):
 
 class Entry(NamedTuple):
     """One entry. `previous_offset` is NO_OFFSET or the key's last change; for DATA `row` is the
-    encoded KeyRow after this entry and `payload` the canonical object bytes; for CURSOR `key` is
+    encoded KeyRow after this entry and `payload` the canonical object bytes; for REAP `row` is that of the tombstone
+    which goes, empty in logs of older versions; for CURSOR `key` is
     the queue's name and `payload` its state. `origin` is the 16-byte uuid of the cluster that made the
     change; `time_ms` the leader's wall clock; `flags` is reserved, 0. `wire` is the encoded whole.
     """

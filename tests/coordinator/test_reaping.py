@@ -19,6 +19,7 @@ from repl.model.properties import DEFAULTS, Properties, TypeProperties
 from repl.model.record import Member, PartitionRecord
 from repl.model.requests import Isolation, PushItem, PushOutcome, WriteRequest
 from repl.model.vclock import actor_of, pack_counter
+from repl.reaped_pushes import ReapedPushes
 from repl.reaping import Reaper
 from repl.store.port import REAPED
 from tests.coordinator.pair import LIMITS, OTHER, UUID, Cluster, cluster, keys_of
@@ -274,8 +275,9 @@ def test_a_write_meets_a_reap_that_is_not_applied_as_nothing() -> None:
 
 
 def test_a_push_of_a_reaped_key_is_taken_only_when_it_comes_again() -> None:
-    """What was fetched before the tombstone got to its source is refused as retryable, not stored; what comes again
-    after that was fetched anew, and counts. Keys that we never wrote come at once."""
+    """What the tombstone had seen says nothing new, while that is remembered. Then: what was fetched before the
+    tombstone got to its source is refused as retryable, not stored; what comes again after that was fetched anew, and
+    counts. Keys that we never wrote come at once."""
 
     async def story() -> None:
         async with world() as w:
@@ -285,6 +287,10 @@ def test_a_push_of_a_reaped_key_is_taken_only_when_it_comes_again() -> None:
             await coordinator.write(WriteRequest(KEY, TOMBSTONE))
             assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
             await w.gone()
+            for _ in range(3):
+                (late,) = await coordinator.push([stale])
+                assert late.outcome is PushOutcome.SUPERSEDED
+            w.made.runtimes["n1"].partitions[0].reaped_pushes = ReapedPushes()
             (first,) = await coordinator.push([stale])
             assert (first.outcome, getattr(first.error, "reason", "")) == (PushOutcome.FAILED, "stale-push")
             assert w.in_store() is None

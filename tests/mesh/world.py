@@ -27,6 +27,10 @@ from tests.mesh.towns import KEYS, LEASE_MS, P, Road, Town
 BATCH_BYTES: Final = 10_000
 
 
+PATIENCE: Final = 0.02
+"""A worker that is slow goes on at every fiftieth turn: its push may come after its lease and after much else."""
+
+
 class Made(NamedTuple):
     """A client's write: where, its dot, what it had seen."""
 
@@ -49,6 +53,7 @@ class Errand:
     batch: Batch | None = None
     resolved: list[Item | None] | None = None
     told_upto: int = 0
+    slow: bool = False
     items: list[Item] = field(default_factory=list)
     answers: list[tuple[object, int]] = field(default_factory=list)
 
@@ -112,7 +117,7 @@ class World:
         if self.faults:
             events += [self.cut_or_mend] * 2 + [self.restart]
         if self.reaps:
-            events += [self.reap] * 6
+            events += [self.reap] * 12 + [self.save] * 6
         for _ in range(steps):
             self.rng.choice(events)()
 
@@ -127,7 +132,6 @@ class World:
             town = list(self.towns.values())[KEYS.index(key) % len(self.towns)]
         current = town.get(key)
         clock: Clock = () if current is None else current.clock
-        before = len(self.made)
         if rng.random() < (0.4 if self.reaps else 0.25) and clock:
             context, dot = clock, town.delete(key, clock)
         else:
@@ -135,7 +139,10 @@ class World:
             if current is not None and current.deleted and not context:
                 context = current.clock  # as `write` does: a deleted key can simply be written again
             dot = town.put(key, Content(b"%d" % rng.randrange(1_000_000)), context)
-        assert len(self.made) == before
+        self.note(town, key, context, dot)
+
+    def note(self, town: Town, key: bytes, context: Clock, dot: Dot | None) -> None:
+        """A client has written."""
         if dot is not None:
             self.made.append(Made(town.name, key, dot, context))
             self.known.setdefault((town.name, key), set()).add(dot)
@@ -156,6 +163,8 @@ class World:
             return
         errand = self.rng.choice(self.errands)
         source, sink = self.towns[errand.road.source], self.towns[errand.road.sink]
+        if errand.slow and self.faults and self.rng.random() > PATIENCE:
+            return
         if errand.sink_life != sink.life:
             self.errands.remove(errand)  # nobody is there any more
         elif errand.source_life != source.life and errand.step in ("asks", "looks_up", "answers"):
@@ -220,7 +229,7 @@ class World:
             self.ends(errand, Result.EMPTY)
             return
         self.rosters[sink.name].fetched(errand.name, errand.slot)
-        errand.step = "pushes"
+        errand.step, errand.slow = "pushes", self.rng.random() < 0.2
 
     def pushes(self, errand: Errand, source: Town, sink: Town) -> None:
         """The batch is pushed."""
@@ -361,6 +370,10 @@ class World:
                 assert dots == want, (town.name, key)
         payloads = {tuple(self.values_of(town)) for town in self.towns.values()}
         assert len(payloads) == 1, "I-COMM: same pushes, other bytes"
+
+    def objects_of(self, town: Town) -> list[Object]:
+        """Of all keys that are there."""
+        return [decode_object(payload) for _, payload in town.shown()]
 
     def values_of(self, town: Town) -> list[tuple[bytes, bytes]]:
         """Key and object of all keys; without tombstones where they are reaped."""

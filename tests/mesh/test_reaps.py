@@ -1,0 +1,81 @@
+"""Deletes and reaps in clusters that replicate to each other, in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+import repl.reaped_pushes as reaped_room
+from repl.model.objects import Content
+from repl.model.requests import PushOutcome
+from tests.mesh.test_towns_converge import TOPOLOGIES, both_ways
+from tests.mesh.towns import LEASE_MS
+from tests.mesh.world import Errand, World
+
+SEEDS = 6
+STEPS = 2_500
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("faults", [False, True])
+@pytest.mark.parametrize("name", ["two-way", "mesh", "mesh with cascade", "chain", "hub"])
+def test_every_tombstone_goes_in_the_end_and_nothing_comes_back(name: str, faults: bool, seed: int) -> None:
+    """I-NO-RESURRECT, I-NO-LOST, I-SIB with random deletes, reaps, cuts, late pushes and restarts: no town ever stores
+    again what it knew to be replaced; once all is calm every tombstone can be reaped everywhere, without any going
+    round, and what is left is exactly the writes that no later write has seen."""
+    world = World(seed, TOPOLOGIES[name], faults=faults, reaps=True)
+    world.run(STEPS)
+    world.drain()
+    world.equal()
+    world.reap_all()
+    world.equal()
+    assert not any(obj.deleted for town in world.towns.values() for obj in world.objects_of(town))
+
+
+def a_late_push() -> World:
+    """A value is fetched and lies with a slow worker; its lease ends, it is deleted at its home, the tombstone is
+    acknowledged and reaped at both ends. Then the worker goes on."""
+    world = World(1, both_ways(("a", "b")), reaps=True)
+    world.faults = False
+    a, b = world.towns["a"], world.towns["b"]
+
+    def written(key: bytes, content: Content | None) -> None:
+        current = a.get(key)
+        clock = () if current is None else current.clock
+        world.note(a, key, clock, a.delete(key, clock) if content is None else a.put(key, content, clock))
+        a.apply(9)
+        a.tell(9)
+
+    def late() -> Errand | None:
+        return next((errand for errand in world.errands if errand.step == "pushes"), None)
+
+    written(b"a", Content(b"old"))
+    while late() is None:
+        world.fetches()
+        world.reads()
+        world.goes_on()
+        world.time_passes()
+    slow = late()
+    assert slow is not None
+    world.errands.remove(slow)
+    world.now += LEASE_MS
+    world.time_passes()
+    written(b"a", None)
+    world.reap_all()
+    assert a.get(b"a") is b.get(b"a") is None
+    world.errands.append(slow)
+    world.drain()
+    world.equal()
+    return world
+
+
+def test_a_push_that_is_late_by_a_lease_brings_nothing_back() -> None:
+    """I-NO-RESURRECT: the sink remembers the clocks of what it reaped, so the value is nothing new."""
+    world = a_late_push()
+    assert world.outcomes[PushOutcome.SUPERSEDED]
+
+
+def test_the_memory_of_what_was_reaped_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the late push brings the deleted value back."""
+    monkeypatch.setattr(reaped_room.ReapedPushes, "clock_of", lambda *_: None)
+    with pytest.raises(AssertionError, match="I-NO-RESURRECT"):
+        a_late_push()
