@@ -24,22 +24,23 @@ ten thousand tombstones go, each at least as old as a round trip, is late by far
 class ReapedPushes:
     """Of one partition. A node that begins anew remembers nothing."""
 
-    __slots__ = ("_clocks", "_refused")
+    __slots__ = ("_refused", "clocks")
 
     def __init__(self) -> None:
         self._refused: dict[tuple[int, int], None] = {}
-        self._clocks: dict[tuple[bytes, bytes], bytes] = {}
+        self.clocks: dict[tuple[bytes, bytes], bytes] = {}
+        """(bucket, key) -> encoded clock of its last tombstone, of those reaped lately."""
 
     def reaped(self, bucket: bytes, key: bytes, clock: bytes) -> None:
         """A tombstone with this encoded clock was removed."""
-        self._clocks.pop((bucket, key), None)
-        if len(self._clocks) >= REMEMBERED_MAX:
-            del self._clocks[next(iter(self._clocks))]
-        self._clocks[bucket, key] = clock
+        self.clocks.pop((bucket, key), None)
+        if len(self.clocks) >= REMEMBERED_MAX:
+            del self.clocks[next(iter(self.clocks))]
+        self.clocks[bucket, key] = clock
 
     def clock_of(self, bucket: bytes, key: bytes) -> bytes | None:
         """The encoded clock of the key's last tombstone, if that was reaped lately."""
-        return self._clocks.get((bucket, key))
+        return self.clocks.get((bucket, key))
 
     def comes_again(self, key_hash: int, object_hash: int) -> bool:
         """Whether this very push was refused before; it is noted otherwise."""

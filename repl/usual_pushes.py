@@ -51,6 +51,7 @@ class PushProposal(UsualProposal):
         partition_id, actor, epoch, now_ms = partition.id, partition.actor, self._epoch, self._now_ms
         key_row, entries = self._store.key_row, self.entries
         entry_limit, object_limit = self._limits.entry_bytes, self._limits.object_bytes
+        reaped = partition.reaped_pushes.clocks
         end = 0
         for slot, hash64 in zip(slots, hashes, strict=True):
             item = items[slot]
@@ -68,7 +69,9 @@ class PushProposal(UsualProposal):
                     else:
                         row = before.row if before.kind != _REAP else None
                     change, previous = 0, NO_OFFSET
-                    if row is not None:
+                    if row is None:
+                        usual = before is None and place not in reaped
+                    else:
                         its_clock, its_hash, _, _, _, was_tombstone, previous = decode_key_row(row)
                         usual = its_clock != clock and actor not in its_clock
                         if usual:

@@ -301,3 +301,30 @@ def test_a_push_of_a_reaped_key_is_taken_only_when_it_comes_again() -> None:
             assert (await coordinator.push([new]))[0].outcome is PushOutcome.APPLIED
 
     asyncio.run(story())
+
+
+def test_a_late_push_of_a_key_that_we_never_wrote_brings_nothing_back() -> None:
+    """I-NO-RESURRECT: neither while the REAP is under way nor after it, in a batch of its own or with others."""
+
+    async def story() -> None:
+        async with world() as w:
+            coordinator, runtime = w.made.coordinators["n1"], w.made.runtimes["n1"]
+            dots = [(actor_of(OTHER, 0), pack_counter(1, number)) for number in (1, 2, 3)]
+            value = write(None, (), Content(b"old"), dots[0], 1)
+            late = PushItem(KEY, OTHER, encode_object(value))
+            gone = PushItem(KEY, OTHER, encode_object(write(value, value.clock, TOMBSTONE, dots[1], 2)))
+            other = PushItem(SECOND, OTHER, encode_object(write(None, (), Content(b"x"), dots[2], 1)))
+            outcomes = [(await coordinator.push([item]))[0].outcome for item in (late, gone)]
+            assert outcomes == [PushOutcome.APPLIED] * 2
+            runtime.hold = True
+            assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
+            asked = asyncio.ensure_future(coordinator.push([late]))
+            await asyncio.sleep(0.01)
+            runtime.hold = False
+            runtime.apply(runtime.partitions[0])
+            assert (await asked)[0].outcome is PushOutcome.SUPERSEDED
+            both = await coordinator.push([other, late])
+            assert [result.outcome for result in both] == [PushOutcome.APPLIED, PushOutcome.SUPERSEDED]
+            assert w.in_store() is None
+
+    asyncio.run(story())

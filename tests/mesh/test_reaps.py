@@ -11,7 +11,7 @@ from tests.mesh.test_towns_converge import TOPOLOGIES, both_ways
 from tests.mesh.towns import LEASE_MS
 from tests.mesh.world import Errand, World
 
-SEEDS = 6
+SEEDS = 3
 STEPS = 2_500
 
 
