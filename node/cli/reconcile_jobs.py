@@ -7,7 +7,7 @@ are for is told in docs/spark.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -15,9 +15,6 @@ from node.cli.credentials import credential_options
 from node.cli.exits import Exit
 from node.cli.output import echo_json, echo_table, output_option, printable
 from node.cli.reconcile_files import duration_s, files_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -63,7 +60,7 @@ def _options(given: dict[str, Any]) -> dict[str, str]:
     return found | {name: value for name, value in files._asdict().items() if value}
 
 
-def _paced(spark: SparkSession, options: dict[str, str]) -> dict[str, str]:
+def _paced(spark: Any, options: dict[str, str]) -> dict[str, str]:
     """The rate is that of all tasks together: of those that run at once."""
     if "rows_per_second" not in options:
         return options
