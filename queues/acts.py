@@ -135,8 +135,6 @@ class QueueActs:
         queue = self._queues.named(name)
         if priority not in LOWER:
             raise BadInput(f"priority {priority} takes no references; {LOWER[0]} (full-sync) and {LOWER[1]} (fold) do")
-        if not self._queues.enabled:
-            raise BadInput("the source of this node is switched off (source.enabled)")
         return await queue.push(keys, priority, self._queues.time.now_ms() + wait_ms)
 
     async def lengths(self, name: str) -> tuple[int, int, int | None]:

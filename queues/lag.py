@@ -44,7 +44,7 @@ async def lags(queue: ServedQueue, store: Store, pool: Executor, wall_ms: int) -
 async def _lag(window: Window, store: Store, pool: Executor, wall_ms: int) -> dict[str, Any]:
     loop = asyncio.get_running_loop()
     cursor, contiguous = window.advance(), window.contiguous
-    in_memory = window.waiting_count + window.away_count
+    in_memory = window.unacknowledged_count()
     shown: dict[str, Any] = {
         "partition": window.partition,
         "bucket_type": window.bucket_type.decode(errors="backslashreplace"),
@@ -80,19 +80,18 @@ async def _lag(window: Window, store: Store, pool: Executor, wall_ms: int) -> di
 async def _pending(window: Window, cursor: int, store: Store, pool: Executor) -> Pending:
     """Rows from `cursor` on that are neither passed over nor settled: read in the pool, judged here."""
     loop = asyncio.get_running_loop()
-    found: list[Change] = []
-    count = read = 0
+    found: dict[tuple[bytes, bytes], Change] = {}  # a key that changes meanwhile is met again, further up
+    read = 0
     offset = cursor
     while read < ROWS_MAX:
         rows = await loop.run_in_executor(pool, store.changes, window.partition, offset, STEP_ROWS)
-        wanted = window.unsettled(rows)
-        count += len(wanted)
-        found += wanted[: SIZES_MAX - len(found)]
+        for row in window.unsettled(rows):
+            found.setdefault((row.bucket, row.key), row)
         if len(rows) < STEP_ROWS:
-            return Pending(found, count)
+            return Pending(list(found.values())[:SIZES_MAX], len(found))
         read += len(rows)
         offset = rows[-1].offset + 1
-    return Pending(found, None)
+    return Pending(list(found.values())[:SIZES_MAX], None)
 
 
 def _sizes(store: Store, partition: int, rows: Sequence[Change]) -> int:

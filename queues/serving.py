@@ -29,7 +29,7 @@ from queues.steering import NO_WORD, Word
 from queues.throttle import Rates, Throttle
 from queues.window import Window
 from queues.wire import OFF, SERVING, STARTING, SUSPENDED, THROTTLED, FetchReply, FetchRequest
-from repl.model.errors import BadInput, IsthmusError, Overloaded
+from repl.model.errors import BadInput, IsthmusError, NotReady, Overloaded
 from repl.model.keys import Key
 from repl.model.objects import says_deleted
 from repl.model.ports import KeyValue, TimeSource
@@ -266,7 +266,13 @@ class ServedQueue:
 
     async def push(self, keys: Sequence[Key], priority: int, deadline_ms: int) -> int:
         """Queue references, waiting for room until `deadline_ms`; returns how many of the first were taken in. Raises
-        NotReady when it cannot be put on record that they are here."""
+        BadInput while the source of this node is off, NotReady while publishing is suspended, or when it cannot be put
+        on record that they are here."""
+        if not self._enabled:
+            raise BadInput("the source of this node is switched off (source.enabled)")
+        if (stopped := self.publishing_suspension) is not None:
+            because = f": {stopped.reason}" if stopped.reason else ""
+            raise NotReady(f"publishing of queue {self.settings.name} is suspended by {stopped.by}{because}")
         lower = self.machine.lower[LOWER.index(priority)]
         taken = 0
         while True:

@@ -300,6 +300,11 @@ class Window(Intake):
         """References in leased batches."""
         return len(self._flight)
 
+    def unacknowledged_count(self) -> int:
+        """Keys in memory whose newest change is not acknowledged: one with a newer change that waits counts once."""
+        overtaken = sum(newer is not None and newer.offered for newer in self._flight.rows.values())
+        return len(self._waiting) + len(self._flight) - overtaken
+
     def first(self, count: int) -> list[Item]:
         """The next `count` references to be served, those that came back first."""
         found: list[Item] = []

@@ -74,9 +74,6 @@ def ledger(name: str, admin: AdminClient, output: str) -> None:
     echo_table(("node", *(name.replace("_", " ") for name in LEDGER), "closes", "reason"), rows)
 
 
-GAP = ("queue", "id", "partition", "from_offset", "upto_offset", "count_at_least", "count_at_most")
-
-
 @click.command("gaps")
 @click.argument("name", required=False)
 @click.option("--close", "ids", multiple=True, metavar="ID", help="Close this one: a full-sync of its range was clean.")
@@ -102,8 +99,7 @@ def gaps_of_queues(name: str | None, ids: tuple[str, ...], by: str, admin: Admin
     for gap in listed(answer, "gaps"):
         upto = "still grows" if gap.get("upto_ms") is None else moment(gap.get("upto_ms"))
         who = f"{gap.get('by') or ''} {gap.get('reason') or ''}".strip()
-        plain = [gap.get(key) for key in GAP]
-        rows.append([*plain, moment(gap.get("from_ms")), upto, gap.get("what"), who])
+        rows.append([*_extent(gap), moment(gap.get("from_ms")), upto, gap.get("what"), who])
     columns = ("queue", "id", "partition", "from", "up to", "at least", "at most", "since", "until", "what", "reason")
     echo_table(columns, rows)
     for node in answer.get("unknown") or ():
@@ -129,6 +125,16 @@ def filter_tested(
         return
     verdict = "offered" if answer.get("offered") else "not offered"
     click.echo(printable(f"{verdict}: {answer.get('reason')} (filter: {answer.get('filter')})"))
+
+
+def _extent(gap: dict[str, Any]) -> list[Any]:
+    """Queue, id, and which changes: those of a lower priority have no partition and no offsets."""
+    place = [gap.get(key) for key in ("partition", "from_offset", "upto_offset")]
+    if gap.get("partition") is None and gap.get("id"):
+        place = ["any", "", ""]
+    elif gap.get("upto_ms") is None:
+        place[2] = "grows"
+    return [gap.get("queue"), gap.get("id"), *place, gap.get("count_at_least"), gap.get("count_at_most")]
 
 
 def _flat(found: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -42,7 +42,7 @@ def waiting_rows(window: Window, rows: Sequence[Change]) -> set[int]:
     """Those that are offered, not acknowledged and not under lease; and those for which a reference waits that stood
     for a change of ours before."""
     above = [row for row in rows if row.offset >= window.cursor]
-    offered = {row.offset for row in window.unsettled(above) if row.offset not in window._away}
+    offered = {row.offset for row in window.unsettled(above) if row.offset not in window._flight}
     return offered | {item[2] for item in window._waiting.values()}
 
 

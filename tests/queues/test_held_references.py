@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from config.settings import QueueSettings
+from queues.decrees import PUBLISHING
 from queues.held import FIRST_STEP, HELD_MAX, Held, bound_for, decode_held, encode_held
 from queues.holding import AWAY_MS, REST_MS
 from queues.rules import FOLD, FULL_SYNC
@@ -326,3 +327,20 @@ def test_marks_and_records_of_losses_are_bounded() -> None:
         await metastore.stop()
 
     asyncio.run(run())
+
+
+def test_while_publishing_is_suspended_nothing_is_taken_in_at_any_priority() -> None:
+    """Whoever pushes is told to come back, with who suspended it and why; what waited before still goes."""
+
+    async def test(home: Home) -> None:
+        home.put(b"000000")
+        await home.drain()
+        assert await home.acts.push("q", keys(1), FOLD, 0) == 1
+        await home.acts.suspend("q", PUBLISHING, None, Act("ann", 1, "moving"))
+        with pytest.raises(NotReady, match="publishing of queue q is suspended by ann: moving"):
+            await home.acts.push("q", keys(1, 1), FULL_SYNC, 0)
+        assert [item[5] for item in (await home.fetch()).items] == [b"000000"]
+        await home.acts.resume("q", PUBLISHING, None, Act("ann", 2, ""))
+        assert await home.acts.push("q", keys(1, 1), FULL_SYNC, 0) == 1
+
+    story(test)
