@@ -9,6 +9,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -85,8 +86,9 @@ class Gate:
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(told)))
-                self.end_headers()
-                self.wfile.write(told)
+                with suppress(OSError):  # whoever asked may have been killed
+                    self.end_headers()
+                    self.wfile.write(told)
 
             def log_message(self, *_: object) -> None:
                 pass
