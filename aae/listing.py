@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import islice
 from typing import Any, Final
 
 from aae.exchange import Findings
+from aae.folding import text_of
 from aae.healing import Healed, Healing
 from aae.keeping import Trees
 from aae.manager import Manager, Peer
@@ -25,6 +27,10 @@ HELP: Final[Mapping[str, str]] = {
     "isthmus_fullsync_proven_age_seconds": "Time since the peer was proven in sync; absent: never.",
 }
 """Name -> what it counts (see repl.telemetry)."""
+
+
+NAMED_SHOWN: Final = 20
+"""Keys that differed, of a bucket type, in a listing: enough to look at some; `isthmus explain` tells of each."""
 
 
 def samples(manager: Manager, wall_ms: int) -> list[Sample]:
@@ -94,8 +100,23 @@ def _peer(manager: Manager, peer: Peer, healed: Healed | None, results: int) -> 
         "gaps_open": None if healed is None else healed.open_count,
         "gaps_closed": 0 if healed is None else healed.closed_count,
         "proven_ms": {name: remembered.proven_ms.get(name) for name in bucket_types},
+        "named": _named(peer),
         "results": [shown(result) for result in list(remembered.results)[-results:]] if results else [],
     }
+
+
+def _named(peer: Peer) -> list[dict[str, str]]:
+    """The first keys that differed in the newest check of each bucket type, since this node's start."""
+    return [
+        {
+            "bucket_type": text_of(bucket_type),
+            "bucket": text_of(bucket),
+            "key": text_of(key),
+            "difference": difference,
+        }
+        for bucket_type, named in peer.checker.named.items()
+        for (bucket, key), difference in islice(named.keys.items(), NAMED_SHOWN)
+    ]
 
 
 def scheduled(manager: Manager) -> list[dict[str, Any]]:

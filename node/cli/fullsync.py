@@ -78,6 +78,8 @@ def status(results: int, admin: AdminClient, output: str) -> None:
     if found:
         click.echo("")
         _echo_results(found)
+        for peer in peers:
+            _echo_named(peer.get("name"), list(peer.get("named", ())))
 
 
 @fullsync_group.command("run")
@@ -94,11 +96,12 @@ def run(kind: str, peer: str | None, wait: bool, by: str, admin: AdminClient, ou
     if not wait:
         _echo(begun, output, f"{name}: a check of kind {kind} has begun; `isthmus fullsync status` shows it")
         return
-    results = _waited(admin, name, begun, quiet=output == "json")
+    results, named = _waited(admin, name, begun, quiet=output == "json")
     if output == "json":
-        echo_json({"peer": name, "kind": kind, "results": results})
+        echo_json({"peer": name, "kind": kind, "results": results, "named": named})
     else:
         _echo_results((name, result) for result in results)
+        _echo_named(name, named)
     worst = max((_exit_of(result) for result in results), default=Exit.UNAVAILABLE, key=_RANK.index)
     if worst is not Exit.OK:
         raise click.exceptions.Exit(int(worst))
@@ -248,8 +251,10 @@ def _only(admin: AdminClient) -> str:
     raise CommandFailed(Exit.USAGE, "bad-input", f"--peer NAME is needed; known: {known}")
 
 
-def _waited(admin: AdminClient, name: str, begun: dict[str, Any], *, quiet: bool) -> list[dict[str, Any]]:
-    """The results of the check that has begun; its progress goes to standard error."""
+def _waited(
+    admin: AdminClient, name: str, begun: dict[str, Any], *, quiet: bool
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The results of the check that has begun, and the first keys that differed; progress goes to standard error."""
     said_at = 0.0
     while True:
         answer = admin.get("/admin/fullsync?results=200")
@@ -261,8 +266,16 @@ def _waited(admin: AdminClient, name: str, begun: dict[str, Any], *, quiet: bool
             said_at = time.monotonic()
         time.sleep(LOOK_S)
     peers = {peer.get("name"): peer for peer in listed(answer, "peers")}
-    results = peers.get(name, {}).get("results", ())
-    return [result for result in results if result.get("began_ms", 0) >= begun.get("at_ms", 0)]
+    peer = peers.get(name, {})
+    results = [one for one in peer.get("results", ()) if one.get("began_ms", 0) >= begun.get("at_ms", 0)]
+    return results, list(peer.get("named", ()))
+
+
+def _echo_named(name: Any, named: list[dict[str, Any]]) -> None:
+    """The first keys that differed in the newest check; `isthmus explain` tells more of each."""
+    for one in named:
+        key = f"{one.get('bucket_type')}/{one.get('bucket')} {one.get('key')}"
+        click.echo(printable(f"{name}: {one.get('difference')}: {key}"))
 
 
 def _progress(running: dict[str, Any]) -> str:

@@ -428,6 +428,9 @@ def test_the_last_comparison_of_a_key_is_told(tmp_path: Path) -> None:
         assert told(Key(b"default", b"private", b"k")) == ("filtered", None)
         await checked(Verdict.REPAIRED, b"k", b"other")
         assert told() == ("diverged", "missing@sink")
+        assert [(one["key"], one["difference"]) for one in shown(desk)["peers"][0]["named"]] == [
+            ("k", "missing@sink"), ("other", "missing@sink"),
+        ]  # fmt: skip
         await checked(Verdict.REPAIRED, b"other")
         assert told() == ("match", None)
         await checked(Verdict.REPAIRED, b"other", every=False)

@@ -18,6 +18,7 @@ PEER: dict[str, Any] = {
     "next_kind": "auto", "proven_ms": {"default": None}, "shared_by": ["e1"], "unknown": ["e3"],
     "warning": "only e1 compares with it", "range": {"since_ms": AT_MS, "before_ms": AT_MS + 1_000, "bucket": "b"},
     "gaps_open": 2, "results": [],
+    "named": [{"bucket_type": "default", "bucket": "b", "key": "k%20", "difference": "missing@sink"}],
 }  # fmt: skip
 
 
@@ -66,14 +67,17 @@ def test_status_tells_who_compares_what_is_next_and_what_is_open(
     ],
 )
 def test_the_exit_code_of_a_run_is_that_of_the_result_that_says_least(
-    listener: ToldListener, verdicts: list[str], code: Exit
+    listener: ToldListener, capsys: pytest.CaptureFixture[str], verdicts: list[str], code: Exit
 ) -> None:
-    """0 only when everything is in sync; 1 differs, 2 error, 3 not all was looked at."""
+    """0 only when everything is in sync; 1 differs, 2 error, 3 not all was looked at. The first keys that differed are
+    named."""
     listener.tell("/admin/fullsync/run", {"peer": "west", "at_ms": AT_MS}, 202)
     peer = {**PEER, "results": [result("error") | {"began_ms": AT_MS - 1}, *map(result, verdicts)]}
     listener.tell("/admin/fullsync?results=200", {"running": None, "peers": [peer]})
     for output in ("table", "json"):
         assert cli.main(["fullsync", "run", "all", "--wait", "-o", output]) == code
+        shown = capsys.readouterr().out
+        assert ("west: missing@sink: default/b k%20" if output == "table" else '"key": "k%20"') in shown
 
 
 def test_a_suspension_is_told_by_node_and_a_silent_node_is_code_3(
