@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from queues.counting import Waiting
 from queues.serving import ServedQueue
+from queues.wire import OFF
 from repl.model.ports import TimeSource
 from repl.telemetry import Sample
 
@@ -57,8 +58,8 @@ def listed(queue: ServedQueue, node: str, now: Waiting, time: TimeSource) -> dic
             "cluster": owner.name, "uuid": owner.cluster.hex(), "version": owner.version, "since_ms": owner.since_ms,
             "by": owner.by,
         },
-        "publishing": "running" if machine.stopped is None else "suspended",
-        "serving": "running" if suspension is None else "suspended",
+        "publishing": _running(queue, machine.stopped is None),
+        "serving": _running(queue, suspension is None),
         "suspended": None if suspension is None else suspension.shown(),
         "suspensions": [one.shown() for one in word.suspensions],
         "decree": None if word.decree is None else word.decree.shown(),
@@ -69,7 +70,8 @@ def listed(queue: ServedQueue, node: str, now: Waiting, time: TimeSource) -> dic
             **{name: {"waiting": lower.waiting_count, "in_flight": lower.away_count, **asdict(lower.counts)}
                for name, lower in zip(("full_sync", "fold"), machine.lower, strict=True)},
         },
-        "throttle": queue.throttle.shown(time.now_ms()),
+        "throttle": {**queue.throttle.shown(time.now_ms()),
+                     "set": None if word.rates is None else word.rates.act._asdict()},
         "gaps": sum(len(window.state.gaps) for window in machine.windows.values()) + len(word.lost),
         "properties_differ": queue.differing,
         "reason": reason(queue),
@@ -89,6 +91,11 @@ def listed(queue: ServedQueue, node: str, now: Waiting, time: TimeSource) -> dic
         "late_acknowledgements": counts.late,
         "refused_acknowledgements": counts.refused,
     }  # fmt: skip
+
+
+def _running(queue: ServedQueue, well: bool) -> str:
+    """What publishing, or serving, does: off where the whole source of the node is."""
+    return "off" if queue.state == OFF else "running" if well else "suspended"
 
 
 def reason(queue: ServedQueue) -> str:

@@ -384,7 +384,8 @@ class SourceQueues:
         off = [name for name, queue in self._queues.items() if queue.ledger_off]
         if off:
             return {"actor": "source", "state": "alarm", "reason": f"the ledger does not close: {', '.join(off)}"}
-        suspended = [name for name, queue in self._queues.items() if queue.suspension is not None]
+        held = {n: (q.suspension, q.publishing_suspension) for n, q in self._queues.items()}
+        suspended = [name for name, both in held.items() if both != (None, None)]
         reason = f"suspended: {', '.join(suspended)}" if suspended else ""
         return {"actor": "source", "state": "running", "reason": reason}
 

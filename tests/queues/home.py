@@ -25,13 +25,19 @@ PARTITIONS = (3, 8)
 
 
 class Clock:
-    """Real time, which a test may push on."""
+    """Real time, which a test may push on, or stop."""
 
     def __init__(self) -> None:
         self.skew_ms = 0
+        self._stands_ms: int | None = None
+
+    def stand(self) -> None:
+        """From now on time moves by `skew_ms` alone."""
+        self._stands_ms = time.monotonic_ns() // 1_000_000
 
     def now_ms(self) -> int:
-        return time.monotonic_ns() // 1_000_000 + self.skew_ms
+        now = time.monotonic_ns() // 1_000_000 if self._stands_ms is None else self._stands_ms
+        return now + self.skew_ms
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000 + self.skew_ms

@@ -388,6 +388,7 @@ def test_a_throttled_queue_gives_out_no_more_than_it_may() -> None:
         await home.acts.throttle("q", Rates(0, 10), told(home))
         await caught_up(home)
         home.put(*(b"%02d" % n for n in range(30)))
+        home.clock.stand()
         reply = await home.fetch(wait_ms=0)
         assert len(reply.items) == 10
         held = await home.fetch(wait_ms=0)
@@ -397,6 +398,7 @@ def test_a_throttled_queue_gives_out_no_more_than_it_may() -> None:
         shown = (await home.queues.listing())[0]["throttle"]
         assert shown["configured"]["objects_per_second"] == 10
         assert shown["binding"] == "objects"
+        assert (shown["set"]["by"], shown["set"]["reason"]) == ("ann", "because")
         await home.crash()
         await home.start()
         assert home.served()[0].throttle.rates == Rates(0, 10)
@@ -416,6 +418,8 @@ def test_a_source_that_is_off_makes_no_reference_and_says_so() -> None:
         assert (reply.items, reply.state) == ([], OFF)
         assert "switched off" in (await home.acts.ledger("q"))["reason"]
         assert home.queues.status()["state"] == "off"
+        (row,) = await home.queues.listing()
+        assert (row["publishing"], row["serving"]) == ("off", "off")
         assert {gap["what"] for gap in home.acts.gaps("q")} == {"publishing-suspended"}
         with pytest.raises(BadInput, match="switched off"):
             await home.acts.push("q", keys(b"a"), FOLD, 0)
