@@ -58,7 +58,7 @@ class FullSync:
         and `aae.manager` want it."""
         self._time = time
         self.trees = Trees(store, directory=directory / "trees", copies=copies, time=time, rebuild_ms=tree_rebuild_ms)
-        self.audit = RowAudit(self.trees, store, pool=read_pool)
+        self.audit = RowAudit(self.trees, store, copies=copies, pool=read_pool)
         self.local = LocalTrees(self.trees, store, led=led, read_pool=read_pool, suspect=self.audit.suspect)
         self.whole = WholeTrees(self.local, members, request)
         self.agreement = Agreement(self.trees, store, led=followed, request=request)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time as clock
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from itertools import islice
@@ -22,11 +22,11 @@ import structlog
 from xxhash import xxh64_intdigest
 
 from aae.building import SLICE_BYTES, SLICE_ROWS
-from aae.keeping import Kept, Trees
+from aae.keeping import Copy, Kept, Trees
 from aae.row_leaves import changes_of_page, leaf_of_row
 from aae.tree import LEAF_BITS, LEAF_COUNT, Tree
 from repl.model.entry import decode_key_row
-from repl.model.errors import IsthmusError
+from repl.model.errors import Corruption, IsthmusError
 from repl.model.keys import SEGMENT_COUNT
 from repl.store.port import Store
 from repl.store.rows import segment_name
@@ -56,7 +56,9 @@ KEYS_NAMED: Final = 5
 class RowAudit:
     """Reads and compares, one copy at a time. Methods belong to the event loop; rows are read in `pool`."""
 
-    def __init__(self, trees: Trees, store: Store, *, pool: Executor) -> None:
+    def __init__(self, trees: Trees, store: Store, *, copies: Callable[[], Iterable[Copy]], pool: Executor) -> None:
+        """`copies()` tells what is on this node, as `aae.keeping` wants it."""
+        self._copies = copies
         self._trees = trees
         self._store = store
         self._pool = pool
@@ -184,10 +186,16 @@ class RowAudit:
                 await asyncio.sleep(TOLD_S)
             leaves, told = _leaves(tree, segments), kept.offset
             after, _ = await loop.run_in_executor(self._pool, self._folds, partition, segments)
-        except IsthmusError as error:
+        except Corruption as error:
             self._unreadable(partition, error)
             return []
-        if told < offset or self._trees.kept.get(partition) is not kept or kept.tree is not tree:
+        except IsthmusError as error:
+            log.info("trees.audit_put_off", partition=partition, error=str(error))
+            return []
+        whole = any(
+            copy.partition == partition and copy.whole for copy in self._copies()
+        )  # no rows come from elsewhere
+        if told < offset or not whole or self._trees.kept.get(partition) is not kept or kept.tree is not tree:
             return []
         wrong = [
             segment
