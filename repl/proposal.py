@@ -166,15 +166,14 @@ class Proposal:
         self._append(key, hash64, current, encoded, summary, self._own, request_id)
         return Written(encoded, summary.clock, summary.sibling_count), offset + 1
 
-    def push(self, item: PushItem, hash64: int, summary: Summary | None = None) -> tuple[object, int]:
-        """As `write`, for a change from another cluster: kept as it is, or merged by causality. `summary`: of its
-        payload, where that was looked at already."""
+    def push(self, item: PushItem, hash64: int) -> tuple[object, int]:
+        """As `write`, for a change from another cluster: kept as it is, or merged by causality."""
         key, origin, payload = item
         if len(payload) > self._limits.object_bytes + (self._limits.object_bytes >> 1):
             raise TooLarge(f"pushed object of {len(payload)} bytes, limits.object_size is {self._limits.object_bytes}")
         if len(origin) != 16:
             raise CodecError("a push whose origin is no cluster uuid")
-        summary = summary or summarize_encoded(payload)
+        summary = summarize_encoded(payload)
         if self._partition.actor in summary.clock:
             self._check_ours(decode_clock(summary.clock))
         current = self._current(hash64, key.bucket, key.key)

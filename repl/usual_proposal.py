@@ -2,9 +2,8 @@
 
 Usual is a value for a key that is not there, without a context, and a value for a key whose whole clock the writer
 has seen; without request id and condition either way. All that was there is replaced, so the object has one sibling,
-and neither objects nor rows are built as nouns on the way to bytes. Usual, too, is a push that replaces all that is
-there. Every other item goes the way of `repl.proposal`, which says what is right: for the usual ones, too, both make
-the same entries and answers.
+and neither objects nor rows are built as nouns on the way to bytes. Every other item goes the way of `repl.proposal`,
+which says what is right: for the usual ones, too, both make the same entries and answers. Pushes are `usual_pushes`'.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from xxhash import xxh64_intdigest
 
 from repl.model.entry import ENTRY_VERSION, KEY_ROW_VERSION, NO_OFFSET, Entry, EntryKind, decode_key_row, leaf
 from repl.model.errors import IsthmusError
-from repl.model.objects import OBJECT_VERSION, summarize_encoded
+from repl.model.objects import OBJECT_VERSION
 from repl.model.properties import Properties
-from repl.model.requests import PushItem, PushOutcome, PushResult, WriteRequest, Written
-from repl.model.vclock import OFFSET_BITS, encode_clock, increment, of_one_writer
+from repl.model.requests import PushItem, WriteRequest, Written
+from repl.model.vclock import OFFSET_BITS, encode_clock, increment
 from repl.proposal import Proposal
 from repl.write_limits import WriteLimits
 
@@ -31,7 +30,6 @@ _new: Final = tuple.__new__
 
 _LENGTH: Final = Struct(">I").pack
 _HASH: Final = Struct(">Q").pack
-_APPLIED: Final = PushResult(PushOutcome.APPLIED)
 _DATA: Final = int(EntryKind.DATA)
 _REAP: Final = int(EntryKind.REAP)
 
@@ -58,7 +56,7 @@ class UsualProposal(Proposal):
             request = requests[slot]
             try:
                 if type(request) is PushItem:
-                    answer, at = self._usual_push(request, hash64)
+                    answer, at = self.push(request, hash64)
                     results[slot] = answer
                     if at > end:
                         end = at
@@ -119,40 +117,6 @@ class UsualProposal(Proposal):
                 results[slot] = error
         self.put_count += puts
         return end
-
-    def _usual_push(self, item: PushItem, hash64: int) -> tuple[object, int]:
-        """As `push`. Usual is a change that this cluster had no part in, of a key that is not there, or whose
-        writer wrote what is there, too, and before: it dominates that, and is stored as it came."""
-        (_, bucket, key), origin, payload = item
-        if len(payload) > self._limits.object_bytes or len(origin) != 16:
-            return self.push(item, hash64)
-        summary = summarize_encoded(payload)
-        clock, hash_of = summary[0], summary[1]
-        place, name = self._partition, (bucket, key)
-        before = self.fresh.get(name) or place.pending_rows.get(name)
-        if before is None:
-            row = self._store.key_row(place.id, hash64, bucket, key)
-        else:
-            row = before.row if before.kind != _REAP else None
-        change, previous = 0, NO_OFFSET
-        if place.actor in clock:
-            return self.push(item, hash64, summary)
-        if row is not None:
-            seen, its_hash, _, _, _, was_tombstone, previous = decode_key_row(row)
-            if not of_one_writer(seen, clock):
-                return self.push(item, hash64, summary)
-            change = leaf(bucket, key, seen, its_hash, tombstone=was_tombstone)
-        change ^= leaf(bucket, key, clock, hash_of, tombstone=summary[5])
-        offset = self._next
-        fields = (
-            _DATA, self._epoch, offset, 0, b"", origin, self._now_ms, hash64, change, previous, bucket, key,
-            _pack((KEY_ROW_VERSION, *summary, offset)), payload,
-        )  # fmt: skip
-        wire: bytes = _pack((ENTRY_VERSION, *fields))
-        if len(wire) > self._limits.entry_bytes:
-            raise self.too_long(wire)
-        self._take(_new(Entry, (*fields, wire)))
-        return _APPLIED, offset + 1
 
 
 def _quiet_bytes(limits: WriteLimits, properties: Properties) -> int:

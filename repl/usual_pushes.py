@@ -9,19 +9,23 @@ ones, too, both make the same entries and answers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from struct import Struct
 from typing import Final, cast
 
 import msgpack
+from xxhash import xxh64_intdigest
 
 from repl.model.entry import ENTRY_VERSION, KEY_ROW_VERSION, NO_OFFSET, Entry, EntryKind, decode_key_row, leaf
 from repl.model.errors import IsthmusError
 from repl.model.objects import glanced
 from repl.model.requests import PushItem, PushOutcome, PushResult, WriteRequest
-from repl.model.vclock import decode_clock, descends
+from repl.model.vclock import decode_clock, descends, of_one_writer
 from repl.usual_proposal import UsualProposal
 
 _pack: Final = msgpack.Packer().pack  # one for all: see repl.model.vclock
 _new: Final = tuple.__new__
+_LENGTH: Final = Struct(">I").pack
+_HASH: Final = Struct(">Q").pack
 _DATA: Final = int(EntryKind.DATA)
 _REAP: Final = int(EntryKind.REAP)
 
@@ -52,7 +56,7 @@ class PushProposal(UsualProposal):
         key_row, entries = self._store.key_row, self.entries
         entry_limit, object_limit = self._limits.entry_bytes, self._limits.object_bytes
         reaped = partition.reaped_pushes.clocks
-        end = 0
+        its_bucket, bucket_head, end = b"", b"", 0
         for slot, hash64 in zip(slots, hashes, strict=True):
             item = items[slot]
             try:
@@ -62,6 +66,8 @@ class PushProposal(UsualProposal):
                 if usual:
                     assert seen is not None
                     clock, theirs, hash_of, modified_ms, tombstone = seen
+                    if bucket != its_bucket:
+                        its_bucket, bucket_head = bucket, _LENGTH(len(bucket)) + bucket
                     place = (bucket, key)
                     before = fresh.get(place) or pending.get(place)
                     if before is None:
@@ -73,10 +79,12 @@ class PushProposal(UsualProposal):
                         usual = before is None and place not in reaped
                     else:
                         its_clock, its_hash, _, _, _, was_tombstone, previous = decode_key_row(row)
-                        usual = its_clock != clock and actor not in its_clock
+                        if not of_one_writer(its_clock, clock):
+                            usual = its_clock != clock and actor not in its_clock
+                            if usual:
+                                its = decode_clock(its_clock)
+                                usual = descends(theirs, its) and not descends(its, theirs)
                         if usual:
-                            its = decode_clock(its_clock)
-                            usual = descends(theirs, its) and not descends(its, theirs)
                             change = leaf(bucket, key, its_clock, its_hash, tombstone=was_tombstone)
                 if not usual:
                     results[slot], at = self.push(item, hash64)
@@ -84,7 +92,8 @@ class PushProposal(UsualProposal):
                         end = at
                     continue
                 offset = self._next
-                change ^= leaf(bucket, key, clock, hash_of, tombstone=tombstone)
+                if not tombstone:  # else its leaf is 0
+                    change ^= xxh64_intdigest(bucket_head + _LENGTH(len(key)) + key + clock + _HASH(hash_of))
                 row = _pack((KEY_ROW_VERSION, clock, hash_of, modified_ms, len(payload), 1, tombstone, offset))
                 fields = (
                     _DATA, epoch, offset, 0, b"", origin, now_ms, hash64, change, previous, bucket, key, row, payload,
