@@ -21,18 +21,21 @@ from repl.model.keys import SEGMENT_COUNT
 from repl.store import rows
 from repl.store.port import Store
 
-SLICE_ROWS: Final = 1_000
-"""Key rows between two rests of a build: less than a millisecond of a core."""
+SLICE_ROWS: Final = 2_000
+"""Key rows between two rests of a build: some 2 ms of a core."""
 
 SLICE_BYTES: Final = 1024 * 1024
 """Or fewer, when names and clocks are long."""
 
-REST_SHARE: Final = 0.25
+REST_SHARE: Final = 0.1
 """What a build rests after each slice, as a share of what the slice took, while the process does nothing else."""
 
+BUSY_FREE: Final = 0.05
+"""A share of a core that the other threads may take and be called idle: heartbeats, metrics, a checkpoint."""
+
 REST_SHARE_BUSY: Final = 8.0
-"""And more, by how much of a core the other threads take: at a third of one, a build works a quarter of the time. It
-takes turns with the event loop in the interpreter, and a request has many turns."""
+"""And more, by how much of a core they take beyond: at a third of one, a build works a third of the time. It takes
+turns with the event loop in the interpreter, and a request has many turns."""
 
 REST_SHARE_MAX: Final = 12.0
 """And no more than this, so that a build comes to its end however busy the node is."""
@@ -55,7 +58,7 @@ class Pace:
             busy = (others_s - self._looked[1]) / since_s
             self._busy += (busy - self._busy) * min(1.0, since_s / BUSY_OVER_S)
         self._looked = now_s, others_s
-        return worked_s * min(REST_SHARE_MAX, REST_SHARE + REST_SHARE_BUSY * self._busy)
+        return worked_s * min(REST_SHARE_MAX, REST_SHARE + REST_SHARE_BUSY * max(0.0, self._busy - BUSY_FREE))
 
 
 class Build:
