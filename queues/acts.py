@@ -183,6 +183,7 @@ class QueueActs:
                 rows = await loop.run_in_executor(
                     self._pool, self._store.changes, window.partition, window.scan, PEEK_ROWS
                 )
+                ahead = window.rows_ahead()
                 found += [
                     (
                         0,
@@ -196,7 +197,7 @@ class QueueActs:
                         b"",
                     )
                     for row in rows
-                    if window.wants(row)
+                    if row.offset >= window.scan and row.offset not in ahead and window.wants(row)
                 ][: count - len(found)]
         for lower in queue.machine.lower:
             found += lower.first(count - len(found))

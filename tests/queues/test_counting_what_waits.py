@@ -67,6 +67,8 @@ def test_what_waits_in_memory_and_was_written_over_is_counted_once(monkeypatch: 
         home.put(*names[:10], *names[40:50], *names[:5])
         assert home.served()[0].machine.unknown()
         assert await counted(home) == 60
+        peeked = [item[5] for item in await home.acts.peek("q", 100)]
+        assert sorted(peeked) == names, "each once"
         reply = await home.fetch(count=7)
         home.put(*(item[5] for item in reply.items[:3]), b"new")
         assert await counted(home) == 60 - 7 + 4
