@@ -102,8 +102,8 @@ _TABLE: Final = (
              "of them if it had read everything, else none"),
     Property("delete_mode", KEEP, 'keep, immediate, or a delay in milliseconds or as "3s", up to 366d', _delete_mode,
              "when a tombstone may be reaped"),
-    Property("repl_reap", False, "false", _flag, "reaps are not sent to other clusters: each goes by its own "
-             "delete_mode"),
+    Property("repl_reap", False, _FLAG, _flag, "other clusters are told before a tombstone is reaped, and reap theirs, "
+             "where they have it on, too"),
     Property("max_object_size", 0, _SIZE, _size, "largest value, within `limits.object_size`; above it 413"),
     Property("warn_object_size", 0, _SIZE, _size, "larger values are logged and counted"),
     Property("max_siblings", 0, _COUNT, _whole, "most siblings, within `limits.siblings`; above it 422"),
@@ -171,8 +171,6 @@ def parse_property(name: str, raw: Any, factor: int | None) -> Value | None:
             value = found.parse(raw)
         except ValueError:
             raise ValueError(f"{name} is {found.right}, not {_shown(raw)}") from None
-        if name == "repl_reap" and value:
-            raise ValueError("repl_reap: reaps are not sent to other clusters; give their bucket type the delete_mode")
         return value
     if name in DESCRIPTIVE:
         return None

@@ -32,7 +32,7 @@ from queues.cursors import Position
 from queues.discards import Discards
 from queues.flight import Flight
 from queues.rules import BucketRule, Budget, Item, OriginRule
-from repl.model.entry import Entry, EntryKind, row_says_tombstone
+from repl.model.entry import CHANGES, Entry, EntryKind, row_says_tombstone
 from repl.model.reference import ReferenceKind
 from repl.store.port import Change
 
@@ -51,6 +51,7 @@ _DATA: Final = int(EntryKind.DATA)
 _REAP: Final = int(EntryKind.REAP)
 _OBJECT: Final = int(ReferenceKind.OBJECT)
 _TO_FETCH: Final = int(ReferenceKind.TO_FETCH)
+_LEAVING: Final = int(ReferenceKind.LEAVING)
 _TOMBSTONE: Final = int(ReferenceKind.TOMBSTONE)
 
 
@@ -136,7 +137,7 @@ class Intake(Discards):
             ledger.eligible += self._offered(entry)
             if not self.refilling or tail is None:
                 continue
-            if entry.kind == _DATA or entry.kind == _REAP:
+            if entry.kind in CHANGES or entry.kind == _REAP:
                 if len(tail) < TAIL_MAX:
                     tail.append(entry._replace(row=b"", payload=b"", wire=b""))
                 else:
@@ -144,7 +145,7 @@ class Intake(Discards):
 
     def _offered(self, entry: Entry) -> bool:
         """True when the change, by itself, is one for this queue."""
-        if entry.kind != _DATA:
+        if entry.kind not in CHANGES:
             return False
         if not self.origins.eligible(entry.origin) or (
             self._buckets is not None and not self._buckets.offers(entry.bucket)
@@ -160,7 +161,7 @@ class Intake(Discards):
     def wants(self, row: Change) -> bool:
         """True when a row of the change index is one for this queue."""
         return (
-            row.kind == _DATA
+            row.kind in CHANGES
             and self.origins.eligible(row.origin)
             and (self._buckets is None or self._buckets.offers(row.bucket))
             and not (self._skips and self._skipped(row.offset))
@@ -207,7 +208,7 @@ class Intake(Discards):
     def _still_offered(self, entry: Entry) -> bool:
         """As `_offered`, of an entry that the ledger has already."""
         return (
-            entry.kind == _DATA
+            entry.kind in CHANGES
             and self.origins.eligible(entry.origin)
             and (self._buckets is None or self._buckets.offers(entry.bucket))
             and not self._skipped(entry.offset)
@@ -233,9 +234,9 @@ class Intake(Discards):
         payload, budget = entry.payload, self.budget
         kind = _OBJECT
         if not payload:
-            kind = _TO_FETCH
+            kind = _TO_FETCH if entry.kind == _DATA else _LEAVING
         elif row_says_tombstone(entry.row, entry.offset):
-            kind = _TOMBSTONE
+            kind = _TOMBSTONE if entry.kind == _DATA else _LEAVING
         elif len(payload) > budget.object_size_limit_bytes or budget.objects >= budget.object_limit:
             kind, payload = _TO_FETCH, b""
         else:
@@ -330,7 +331,8 @@ class Intake(Discards):
             if self._flight.follows(offset):
                 self._held.add(offset)
             self._waiting[offset] = (
-                _TO_FETCH, self.partition, offset, self.bucket_type, row.bucket, row.key, row.origin, row.time_ms, b"",
+                _TO_FETCH if row.kind == _DATA else _LEAVING, self.partition, offset, self.bucket_type, row.bucket,
+                row.key, row.origin, row.time_ms, b"",
             )  # fmt: skip
             self._fresh.append(offset)
             self.budget.references += 1

@@ -13,7 +13,7 @@ from repl.model.objects import says_deleted
 from repl.model.reference import ReferenceKind
 from repl.store.port import Store
 
-_TO_FETCH: Final = int(ReferenceKind.TO_FETCH)
+_LEAVING: Final = int(ReferenceKind.LEAVING)
 _OBJECT: Final = int(ReferenceKind.OBJECT)
 _TOMBSTONE: Final = int(ReferenceKind.TOMBSTONE)
 
@@ -24,12 +24,14 @@ def read_objects(store: Store, items: Sequence[Item], limit_bytes: int) -> list[
     resolved: list[Item | None] = []
     size = 0
     for item in items:
-        if item[0] == _TO_FETCH:
+        if not item[8]:
             payload = store.object(item[1], item[4], item[5])
             if payload is None:
                 resolved.append(None)
                 continue
-            kind = _TOMBSTONE if says_deleted(payload) else _OBJECT
+            kind = _OBJECT
+            if says_deleted(payload):
+                kind = _LEAVING if item[0] == _LEAVING else _TOMBSTONE
             item = (kind, item[1], item[2], item[3], item[4], item[5], item[6], item[7], payload)
         length = len(item[8])
         if size and size + length > limit_bytes:

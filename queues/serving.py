@@ -53,7 +53,6 @@ DIFFERING_MAX: Final = 64
 DISCARD: Final = "discard"
 """`overflow` of a queue that gives up what is too much."""
 
-_TO_FETCH: Final = int(ReferenceKind.TO_FETCH)
 _OBJECT: Final = int(ReferenceKind.OBJECT)
 _TOMBSTONE: Final = int(ReferenceKind.TOMBSTONE)
 
@@ -174,7 +173,7 @@ class ServedQueue:
         try:
             if batch.priority != REAL_TIME:
                 resolved = await self._read_anywhere(items, size)
-            elif any(item[0] == _TO_FETCH for item in items):
+            elif any(not item[8] for item in items):
                 loop = asyncio.get_running_loop()
                 resolved, ends = await loop.run_in_executor(self._pool, read_batch, self._store, items, size)
                 await self._until_told(batch, ends)

@@ -127,7 +127,8 @@ def _all_bytes(rows: tuple[Any, ...], width: int) -> bool:
 
 def encode_push(item: PushItem) -> bytes:
     """A push as an item of a body."""
-    return bytes(_pack((*item.key, item.origin, item.payload)))
+    plain = (*item.key, item.origin, item.payload)
+    return bytes(_pack((*plain, True) if item.leaving else plain))
 
 
 def decode_push(raw: Any) -> PushItem:
@@ -135,6 +136,8 @@ def decode_push(raw: Any) -> PushItem:
     match raw:
         case (bytes(), bytes(), bytes(), bytes(origin), bytes(payload)):
             return PushItem(Key(*raw[:3]), origin, payload)
+        case (bytes(), bytes(), bytes(), bytes(origin), bytes(payload), True):
+            return PushItem(Key(*raw[:3]), origin, payload, True)
     raise CodecError("not a forwarded push")
 
 

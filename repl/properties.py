@@ -146,6 +146,7 @@ def effective(chosen: Mapping[str, Value]) -> Properties:
         warn_object_bytes=int(value_of("warn_object_size", chosen)),
         max_siblings=int(value_of("max_siblings", chosen)),
         warn_siblings=int(value_of("warn_siblings", chosen)),
+        repl_reap=bool(value_of("repl_reap", chosen)),
     )
 
 

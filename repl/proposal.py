@@ -30,7 +30,7 @@ from repl.model.objects import Object, Summary, decode_object, merge, seal, summ
 from repl.model.properties import TypeProperties
 from repl.model.requests import REQUEST_ID_BYTES_MAX, PushItem, PushOutcome, PushResult, WriteRequest, Written
 from repl.model.siblings import resolved, written
-from repl.model.vclock import Clock, counter_of, decode_clock, descends, increment, offset_of, pack_counter
+from repl.model.vclock import Clock, counter_of, decode_clock, descends, offset_of, pack_counter
 from repl.partition import Partition
 from repl.store.port import REAPED, Store
 from repl.store.requests import request_name
@@ -58,7 +58,7 @@ def nothing_owed(_partition: int, _offset: int, _pusher: bytes, _key: Key) -> bo
     return False
 
 
-class _Current(NamedTuple):
+class Current(NamedTuple):
     """What a key holds: its row, where its bytes are, and the offset below which all must be applied
     before an answer may rest on it (0: it is applied)."""
 
@@ -102,15 +102,15 @@ class Proposal:
         self.fresh: dict[tuple[bytes, bytes], Entry] = {}
         self.fresh_requests: dict[bytes, int] = {}
 
-    def _current(self, hash64: int, bucket: bytes, key: bytes) -> _Current | None:
+    def _current(self, hash64: int, bucket: bytes, key: bytes) -> Current | None:
         place = (bucket, key)
         entry = self.fresh.get(place) or self._partition.pending_rows.get(place)
         if entry is not None:
-            return None if entry.kind == EntryKind.REAP else _Current(decode_key_row(entry.row), entry)
+            return None if entry.kind == EntryKind.REAP else Current(decode_key_row(entry.row), entry)
         row = self._store.key_row(self._partition.id, hash64, bucket, key)
-        return None if row is None else _Current(decode_key_row(row), None)
+        return None if row is None else Current(decode_key_row(row), None)
 
-    def _bytes(self, current: _Current, key: Key) -> bytes:
+    def _bytes(self, current: Current, key: Key) -> bytes:
         if current.pending is not None:
             return current.pending.payload
         data = self._store.object(self._partition.id, key.bucket, key.key)
@@ -118,7 +118,7 @@ class Proposal:
             raise Corruption(f"key row without its object in partition {self._partition.id}")
         return data
 
-    def _object(self, current: _Current, key: Key) -> Object:
+    def _object(self, current: Current, key: Key) -> Object:
         return decode_object(self._bytes(current, key))
 
     def write(self, request: WriteRequest, hash64: int) -> tuple[object, int]:
@@ -168,7 +168,7 @@ class Proposal:
 
     def push(self, item: PushItem, hash64: int) -> tuple[object, int]:
         """As `write`, for a change from another cluster: kept as it is, or merged by causality."""
-        key, origin, payload = item
+        key, origin, payload, leaving = item
         if len(payload) > self._limits.object_bytes + (self._limits.object_bytes >> 1):
             raise TooLarge(f"pushed object of {len(payload)} bytes, limits.object_size is {self._limits.object_bytes}")
         if len(origin) != 16:
@@ -177,14 +177,20 @@ class Proposal:
         if self._partition.actor in summary.clock:
             self._check_ours(decode_clock(summary.clock))
         current = self._current(hash64, key.bucket, key.key)
+        leaving = leaving and summary.tombstone and self._properties.of(key.bucket).repl_reap
         if current is None:
+            if leaving:
+                return PushResult(PushOutcome.SUPERSEDED), 0  # it is gone here
             answer, end = self._reaped(key, summary, hash64)
             if answer is not None:
                 return answer, end
-        outcome = PushOutcome.APPLIED
+        outcome, kind = PushOutcome.APPLIED, EntryKind.DATA
         if current is not None:
             row = current.row
             end = _rests_on(current)
+            told = self._leaving(key, hash64, current, item, summary) if leaving else None
+            if told is not None:
+                return told
             if row.clock == summary.clock:
                 if row.hash64 != summary.hash64:
                     refused = Corruption(
@@ -204,6 +210,8 @@ class Proposal:
                 merged = resolved(merged, dot, self._now_ms, properties)
                 note_siblings(len(merged.siblings), key, self._limits, properties, self.warned)
                 payload, summary = seal(merged)
+                if leaving and summary.tombstone and self._leaves(current):
+                    kind = EntryKind.LEAVING
                 origin = self._own
                 outcome = PushOutcome.MERGED
             else:
@@ -211,8 +219,33 @@ class Proposal:
                 if ours and self._owed(self._partition.id, offset_of(ours), origin, key):
                     origin = self._own
         offset = self._next
-        self._append(key, hash64, current, payload, summary, origin, b"")
+        self._append(key, hash64, current, payload, summary, origin, b"", kind)
         return PushResult(outcome), offset + 1
+
+    def _leaving(
+        self, key: Key, hash64: int, current: Current, item: PushItem, summary: Summary
+    ) -> tuple[object, int] | None:
+        """As `push`, of a tombstone that is about to be reaped where it comes from: if that has seen all that is here,
+        it is to leave here, too, by our own rules (R-REAP). None: it is a push like any other."""
+        if not descends(decode_clock(summary.clock), decode_clock(current.row.clock)):
+            return None
+        differs = current.row.hash64 != summary.hash64
+        if current.row.clock == summary.clock and (differs or self._leaves(current)):
+            return None
+        origin, offset = item.origin, self._next
+        if self._partition.actor in current.row.clock and self._owed(
+            self._partition.id, current.row.offset, origin, key
+        ):
+            origin = self._own
+        self._append(key, hash64, current, item.payload, summary, origin, b"", EntryKind.LEAVING)
+        return PushResult(PushOutcome.APPLIED), offset + 1
+
+    def _leaves(self, current: Current) -> bool:
+        """Whether what the key holds is a tombstone that is about to be reaped."""
+        if current.pending is not None:
+            return current.pending.kind == EntryKind.LEAVING
+        found = self._store.changes(self._partition.id, current.row.offset, 1)
+        return bool(found) and found[0].offset == current.row.offset and found[0].kind == EntryKind.LEAVING
 
     def _reaped(self, key: Key, summary: Summary, hash64: int) -> tuple[object, int]:
         """As `push`, for a key that is not here, if it was reaped (R-REAP): of what the tombstone had seen nothing is
@@ -234,51 +267,6 @@ class Proposal:
             return None, 0
         return StalePush("the key was reaped here: what is there now is to be fetched once more"), 0
 
-    def reap(self, key: Key, hash64: int, offset: int) -> bool:
-        """Remove the tombstone that the key has had since `offset`; False when that is not what it has any more."""
-        current = self._tombstone(key, hash64, offset)
-        if current is None:
-            return False
-        self._take(
-            make_entry(
-                EntryKind.REAP,
-                self._epoch,
-                self._next,
-                request_id=b"",
-                origin=self._own,
-                time_ms=self._now_ms,
-                key_hash=hash64,
-                previous_offset=offset,
-                bucket=key.bucket,
-                key=key.key,
-                row=encode_key_row(Summary(*current[:-1]), offset),
-            )
-        )
-        return True
-
-    def restate(self, key: Key, hash64: int, offset: int) -> bool:
-        """Write that tombstone once more as a change of ours, so that every queue offers it; False as in `reap`. It
-        gets a dot of ours if it has none: whose dot it has takes it no more once it is reaped there, so that tombstones
-        do not go round in a mesh."""
-        row = self._tombstone(key, hash64, offset)
-        if row is None:
-            return False
-        current, actor = _Current(row, None), self._partition.actor
-        obj = self._object(current, key)
-        if not counter_of(obj.clock, actor):
-            clock = increment(obj.clock, actor, pack_counter(self._epoch, self._next), self._now_ms // 1000)
-            obj = Object(clock, obj.siblings)
-        encoded, summary = seal(obj)
-        self._append(key, hash64, current, encoded, summary, self._own, b"")
-        return True
-
-    def _tombstone(self, key: Key, hash64: int, offset: int) -> KeyRow | None:
-        """The key's row, if it is the tombstone of that offset, and applied."""
-        current = self._current(hash64, key.bucket, key.key)
-        if current is None or current.pending is not None:
-            return None
-        return current.row if current.row.tombstone and current.row.offset == offset else None
-
     def too_long(self, wire: bytes) -> TooLarge:
         """The refusal of an entry that other nodes do not take."""
         size, limit = len(wire), self._limits.entry_bytes
@@ -299,14 +287,14 @@ class Proposal:
             found = self._pending_requests.get(name)
         return self._store.request_offset(self._partition.id, hash64, request_id) if found is None else found
 
-    def _repeated(self, found: int, current: _Current, key: Key) -> tuple[object, int]:
+    def _repeated(self, found: int, current: Current, key: Key) -> tuple[object, int]:
         """The answer to a request that took effect at the offset `found`: what the key holds now."""
         self.repeated_count += 1
         end = max(_rests_on(current), found + 1 if found >= self._partition.replica.applied else 0)
         data = self._bytes(current, key)
         return Written(data, current.row.clock, current.row.sibling_count, repeated=True), end
 
-    def _judge(self, condition: Condition, current: _Current | None, key: Key) -> ConditionFailed | None:
+    def _judge(self, condition: Condition, current: Current | None, key: Key) -> ConditionFailed | None:
         """Why the write must not be carried out by its own condition; the object is read only for its tag."""
         if current is None:
             return judge_write(condition, Standing(False, "", 0, ()))
@@ -332,11 +320,12 @@ class Proposal:
         self,
         key: Key,
         hash64: int,
-        current: _Current | None,
+        current: Current | None,
         encoded: bytes,
         summary: Summary,
         origin: bytes,
         request_id: bytes,
+        kind: EntryKind = EntryKind.DATA,
     ) -> None:
         bucket, name = key.bucket, key.key
         change = leaf(bucket, name, summary.clock, summary.hash64, tombstone=summary.tombstone)
@@ -347,7 +336,7 @@ class Proposal:
             previous = current.row.offset
         offset = self._next
         entry = make_entry(
-            EntryKind.DATA,
+            kind,
             self._epoch,
             offset,
             request_id=request_id,
@@ -368,6 +357,6 @@ class Proposal:
             self.fresh_requests[request_name(hash64, request_id)] = offset
 
 
-def _rests_on(current: _Current | None) -> int:
+def _rests_on(current: Current | None) -> int:
     """The offset below which all must be applied before an answer may rest on `current`; 0 for at once."""
     return 0 if current is None or current.pending is None else current.pending.offset + 1

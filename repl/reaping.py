@@ -21,17 +21,18 @@ from typing import Final, NamedTuple
 import msgpack
 import structlog
 
-from repl.model.entry import Entry, EntryKind, KeyRow, decode_key_row
+from repl.model.entry import CHANGES, Entry, EntryKind, KeyRow, decode_key_row
 from repl.model.errors import CodecError, IsthmusError, NotLeader, NotReady
 from repl.model.keys import Key, key_hash
 from repl.model.ports import Settled
 from repl.model.properties import TypeProperties
 from repl.partition import Partition
-from repl.proposal import Proposal
 from repl.reading import not_led
+from repl.reap_proposal import ReapProposal
 from repl.routes import Routes
 from repl.runtime import Runtime
 from repl.telemetry import Sample
+from repl.tombstones import Tombstone, due_at_ms
 from repl.transport.port import Links
 from repl.write_limits import WriteLimits
 
@@ -56,17 +57,7 @@ WALK_PAUSE_S: Final = 60.0
 """Pause before a walk that left tombstones behind begins again. A guess."""
 
 _REAP: Final = int(EntryKind.REAP)
-_DATA: Final = int(EntryKind.DATA)
-
-
-class Tombstone(NamedTuple):
-    """A key that was deleted: since which offset, when (wall clock), and whether by this cluster."""
-
-    bucket: bytes
-    key: bytes
-    offset: int
-    deleted_ms: int
-    ours: bool
+_LEAVING: Final = int(EntryKind.LEAVING)
 
 
 class Reaped(NamedTuple):
@@ -117,6 +108,8 @@ class Reaper:
         self._task: asyncio.Task[None] | None = None
         self.reaped_count = 0
         self.restated_count = 0
+        self.announced_count = 0
+        self.told_count = 0
         runtime.hooks.append(self)
 
     # -- life -----------------------------------------------------------------------------------------
@@ -160,14 +153,17 @@ class Reaper:
         own = self._runtime.cluster_uuid
         for entry in entries:
             place = (entry.bucket, entry.key)
-            if entry.kind != _DATA:
+            if entry.kind not in CHANGES:
                 if entry.kind == _REAP:
                     led.candidates.pop(place, None)
                 continue
-            if kind.of(entry.bucket).reap_after_ms is None or not decode_key_row(entry.row).tombstone:
-                led.candidates.pop(place, None)
+            leaving = entry.kind == _LEAVING
+            self.told_count += leaving and entry.origin != own
+            found = Tombstone(*place, entry.offset, entry.time_ms, entry.origin == own, leaving)
+            if due_at_ms(kind, found) is not None and decode_key_row(entry.row).tombstone:
+                self._note(led, found)
             else:
-                self._note(led, Tombstone(*place, entry.offset, entry.time_ms, entry.origin == own))
+                led.candidates.pop(place, None)
 
     def _note(self, led: _Led, found: Tombstone) -> None:
         place = (found.bucket, found.key)
@@ -220,15 +216,20 @@ class Reaper:
         for listed in islice(keys, PAGE_KEYS):
             count, last = count + 1, (listed.bucket, listed.key)
             row = decode_key_row(listed.row)
-            if row.tombstone and kind.of(listed.bucket).reap_after_ms is not None:
-                found.append(self._tombstone_of(place.id, listed.bucket, listed.key, row))
+            properties = kind.of(listed.bucket)
+            if row.tombstone and (properties.reap_after_ms is not None or properties.repl_reap):
+                tombstone = self._tombstone_of(place.id, listed.bucket, listed.key, row)
+                if due_at_ms(kind, tombstone) is not None:
+                    found.append(tombstone)
         keys.close()  # type: ignore[attr-defined]
         return found, last if count == PAGE_KEYS else None
 
     def _tombstone_of(self, partition: int, bucket: bytes, key: bytes, row: KeyRow) -> Tombstone:
         changes = self._runtime.store.changes(partition, row.offset, 1)
-        ours = bool(changes) and changes[0].offset == row.offset and changes[0].origin == self._runtime.cluster_uuid
-        return Tombstone(bucket, key, row.offset, row.last_modified_ms, ours)
+        if not changes or changes[0].offset != row.offset:
+            return Tombstone(bucket, key, row.offset, row.last_modified_ms, ours=False, leaving=False)
+        ours = changes[0].origin == self._runtime.cluster_uuid
+        return Tombstone(bucket, key, row.offset, row.last_modified_ms, ours, changes[0].kind == _LEAVING)
 
     # -- reaping --------------------------------------------------------------------------------------
 
@@ -238,7 +239,7 @@ class Reaper:
         due = [
             found
             for found in led.candidates.values()
-            if (after_ms := kind.of(found.bucket).reap_after_ms) is not None and found.deleted_ms + after_ms <= now_ms
+            if (due_ms := due_at_ms(kind, found)) is not None and due_ms <= now_ms
         ]
         led.waits = ""
         if not due:
@@ -254,22 +255,28 @@ class Reaper:
                 led.candidates.pop((found.bucket, found.key), None)
         self._append(place, proposal)
 
-    def _proposal(self, place: Partition) -> Proposal:
+    def _proposal(self, place: Partition) -> ReapProposal:
         runtime = self._runtime
         kind = self._properties_of(place.bucket_type)
-        return Proposal(place, runtime.store, runtime.cluster_uuid, self._limits, kind, runtime.time.wall_ms(), {})
+        return ReapProposal(place, runtime.store, runtime.cluster_uuid, self._limits, kind, runtime.time.wall_ms(), {})
 
-    def _propose(self, place: Partition, proposal: Proposal, found: Tombstone) -> str:
+    def _propose(self, place: Partition, proposal: ReapProposal, found: Tombstone) -> str:
         """Why it must wait; "" when it is not there any more, or an entry was made."""
         key = Key(place.bucket_type, found.bucket, found.key)
         hash64 = key_hash(found.bucket, found.key)
-        if not found.ours and self._settled.offers(place.bucket_type, found.bucket):
-            self.restated_count += proposal.restate(key, hash64, found.offset)
+        offered = self._settled.offers(place.bucket_type, found.bucket)
+        if offered and not found.ours:
+            self.restated_count += proposal.restate(key, hash64, found.offset, leaving=found.leaving)
             return ""  # apply notes it anew
         waits = self._obstacle(place, found)
-        if not waits:
+        if waits:
+            return waits
+        tells = self._properties_of(place.bucket_type).of(found.bucket).repl_reap
+        if offered and tells and not found.leaving:
+            self.announced_count += proposal.restate(key, hash64, found.offset, leaving=True)
+        else:
             self.reaped_count += proposal.reap(key, hash64, found.offset)
-        return waits
+        return ""
 
     def _obstacle(self, place: Partition, found: Tombstone) -> str:
         record = place.replica.record
@@ -278,7 +285,7 @@ class Reaper:
             return f"replica {missing[0]} is not in sync: it may not have the tombstone"
         return self._settled.waits(place.id, found.offset, place.bucket_type, found.bucket)
 
-    def _append(self, place: Partition, proposal: Proposal) -> None:
+    def _append(self, place: Partition, proposal: ReapProposal) -> None:
         """Raises Retryable: nothing was appended."""
         if not proposal.entries:
             return
@@ -321,6 +328,8 @@ class Reaper:
             return Reaped("waits", waits)
         if not proposal.entries:
             return Reaped("waits", "a write of the key is under way")
+        if proposal.entries[0].kind == _LEAVING and found.ours:
+            return Reaped("waits", "the queues tell other clusters first (repl_reap); then it goes by itself")
         if proposal.entries[0].kind != _REAP:
             return Reaped("waits", "the tombstone is another cluster's and is now offered to our queues: ask again")
         return Reaped("reaped", "")
@@ -365,8 +374,9 @@ class Reaper:
         current = None if found is None else decode_key_row(found)
         if current is None or not current.tombstone:
             return {"after_ms": after_ms, "waits": ""}
-        waits = self._obstacle(place, self._tombstone_of(partition, key.bucket, key.key, current))
-        if not waits and after_ms is None:
+        tombstone = self._tombstone_of(partition, key.bucket, key.key, current)
+        waits = self._obstacle(place, tombstone)
+        if not waits and after_ms is None and not tombstone.leaving:
             waits = "the bucket's delete_mode keeps it; isthmus kv reap takes it away"
         return {"after_ms": after_ms, "waits": waits}
 
@@ -375,5 +385,7 @@ class Reaper:
         return [
             ("isthmus_reaps_total", {}, self.reaped_count),
             ("isthmus_reap_restated_total", {}, self.restated_count),
+            ("isthmus_reap_announced_total", {}, self.announced_count),
+            ("isthmus_reap_told_total", {}, self.told_count),
             ("isthmus_reap_waiting", {}, sum(len(led.candidates) for led in self._led.values())),
         ]

@@ -20,6 +20,8 @@ HELP: Final[Mapping[str, str]] = {
     "isthmus_writes_above_warning_total": "Writes taken although above a warning's limit, by what is above it.",
     "isthmus_reaps_total": "Tombstones removed by this node as a leader.",
     "isthmus_reap_restated_total": "Tombstones of other clusters that it wrote once more as ours, to be reaped later.",
+    "isthmus_reap_announced_total": "Tombstones of which it told other clusters that they are about to be reaped.",
+    "isthmus_reap_told_total": "Tombstones of which another cluster told that it is about to reap them.",
     "isthmus_reap_waiting": "Tombstones of partitions led here that are known and may not be removed yet.",
     "isthmus_forwarded_items_total": "Items forwarded to the node that leads their partition, by method.",
     "isthmus_partitions": "Partitions on this node, by role of the replica.",

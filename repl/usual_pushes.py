@@ -60,8 +60,8 @@ class PushProposal(UsualProposal):
         for slot, hash64 in zip(slots, hashes, strict=True):
             item = items[slot]
             try:
-                (_, bucket, key), origin, payload = item
-                seen = glanced(payload) if len(payload) <= object_limit and len(origin) == 16 else None
+                (_, bucket, key), origin, payload, leaving = item
+                seen = glanced(payload) if not leaving and len(payload) <= object_limit and len(origin) == 16 else None
                 usual = seen is not None and actor not in seen[0]
                 if usual:
                     assert seen is not None

@@ -13,9 +13,12 @@ from typing import Any, Final
 
 from queues.rules import Item
 from repl.model.keys import Key
+from repl.model.reference import ReferenceKind
 from repl.model.requests import PushItem, PushOutcome, PushResult
 from sink.dead_letters import DeadLetter
 from sink.roster import LinkName
+
+_LEAVING: Final = int(ReferenceKind.LEAVING)
 
 _new: Final = tuple.__new__
 """Makes a named tuple of all its fields, in order, at half the price of its own constructor."""
@@ -24,7 +27,7 @@ _new: Final = tuple.__new__
 def pushes(items: Sequence[Item], source: bytes) -> list[PushItem]:
     """What the coordinator is asked, in the batch's order. The origin is the cluster that pushes, `source`, whoever
     made the change: that one must not get it back from here."""
-    return [_new(PushItem, (_new(Key, item[3:6]), source, item[8])) for item in items]
+    return [_new(PushItem, (_new(Key, item[3:6]), source, item[8], item[0] == _LEAVING)) for item in items]
 
 
 def outcomes_of(results: Sequence[PushResult]) -> Counter[PushOutcome]:

@@ -42,6 +42,8 @@ class EntryKind(IntEnum):
     """Moves a queue's cursor by a rule or an operator's act; payload: its state."""
     REAP = 5
     """Removes the tombstone that was written at `previous_offset` (`repl.reaping`)."""
+    LEAVING = 6
+    """As DATA, of a tombstone: it stays, and will be reaped once everybody has been told so by this entry."""
 
 
 class Entry(NamedTuple):
@@ -122,6 +124,9 @@ def make_entry(
         previous_offset, bucket, key, row, payload, wire,
     )  # fmt: skip
 
+
+CHANGES: Final = frozenset((int(EntryKind.DATA), int(EntryKind.LEAVING)))
+"""Kinds that store an object."""
 
 _KINDS: Final = frozenset(kind.value for kind in EntryKind)
 

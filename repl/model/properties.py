@@ -22,7 +22,7 @@ class BadProperty(BadInput):
 
 class Properties(NamedTuple):
     """What counts for the keys of one bucket. Limits of 0 are the node's own. `reap_after_ms` None: tombstones are
-    kept; 0: reaped as soon as it is safe."""
+    kept; 0: reaped as soon as it is safe. `repl_reap`: other clusters are told first, and tell us."""
 
     allow_mult: bool = True
     last_write_wins: bool = False
@@ -32,6 +32,7 @@ class Properties(NamedTuple):
     warn_object_bytes: int = 0
     max_siblings: int = 0
     warn_siblings: int = 0
+    repl_reap: bool = False
 
 
 DEFAULTS: Final = Properties()
@@ -51,7 +52,7 @@ class TypeProperties:
     @cached_property
     def reaps(self) -> bool:
         """True when tombstones of some bucket may be reaped."""
-        return any(each.reap_after_ms is not None for each in (self.default, *self.buckets.values()))
+        return any(each.reap_after_ms is not None or each.repl_reap for each in (self.default, *self.buckets.values()))
 
 
 PLAIN: Final = TypeProperties(DEFAULTS, {})

@@ -15,3 +15,5 @@ class ReferenceKind(IntEnum):
     TO_FETCH = 0
     OBJECT = 1
     TOMBSTONE = 2
+    LEAVING = 3
+    """A tombstone that is about to be reaped where it comes from; empty: to be read."""

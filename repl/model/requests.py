@@ -62,11 +62,12 @@ class Written(NamedTuple):
 
 class PushItem(NamedTuple):
     """A change from another cluster: `payload` is canonical object bytes, kept as they are; `origin` the
-    16-byte uuid of the cluster that made it."""
+    16-byte uuid of the cluster that made it. `leaving`: it is a tombstone that is about to be reaped there."""
 
     key: Key
     origin: bytes
     payload: bytes
+    leaving: bool = False
 
 
 class PushOutcome(StrEnum):

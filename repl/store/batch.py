@@ -18,6 +18,7 @@ from repl.store.requests import RequestWindows, request_name
 from repl.store.rows import Position, Prefixes
 
 _DATA: Final = int(EntryKind.DATA)
+_LEAVING: Final = int(EntryKind.LEAVING)
 _CURSOR: Final = int(EntryKind.CURSOR)
 _REAP: Final = int(EntryKind.REAP)
 _PLAIN: Final = frozenset((int(EntryKind.BARRIER), int(EntryKind.CONFIG)))
@@ -67,7 +68,7 @@ def fill(
         ) in entries:  # fmt: skip
             assert offset == expected, (partition, offset, expected)
             expected += 1
-            if kind == _DATA:
+            if kind == _DATA or kind == _LEAVING:  # noqa: SIM109 - the first is nearly all of them
                 assert len(origin) == 16
                 if entry_bucket != bucket:
                     bucket, head = entry_bucket, rows.bucket_head(entry_bucket)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from threading import RLock
 
-from repl.model.entry import NO_OFFSET, EntryKind
+from repl.model.entry import CHANGES, NO_OFFSET, EntryKind
 from repl.model.keys import key_hash, segment_of
 from repl.store.memory_far import MemoryFar
 from repl.store.port import REAPED, Applied, Change, Cursor, ListedKey, PartitionStep, Prepared
@@ -101,7 +101,7 @@ class MemoryStore:
         for e in step.entries:
             if e.kind == EntryKind.CURSOR:
                 kept.cursors[e.key] = (e.offset, e.payload)
-            elif e.kind == EntryKind.DATA:
+            elif e.kind in CHANGES:
                 name = (e.bucket, e.key)
                 if name not in kept.objects:
                     insort(kept.names, name)

@@ -96,6 +96,7 @@ async def world(kind: Properties = DEFAULTS, **buckets: Properties) -> AsyncIter
                     settled=queues,
                     request_timeout_ms=1_000,
                 )
+                made.coordinators[node]._properties_of = lambda _type: found.kind
                 made.wire.handlers[node] = {**made.wire.handlers[node], **reaper.request_handlers()}
                 reaper.leadership(0, node == "n1", 0)
                 reaper.start()
@@ -326,5 +327,64 @@ def test_a_late_push_of_a_key_that_we_never_wrote_brings_nothing_back() -> None:
             both = await coordinator.push([other, late])
             assert [result.outcome for result in both] == [PushOutcome.APPLIED, PushOutcome.SUPERSEDED]
             assert w.in_store() is None
+
+    asyncio.run(story())
+
+
+def test_other_clusters_are_told_before_a_tombstone_goes() -> None:
+    """`repl_reap`: an entry that says so comes first, once every queue has passed the tombstone; the REAP follows when
+    every queue has passed that one. Without queues nobody need be told."""
+
+    async def story() -> None:
+        async with world(IMMEDIATE._replace(repl_reap=True)) as w:
+            w.queues.offering, w.queues.waiting = True, "queue west waits"
+            await w.delete()
+            await w.until_it_waits("queue west waits")
+            row = w.made.store.changes(0, 0, 100)[-1]
+            assert row.kind == EntryKind.DATA
+            w.queues.waiting = ""
+            reaper = w.reapers["n1"]
+            async with asyncio.timeout(10):
+                while not reaper.announced_count:
+                    await asyncio.sleep(0.001)
+            await w.gone()
+            assert reaper.reaped_count == reaper.announced_count == 1
+            asked = sorted(set(w.queues.asked))
+            assert asked == [row.offset, row.offset + 1], "the second wait is for the entry that tells"
+            w.queues.offering = False
+            await w.delete(SECOND)
+            await w.gone(SECOND)
+            assert reaper.announced_count == 1
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_tombstone_that_leaves_elsewhere_leaves_here(taken: bool) -> None:
+    """Told by another cluster, a tombstone that ours has not seen beyond goes by our own rules, and is named while it
+    waits; where `repl_reap` is off, it stays. A later write or an unknown key make no entry."""
+
+    async def story() -> None:
+        async with world(DEFAULTS._replace(repl_reap=taken)) as w:
+            coordinator = w.made.coordinators["n1"]
+            dots = [(actor_of(OTHER, 0), pack_counter(1, number)) for number in (1, 2, 3)]
+            value = write(None, (), Content(b"old"), dots[0], 1)
+            gone = write(value, value.clock, TOMBSTONE, dots[1], 2)
+            leaving = PushItem(KEY, OTHER, encode_object(gone), True)
+            later = encode_object(write(gone, gone.clock, Content(b"new"), dots[2], 3))
+            assert [r.outcome for r in await coordinator.push([PushItem(KEY, OTHER, leaving.payload)])] == ["applied"]
+            w.sync("n1")
+            outcomes = [(await coordinator.push([leaving]))[0].outcome for _ in range(2)]
+            assert outcomes == ["applied" if taken else "superseded", "superseded"]
+            if taken:
+                await w.until_it_waits("replica n2 is not in sync")
+                w.sync("n1", "n2")
+                await w.gone()
+            assert w.reapers["n1"].told_count == taken
+            assert w.reapers["n1"].reaped_count == taken
+            assert [r.outcome for r in await coordinator.push([PushItem(KEY, OTHER, later)])] == ["applied"]
+            assert [r.outcome for r in await coordinator.push([leaving])] == ["superseded"]
+            unknown = leaving._replace(key=SECOND)
+            assert [r.outcome for r in await coordinator.push([unknown])] == ["superseded" if taken else "applied"]
 
     asyncio.run(story())

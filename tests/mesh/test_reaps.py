@@ -8,7 +8,7 @@ import repl.reaped_pushes as reaped_room
 from repl.model.objects import Content
 from repl.model.requests import PushOutcome
 from tests.mesh.test_towns_converge import TOPOLOGIES, both_ways
-from tests.mesh.towns import LEASE_MS
+from tests.mesh.towns import KEYS, LEASE_MS
 from tests.mesh.world import Errand, World
 
 SEEDS = 3
@@ -16,19 +16,47 @@ STEPS = 2_500
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("repl_reap", [False, True])
 @pytest.mark.parametrize("faults", [False, True])
 @pytest.mark.parametrize("name", ["two-way", "mesh", "mesh with cascade", "chain", "hub"])
-def test_every_tombstone_goes_in_the_end_and_nothing_comes_back(name: str, faults: bool, seed: int) -> None:
+def test_every_tombstone_goes_in_the_end_and_nothing_comes_back(
+    name: str, faults: bool, repl_reap: bool, seed: int
+) -> None:
     """I-NO-RESURRECT, I-NO-LOST, I-SIB with random deletes, reaps, cuts, late pushes and restarts: no town ever stores
     again what it knew to be replaced; once all is calm every tombstone can be reaped everywhere, without any going
     round, and what is left is exactly the writes that no later write has seen."""
-    world = World(seed, TOPOLOGIES[name], faults=faults, reaps=True)
+    world = World(seed, TOPOLOGIES[name], faults=faults, reaps=True, repl_reap=repl_reap)
     world.run(STEPS)
     world.drain()
     world.equal()
     world.reap_all()
     world.equal()
     assert not any(obj.deleted for town in world.towns.values() for obj in world.objects_of(town))
+
+
+@pytest.mark.parametrize("name", ["two-way", "mesh", "chain", "hub"])
+def test_a_reap_at_one_town_goes_everywhere(name: str) -> None:
+    """`repl_reap`: one town reaps; the others do what they are told, and nothing else."""
+    world = World(2, TOPOLOGIES[name], faults=False, reaps=True, repl_reap=True)
+    first = next(iter(world.towns.values()))
+    for key in KEYS:
+        dot = first.put(key, Content(b"v"), ())
+        assert dot is not None
+        world.note(first, key, (), dot)
+        current = first.get(key)
+        assert current is not None
+        world.note(first, key, current.clock, first.delete(key, current.clock))
+    world.drain()
+    assert all(len(world.objects_of(town)) == len(KEYS) for town in world.towns.values())
+    for _ in range(30):
+        world.drain()
+        for town in world.towns.values():
+            town.save_cursors()
+            for key in KEYS:
+                if town is first or town.leaves(key):
+                    town.reap(key)
+    world.drain()
+    assert not any(world.objects_of(town) for town in world.towns.values())
 
 
 def a_late_push() -> World:

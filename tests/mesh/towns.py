@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from queues.cursors import CursorState, encode_soft, encode_state, position_of
 from queues.owing import owed
@@ -20,14 +20,17 @@ from queues.window import Window
 from repl.model.entry import Entry, EntryKind, decode_key_row, make_entry
 from repl.model.keys import Key, key_hash
 from repl.model.objects import TOMBSTONE, Content, Object, decode_object
-from repl.model.properties import PLAIN
+from repl.model.properties import Properties, TypeProperties
 from repl.model.requests import PushItem, WriteRequest, Written
 from repl.model.vclock import Clock, Dot, actor_of, encode_clock, pack_counter
 from repl.proposal import Proposal
+from repl.reap_proposal import ReapProposal
 from repl.reaped_pushes import ReapedPushes
 from repl.store.memory import MemoryStore
 from repl.store.port import Change, PartitionStep
 from repl.write_limits import WriteLimits
+
+Proposed = TypeVar("Proposed", bound=Proposal)
 
 P: Final = 3
 TYPE: Final = b"default"
@@ -68,8 +71,10 @@ class Town:
         look_at: Callable[[Town, bytes, Object | None, Object], None],
         *,
         owing: bool = True,
+        repl_reap: bool = False,
     ) -> None:
         self.name = name
+        self.properties = TypeProperties(Properties(repl_reap=repl_reap), {})
         self.uuid = bytes([number]) * 16
         self.actor = actor_of(self.uuid, P)
         self.store = MemoryStore()
@@ -138,10 +143,10 @@ class Town:
         payload = self.store.object(P, BUCKET, key) if entry is None else entry.payload
         return decode_object(payload) if payload else None
 
-    def proposal(self) -> Proposal:
+    def proposal(self, kind: type[Proposed]) -> Proposed:
         """What is written next."""
         owes = self._owed if self._owing else lambda *_: False
-        return Proposal(self.place, self.store, self.uuid, LIMITS, PLAIN, self.now_ms, {}, owes)
+        return kind(self.place, self.store, self.uuid, LIMITS, self.properties, self.now_ms, {}, owes)
 
     def _owed(self, partition: int, offset: int, pusher: bytes, key: Key) -> bool:
         return owed(self.queues.values(), partition, offset, pusher, key)
@@ -157,7 +162,7 @@ class Town:
 
     def put(self, key: bytes, content: Content, context: Clock) -> Dot | None:
         """A client's write; its dot, None when nothing was written."""
-        proposal = self.proposal()
+        proposal = self.proposal(Proposal)
         request = WriteRequest(Key(TYPE, BUCKET, key), content, context)
         answer, _ = proposal.write(request, key_hash(BUCKET, key))
         assert isinstance(answer, Written)
@@ -165,12 +170,12 @@ class Town:
         self.append(proposal)
         return dot if proposal.entries else None
 
-    def push(self, keys_and_objects: list[tuple[bytes, bytes]], pusher: bytes) -> list[tuple[object, int]]:
-        """(answer, offset below which all must be applied first) for each change of a batch."""
-        proposal = self.proposal()
+    def push(self, changes: list[tuple[bytes, bytes, bool]], pusher: bytes) -> list[tuple[object, int]]:
+        """(answer, offset below which all must be applied first) for each (key, object, whether it leaves)."""
+        proposal = self.proposal(Proposal)
         answers = [
-            proposal.push(PushItem(Key(TYPE, BUCKET, key), pusher, payload), key_hash(BUCKET, key))
-            for key, payload in keys_and_objects
+            proposal.push(PushItem(Key(TYPE, BUCKET, key), pusher, payload, leaving), key_hash(BUCKET, key))
+            for key, payload, leaving in changes
         ]
         self.append(proposal)
         return answers
@@ -232,17 +237,26 @@ class Town:
         row = None if found is None else decode_key_row(found)
         if row is None or not row.tombstone:
             return ""
-        name, proposal = Key(TYPE, BUCKET, key), self.proposal()
+        name, proposal = Key(TYPE, BUCKET, key), self.proposal(ReapProposal)
         (change,) = self.store.changes(P, row.offset, 1)
+        leaving = change.kind == EntryKind.LEAVING
         if change.origin != self.uuid and self.settled.offers(TYPE, BUCKET):
-            proposal.restate(name, hash64, row.offset)
+            proposal.restate(name, hash64, row.offset, leaving=leaving)
         else:
             waits = self.settled.waits(P, row.offset, TYPE, BUCKET)
             if waits:
                 return waits
-            proposal.reap(name, hash64, row.offset)
+            if self.properties.default.repl_reap and not leaving:
+                proposal.restate(name, hash64, row.offset, leaving=True)
+            else:
+                proposal.reap(name, hash64, row.offset)
         self.append(proposal)
         return ""
+
+    def leaves(self, key: bytes) -> bool:
+        """Whether the key has a tombstone that is about to be reaped here or elsewhere."""
+        rows = self.store.changes(P, 0, 1_000)
+        return any(row.key == key and row.kind == EntryKind.LEAVING for row in rows)
 
     # ---------------------------------------------------------------- what is seen
 

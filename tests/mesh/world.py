@@ -18,6 +18,7 @@ from queues.reading import read_objects
 from queues.rules import Item
 from repl.model.errors import Retryable
 from repl.model.objects import Content, Object, decode_object
+from repl.model.reference import ReferenceKind
 from repl.model.requests import PushOutcome, PushResult
 from repl.model.vclock import Clock, Dot, covers, descends
 from sink.backoff import Delays, Result
@@ -73,6 +74,7 @@ class World:
         waiting: bool = True,
         homes: bool = False,
         reaps: bool = False,
+        repl_reap: bool = False,
     ) -> None:
         self.rng = Random(seed)
         self.roads = roads
@@ -93,7 +95,8 @@ class World:
         self.acks: dict[tuple[str, LinkName, int], tuple[bytes, int, tuple[int, ...]]] = {}
         names = sorted({road.source for road in roads} | {road.sink for road in roads})
         self.towns = {
-            name: Town(name, number + 1, roads, self.look_at, owing=owing) for number, name in enumerate(names)
+            name: Town(name, number + 1, roads, self.look_at, owing=owing, repl_reap=repl_reap)
+            for number, name in enumerate(names)
         }
         self.rosters: dict[str, Roster] = {}
         for name in self.towns:
@@ -216,7 +219,8 @@ class World:
                 queue.sent(errand.batch)
                 errand.items = errand.batch.items()
         for item in errand.items:
-            self.crossed[source.name, sink.name, item[5], item[8]] += 1
+            told = item[5] + b" leaves" if item[0] == ReferenceKind.LEAVING else item[5]
+            self.crossed[source.name, sink.name, told, item[8]] += 1
             assert item[6] != sink.uuid, "I-Q-NOLOOP: offered to where it came from"
         errand.step = "arrives"
 
@@ -233,7 +237,7 @@ class World:
 
     def pushes(self, errand: Errand, source: Town, sink: Town) -> None:
         """The batch is pushed."""
-        changes = [(item[5], item[8]) for item in errand.items]
+        changes = [(item[5], item[8], item[0] == ReferenceKind.LEAVING) for item in errand.items]
         errand.answers = sink.push(changes, source.uuid)
         for (answer, _), (again, _) in zip(errand.answers, sink.push(changes, source.uuid), strict=True):
             if isinstance(answer, PushResult):

@@ -53,6 +53,7 @@ def put(current: Object | None, context: Object | None, value: bytes, number: in
         ("repl", "both", None),
         ("name", "b", None),
         ("repl_reap", False, False),
+        ("repl_reap", True, True),
     ],
 )
 def test_a_value_that_may_be_is_taken_in_every_spelling(name, raw, kept):
@@ -74,7 +75,7 @@ def test_a_value_that_may_be_is_taken_in_every_spelling(name, raw, kept):
         ("precommit", [{"mod": "m"}], "hooks are not run here"),
         ("backend", "bitcask", "one store"),
         ("consistent", True, "conditional"),
-        ("repl_reap", True, "not sent to other clusters"),
+        ("repl_reap", "maybe", "repl_reap is true or false"),
         ("linkfun", None, "not walked"),
     ],
 )
