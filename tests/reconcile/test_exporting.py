@@ -1,0 +1,127 @@
+"""What exports and imports decide without Spark: what lies at a path, and what an unfinished one is good for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from aae.reconcile import exporting, jobs
+from aae.reconcile.exporting import MARK
+from aae.reconcile.reading import write_json
+from aae.tree import BRANCH_COUNT
+from repl.model.errors import BadInput, LocalFault
+from repl.model.keys import key_hash, segment_of
+from repl.model.objects import seal
+from tests.reconcile.pairs import made
+
+ASKED = {"bucket_type": "default", "bucket": "b"}
+
+
+def state(done: list[int]) -> dict[str, Any]:
+    """Of an export in three slices."""
+    return {"asked": ASKED, "slices": 3, "done": done}
+
+
+def test_an_export_goes_on_with_its_own_parts_alone(tmp_path: Path) -> None:
+    """Nothing, an empty directory, and a part of the same export are begun or gone on with; all else that lies there is
+    refused with the remedy."""
+    root = tmp_path / "copy"
+    assert exporting._state(root, ASKED) is None
+    root.mkdir()
+    assert exporting._state(root, ASKED) is None
+    write_json(root, MARK, state([0, 2]))
+    assert exporting._state(root, ASKED) == state([0, 2])
+    with pytest.raises(BadInput, match="something else"):
+        exporting._state(root, {"bucket_type": "default"})
+    write_json(root, MARK, state([0, 1, 2]))
+    with pytest.raises(BadInput, match="already"):
+        exporting._state(root, ASKED)
+    (root / MARK).write_text("{")
+    with pytest.raises(LocalFault, match="cannot be read"):
+        exporting._state(root, ASKED)
+    (root / MARK).unlink()
+    (root / "other").touch()
+    with pytest.raises(BadInput, match="is no export"):
+        exporting._state(root, ASKED)
+
+
+def test_half_an_export_is_not_imported(tmp_path: Path) -> None:
+    """It is refused before a row is pushed."""
+    (tmp_path / "slice=0000").mkdir()
+    write_json(tmp_path, MARK, state([0]))
+    spark: Any = None
+    with pytest.raises(BadInput, match="1 of 3 slices"):
+        exporting.import_objects(spark, str(tmp_path), "http://n1:1")
+
+
+def test_leaves_of_exported_objects_are_those_of_their_key_rows() -> None:
+    """Built from the bytes of an object alone, and from the row that a node keeps of it; a tombstone adds nothing."""
+    made_objects = [made("one"), made("two", a=2, b=1), made("", dead=True)]
+    sealed = [seal(one) for one in made_objects]
+    names = [(b"b", b"k%d" % at) for at in range(3)]
+    found = jobs._exported_leaves(
+        pa.array([b for b, _ in names]), pa.array([k for _, k in names]), pa.array([data for data, _ in sealed])
+    ).to_pylist()
+    hashes = [summary.hash64 - (summary.hash64 >> 63 << 64) for _, summary in sealed]
+    rows = jobs._leaves(
+        pa.array([b for b, _ in names]), pa.array([k for _, k in names]),
+        pa.array([summary.clock for _, summary in sealed]), pa.array(hashes, pa.int64()),
+        pa.array([summary.tombstone for _, summary in sealed]), pa.nulls(3),
+    ).to_pylist()  # fmt: skip
+    assert [one["leaf"] for one in found] == rows
+    assert rows[2] == 0
+    assert [one["segment"] for one in found] == [segment_of(key_hash(*name)) for name in names]
+
+
+EVERYWHERE = [4, 5, 8, 2_900, 1_000_000]
+
+
+@pytest.mark.parametrize(
+    ("segments", "wanted", "branches"),
+    [
+        ({"segments": "5-9"}, [5, 8], 1),
+        ({"segments": "0-3000"}, [4, 5, 8, 2_900], 3),
+        ({}, EVERYWHERE, BRANCH_COUNT),
+    ],
+)
+def test_trees_are_asked_for_the_branches_of_the_segments(
+    monkeypatch: pytest.MonkeyPatch, segments: dict[str, str], wanted: list[int], branches: int
+) -> None:
+    """No branch is asked for in vain, and segments outside are not named."""
+    import numpy as np
+
+    asked: list[int] = []
+    leaves = np.zeros(1 << 20, np.uint64)
+    leaves[EVERYWHERE] = 1
+
+    def leaves_of(_side: Any, branches: range) -> Any:
+        asked.extend(branches)
+        return leaves[branches.start * 1024 : branches.stop * 1024]
+
+    monkeypatch.setattr(jobs, "leaves_of", leaves_of)
+    monkeypatch.setattr(jobs, "read", lambda *_, **__: Nothing())
+    spark: Any = None
+    monkeypatch.setattr(jobs.F, "arrow_udf", lambda *_: lambda *_: Nothing())
+    monkeypatch.setattr(jobs.F, "col", lambda *_: Nothing())
+    monkeypatch.setattr(jobs.F, "bit_xor", lambda *_: Nothing())
+    assert jobs.trees(spark, "http://n1:1", "default", segments) == wanted
+    assert len(asked) == branches
+
+
+class Nothing:
+    """A table without rows, whatever is made of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: iter(()) if name == "toLocalIterator" else self
+
+    def __ge__(self, _: object) -> Any:
+        return self
+
+    def __lt__(self, _: object) -> Any:
+        return self
+
+    def __and__(self, _: object) -> Any:
+        return self
