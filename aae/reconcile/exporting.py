@@ -57,8 +57,7 @@ def export_objects(
         _write(read(spark, **_args(asked), view="objects", columns=f"{EXPORTED},fault"), path, "errorifexists")
         return int(spark.read.parquet(path).count())
     root = Path(path).absolute()
-    question = {name: value for name, value in asked.items() if name in _ABOUT}
-    state = _state(root, question) or {"asked": question, "slices": _slices(asked), "done": []}
+    state = known_part(path, asked) or {"asked": _question(asked), "slices": _slices(asked), "done": []}
     first, end = parse_options(asked).segments
     count = state["slices"]
     write_json(root, MARK, state)
@@ -87,11 +86,7 @@ def import_objects(
     keeps which slices are done. Of `options` bucket, prefix and times choose rows. Raises BadInput."""
     chosen = parse_options({"urls": urls, **options})
     sending = {name: value for name, value in options.items() if name not in _CHOOSING}
-    slices = [str(one) for one in sorted(Path(path).glob("slice=*"))] if "://" not in path else []
-    if slices:
-        state = _read_mark(Path(path))
-        if state is not None and len(state["done"]) < state["slices"]:
-            raise BadInput(f"{path}: the export is not finished: {len(state['done'])} of {state['slices']} slices are")
+    slices = check_whole(path)
     done: list[str] = []
     if directory is not None:
         directory.opened({"path": path, "urls": urls, **{name: options[name] for name in _CHOOSING & options.keys()}})
@@ -109,6 +104,19 @@ def import_objects(
         if told is not None and len(slices) > 1:
             told(f"imported {at} of {len(slices)} slices, {rows:,} rows")
     return rows
+
+
+def check_whole(path: str) -> list[str]:
+    """The slices of an export, none for other Parquet. Raises BadInput for one that is not there or not finished."""
+    if "://" in path:
+        return []
+    if not Path(path).exists():
+        raise BadInput(f"{path}: there is no export")
+    slices = [str(one) for one in sorted(Path(path).glob("slice=*"))]
+    state = _read_mark(Path(path)) if slices else None
+    if state is not None and len(state["done"]) < state["slices"]:
+        raise BadInput(f"{path}: the export is not finished: {len(state['done'])} of {state['slices']} slices are")
+    return slices
 
 
 def import_directory(output: str, run_id: str) -> RunDirectory:
@@ -155,6 +163,16 @@ def _slices(asked: Mapping[str, str]) -> int:
     first, end = options.segments
     rows = sum(one.rows_estimate or 0 for one in plan.partitions if one.first < end and first < one.end)
     return max(1, min(rows // SLICE_ROWS + 1, SLICES_MAX, end - first))
+
+
+def known_part(path: str, asked: Mapping[str, str]) -> dict[str, Any] | None:
+    """How far the export is that lies at a path, None when none does; `asked` as `jobs.source_options` gives it. Raises
+    BadInput for anything else than a part of this one."""
+    return None if "://" in path else _state(Path(path).absolute(), _question(asked))
+
+
+def _question(asked: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in asked.items() if name in _ABOUT}
 
 
 def _state(root: Path, question: Mapping[str, str]) -> dict[str, Any] | None:

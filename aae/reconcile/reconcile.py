@@ -24,10 +24,10 @@ from pyspark.sql import functions as F
 
 from aae.reconcile.looks import SideSpec, explained, plan_of
 from aae.reconcile.planning import Planned, planned
-from aae.reconcile.reporting import write_segments
+from aae.reconcile.reporting import counts_of, few, payloads_of, write_findings, write_segments
 from aae.reconcile.runs import FIRST, SECOND, Chunk, Done, RunDirectory, Standing, Wave, standing
 from aae.reconcile.summary import Outcome, summary_of
-from aae.reconcile.tasks import COUNTED, FIRST_ROW, SECOND_ROW, Job, encode_chunk, first_looks, second_looks
+from aae.reconcile.tasks import FIRST_ROW, SECOND_ROW, Job, encode_chunk, first_looks, second_looks
 from queues.filters import parse_filter
 from repl.model.errors import BadInput, IsthmusError, PeerFault
 
@@ -281,11 +281,10 @@ class _Run:
         path = self._directory.rows_of(number)
         try:
             job(chunks).write.mode("overwrite").parquet(path)
-            rows = self._spark.read.parquet(path).select(*(F.col(f"row.{name}") for name in COUNTED)).collect()
-        except (PySparkException, Py4JError) as error:
+            found = {done.chunk: done for done in counts_of(self._directory, number)}
+        except (PySparkException, Py4JError, OSError) as error:
             why = f"spark: {str(error).strip().splitlines()[0][:250]}"
             return [Done(chunk.number, why, *(0,) * (len(Done._fields) - 2)) for chunk in chunks]
-        found = {row["chunk"]: Done(*row) for row in rows}
         missing = [chunk.number for chunk in chunks if chunk.number not in found]
         assert not missing, f"chunks without a row: {missing}"
         return list(found.values())
@@ -299,9 +298,13 @@ class _Run:
         """The payloads come from the rows of the first looks."""
         look = F.arrow_udf(second_looks(job), SECOND_ROW)
         first = standing(self._directory.waves()).first
-        pairs = [(first[chunk.number][0], chunk.number) for chunk in chunks]
-        rows = self._work(pairs)
-        given = rows.select(F.col("row.chunk").alias("chunk"), F.col("row.payload").alias("payload"))
+        looks = {chunk.number: first[chunk.number] for chunk in chunks}
+        if few(looks):
+            pairs = [(number, bytearray(data)) for number, data in payloads_of(self._directory, looks)]
+            given = self._spark.createDataFrame(pairs, "chunk int, payload binary")
+        else:
+            rows = self._work([(wave, number) for number, (wave, _) in looks.items()])
+            given = rows.select(F.col("row.chunk").alias("chunk"), F.col("row.payload").alias("payload"))
         return given.repartition(len(chunks)).select(look("chunk", "payload").alias("row"))
 
     def _work(self, pairs: Sequence[tuple[int, int]]) -> DataFrame:
@@ -354,6 +357,9 @@ class _Run:
         path = str(self._directory.path / "findings")
         if not now.second:
             Path(path).mkdir(parents=True, exist_ok=True)
+            return
+        if few(now.second):
+            write_findings(self._directory, now.second, self._options.max_differences)
             return
         rows = self._work([(wave, chunk) for chunk, (wave, _) in now.second.items()])
         found = rows.select(F.explode("row.findings").alias("finding")).select("finding.*")

@@ -110,7 +110,7 @@ def export(path: str, urls: str, bucket_type: str, master: str, output: str, **g
     from aae.reconcile import exporting, jobs, sessions
 
     options = _options(given)
-    jobs.source_options(urls, bucket_type, "", options)
+    exporting.known_part(path, jobs.source_options(urls, bucket_type, "", options))
     with sessions.job("export", master) as spark:
         count = exporting.export_objects(spark, urls, bucket_type, "", path, _paced(spark, options), _tell)
         _counted(count, "exported", output)
@@ -138,6 +138,7 @@ def import_(
     options = _options(given)
     parse_options({"urls": urls, **options})
     directory = None if run_id is None or run_dir is None else exporting.import_directory(run_dir, run_id)
+    exporting.check_whole(path)
     with sessions.job("import", master) as spark:
         count = exporting.import_objects(spark, path, urls, _paced(spark, options), directory, _tell)
         _counted(count, "imported", output)

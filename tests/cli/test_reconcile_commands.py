@@ -41,6 +41,8 @@ def no_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["stats", *URL, "--give-up-after", "long"], "--give-up-after"),
         (["stats", *URL, "--cert", "c.pem"], "--cert and --key belong together"),
         (["export", "copy", *URL, "--consistency", "strong"], "committed"),
+        (["export", "/", *URL], "is no export"),
+        (["import", "nowhere", *URL], "there is no export"),
         (["import", "copy", *URL, "--run-id", "one"], "--run-id and --run-dir belong together"),
         (["import", "copy", *URL, "--origin", "ab"], "32 hexadecimal digits"),
         (["import", "copy", *URL, "--run-id", "../up", "--run-dir", "d"], "run id '../up'"),
