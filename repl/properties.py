@@ -43,7 +43,7 @@ answer was lost."""
 WHO_MAX: Final = 200
 """Characters of who set a property that are kept."""
 
-MUST_AGREE: Final = ("allow_mult", "last_write_wins", "dvv_enabled", "delete_mode")
+MUST_AGREE: Final = ("allow_mult", "last_write_wins", "dvv_enabled", "delete_mode", "repl_reap")
 """Where these differ, two clusters that replicate to each other drop other siblings, or keep other tombstones."""
 
 POLL_S: Final = 10.0
