@@ -99,13 +99,15 @@ def test_the_rule_of_what_is_owed_is_needed() -> None:
     """Without R-OWED some order of events lets a push from b swallow what c still has to get from a."""
     roads = [*both_ways(("a", "b")), Road("a", "c")]
     missed = 0
-    for seed in range(3 * SEEDS):
+    for seed in range(20, 12 * SEEDS):
         world = World(seed, roads, owing=False)
         world.run(STEPS)
         world.drain()
         for made in world.made:
             found = world.towns["c"].get(made.key)
             missed += made.town == "a" and (found is None or not covers(found.clock, made.dot))
+        if missed:
+            break
     assert missed
 
 
