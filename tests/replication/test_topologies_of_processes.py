@@ -1,4 +1,5 @@
-"""A mesh of three clusters and a chain of three, as real processes: writes, deletes and siblings made everywhere."""
+"""A mesh of three clusters, a chain of three, a hub with three around it, as real processes: writes, deletes and
+siblings made everywhere."""
 
 from __future__ import annotations
 
@@ -14,24 +15,30 @@ from tests.replication.clusters import Clusters, Writers
 TOWNS = ("east", "west", "north")
 MESH = tuple(itertools.permutations(TOWNS, 2))
 CHAIN = (("east", "west"), ("west", "east"), ("west", "north"), ("north", "west"))
+HUB = (*CHAIN, ("west", "south"), ("south", "west"))
+SHAPES = pytest.mark.parametrize("arrows", [MESH, CHAIN, HUB], ids=["mesh", "chain", "hub"])
+
+
+def middle(arrows: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    """Who sends on what others sent."""
+    return () if arrows == MESH else ("west",)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("arrows", [MESH, CHAIN], ids=["mesh", "chain"])
-def test_three_clusters_end_the_same(tmp_path: Path, arrows: tuple[tuple[str, str], ...]) -> None:
-    """Writes, deletes and concurrent writes to the same keys at three clusters, one of which is killed meanwhile: all
-    end with the same keys, clocks and values, and with every acknowledged write; deletes stay deleted."""
-    cascade = ("west",) if arrows == CHAIN else ()
-    with Clusters(tmp_path, arrows, cascade=cascade) as clusters:
+@SHAPES
+def test_clusters_end_the_same(tmp_path: Path, arrows: tuple[tuple[str, str], ...]) -> None:
+    """Writes, deletes and concurrent writes to the same keys at three or four clusters, one of which is killed
+    meanwhile: all end with the same keys, clocks and values, and with every acknowledged write; deletes stay deleted."""
+    with Clusters(tmp_path, arrows, cascade=middle(arrows)) as clusters:
         writers = [
             Writers(town, clusters.labs[town].places, pause_s=0.02, seed=seed).start()
-            for seed, town in enumerate(TOWNS)
+            for seed, town in enumerate(clusters.labs)
         ]
         try:
             for _ in range(2):
                 time.sleep(3)
-                town = random.Random(3).choice(TOWNS)
+                town = random.Random(3).choice(list(clusters.labs))
                 clusters.crash(clusters.node(town), town)
                 clusters.labs[town].wait_well(90)
             time.sleep(1)
@@ -43,12 +50,11 @@ def test_three_clusters_end_the_same(tmp_path: Path, arrows: tuple[tuple[str, st
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("arrows", [MESH, CHAIN], ids=["mesh", "chain"])
+@SHAPES
 def test_each_change_crosses_each_link_once_at_most(tmp_path: Path, arrows: tuple[tuple[str, str], ...]) -> None:
     """Fresh keys and deletes without any fault: no reference is served twice, and no sink is told what it knows."""
-    cascade = ("west",) if arrows == CHAIN else ()
-    with Clusters(tmp_path, arrows, cascade=cascade) as clusters:
-        writers = [Writers(town, clusters.labs[town].places, pause_s=0.01, shared=False) for town in TOWNS]
+    with Clusters(tmp_path, arrows, cascade=middle(arrows)) as clusters:
+        writers = [Writers(town, clusters.labs[town].places, pause_s=0.01, shared=False) for town in clusters.labs]
         for writer in writers:
             writer.start()
         time.sleep(4)
