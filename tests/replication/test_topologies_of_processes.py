@@ -28,8 +28,8 @@ def middle(arrows: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
 @pytest.mark.timeout(300)
 @SHAPES
 def test_clusters_end_the_same(tmp_path: Path, arrows: tuple[tuple[str, str], ...]) -> None:
-    """Writes, deletes and concurrent writes to the same keys at three or four clusters, one of which is killed
-    meanwhile: all end with the same keys, clocks and values, and with every acknowledged write; deletes stay deleted."""
+    """Writes, deletes and concurrent writes to the same keys at three or four clusters, while nodes of one are killed:
+    all end with the same keys, clocks and values, and with every acknowledged write; deletes stay deleted."""
     with Clusters(tmp_path, arrows, cascade=middle(arrows)) as clusters:
         writers = [
             Writers(town, clusters.labs[town].places, pause_s=0.02, seed=seed).start()
