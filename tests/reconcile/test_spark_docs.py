@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -101,7 +102,9 @@ def test_the_lines_to_copy_do_what_they_say(spark: Any, clusters: dict[str, Any]
     printed: list[str] = []
     for kind, text in BLOCKS:
         if kind == "python":
-            exec(compile(here(text), "docs/spark.md", "exec"), cells)
+            cell = tmp_path / "cell.py"
+            cell.write_text(here(text))
+            cells |= runpy.run_path(str(cell), cells)
         else:
             assert kind == "sh"
             printed.append(shell(here(text), tmp_path))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import datasource as ds
 from xxhash import xxh64_intdigest
 
@@ -377,7 +377,8 @@ def test_a_plan_travels_with_its_ranges(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(reading, "asked_plan", lambda *_: plan)
     given = {"urls": "http://n1:1", "splits": "4", "rows_per_second": "100", "manifest": str(tmp_path)}
     reader = IsthmusReader(parse_options(given), schema_of(View.KEYS))
-    packed = pickle.dumps(reader)
+    spark_packs = CloudPickleSerializer()
+    packed = spark_packs.dumps(reader)
     first, second = reader.partitions(), reader.partitions()
     assert [part.tasks for part in first] == [4] * 4
     assert first[0].manifest == first[3].manifest != second[0].manifest
@@ -390,7 +391,7 @@ def test_a_plan_travels_with_its_ranges(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(reading, "streamed", streamed)
     paces: list[float] = []
     monkeypatch.setattr(reading, "Pace", lambda rate: paces.append(rate))
-    assert list(pickle.loads(packed).read(pickle.loads(pickle.dumps(first[1])))) == []
+    assert list(spark_packs.loads(packed).read(spark_packs.loads(spark_packs.dumps(first[1])))) == []
     assert paces == [25]
     pieces, missing = reading.read_manifest(tmp_path)
     assert ([(piece.first, piece.end) for piece in pieces], len(missing)) == ([(first[1].first, first[1].end)], 3)
