@@ -133,5 +133,5 @@ class FullSync:
         elif all(peer.plan is None for peer in manager.peers.values()):
             state, reason = "idle", "no checks are wanted"
         else:
-            state, reason = "scheduled", f"{len(manager.peers)} clusters to compare with"
+            state, reason = "scheduled", "compares with " + ", ".join(manager.peers)
         return {"actor": "full-sync", "state": state, "reason": f"{reason}; {trees}"}

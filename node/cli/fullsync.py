@@ -73,7 +73,9 @@ def status(results: int, admin: AdminClient, output: str) -> None:
             click.echo(printable(f"{peer.get('name')}: the next check of kind range looks at changes of {times}{of}"))
         if peer.get("gaps_open"):
             name, queue = peer.get("name"), peer.get("queue")
-            click.echo(f"{name}: {peer['gaps_open']} gaps of queue {queue} are not proven yet (`isthmus gaps {queue}`)")
+            click.echo(
+                f"{name}: gaps of queue {queue} that are not proven yet: {peer['gaps_open']} (`isthmus gaps {queue}`)"
+            )
     found = [(peer.get("name"), result) for peer in peers for result in peer.get("results", ())]
     if found:
         click.echo("")

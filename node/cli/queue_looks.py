@@ -13,6 +13,7 @@ import click
 from node.cli.cluster import listed
 from node.cli.exits import CommandFailed, Exit
 from node.cli.output import echo_facts, echo_json, echo_table, moment, output_option, printable
+from node.cli.queue_facts import PRIORITY_COLUMNS, priority_rows, queue_facts
 from node.cli.remote import AdminClient, admin_option, whoami
 
 NAME = click.argument("name")
@@ -35,7 +36,9 @@ def show(name: str, admin: AdminClient, output: str) -> None:
     if output == "json":
         echo_json(found[0])
     else:
-        echo_facts(_flat(found[0]))
+        echo_facts(queue_facts(found[0]))
+        click.echo()
+        echo_table(PRIORITY_COLUMNS, priority_rows(found[0]))
 
 
 @click.command("peek")
@@ -135,15 +138,3 @@ def _extent(gap: dict[str, Any]) -> list[Any]:
     elif gap.get("upto_ms") is None:
         place[2] = "grows"
     return [gap.get("queue"), gap.get("id"), *place, gap.get("count_at_least"), gap.get("count_at_most")]
-
-
-def _flat(found: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
-    for name, value in found.items():
-        if isinstance(value, dict):
-            rows += _flat(value, f"{prefix}{name} ")
-        elif isinstance(value, list):
-            rows.append((f"{prefix}{name}", "; ".join(map(str, value))))
-        else:
-            rows.append((f"{prefix}{name}".replace("_", " "), value))
-    return rows

@@ -277,7 +277,10 @@ def _echo_summary(summary: dict[str, Any]) -> None:
     facts: list[tuple[str, Any]] = [("run", summary["run_id"]), ("outcome", summary["outcome"])]
     if summary["error"]:
         facts.append(("error", summary["error"]))
-    facts += [("mode", f"{summary['mode']}: {summary['why']}"), ("keys read", summary["keys"])]
+    facts += [
+        ("mode", f"{summary['mode']}: {summary['why']}" if summary["mode"] else "not decided"),
+        ("keys read", summary["keys"]),
+    ]
     facts += list(summary["verdicts"].items())
     facts.append(("segments", f"{cover['segments']} of {cover['of']}, {cover['read']} of them read"))
     if summary["segments_open"]:
