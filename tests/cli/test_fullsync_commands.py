@@ -49,7 +49,7 @@ def test_status_tells_who_compares_what_is_next_and_what_is_open(
         "west: compared by e1; e3 does not answer",
         "warning: west: only e1 compares with it",
         "west: the next check of kind range looks at changes of 2023-11-14 22:13:20Z to 2023-11-14 22:13:21Z in bucket",
-        "west: 2 gaps of queue to-west are not proven yet (`isthmus gaps to-west`)",
+        "west: gaps of queue to-west that are not proven yet: 2 (`isthmus gaps to-west`)",
     ):
         assert line in shown
 
