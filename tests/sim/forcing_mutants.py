@@ -81,4 +81,4 @@ def counts_for_what_its_leader_lacks(patch: Patch) -> None:
 
 def keeps_a_divergence_to_itself(patch: Patch) -> None:
     """A copy that its leader contradicts asks for ever, and nobody is told (against R-FORCE)."""
-    patch.setattr(Replica, "_fail_if", lambda *_given: None)
+    patch.setattr(Replica, "_quarantine_if", lambda *_given: None)
