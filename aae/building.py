@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Final
 
+from aae.pace import Pace
 from aae.row_leaves import changes_of_page
 from aae.tree import Tree
 from repl.model.entry import Entry
@@ -26,39 +27,6 @@ SLICE_ROWS: Final = 2_000
 
 SLICE_BYTES: Final = 1024 * 1024
 """Or fewer, when names and clocks are long."""
-
-REST_SHARE: Final = 0.1
-"""What a build rests after each slice, as a share of what the slice took, while the process does nothing else."""
-
-BUSY_FREE: Final = 0.05
-"""A share of a core that the other threads may take and be called idle: heartbeats, metrics, a checkpoint."""
-
-REST_SHARE_BUSY: Final = 8.0
-"""And more, by how much of a core they take beyond: at a third of one, a build works a third of the time. It takes
-turns with the event loop in the interpreter, and a request has many turns."""
-
-REST_SHARE_MAX: Final = 12.0
-"""And no more than this, so that a build comes to its end however busy the node is."""
-
-BUSY_OVER_S: Final = 0.05
-"""Time over which that is looked at: some requests long."""
-
-
-class Pace:
-    """How long a build rests. Belongs to the one thread that builds."""
-
-    def __init__(self) -> None:
-        self._looked: tuple[float, float] | None = None
-        self._busy = 0.0
-
-    def rest_s(self, worked_s: float, now_s: float, others_s: float) -> float:
-        """How long to rest after a slice that took `worked_s`; `others_s` is the CPU time of all other threads."""
-        if self._looked is not None:
-            since_s = max(1e-6, now_s - self._looked[0])
-            busy = (others_s - self._looked[1]) / since_s
-            self._busy += (busy - self._busy) * min(1.0, since_s / BUSY_OVER_S)
-        self._looked = now_s, others_s
-        return worked_s * min(REST_SHARE_MAX, REST_SHARE + REST_SHARE_BUSY * max(0.0, self._busy - BUSY_FREE))
 
 
 class Build:

@@ -22,8 +22,9 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from aae.building import Build, Pace, first_rebuild_ms
+from aae.building import Build, first_rebuild_ms
 from aae.files import forget_trees, save_tree, take_tree
+from aae.pace import Pace
 from aae.tree import Hashes, Tree
 from repl.model.entry import Entry
 from repl.model.errors import IsthmusError, LocalFault, Overloaded
@@ -176,12 +177,11 @@ class Trees:
             self._wake.set()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        loop = asyncio.get_running_loop()
         if save:
             for partition, kept in self.kept.items():
                 if kept.tree is not None and kept.offset:
                     try:
-                        await loop.run_in_executor(
+                        await asyncio.get_running_loop().run_in_executor(
                             self._pool, save_tree, self._directory, partition, kept.gen, kept.offset, kept.tree
                         )
                     except LocalFault as error:

@@ -12,9 +12,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from time import perf_counter, sleep
+from time import perf_counter, process_time, sleep, thread_time
 from typing import Final, NamedTuple
 
+from aae.pace import Pace
 from aae.row_wire import (
     FRAME_BYTES,
     FRAME_ROWS_MAX,
@@ -38,10 +39,6 @@ from repl.telemetry import Sample
 STREAMS_MAX: Final = 16
 """Streams open on a node at once. Each holds a frame of about 1 MB, and a moment of the store, whose old tables stay on
 disk until it is let go."""
-
-REST_RATIO: Final = 0.25
-"""How long the thread rests after each frame, as a part of the time that the frame took: others of this process get
-that much of its core for certain, the rest by the interpreter's turns. A guess, measured by bench/spark.py."""
 
 HELP: Final[Mapping[str, str]] = {
     "isthmus_row_streams": "Streams of rows to batch jobs that are open now.",
@@ -90,6 +87,7 @@ class RowStreams:
         self._held = held
         self._confirm = confirm
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rows")
+        self._pace = Pace()
         self._stopping = False
         self._estimates: dict[Held, tuple[float, int | None]] = {}
         self.running = 0
@@ -169,6 +167,17 @@ class RowStreams:
         self._estimates[held] = (now_s, found)
         return found
 
+    def _next(self, frames: Iterator[Rows]) -> tuple[int, bytes]:
+        """In the thread: the next frame and its rows, 0 of them at the end; then a rest."""
+        began_s = perf_counter()
+        rows = next(frames, None)
+        if rows is None:
+            return 0, b""
+        data = encode_frame(rows)
+        now_s = perf_counter()
+        sleep(self._pace.rest_s(now_s - began_s, now_s, process_time() - thread_time()))
+        return len(rows.names), data
+
     def applied(self, partition: int) -> Applied:
         """How far a copy is applied."""
         return self._store.applied(partition)
@@ -212,7 +221,7 @@ class RowStreams:
             while True:
                 if self._stopping:
                     raise NotReady("this node is stopping")
-                count, data = await loop.run_in_executor(self._thread, _next, frames)
+                count, data = await loop.run_in_executor(self._thread, self._next, frames)
                 if not count:
                     break
                 yield data
@@ -224,17 +233,6 @@ class RowStreams:
             self.running -= 1
             # In the thread, behind a frame that may be under way there: one thread at a time uses a snapshot.
             self._thread.submit(_let_go, frames, snapshot)
-
-
-def _next(frames: Iterator[Rows]) -> tuple[int, bytes]:
-    """In the thread: the next frame and its rows, 0 of them at the end."""
-    began_s = perf_counter()
-    rows = next(frames, None)
-    if rows is None:
-        return 0, b""
-    data = encode_frame(rows)
-    sleep((perf_counter() - began_s) * REST_RATIO)
-    return len(rows.names), data
 
 
 def _let_go(frames: Iterator[Rows], snapshot: Snapshot) -> None:

@@ -34,6 +34,10 @@ for argument; do
     shift
     [ "$argument" = "{argument}" ] || set -- "$@" "$argument"
 done
+if [ {nice} -gt 0 ] && [ -w /proc/self/autogroup ] && command -v setsid >/dev/null; then
+    # Linux shares a machine among sessions first, and by priority only within one.
+    exec setsid sh -c 'echo {nice} >/proc/self/autogroup; exec nice -n {nice} "$@"' sh "{java}" "$@"
+fi
 exec nice -n {nice} "{java}" "$@"
 """
 

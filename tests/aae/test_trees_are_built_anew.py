@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from aae.building import Pace, first_rebuild_ms
+from aae.building import first_rebuild_ms
 from aae.keeping import Copy, Trees
+from aae.pace import Pace
 from repl.store.memory import MemoryStore
 from repl.store.port import PartitionStep
 from tests.store.histories import History
