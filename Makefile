@@ -45,6 +45,7 @@ faults: venv
 	@$(BIN)/python -m tests.faults $(if $(KILLS),--kills $(KILLS)) $(ARGS)
 
 bench: venv
+	@$(BIN)/python -m bench.yardstick $(filter-out --profile,$(ARGS))
 	@$(BIN)/python bench/put.py $(ARGS)
 	@$(BIN)/python bench/replicate.py $(ARGS)
 	@$(BIN)/python -m bench.isr $(ARGS)

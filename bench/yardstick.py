@@ -1,0 +1,190 @@
+"""What this machine gives to anybody: the bare parts of a node, beside the machine that targets were set on.
+
+    python -m bench.yardstick [--json] [--dir DIR]
+
+The same libraries without a line of the product: requests through a bare server, batches into LevelDB, syncs of files,
+hashes. Each in CPU time as it costs while the other core rests and while a second process keeps it busy,
+since that is how nodes, clients and peers find a machine. How many times the reference each costs is what every cost in
+`docs/benchmarks.md` is to be read with; a rate can only be hoped for where this says about 1.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import click
+import plyvel
+import uvicorn
+import uvloop
+import xxhash
+
+from bench.figures import Figure, machine, report
+from bench.loadgen import VALUE_BYTES, Phase
+from bench.nodes import HOUSE, BenchFailed, LoadProcess
+from node.demo.costs import cpu_time
+
+REFERENCE_US: Final = {"request": 15.0, "store": 3.51, "hash": 0.09, "sync": 120.0}
+"""Microseconds an object (a sync: of wall time) on the machine that the targets were set on: two cores, Python 3.11."""
+
+REQUESTS: Final = 20_000
+CONNECTIONS: Final = 32
+STORED: Final = 50_000
+STORE_BATCH: Final = 100
+VALUES: Final = 500
+SYNCS: Final = 200
+ROUNDS: Final = 5
+"""Of the parts that are done within this process; the median counts."""
+
+CONTEXT: Final = (b"x-riak-vclock", b"AAAA")
+"""The source of load wants a context in every answer."""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--dir", "directory", type=click.Path(path_type=Path), help="The disk to write to.")
+@click.option("--serve", is_flag=True, hidden=True)
+def main(as_json: bool, directory: Path | None, serve: bool) -> None:
+    """CPU time of the bare parts, and how many times the reference machine's it is."""
+    if serve:
+        uvloop.run(_serve())
+        return
+    where = machine()
+    try:
+        with tempfile.TemporaryDirectory(dir=directory, prefix="yardstick-") as place:
+            figures = [_requests()]
+            figures += list(_parts(Path(place) / "rested", "other core at rest"))
+            with _busy():
+                figures += list(_parts(Path(place) / "busy", "other core busy"))
+        report("bare parts", where, figures, as_json, [])
+    except BenchFailed as error:
+        print(f"bench: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
+
+
+def _parts(place: Path, when: str) -> Iterator[Figure]:
+    """Everything that needs no second process, `when` being the state of the other core."""
+    place.mkdir()
+    values = [os.urandom(VALUE_BYTES) for _ in range(VALUES)]
+    yield _figure("store", "LevelDB, batches of 100, not synced", when, STORED, lambda: _store(place, values))
+    yield _figure("hash", "xxh64 of 1 KB", when, 100_000, lambda: _hash(values))
+    micros = [_sync(place / "synced", values) for _ in range(SYNCS)]
+    yield Figure(
+        "fdatasync of 1 KB, wall time",
+        when,
+        values={"p50_us": median(micros), "times_the_reference": median(micros) / REFERENCE_US["sync"]},
+    )
+
+
+def _figure(part: str, work: str, when: str, objects: int, act: Callable[[], None]) -> Figure:
+    """The median of some rounds, in CPU time of all threads of this process."""
+    taken: list[float] = []
+    seconds = 0.0
+    for _ in range(ROUNDS):
+        began_s, cpu_s = time.perf_counter(), time.process_time()
+        act()
+        taken.append((time.process_time() - cpu_s) / objects * 1e6)
+        seconds += time.perf_counter() - began_s
+    return Figure(work, when, objects * ROUNDS, seconds, values=_compared(part, median(taken)))
+
+
+def _compared(part: str, micros: float) -> dict[str, float]:
+    return {"cpu_us_an_object": micros, "times_the_reference": micros / REFERENCE_US[part]}
+
+
+def _store(place: Path, values: list[bytes]) -> None:
+    """Fresh keys, in the order in which keys hash: none."""
+    store = plyvel.DB(str(place / f"store-{time.monotonic_ns()}"), create_if_missing=True, write_buffer_size=64 << 20)
+    try:
+        for start in range(0, STORED, STORE_BATCH):
+            with store.write_batch() as batch:
+                for number in range(start, start + STORE_BATCH):
+                    batch.put(xxhash.xxh64_digest(b"%d" % number), values[number % VALUES])
+    finally:
+        store.close()
+
+
+def _hash(values: list[bytes]) -> None:
+    for number in range(100_000):
+        xxhash.xxh64_intdigest(values[number % VALUES])
+
+
+def _sync(path: Path, values: list[bytes]) -> float:
+    """Microseconds of one append that reached the disk."""
+    with path.open("ab", buffering=0) as file:
+        file.write(values[0])
+        began_s = time.perf_counter()
+        os.fdatasync(file.fileno())
+        return (time.perf_counter() - began_s) * 1e6
+
+
+def _requests() -> Figure:
+    """PUTs of 1 KB to a server that does nothing with them; the load is the one of the other benchmarks."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "bench.yardstick", "--serve"],
+        cwd=HOUSE,
+        env={**os.environ, "PYTHONPATH": str(HOUSE)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    try:
+        port = child.stdout.readline().strip()
+        if not port:
+            raise BenchFailed("the bare server did not start; see its words above")
+        with LoadProcess(f"http://127.0.0.1:{port}") as load:
+            load.run(Phase("put", 0, REQUESTS // 10, connections=CONNECTIONS))
+            before = cpu_time(child.pid)
+            result = load.run(Phase("put", 0, REQUESTS, connections=CONNECTIONS))
+            after = cpu_time(child.pid)
+        micros = (after.total - before.total) / result.objects * 1e6
+        work = "PUT of 1 KB to a bare uvicorn application"
+        return Figure(
+            work, "client on the other core", result.objects, result.seconds, values=_compared("request", micros)
+        )
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+async def _serve() -> None:
+    """A server that reads requests and answers 204, until it is killed; prints its port first."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 204, "headers": [CONTEXT]})
+        await send({"type": "http.response.body", "body": b""})
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    print(listener.getsockname()[1], flush=True)
+    config = uvicorn.Config(app, lifespan="off", log_level="critical", loop="uvloop")
+    await uvicorn.Server(config).serve([listener])
+
+
+@contextmanager
+def _busy() -> Iterator[None]:
+    """Another process that counts, as long as this lasts; it ends by itself after two minutes."""
+    code = "import time\nend = time.time() + 120\nwhile time.time() < end:\n    sum(range(10000))"
+    child = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        yield
+    finally:
+        child.kill()
+        child.wait()
+
+
+if __name__ == "__main__":
+    main()
