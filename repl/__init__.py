@@ -13,5 +13,5 @@ Packages: `model` (nouns), `isr` (the pure protocol), `replog`, `store`, `metast
                  far_horizon
     the cluster  controller, creation, positions, announcements, balancing, handing_over, leaderships, moving,
                  relocating, placement_orders, bucket_types, option_settings, read_again, unclean
-    reaping      reaping, reaped_pushes
+    reaping      reaping, reap_proposal, reaped_pushes, tombstones
 """

@@ -30,7 +30,8 @@ from repl.model.objects import Object, Summary, decode_object, merge, seal, summ
 from repl.model.properties import TypeProperties
 from repl.model.requests import REQUEST_ID_BYTES_MAX, PushItem, PushOutcome, PushResult, WriteRequest, Written
 from repl.model.siblings import resolved, written
-from repl.model.vclock import Clock, counter_of, decode_clock, descends, offset_of, pack_counter
+from repl.model.vclock import Clock, counter_of, decode_clock, descends, increment, offset_of, pack_counter
+from repl.model.vclock import merge as merge_clocks
 from repl.partition import Partition
 from repl.store.port import REAPED, Store
 from repl.store.requests import request_name
@@ -149,7 +150,9 @@ class Proposal:
         offset = self._next
         dot = (self._partition.actor, pack_counter(self._epoch, offset))
         if current is None:
-            obj = written(None, context or (), content, dot, self._now_ms, properties)
+            last = self._reaped_clock((key.bucket, key.key))
+            base = Object(last, ()) if last else None
+            obj = written(base, merge_clocks(last, context or ()), content, dot, self._now_ms, properties)
         else:
             clock = decode_clock(current.row.clock)
             if not context and (content.tombstone or current.row.tombstone):
@@ -185,6 +188,13 @@ class Proposal:
             if answer is not None:
                 return answer, end
         outcome, kind = PushOutcome.APPLIED, EntryKind.DATA
+        last = self._reaped_clock((key.bucket, key.key)) if current is None else ()
+        if last and not descends(decode_clock(summary.clock), last):
+            merged = self._over_reaped(last, decode_object(payload))
+            if not merged.siblings:
+                return PushResult(PushOutcome.SUPERSEDED), end
+            payload, summary = seal(merged)
+            origin, outcome = self._own, PushOutcome.MERGED
         if current is not None:
             row = current.row
             end = _rests_on(current)
@@ -247,24 +257,42 @@ class Proposal:
         found = self._store.changes(self._partition.id, current.row.offset, 1)
         return bool(found) and found[0].offset == current.row.offset and found[0].kind == EntryKind.LEAVING
 
+    def _reaped_clock(self, name: tuple[bytes, bytes]) -> Clock:
+        """Of a key that is not here: what its last tombstone had seen, () where there was none, or it is forgotten."""
+        pending = self.fresh.get(name) or self._partition.pending_rows.get(name)
+        if pending is not None:
+            return decode_clock(decode_key_row(pending.row).clock)
+        last = self._store.reaped_clocks(self._partition.id).get(name)
+        return () if last is None else decode_clock(last)
+
+    def _over_reaped(self, last: Clock, theirs: Object) -> Object:
+        """What a pushed object comes to that has not seen the tombstone which was reaped here: as if that were still
+        there, so what it had seen stays gone, and does not come back beside this either. Its clock gets a dot of ours:
+        where the tombstone is still there, a merge with it has this clock and another sibling. Without siblings: all
+        that it has is gone."""
+        merged = merge(Object(last, ()), theirs)
+        dot = (self._partition.actor, pack_counter(self._epoch, self._next))
+        return Object(increment(merged.clock, *dot, self._now_ms // 1000), merged.siblings)
+
     def _reaped(self, key: Key, summary: Summary, hash64: int) -> tuple[object, int]:
         """As `push`, for a key that is not here, if it was reaped (R-REAP): of what the tombstone had seen nothing is
         new. One that has seen a write of ours was reaped some time: a tombstone says nothing new, a value may be from
-        before, and must come again. (None, 0): it is to be taken."""
+        before, and must come again. None for an answer: it is to be taken."""
         place, name = self._partition, (key.bucket, key.key)
         pending = self.fresh.get(name) or place.pending_rows.get(name)
         nothing_new = PushResult(PushOutcome.SUPERSEDED), 0 if pending is None else pending.offset + 1
-        last = place.reaped_pushes.clock_of(*name) if pending is None else decode_key_row(pending.row).clock
-        if last is not None and descends(decode_clock(last), decode_clock(summary.clock)):
+        last = self._reaped_clock(name)
+        if last and descends(last, decode_clock(summary.clock)):
             return nothing_new
+        under_way = nothing_new[1]
         if place.actor not in summary.clock:
-            return None, 0
+            return None, under_way
         if pending is None and self._store.cursor(place.id, REAPED).entry_offset < 0:
             return None, 0
         if summary.tombstone:
             return nothing_new
         if place.reaped_pushes.comes_again(hash64, summary.hash64):
-            return None, 0
+            return None, under_way
         return StalePush("the key was reaped here: what is there now is to be fetched once more"), 0
 
     def too_long(self, wire: bytes) -> TooLarge:

@@ -140,10 +140,6 @@ class Reaper:
 
     def applied(self, partition: int, entries: Sequence[Entry], leader: bool) -> None:
         """See `repl.model.ports.AfterApply`: new tombstones are noted, if their bucket reaps, and what was reaped."""
-        for entry in entries:
-            if entry.kind == _REAP and entry.row:
-                clock = decode_key_row(entry.row).clock
-                self._runtime.partitions[partition].reaped_pushes.reaped(entry.bucket, entry.key, clock)
         led = self._led.get(partition) if leader else None
         if led is None:
             return

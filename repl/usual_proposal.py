@@ -1,9 +1,10 @@
 """The hot room of writes: a proposal's items, many at once, with the usual ones made in one stretch of code.
 
-Usual is a value for a key that is not there, without a context, and a value for a key whose whole clock the writer
-has seen; without request id and condition either way. All that was there is replaced, so the object has one sibling,
-and neither objects nor rows are built as nouns on the way to bytes. Every other item goes the way of `repl.proposal`,
-which says what is right: for the usual ones, too, both make the same entries and answers. Pushes are `usual_pushes`'.
+Usual is a value for a key that is not there and was not reaped lately, without a context, and a value for a key whose
+whole clock the writer has seen; without request id and condition either way. All that was there is replaced, so the
+object has one sibling, and neither objects nor rows are built as nouns on the way to bytes. Every other item goes the
+way of `repl.proposal`, which says what is right: for the usual ones, too, both make the same entries and answers.
+Pushes are `usual_pushes`'.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class UsualProposal(Proposal):
         partition_id, actor, epoch = partition.id, partition.actor, self._epoch
         own, now_ms, now_s = self._own, self._now_ms, self._now_ms // 1000
         key_row, entries, entry_limit = self._store.key_row, self.entries, self._limits.entry_bytes
+        reaped = self._store.reaped_clocks(partition_id)
         bucket, bucket_head, quiet_bytes = b"", b"", -1
         end = puts = 0
         for slot, hash64 in zip(slots, hashes, strict=True):
@@ -78,7 +80,7 @@ class UsualProposal(Proposal):
                     offset = self._next
                     counter = epoch << OFFSET_BITS | offset
                     if row is None:
-                        usual = not context
+                        usual = not context and before is None and place not in reaped
                         clock = encode_clock(((actor, counter, now_s),))
                         change, previous = 0, NO_OFFSET
                     elif context:

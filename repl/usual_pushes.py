@@ -55,7 +55,7 @@ class PushProposal(UsualProposal):
         partition_id, actor, epoch, now_ms = partition.id, partition.actor, self._epoch, self._now_ms
         key_row, entries = self._store.key_row, self.entries
         entry_limit, object_limit = self._limits.entry_bytes, self._limits.object_bytes
-        reaped = partition.reaped_pushes.clocks
+        reaped = self._store.reaped_clocks(partition_id)
         its_bucket, bucket_head, end = b"", b"", 0
         for slot, hash64 in zip(slots, hashes, strict=True):
             item = items[slot]

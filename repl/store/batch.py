@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from repl.model.entry import EntryKind
+from repl.model.entry import EntryKind, decode_key_row
 from repl.store import rows
 from repl.store.port import REAPED, PartitionStep
 from repl.store.progress import End, Progress
-from repl.store.requests import RequestWindows, request_name
+from repl.store.reaped import encode_gone, gone_name
+from repl.store.remembered import Remembered
+from repl.store.requests import request_name
 from repl.store.rows import Position, Prefixes
 
 _DATA: Final = int(EntryKind.DATA)
@@ -39,10 +41,10 @@ def fill(
     steps: Sequence[PartitionStep],
     progress: Progress,
     prefixes_of: Callable[[int], Prefixes],
-    requests: RequestWindows,
+    remembered: Remembered,
 ) -> tuple[End, ...]:
     """Put the rows of `steps` into `batch`; returns where they leave their partitions.
-    What they leave of `requests` is in the batch too.
+    What they leave of what is `remembered` is in the batch too.
 
     A partition's entries are contiguous and go on where its last ones ended, or, in a replay, where its floor
     was (asserted). All rows are absolute, so entries written again change nothing.
@@ -50,6 +52,7 @@ def fill(
     put, delete = batch.put, batch.delete
     pack_u64, pack_head = rows.U64.pack, rows.CHANGE_HEAD.pack
     bucket, head = b"", rows.bucket_head(b"")
+    requests = remembered.requests
     ends = []
     for step in steps:
         partition, entries = step.partition, step.entries
@@ -94,7 +97,13 @@ def fill(
                 delete(object_prefix + tail)
                 delete(key_prefix + (hash64 >> 44).to_bytes(3, "big") + tail)
                 delete(change_prefix + pack_u64(previous))
-                put(cursor_prefix + REAPED, pack_u64(offset))
+                number = pack_u64(offset)
+                put(cursor_prefix + REAPED, number)
+                if row:  # a release before these rows made the entry otherwise
+                    clock = decode_key_row(row).clock
+                    put(cursor_prefix + gone_name(offset), number + encode_gone(entry_bucket, key, clock))
+                    for gone in remembered.reaped.of(partition).add(offset, entry_bucket, key, clock):
+                        delete(cursor_prefix + gone_name(gone))
             else:
                 assert kind in _PLAIN, kind
         for gone in window.trim(expected - requests.offset_count):

@@ -16,11 +16,11 @@ from repl.model.entry import decode_key_row
 from repl.model.errors import Corruption
 from repl.model.keys import segment_of
 from repl.store import rows, transfer
-from repl.store.opening import found_marks, read_requests
+from repl.store.opening import found_marks, read_remembered
 from repl.store.port import Applied, Chunk, FarMark, StateChunk
 from repl.store.progress import Progress
 from repl.store.reads import Source, scan_key_pages, scan_key_rows, scan_segments
-from repl.store.requests import RequestWindows
+from repl.store.remembered import Remembered
 from repl.store.rows import FarKind, Position
 from repl.store.transfer import ROW_BYTES, STATE_TAGS
 
@@ -125,7 +125,7 @@ class LevelFar:
         self,
         source: Source,
         progress: Progress,
-        requests: RequestWindows,
+        remembered: Remembered,
         *,
         new_batch: Callable[[], Any],
         write: Callable[[Any], None],
@@ -135,7 +135,7 @@ class LevelFar:
     ) -> None:
         self._source = source
         self._progress = progress
-        self._requests = requests
+        self._remembered = remembered
         self._new_batch = new_batch
         self._write = write
         self.sync = sync
@@ -159,7 +159,7 @@ class LevelFar:
         applied = self._progress.applied(partition)
         lossy = empty or self._progress.is_replaying(partition)
         self._progress.forget(partition)
-        self._requests.forget(partition)
+        self._remembered.forget(partition)
         if lossy:
             return self._empty(partition)
         mark = self._mark(self._new_batch(), partition, FarKind.WHOLE, applied.epoch, applied.offset)
@@ -195,7 +195,7 @@ class LevelFar:
         """See the port. The mark stays until the floors, which a checkpoint writes, name the partition no more: a
         floor without rows would be called damage."""
         self._progress.forget(partition)
-        self._requests.forget(partition)
+        self._remembered.forget(partition)
         yield from self._emptying(partition)
         self._emptied(partition)
         self._checkpoint()
@@ -269,7 +269,7 @@ class LevelFar:
         batch.delete(rows.FAR_TAG + rows.U32.pack(partition))
         batch.put(prefixes.applied, rows.encode_position(position))
         self._write(batch)
-        read_requests(self._source, self._requests, partition, end.offset)
+        read_remembered(self._source, self._remembered, partition, end.offset)
         del self._marks[partition]
         self._progress.install(partition, position)
         self._checkpoint()

@@ -29,11 +29,12 @@ from repl.store import rows
 from repl.store.batch import fill
 from repl.store.checkpoint import FLOORS_NAME, Disk, Floors, encode_floors, read_floors, sync_rows
 from repl.store.far import LevelFar
-from repl.store.opening import ROWS_NAME, check_identity, damaged, found_progress, found_requests, is_empty, make_new
+from repl.store.opening import ROWS_NAME, check_identity, damaged, found_progress, found_remembered, is_empty, make_new
 from repl.store.port import Applied, PartitionStep
 from repl.store.progress import End, Progress
 from repl.store.reads import Reads, Source
-from repl.store.requests import WINDOW_OFFSETS, RequestWindows
+from repl.store.remembered import Remembered
+from repl.store.requests import WINDOW_OFFSETS
 from repl.store.resting import rest, size_of
 from repl.store.time_marks import THIN_EVERY_S, excess_marks
 
@@ -146,7 +147,7 @@ class LevelStore(Reads):
         directory: Path,
         db: Any,
         progress: Progress,
-        requests: RequestWindows,
+        remembered: Remembered,
         slots: Slots,
         floors: Floors,
         boot_id: str,
@@ -154,8 +155,7 @@ class LevelStore(Reads):
     ) -> None:
         """For `open` only."""
         view = View(db, directory)
-        super().__init__(view, progress)
-        self._requests = requests
+        super().__init__(view, progress, remembered)
         self._directory = directory
         self._db = db
         self._slots = slots
@@ -171,7 +171,7 @@ class LevelStore(Reads):
         self.far = LevelFar(
             view,
             progress,
-            requests,
+            remembered,
             new_batch=db.write_batch,
             write=self._write_batch,
             sync=self._sync_rows,
@@ -224,8 +224,8 @@ class LevelStore(Reads):
                 make_new(db, directory, cluster_uuid, slots, floors, disk)
             assert floors is not None
             progress = found_progress(view, directory, floors, trusted=whole)
-            requests = found_requests(view, directory, progress, request_window_offsets)
-            store = cls(directory, db, progress, requests, slots, floors, boot_id, disk)
+            remembered = found_remembered(view, directory, progress, request_window_offsets)
+            store = cls(directory, db, progress, remembered, slots, floors, boot_id, disk)
             store.far.reopened(trusted=whole)
             if not store._needs_replay:
                 store._note_floors(boot_id)
@@ -274,7 +274,7 @@ class LevelStore(Reads):
         """The batch that applies the steps, to be given to `commit`; each prepared batch must be, in order."""
         self._refuse_after_failure()
         batch = self._spare_batches.pop() if self._spare_batches else self._db.write_batch()
-        return Prepared(batch, fill(batch, steps, self._progress, self._prefixes_of, self._requests))
+        return Prepared(batch, fill(batch, steps, self._progress, self._prefixes_of, self._remembered))
 
     def commit(self, prepared: Prepared) -> None:
         """Write a prepared batch; readers see all of it or nothing. Raises LocalFault."""
@@ -298,10 +298,6 @@ class LevelStore(Reads):
         with self._checkpointing:
             if not self._closed:
                 rest(self._db, self._directory / ROWS_NAME)
-
-    def request_offset(self, partition: int, key_hash: int, request_id: bytes) -> int | None:
-        """The offset of the entry that carried this request for the key of that hash, if it is remembered."""
-        return self._requests.offset_of(partition, key_hash, request_id)
 
     def size_bytes(self) -> int:
         """Size of the database's files, among them obsolete ones that LevelDB has yet to delete."""

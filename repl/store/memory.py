@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from threading import RLock
 
-from repl.model.entry import CHANGES, NO_OFFSET, EntryKind
+from repl.model.entry import CHANGES, NO_OFFSET, EntryKind, decode_key_row
 from repl.model.keys import key_hash, segment_of
 from repl.store.memory_far import MemoryFar
 from repl.store.port import REAPED, Applied, Change, Cursor, ListedKey, PartitionStep, Prepared
 from repl.store.progress import Progress
-from repl.store.requests import WINDOW_OFFSETS, RequestWindows, request_name
+from repl.store.reaped import encode_gone, gone_name
+from repl.store.remembered import Remembered
+from repl.store.requests import WINDOW_OFFSETS, request_name
 from repl.store.rows import Position
 
 Name = tuple[bytes, bytes]
@@ -46,11 +48,12 @@ class MemoryStore:
     """`repl.store.port.Store` in memory."""
 
     def __init__(self, *, request_window_offsets: int = WINDOW_OFFSETS) -> None:
-        self._requests = RequestWindows(request_window_offsets)
+        self._remembered = Remembered(request_window_offsets)
+        self._requests = self._remembered.requests
         self._progress = Progress({}, {}, trusted=True)
         self._partitions: dict[int, Kept] = {}
         self._lock = RLock()
-        self.far = MemoryFar(self._partitions, self._progress, self._requests, Kept)
+        self.far = MemoryFar(self._partitions, self._progress, self._remembered, Kept)
 
     def applied_offsets(self) -> Mapping[int, int]:
         """The applied offset of every partition that has rows here."""
@@ -124,6 +127,11 @@ class MemoryStore:
                 if kept.changes.pop(e.previous_offset, None) is not None:
                     del kept.change_offsets[bisect_left(kept.change_offsets, e.previous_offset)]
                 kept.cursors[REAPED] = (e.offset, b"")
+                if e.row:
+                    clock = decode_key_row(e.row).clock
+                    kept.cursors[gone_name(e.offset)] = (e.offset, encode_gone(e.bucket, e.key, clock))
+                    for gone in self._remembered.reaped.of(step.partition).add(e.offset, e.bucket, e.key, clock):
+                        del kept.cursors[gone_name(gone)]
             else:
                 assert e.kind in (EntryKind.BARRIER, EntryKind.CONFIG), e.kind
         self._requests.of(step.partition).trim(last.offset + 1 - self._requests.offset_count)
@@ -166,6 +174,10 @@ class MemoryStore:
         """The offset of the entry that carried this request, if it is remembered."""
         with self._lock:
             return self._requests.offset_of(partition, key_hash, request_id)
+
+    def reaped_clocks(self, partition: int) -> Mapping[Name, bytes]:
+        """(bucket, key) -> encoded clock of the tombstone that was reaped, of the partition's last ones."""
+        return self._remembered.reaped.clocks(partition)
 
     def offset_at(self, partition: int, time_ms: int) -> int:
         """An offset below which no change was made at or after `time_ms`."""

@@ -12,7 +12,8 @@ from repl.model.keys import key_hash, segment_of
 from repl.store import rows, transfer
 from repl.store.port import Applied, Change, Chunk, FarMark, StateChunk
 from repl.store.progress import Progress
-from repl.store.requests import RequestWindows
+from repl.store.reaped import GONE, decode_gone
+from repl.store.remembered import Remembered
 from repl.store.rows import Position
 from repl.store.transfer import ROW_BYTES, Row
 
@@ -122,11 +123,12 @@ class MemoryFar:
     """`repl.store.port.FarStore` of one `MemoryStore`."""
 
     def __init__(
-        self, partitions: dict[int, Kept], progress: Progress, requests: RequestWindows, new: Callable[[], Kept]
+        self, partitions: dict[int, Kept], progress: Progress, remembered: Remembered, new: Callable[[], Kept]
     ) -> None:
         self._partitions = partitions
         self._progress = progress
-        self._requests = requests
+        self._remembered = remembered
+        self._requests = remembered.requests
         self._new = new
         self._marks: dict[int, FarMark] = {}
 
@@ -140,7 +142,7 @@ class MemoryFar:
         self._progress.forget(partition)
         if empty:
             self._partitions[partition] = self._new()
-            self._requests.forget(partition)
+            self._remembered.forget(partition)
             applied = Applied(0, 0)
         return self._mark(partition, FarMark(applied.offset, applied.epoch, True))
 
@@ -178,7 +180,7 @@ class MemoryFar:
             kept.cursors.clear()
             kept.soft_cursors.clear()
             kept.marks.clear()
-            self._requests.forget(partition)
+            self._remembered.forget(partition)
         for name, value in found:
             tag, rest = name[:1], name[1:]
             if tag == rows.CURSOR_TAG:
@@ -195,7 +197,7 @@ class MemoryFar:
     def remove(self, partition: int) -> Iterator[int]:
         """See the port."""
         self._progress.forget(partition)
-        self._requests.forget(partition)
+        self._remembered.forget(partition)
         kept = self._partitions.pop(partition, None)
         self._marks.pop(partition, None)
         yield 0 if kept is None else len(kept.names)
@@ -205,7 +207,12 @@ class MemoryFar:
 
     def finish(self, partition: int, end: Applied) -> None:
         """See the port."""
-        marks = self._partitions.setdefault(partition, self._new()).marks
+        kept = self._partitions.setdefault(partition, self._new())
+        marks = kept.marks
+        self._remembered.reaped.forget(partition)
+        for name, (offset, payload) in sorted(kept.cursors.items()):
+            if name.startswith(GONE):
+                self._remembered.reaped.of(partition).add(offset, *decode_gone(payload))
         del self._marks[partition]
         self._progress.install(partition, Position(end.epoch, end.offset, marks[-1][0] if marks else rows.NO_MARK))
         self._progress.checkpointed(self._progress.written())

@@ -15,7 +15,8 @@ from repl.store import rows
 from repl.store.checkpoint import FLOORS_NAME, Disk, Floors, encode_floors
 from repl.store.progress import Progress
 from repl.store.reads import Source
-from repl.store.requests import RequestWindows
+from repl.store.reaped import GONE, decode_gone
+from repl.store.remembered import Remembered
 
 ROWS_NAME: Final = "rows"
 """The database's directory within the store's."""
@@ -75,24 +76,29 @@ def found_marks(source: Source) -> dict[int, tuple[rows.FarKind, int, int]]:
     return {rows.decode_u32(name[at:]): rows.decode_far(value) for name, value in found}
 
 
-def found_requests(source: Source, directory: Path, progress: Progress, offset_count: int) -> RequestWindows:
-    """The remembered requests of all partitions. Those that a replay will bring again are left to it. Raises
-    Corruption."""
-    windows = RequestWindows(offset_count)
+def found_remembered(source: Source, directory: Path, progress: Progress, offset_count: int) -> Remembered:
+    """The remembered requests and reaped keys of all partitions. Those that a replay will bring again are left to it.
+    Raises Corruption."""
+    remembered = Remembered(offset_count)
     try:
         for partition in progress.applied_offsets():
-            read_requests(source, windows, partition, progress.next(partition).offset)
+            read_remembered(source, remembered, partition, progress.next(partition).offset)
     except Corruption as error:
         raise damaged(str(error), directory) from error
-    return windows
+    return remembered
 
 
-def read_requests(source: Source, windows: RequestWindows, partition: int, end: int) -> None:
-    """Remember the requests of a partition's entries below `end`. Raises Corruption, LocalFault."""
-    prefix = rows.prefixes(partition).request
-    window = windows.of(partition)
+def read_remembered(source: Source, remembered: Remembered, partition: int, end: int) -> None:
+    """Remember what a partition's entries below `end` left of requests and reaped keys. Raises as the source does."""
+    prefixes = rows.prefixes(partition)
+    prefix = prefixes.request
+    window = remembered.requests.of(partition)
     for name, value in source.scan(prefix, prefix + rows.U64.pack(end)):
         window.add(rows.decode_u64(name[len(prefix) :]), value)
+    prefix = prefixes.cursor + GONE
+    for _, value in source.scan(prefix, prefix + rows.U64.pack(end)):
+        offset, payload = rows.decode_cursor(value)
+        remembered.reaped.of(partition).add(offset, *decode_gone(payload))
 
 
 def is_empty(db: Any) -> bool:

@@ -232,6 +232,10 @@ class Store(Protocol):
         partition's last offsets (the store's request window); None otherwise. The entry is committed, and applied
         once the partition's applied offset is above it. From memory; never blocks."""
 
+    def reaped_clocks(self, partition: int) -> Mapping[tuple[bytes, bytes], bytes]:
+        """(bucket, key) -> encoded clock of its last tombstone, of the keys that the partition's last REAP entries
+        removed (`repl.store.reaped`), whatever was written since; applied or about to be. From memory; never blocks."""
+
     def offset_at(self, partition: int, time_ms: int) -> int:
         """The offset from which changes at or after `time_ms` (leader's wall clock) are found, by the time
         marks; 0 when before the first mark, the applied offset when after the last change."""

@@ -6,7 +6,7 @@ What is here knows how rows are laid out (`rows`) but not LevelDB: it reads thro
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from itertools import islice
 from typing import Final, Protocol
@@ -17,6 +17,7 @@ from repl.model.keys import SEGMENT_COUNT, key_hash, segment_of
 from repl.store import rows
 from repl.store.port import Change, Cursor, ListedKey
 from repl.store.progress import Progress
+from repl.store.remembered import Remembered
 from repl.store.rows import Prefixes
 
 
@@ -44,9 +45,10 @@ class Source(Protocol):
 class Reads:
     """The reading half of a store (`repl.store.port.Store`)."""
 
-    def __init__(self, source: Source, progress: Progress) -> None:
+    def __init__(self, source: Source, progress: Progress, remembered: Remembered) -> None:
         self._source = source
         self._progress = progress
+        self._remembered = remembered
         self._prefixes: dict[int, Prefixes] = {}
         self._head = (b"", rows.bucket_head(b""))
         """The bucket that was last asked for, as it stands in a row's key; replaced as a whole, for any thread."""
@@ -83,6 +85,14 @@ class Reads:
             return Cursor(NO_OFFSET, None, soft)
         offset, payload = rows.decode_cursor(row)
         return Cursor(offset, payload, soft)
+
+    def request_offset(self, partition: int, key_hash: int, request_id: bytes) -> int | None:
+        """The offset of the entry that carried this request for the key of that hash, if it is remembered."""
+        return self._remembered.requests.offset_of(partition, key_hash, request_id)
+
+    def reaped_clocks(self, partition: int) -> Mapping[tuple[bytes, bytes], bytes]:
+        """(bucket, key) -> encoded clock of the tombstone that was reaped, of the partition's last ones."""
+        return self._remembered.reaped.clocks(partition)
 
     def reach(self, partition: int) -> int:
         """What any reader has seen until now is of entries below this offset: a batch is prepared before it is

@@ -14,17 +14,18 @@ from repl import reaping
 from repl.model.entry import EntryKind
 from repl.model.errors import OutcomeUnknown
 from repl.model.keys import Key
-from repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, write
+from repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, merge, write
 from repl.model.properties import DEFAULTS, Properties, TypeProperties
 from repl.model.record import Member, PartitionRecord
 from repl.model.requests import Isolation, PushItem, PushOutcome, WriteRequest
-from repl.model.vclock import actor_of, pack_counter
-from repl.reaped_pushes import ReapedPushes
+from repl.model.vclock import actor_of, descends, increment, pack_counter
 from repl.reaping import Reaper
 from repl.store.port import REAPED
+from repl.store.reaped import ReapedWindows
 from tests.coordinator.pair import LIMITS, OTHER, UUID, Cluster, cluster, keys_of
 
 KEY, SECOND, THIRD = keys_of(0, 3)
+THIRD_CLUSTER = b"north-clusters16"
 IMMEDIATE = DEFAULTS._replace(reap_after_ms=0)
 
 
@@ -291,7 +292,7 @@ def test_a_push_of_a_reaped_key_is_taken_only_when_it_comes_again() -> None:
             for _ in range(3):
                 (late,) = await coordinator.push([stale])
                 assert late.outcome is PushOutcome.SUPERSEDED
-            w.made.runtimes["n1"].partitions[0].reaped_pushes = ReapedPushes()
+            w.made.store._remembered.reaped = ReapedWindows()
             (first,) = await coordinator.push([stale])
             assert (first.outcome, getattr(first.error, "reason", "")) == (PushOutcome.FAILED, "stale-push")
             assert w.in_store() is None
@@ -300,6 +301,96 @@ def test_a_push_of_a_reaped_key_is_taken_only_when_it_comes_again() -> None:
             dot = (actor_of(OTHER, 0), pack_counter(1, 1))
             new = PushItem(SECOND, OTHER, encode_object(write(None, (), Content(b"x"), dot, 1)))
             assert (await coordinator.push([new]))[0].outcome is PushOutcome.APPLIED
+
+    asyncio.run(story())
+
+
+def a_value_and_its_tombstone() -> tuple[Object, Object]:
+    """As another cluster made them."""
+    dots = [(actor_of(OTHER, 0), pack_counter(1, number)) for number in (1, 2)]
+    value = write(None, (), Content(b"old"), dots[0], 1)
+    return value, write(value, value.clock, TOMBSTONE, dots[1], 2)
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_late_push_brings_nothing_back_beside_what_was_written_since(applied: bool) -> None:
+    """I-NO-RESURRECT: a key that was reaped is written over its tombstone's clock, by us without a context, while the
+    REAP is under way or after it, so that the late push is older than what is there."""
+
+    async def story() -> None:
+        async with world() as w:
+            coordinator, runtime = w.made.coordinators["n1"], w.made.runtimes["n1"]
+            value, tombstone = a_value_and_its_tombstone()
+            late, gone = (PushItem(KEY, OTHER, encode_object(obj)) for obj in (value, tombstone))
+            await coordinator.push([late])
+            await coordinator.push([gone])
+            runtime.hold = not applied
+            assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
+            if applied:
+                await w.gone()
+            asked = asyncio.ensure_future(coordinator.write(WriteRequest(KEY, Content(b"new"))))
+            await asyncio.sleep(0.01)
+            runtime.hold = False
+            runtime.apply(runtime.partitions[0])
+            await asked
+            (result,) = await coordinator.push([late])
+            assert result.outcome is PushOutcome.SUPERSEDED
+            found = w.in_store()
+            assert found is not None
+            assert [sibling.value for sibling in found.siblings] == [b"new"]
+            assert descends(found.clock, tombstone.clock)
+
+    asyncio.run(story())
+
+
+def test_a_late_push_brings_nothing_back_beside_what_a_third_cluster_wrote() -> None:
+    """I-NO-RESURRECT, I-CLOCK-STABLE: what has not seen the tombstone is taken as if that were still there: under both
+    clocks and a dot of ours, which wins over the merge that a cluster makes which has the tombstone."""
+
+    async def story() -> None:
+        async with world() as w:
+            coordinator = w.made.coordinators["n1"]
+            value, tombstone = a_value_and_its_tombstone()
+            late, gone = (PushItem(KEY, OTHER, encode_object(obj)) for obj in (value, tombstone))
+            await coordinator.push([late])
+            await coordinator.push([gone])
+            assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
+            await w.gone()
+            dot = (actor_of(THIRD_CLUSTER, 0), pack_counter(1, 1))
+            news = write(None, (), Content(b"third"), dot, 3)
+            (taken,) = await coordinator.push([PushItem(KEY, THIRD_CLUSTER, encode_object(news))])
+            assert taken.outcome is PushOutcome.MERGED
+            (result,) = await coordinator.push([late])
+            assert result.outcome is PushOutcome.SUPERSEDED
+            found = w.in_store()
+            assert found is not None
+            assert [sibling.value for sibling in found.siblings] == [b"third"]
+            elsewhere = merge(tombstone, news)
+            assert descends(found.clock, elsewhere.clock)
+            assert found.clock != elsewhere.clock
+            again = await coordinator.push([PushItem(KEY, OTHER, encode_object(elsewhere))])
+            assert again[0].outcome is PushOutcome.SUPERSEDED
+            change = w.made.store.changes(0, 0, 10)[-1]
+            assert change.origin == UUID
+
+    asyncio.run(story())
+
+
+def test_a_push_that_only_has_what_is_gone_makes_nothing() -> None:
+    """Though its clock has seen more than the tombstone that was reaped: no object without a sibling is stored."""
+
+    async def story() -> None:
+        async with world() as w:
+            coordinator = w.made.coordinators["n1"]
+            value, tombstone = a_value_and_its_tombstone()
+            for obj in (value, tombstone):
+                await coordinator.push([PushItem(KEY, OTHER, encode_object(obj))])
+            assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
+            await w.gone()
+            more = increment(value.clock, actor_of(THIRD_CLUSTER, 0), pack_counter(1, 1), 3)
+            item = PushItem(KEY, THIRD_CLUSTER, encode_object(Object(more, value.siblings)))
+            assert (await coordinator.push([item]))[0].outcome is PushOutcome.SUPERSEDED
+            assert w.in_store() is None
 
     asyncio.run(story())
 

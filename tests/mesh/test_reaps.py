@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-import repl.reaped_pushes as reaped_room
 from repl.model.objects import Content
 from repl.model.requests import PushOutcome
+from repl.store.memory import MemoryStore
 from tests.mesh.test_towns_converge import TOPOLOGIES, both_ways
 from tests.mesh.towns import KEYS, LEASE_MS
 from tests.mesh.world import Errand, World
@@ -104,6 +104,6 @@ def test_a_push_that_is_late_by_a_lease_brings_nothing_back() -> None:
 
 def test_the_memory_of_what_was_reaped_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it the late push brings the deleted value back."""
-    monkeypatch.setattr(reaped_room.ReapedPushes, "clock_of", lambda *_: None)
+    monkeypatch.setattr(MemoryStore, "reaped_clocks", lambda *_: {})
     with pytest.raises(AssertionError, match="I-NO-RESURRECT"):
         a_late_push()

@@ -200,8 +200,6 @@ class Town:
             return
         self.replica.applied = entries[-1].offset + 1
         for entry in entries:
-            if entry.kind == EntryKind.REAP:
-                self.place.reaped_pushes.reaped(entry.bucket, entry.key, decode_key_row(entry.row).clock)
             if self.place.pending_rows.get((entry.bucket, entry.key)) is entry:
                 del self.place.pending_rows[entry.bucket, entry.key]
         for queue in self.queues.values():

@@ -16,7 +16,7 @@ from repl.store.batch import fill
 from repl.store.leveldb import LevelStore
 from repl.store.port import PartitionStep
 from repl.store.progress import Progress
-from repl.store.requests import RequestWindows
+from repl.store.remembered import Remembered
 
 CLUSTER = bytes(range(16))
 BOOT = "first-boot"
@@ -97,7 +97,7 @@ class Twin:
     def __init__(self) -> None:
         self.rows = {rows.FORMAT_KEY: rows.encode_format(CLUSTER), rows.END_KEY: b""}
         self._progress = Progress({}, {}, trusted=True)
-        self._requests = RequestWindows(WINDOW_OFFSETS)
+        self._remembered = Remembered(WINDOW_OFFSETS)
 
     def put(self, name: bytes, value: bytes) -> None:
         """A row is written."""
@@ -109,7 +109,7 @@ class Twin:
 
     def write(self, steps: Iterable[PartitionStep]) -> None:
         """As a store's `write`."""
-        fill(self, list(steps), self._progress, rows.prefixes, self._requests)
+        fill(self, list(steps), self._progress, rows.prefixes, self._remembered)
 
 
 def stored_rows(directory: Path) -> dict[bytes, bytes]:

@@ -1,4 +1,5 @@
-"""A REAP entry on both stores: nothing of the key is left but the entry's offset, however often it is applied."""
+"""A REAP entry on both stores: nothing of the key is left but the entry's offset and, for a while, the clock of what
+it removed, however often it is applied."""
 
 from __future__ import annotations
 
@@ -7,21 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from repl.model.entry import EntryKind, encode_key_row, make_entry
+from repl.model.entry import Entry, EntryKind, decode_key_row, encode_key_row, make_entry
+from repl.model.errors import Corruption
 from repl.model.keys import key_hash
 from repl.model.objects import TOMBSTONE, seal, write
 from repl.model.vclock import actor_of, pack_counter
+from repl.store import reaped, transfer
 from repl.store.leveldb import LevelStore
 from repl.store.memory import MemoryStore
 from repl.store.port import REAPED, PartitionStep, Store
+from repl.store.reaped import ReapedKeys, decode_gone, encode_gone
 
 UUID = b"east-cluster-016"
 HASH = key_hash(b"b", b"k")
 
 
-def level(directory: Path) -> Store:
+def level(directory: Path, boot_id: str = "boot") -> Store:
     return LevelStore.open(
-        directory, cluster_uuid=UUID, write_buffer_bytes=1_000_000, block_cache_bytes=1_000_000, boot_id="boot"
+        directory, cluster_uuid=UUID, write_buffer_bytes=1_000_000, block_cache_bytes=1_000_000, boot_id=boot_id
     )
 
 
@@ -92,11 +96,134 @@ def test_a_replay_reaps_again(room):
     entries = [barrier(0), deleted(1), reap(2, 1), deleted(3), reap(4, 3)]
     store.write([PartitionStep(0, entries)])
     store._db.close()
-    again = LevelStore.open(
-        room / "store", cluster_uuid=UUID, write_buffer_bytes=1_000_000, block_cache_bytes=1_000_000, boot_id="other"
-    )
+    again = level(room / "store", "other")
     assert again.needs_replay()
     again.write([PartitionStep(0, entries)])
     assert again.object(0, b"b", b"k") is None
     assert again.changes(0, 0, 10) == []
     again.close()
+
+
+def reaped_keys(*numbers: int, start: int = 0) -> list[Entry]:
+    """Keys of these numbers are written, deleted, and reaped, an entry each for the latter two, from `start` on."""
+    found = []
+    for offset, number in zip(range(start, start + 2 * len(numbers), 2), numbers, strict=True):
+        name = b"k%d" % number
+        payload, summary = seal(write(None, (), TOMBSTONE, (actor_of(UUID, 0), pack_counter(1, offset)), 5))
+        for kind, at, previous in ((EntryKind.DATA, offset, -1), (EntryKind.REAP, offset + 1, offset)):
+            found.append(
+                make_entry(
+                    kind, 1, at, request_id=b"", origin=UUID, time_ms=5, key_hash=key_hash(b"b", name),
+                    previous_offset=previous, bucket=b"b", key=name, row=encode_key_row(summary, offset),
+                    payload=payload if kind is EntryKind.DATA else b"",
+                )
+            )  # fmt: skip
+    return found
+
+
+def clocks_of(entries: list[Entry]) -> dict[tuple[bytes, bytes], bytes]:
+    """What is to be remembered of all these."""
+    return {(e.bucket, e.key): decode_key_row(e.row).clock for e in entries if e.kind is EntryKind.REAP}
+
+
+def test_the_clocks_of_reaped_keys_are_remembered_up_to_a_number(store, monkeypatch):
+    """The last ones, on both stores alike; a key that was reaped twice is known by its later tombstone."""
+    monkeypatch.setattr(reaped, "REMEMBERED_MAX", 3)
+    assert store.reaped_clocks(0) == {}
+    entries = reaped_keys(1, 2, 3, 1, 4, 5, 4)
+    store.write([PartitionStep(0, entries[:5])])
+    store.write([PartitionStep(0, entries[5:])])
+    assert store.reaped_clocks(0) == clocks_of(entries[-6:])
+    assert store.reaped_clocks(1) == {}
+    names = [name for name, _ in state_of(store)]
+    assert names == sorted(names)
+    assert sum(b"gone" in name for name in names) == 3
+
+
+def test_long_names_and_clocks_are_remembered_up_to_so_many_bytes(monkeypatch):
+    """What is forgotten goes oldest first, whatever reaches its bound first."""
+    monkeypatch.setattr(reaped, "REMEMBERED_BYTES_MAX", 100)
+    keys = ReapedKeys()
+    assert keys.add(1, b"b", b"k" * 39, b"c" * 10) == []
+    assert keys.add(2, b"b", b"l" * 39, b"c" * 10) == []
+    assert keys.add(5, b"b", b"m", b"") == [1]
+    assert keys.add(9, b"b", b"k" * 60, b"c" * 40) == [2, 5, 9]
+    assert keys.clocks == {}
+
+
+def state_of(store: Store) -> list[tuple[bytes, bytes]]:
+    """What is not rows."""
+    snapshot = store.far.snapshot(0)
+    found = transfer.decode_state(snapshot.state(b"", 1_000_000).rows)
+    snapshot.close()
+    return found
+
+
+@pytest.mark.parametrize("boot_id", ["boot", "another"])
+def test_what_was_reaped_is_remembered_over_a_restart(room, boot_id, monkeypatch):
+    """Of the process, and of the machine, where what is not yet on disk comes again by a replay: to the same rows."""
+    monkeypatch.setattr(reaped, "REMEMBERED_MAX", 3)
+    store, entries = level(room / "store"), reaped_keys(1, 2, 3, 4, 5)
+    store.write([PartitionStep(0, entries[:6])])
+    store.checkpoint()
+    store.write([PartitionStep(0, entries[6:])])
+    store._db.close()
+    again = level(room / "store", boot_id)
+    if again.needs_replay():
+        again.write([PartitionStep(0, entries[6:])])
+    assert again.needs_replay() == (boot_id != "boot")
+    assert again.reaped_clocks(0) == clocks_of(entries[-6:])
+    again.write([PartitionStep(0, reaped_keys(6, start=10))])
+    assert again.reaped_clocks(0) == clocks_of(entries[-4:] + reaped_keys(6, start=10))
+    assert sum(b"gone" in name for name, _ in state_of(again)) == 3
+    again.close()
+
+
+@pytest.mark.parametrize(("give", "take"), [("level", "memory"), ("memory", "level")])
+def test_what_was_reaped_goes_with_the_state_to_a_copy_that_is_far(give, take, room):
+    """It then knows just what the giver knows, and nothing of what it knew itself."""
+    stores: dict[str, Callable[[str], Store]] = {"level": lambda n: level(room / n), "memory": lambda _: MemoryStore()}
+    source, target = stores[give]("a"), stores[take]("b")
+    entries = reaped_keys(1, 2, 3)
+    source.write([PartitionStep(0, entries)])
+    target.write([PartitionStep(0, reaped_keys(7))])
+    snapshot = source.far.snapshot(0)
+    target.far.begin(0, empty=False)
+    target.far.install_rows(0, snapshot.rows(2, 1_000).rows, 6, 1)
+    target.far.install_state(0, snapshot.state(b"", 10_000).rows, first=True)
+    target.far.finish(0, snapshot.end)
+    snapshot.close()
+    assert target.reaped_clocks(0) == clocks_of(entries) == source.reaped_clocks(0)
+    for each in (source, target):
+        each.close()
+
+
+def test_a_partition_that_is_removed_is_forgotten(store):
+    """A later copy of it begins with nothing."""
+    store.write([PartitionStep(0, reaped_keys(1))])
+    for _ in store.far.remove(0):
+        pass
+    assert store.reaped_clocks(0) == {}
+    assert state_of(store) == []
+
+
+def test_a_store_of_a_release_without_the_memory_opens_and_learns(room):
+    """Its REAP entries left no such rows, and those still in its log have no key row: nothing is remembered of them."""
+    old = level(room / "store")
+    old.write([PartitionStep(0, [barrier(0), deleted(1), reap(2, 1)])])
+    assert old.reaped_clocks(0) == {}
+    old.close()
+    new = level(room / "store")
+    assert new.cursor(0, REAPED).entry_offset == 2
+    new.write([PartitionStep(0, reaped_keys(1, start=3))])
+    assert new.reaped_clocks(0) == clocks_of(reaped_keys(1, start=3))
+    new.close()
+
+
+def test_a_row_of_a_reaped_key_says_what_was_put_in():
+    """Names with zero bytes, empty clocks; a damaged length is refused."""
+    for bucket, key, clock in ((b"b", b"k", b"clock"), (b"\0\1b", b"\0", b""), (b"b" * 300, b"\xff", b"\0" * 70_000)):
+        assert decode_gone(encode_gone(bucket, key, clock)) == (bucket, key, clock)
+    for damaged in (b"", b"\0\0", b"\0\0\0\7abc", b"\0\0\0\1abc"):
+        with pytest.raises(Corruption):
+            decode_gone(damaged)
