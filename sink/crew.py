@@ -34,6 +34,14 @@ SLOTS: Final = 2
 """Slots of a link unless `sink.peer_limit` asks for more: one fetches while the other pushes. More of them only make
 batches smaller, except over links on which an answer takes long."""
 
+UNDER_WAY_COUNT: Final = 1_024
+"""Changes of a link that are under way at once where batches are small (`sink.batch`) and full: enough slots for that
+many work, since full batches get no smaller by more of them, and what is pushed at once shares its syncs."""
+
+SLOTS_FULL_MAX: Final = 8
+"""Most slots of a link whose batches are full, unless `sink.peer_limit` says it: one change a fetch then shares a sync
+with seven others; the source has 64 batches to give to all."""
+
 SLOTS_MAX: Final = 16
 """Most slots of a link."""
 
@@ -78,7 +86,11 @@ class Crew:
         self._seeds = seeds
         self._node = node
         self._incarnation = incarnation
-        self._slot_count = min(SLOTS_MAX, max(SLOTS, settings.peer_limit_count))
+        usual = min(SLOTS_MAX, max(SLOTS, settings.peer_limit_count))
+        more = 0
+        if not settings.peer_limit_count:
+            more = max(0, min(SLOTS_FULL_MAX, -(-UNDER_WAY_COUNT // settings.batch_count)) - usual)
+        self._slot_count = usual + more
         self._sessions = 0
         self._workers: set[asyncio.Task[None]] = set()
         self._alarm: asyncio.TimerHandle | None = None
@@ -87,7 +99,7 @@ class Crew:
         self.links: dict[LinkName, Link] = {}
         """Those that are shown."""
         self.roster = Roster(
-            self._slot_count,
+            usual,
             Delays(
                 settings.delay_min_ms,
                 settings.delay_max_ms,
@@ -98,6 +110,7 @@ class Crew:
             SystemRandom(),
             workers=settings.workers,
             peer_limit=settings.peer_limit_count,
+            more=more,
         )
         self._throttle = Throttle(rates, shop.time.now_ms())
         self._running = False
@@ -267,7 +280,7 @@ class Crew:
 
     def _fetched(self, name: LinkName, number: int, count: int, size: int) -> None:
         self._throttle.spent(count, size, self._shop.time.now_ms())
-        self.roster.fetched(name, number)
+        self.roster.fetched(name, number, full=count >= self._settings.batch_count)
         self._hire()
 
     # ---------------------------------------------------------------- what is shown

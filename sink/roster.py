@@ -1,12 +1,12 @@
 """Who fetches next: slots of links, taken by a finite pool of workers. Pure; times come in.
 
 A link is one queue at one peer. It has a few slots, so that one can fetch while another pushes what it got; while the
-source has nothing, one of them waits there for all (`fetched` says that it found something). Of the slots that are
-due, the one that has rested longest goes first, so a busy link cannot starve the others. No peer gets more workers
-than its limit, so one that hangs holds its share and no more. When there are more links than workers, nobody waits at
-a source for long (`Turn.may_wait`): then delays favour the peers that have something. A link whose source fails is
-probed by one slot at a time; one whose changes this cluster did not store is not, since the slot that got them must
-say so soon.
+source has nothing, one of them waits there for all (`fetched` says that it found something). More of them work only
+while answers are full, so that there is more where they came from. Of the slots that are due, the one that has rested
+longest goes first, so a busy link cannot starve the others. No peer gets more workers than its limit, so one that
+hangs holds its share and no more. When there are more links than workers, nobody waits at a source for long
+(`Turn.may_wait`): then delays favour the peers that have something. A link whose source fails is probed by one slot
+at a time; one whose changes this cluster did not store is not, since the slot that got them must say so soon.
 
     resting -> fetching   taken: due, not suspended, not leaving, within the limits of pool and peer
     fetching -> pushing   it found something; the link is busy, and its other slots may go
@@ -47,8 +47,12 @@ class _Link:
     rested_since: list[int]
     fetching: set[int] = field(default_factory=set)
     pushing: set[int] = field(default_factory=set)
+    usual: int = 0
+    """Slots that may run while answers are not full."""
     busy: bool = False
     """Its last answer held something."""
+    full: bool = False
+    """It held as much as was asked for."""
     suspended: bool = False
     leaving: bool = False
     probing: bool = False
@@ -61,20 +65,27 @@ class _Link:
     def may_run(self) -> bool:
         if self.suspended or self.leaving or (self.probing and self.running):
             return False
-        return self.running < len(self.rested_since) and (self.busy or not self.fetching)
+        return self.running < self._slots() and (self.busy or not self.fetching)
 
     def demand(self) -> int:
         """Workers that it would keep busy if there were enough."""
         if self.suspended or self.leaving:
             return self.running
-        return max(self.running, len(self.rested_since) if self.busy and not self.probing else 1)
+        return max(self.running, self._slots() if self.busy and not self.probing else 1)
+
+    def _slots(self) -> int:
+        return len(self.rested_since) if self.full else self.usual
 
 
 class Roster:
     """The links of one node. Methods are told the time; none waits."""
 
-    def __init__(self, slots: int, delays: Delays, random: Random, *, workers: int, peer_limit: int = 0) -> None:
+    def __init__(
+        self, slots: int, delays: Delays, random: Random, *, workers: int, peer_limit: int = 0, more: int = 0
+    ) -> None:
+        """A link has `slots`, and so many `more` while its answers are full."""
         self._slots = slots
+        self._more = more
         self._delays = delays
         self._random = random
         self._turn = 0
@@ -89,7 +100,7 @@ class Roster:
         """A link begins, due at once; one that was leaving stays."""
         link = self._links.get(name)
         if link is None:
-            self._links[name] = _Link(Backoff(self._delays), 0, [0] * self._slots)
+            self._links[name] = _Link(Backoff(self._delays), 0, [0] * (self._slots + self._more), usual=self._slots)
         else:
             link.leaving = False
 
@@ -163,12 +174,13 @@ class Roster:
                 here += demand
         return total > self.workers or here > limit
 
-    def fetched(self, name: LinkName, slot: int) -> None:
-        """A fetching slot found something and pushes it now: the link's other slots may fetch meanwhile."""
+    def fetched(self, name: LinkName, slot: int, *, full: bool = False) -> None:
+        """A fetching slot found something and pushes it now: the link's other slots may fetch meanwhile. `full`: as
+        much as it asked for."""
         link = self._links[name]
         link.fetching.remove(slot)
         link.pushing.add(slot)
-        link.busy, link.probing = True, False
+        link.busy, link.full, link.probing = True, full, False
 
     def report(self, name: LinkName, slot: int, result: Result, now_ms: int, waited_ms: int) -> None:
         """The cycle of a taken slot is over."""
@@ -179,7 +191,7 @@ class Roster:
         link.rested_since[slot] = self._turn
         link.probing = result is Result.ERROR
         if result is Result.EMPTY or result is Result.ERROR:
-            link.busy = False
+            link.busy = link.full = False
         link.backoff = link.backoff.after(result, waited_ms)
         link.due_ms = now_ms + link.backoff.pause_ms(self._random)
 

@@ -224,6 +224,36 @@ def test_a_slot_whose_changes_were_not_stored_need_not_wait_for_the_others() -> 
     assert roster.take(10_000) is not None
 
 
+def test_more_slots_work_while_answers_are_full_and_no_longer() -> None:
+    """Small full batches come by more slots; once an answer is not full, the usual two go on."""
+    roster = Roster(2, Delays(10, 1_000), Random(1), workers=8, more=3)
+    roster.add(A)
+    slots = []
+    for full in (False, True, True, True, True):
+        turn = roster.take(0)
+        assert turn is not None
+        slots.append(turn.slot)
+        roster.fetched(A, turn.slot, full=full)
+        if not full:
+            second = roster.take(0)
+            assert second is not None
+            assert roster.take(0) is None, "two of them as a rule"
+            roster.report(A, second.slot, Result.ITEMS, 0, 0)
+    assert sorted(slots) == [0, 1, 2, 3, 4]
+    assert roster.take(0) is None, "all it has"
+    for slot in slots[:3]:
+        roster.report(A, slot, Result.ITEMS, 0, 0)
+    last = roster.take(0)
+    assert last is not None
+    roster.fetched(A, last.slot, full=False)
+    assert roster.take(0) is None
+    for slot in (*slots[3:], last.slot):
+        roster.report(A, slot, Result.ITEMS, 0, 0)
+    roster.take(0)
+    assert roster.take(0) is not None
+    assert roster.take(0) is None
+
+
 # ---------------------------------------------------------------- throttle
 
 
