@@ -6,27 +6,32 @@ is asked, since nearly all requests are theirs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from typing import Any, Final, Protocol
+
+import structlog
 
 from config.settings import LimitSettings
-from node.http.asgi import Face, Receive, Scope, Send
+from node.http.asgi import SMALL_BODY_BYTES, Face, Receive, Scope, Send, a_bug, shown_path
 from node.http.batch import BatchRoutes
 from node.http.health import add_health
 from node.http.lacking import lacking
 from node.http.listings import ListingRoutes
-from node.http.objects import ObjectRoutes
+from node.http.objects import ROUTE, Named, ObjectRoutes
 from node.http.old_forms import OldForms
 from node.http.openapi import add_openapi
 from node.http.program import program_version
 from node.http.queue_pushes import Pushing, QueuePushes
 from node.http.queues import ByReference, Fetching, QueueRoutes
 from node.http.riak_views import RiakViews, Sights
-from node.http.router import decode_segment
-from node.http.statuses import Refused
+from node.http.statuses import Refused, Reply
+from node.http.whole import Whole
+from repl.model.errors import IsthmusError
 from repl.model.keys import DEFAULT_BUCKET_TYPE
 from repl.model.ports import KeyValue, TimeSource
 from repl.telemetry import Sample
+
+log = structlog.get_logger(__name__)
 
 HELP: Final[Mapping[str, str]] = {
     "isthmus_http_requests_total": "Answers of the client face, by route, method and status; 499: the client left.",
@@ -72,15 +77,11 @@ class HttpFace(Face):
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See Face.answer: the object paths first, the router for all others."""
         parts = scope["raw_path"].split(b"/")
-        count = len(parts)
-        if count == 5 and parts[1] == b"buckets" and parts[3] == b"keys" and parts[4]:
-            await self._objects.answer(scope, receive, send, DEFAULT_BUCKET_TYPE, parts[2], parts[4])
-        elif count == 7 and parts[1] == b"types" and parts[3] == b"buckets" and parts[5] == b"keys" and parts[6]:
-            await self._objects.answer(scope, receive, send, decode_segment(parts[2]), parts[4], parts[6])
-        elif count == 4 and parts[1] == b"riak" and parts[3]:
-            await self._objects.answer(scope, receive, send, DEFAULT_BUCKET_TYPE, parts[2], parts[3])
+        named = _object_named(parts)
+        if named is not None:
+            await self._objects.answer(scope, receive, send, named)
         else:
-            if count > 2 and not parts[-1]:
+            if len(parts) > 2 and not parts[-1]:
                 # As in Riak, a slash at the end says nothing.
                 scope = {**scope, "raw_path": b"/".join(parts[:-1])}
             try:
@@ -88,6 +89,37 @@ class HttpFace(Face):
             except Refused as refused:
                 unanswered = refused.reason in ("unknown-path", "method-not-allowed")
                 raise (lacking(parts) if unanswered else None) or refused from None
+
+    def prompt(self, request: Whole) -> Coroutine[Any, Any, Reply] | None:
+        """See `quick.Prompt`: requests for objects, with a body that may be stored."""
+        named = _object_named(request.raw_path.split(b"/"))
+        if named is None or not self._objects.fits(len(request.body)):
+            return None
+        return self._prompt(request, named)
+
+    async def _prompt(self, request: Whole, named: Named) -> Reply:
+        method, raw_path, query_string, headers, body = request
+        try:
+            if self.guard is not None:
+                self.guard.check(method, raw_path, headers)
+            reply = await self._objects.reply(method, query_string, headers, body, named)
+        except IsthmusError as error:
+            return self.refused(error, method)
+        except Exception:
+            log.exception("http.bug", method=method, path=shown_path(raw_path))
+            return self.refused(a_bug(), method)
+        if len(reply.body) <= SMALL_BODY_BYTES:
+            self.counts.add(ROUTE, method, reply.status)
+        return reply
+
+    async def say(self, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
+        """See `quick.Prompt`."""
+        await self.told(self._say(reply, scope, send), scope, receive, send)
+
+    async def _say(self, reply: Reply, scope: Scope, send: Send) -> None:
+        await self.send_reply(scope, send, reply)
+        if len(reply.body) > SMALL_BODY_BYTES:
+            self.counts.add(ROUTE, scope["method"], reply.status)
 
     def stop(self) -> None:
         """The node is stopping: end long polls, so that they do not hold up the listener's drain."""
@@ -100,3 +132,17 @@ class HttpFace(Face):
         yield "isthmus_http_body_bytes", {}, self.budget.used_bytes
         yield "isthmus_http_fetches", {}, self._queues.running
         yield "isthmus_http_listings", {}, self._listings.running
+
+
+def _object_named(parts: list[bytes]) -> Named | None:
+    """The object that a path names, split at each "/"; None when it is another path."""
+    count = len(parts)
+    if count == 5:
+        if parts[1] == b"buckets" and parts[3] == b"keys" and parts[4]:
+            return DEFAULT_BUCKET_TYPE, parts[2], parts[4]
+    elif count == 4:
+        if parts[1] == b"riak" and parts[3]:
+            return DEFAULT_BUCKET_TYPE, parts[2], parts[3]
+    elif count == 7 and parts[1] == b"types" and parts[3] == b"buckets" and parts[5] == b"keys" and parts[6]:
+        return parts[2], parts[4], parts[6]
+    return None

@@ -85,6 +85,12 @@ class BodyBudget:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
 
+    def take(self, size: int) -> None:
+        """Count a body; the caller gives its size back when it is done with it. Raises Overloaded."""
+        if self.used_bytes + size > self.limit_bytes:
+            raise self.overloaded()
+        self.used_bytes += size
+
     def overloaded(self) -> Overloaded:
         """The refusal of a body for which there is no room now."""
         return Overloaded(f"this node holds {self.used_bytes} bytes of HTTP bodies, its limit is {self.limit_bytes}")
@@ -107,9 +113,7 @@ async def read_body(receive: Receive, declared: int, limit: int, limit_name: str
     size = len(body)
     if size > limit:
         raise _too_large(size, limit, limit_name)
-    if budget.used_bytes + size > budget.limit_bytes:
-        raise budget.overloaded()
-    budget.used_bytes += size
+    budget.take(size)
     return body
 
 
@@ -236,6 +240,11 @@ def text_reply(text: str, status: int = 200) -> Reply:
     return Reply(status, [(b"content-type", PLAIN)], text.encode())
 
 
+def a_bug() -> IsthmusError:
+    """What is said of an exception that nobody foresaw."""
+    return IsthmusError("a fault in this program, see its log; if this was a write, outcome=unknown")
+
+
 class RequestCounts(dict[tuple[str, str, int], int]):
     """Answers given, by (route, method, status)."""
 
@@ -257,23 +266,35 @@ class Face:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; raises only when the answer itself cannot be sent."""
+        await self.told(self._let_in(scope, receive, send), scope, receive, send)
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.guard is not None:
+            self.guard.check(scope["method"], scope["raw_path"], scope["headers"])
+        await self.answer(scope, receive, send)
+
+    async def told(self, work: Awaitable[None], scope: Scope, receive: Receive, send: Send) -> None:
+        """Await `work`, which answers the request; tell the client of the error in which it ends."""
         try:
-            if self.guard is not None:
-                self.guard.check(scope["method"], scope["raw_path"], scope["headers"])
-            await self.answer(scope, receive, send)
-        except IsthmusError as error:
-            await self._refuse(error, scope, send)
+            await work
         except Unread as unread:
             await self._refuse_unread(unread.error, scope, receive, send)
         except ClientGone:
             self.counts.add("other", scope["method"], 499)
         except asyncio.CancelledError:
             # The listener's drain is over: it has closed the connection, and this task ends here.
-            log.info("http.request_dropped", method=scope["method"], path=_shown(scope))
+            log.info("http.request_dropped", method=scope["method"], path=shown_path(scope["raw_path"]))
+        except IsthmusError as error:
+            await self.send_reply(scope, send, self.refused(error, scope["method"]))
         except Exception:
-            log.exception("http.bug", method=scope["method"], path=_shown(scope))
-            bug = IsthmusError("a fault in this program, see its log; if this was a write, outcome=unknown")
-            await self._refuse(bug, scope, send)
+            log.exception("http.bug", method=scope["method"], path=shown_path(scope["raw_path"]))
+            await self.send_reply(scope, send, self.refused(a_bug(), scope["method"]))
+
+    def refused(self, error: IsthmusError, method: str) -> Reply:
+        """The answer to a request that ended in `error`, counted."""
+        reply = self.refusal(error)
+        self.counts.add("refused", method, reply.status)
+        return reply
 
     def stop(self) -> None:
         """The node is stopping: end what waits for something to happen. Nothing here does; see HttpFace."""
@@ -322,15 +343,9 @@ class Face:
         """The answer that tells about `error`: one line of text, see `statuses`."""
         return refusal(error)
 
-    async def _refuse(self, error: IsthmusError, scope: Scope, send: Send) -> None:
-        reply = self.refusal(error)
-        self.counts.add("refused", scope["method"], reply.status)
-        await self.send_reply(scope, send, reply)
-
     async def _refuse_unread(self, error: IsthmusError, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse, throw away a bounded part of what still comes, close."""
-        reply = self.refusal(error)
-        self.counts.add("refused", scope["method"], reply.status)
+        reply = self.refused(error, scope["method"])
         headers = [*reply.headers, (b"content-length", b"%d" % len(reply.body)), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body, "more_body": True})
@@ -353,7 +368,7 @@ class Face:
             await send({"type": "http.response.body", "body": b""})
         except IsthmusError as error:
             # The status is out: returning without an end cuts the connection, which is the only honest sign left.
-            log.warning("http.stream_cut", path=_shown(scope), reason=error.reason, error=str(error))
+            log.warning("http.stream_cut", path=shown_path(scope["raw_path"]), reason=error.reason, error=str(error))
         finally:
             gone.cancel()
             await stream.close()
@@ -373,6 +388,6 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
-def _shown(scope: Scope) -> str:
-    path: bytes = scope["raw_path"]
-    return path[:200].decode("ascii", "backslashreplace")
+def shown_path(raw_path: bytes) -> str:
+    """A path as logs show it."""
+    return raw_path[:200].decode("ascii", "backslashreplace")

@@ -3,13 +3,14 @@
 uvicorn's protocol class parses and speaks HTTP; its server object, which would install signal handlers and raise
 captured signals again, is not used, so that two listeners share one loop and signals stay the daemon's. What uvicorn
 leaves unbounded is bounded here: head, framing, pipelining, and every wait for a client. Answers made here, before
-there is a request to hand on, have the form that `statuses` gives to all others. The story goes on in `listeners`.
+there is a request to hand on, have the form that `statuses` gives to all others. The story goes on in `quick`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from email.utils import formatdate
 from typing import Any, Final, Protocol
 
 from uvicorn.config import Config
@@ -45,6 +46,9 @@ FRAMING_PER_BYTE: Final = 16
 limit) it is padding that would fill memory or waste the parser."""
 
 
+Cycle = RequestResponseCycle
+
+
 class Application(Protocol):
     """What a listener serves: an ASGI application (`node.http.asgi.Face`) that can end its long waits."""
 
@@ -64,13 +68,19 @@ class SharedState(ServerState):
         self.head_limit_bytes = settings.header_limit_bytes
         self.body_timeout_s = settings.body_timeout_ms / 1000
         self.refused_count = 0
+        self.date_line = b""
         self.emptied: asyncio.Event | None = None
+        self.set_date(0)
+
+    def set_date(self, seconds: int) -> None:
+        """Let answers from now on bear the date of `seconds` since 1970."""
+        date = formatdate(seconds, usegmt=True).encode()
+        self.default_headers = [(b"date", date)]
+        self.date_line = b"date: %b\r\n" % date
 
 
-def connection_factory(
-    app: Application, state: SharedState, loop: asyncio.AbstractEventLoop
-) -> Callable[[], asyncio.Protocol]:
-    """What makes the connections of one listener; each serves `app`."""
+def loaded_config(app: Application) -> Config:
+    """What uvicorn is told of a listener that serves `app`."""
     config = Config(
         app,
         http=Connection,
@@ -83,7 +93,7 @@ def connection_factory(
         proxy_headers=False,
     )
     config.load()
-    return lambda: Connection(config, state, {}, loop)
+    return config
 
 
 def whole_refusal(fault: Refused, first: Sequence[tuple[bytes, bytes]] = ()) -> bytes:
@@ -295,12 +305,10 @@ class Connection(HttpToolsProtocol):
             return True
         if self.flow.write_paused:
             return False
-        parts = [STATUS_LINE[status]]
-        for name, value in self.server_state.default_headers:
-            parts += (name, b": ", value, b"\r\n")
+        parts = [STATUS_LINE[status], self.server_state.date_line]
         for name, value in headers:
             parts += (name, b": ", value, b"\r\n")
-        lines = 2 + len(self.server_state.default_headers) + len(headers)
+        lines = 3 + len(headers)
         if status not in _BODILESS:
             parts.append(b"content-length: %d\r\n" % len(body))
             lines += 1

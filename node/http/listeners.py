@@ -11,14 +11,14 @@ import errno
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from email.utils import formatdate
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import structlog
 
 from config.settings import Address, ListenSettings
-from node.http.connections import Application, Connection, SharedState, connection_factory, whole_refusal
+from node.http.connections import Application, Connection, SharedState, whole_refusal
+from node.http.quick import connection_factory
 from node.http.statuses import Refused
 from node.timesource import SystemTime
 from repl.model.errors import LocalFault
@@ -125,7 +125,7 @@ class Listener:
         self._server.start()
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._state.default_headers = [(b"date", formatdate(self._time.wall_ms() // 1000, usegmt=True).encode())]
+        self._state.set_date(self._time.wall_ms() // 1000)
         now_s = loop.time()
         for connection in list(self._state.connections):
             assert isinstance(connection, Connection)

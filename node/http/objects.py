@@ -15,7 +15,7 @@ from config.settings import LimitSettings
 from node.http.asgi import Face, Receive, Request, Scope, Send, read_body
 from node.http.conditional import read_condition
 from node.http.object_headers import ObjectHeaders, parse_headers, vclock_header
-from node.http.object_query import NO_QUERY, parse_object_query
+from node.http.object_query import NO_QUERY, ObjectQuery, parse_object_query
 from node.http.router import decode_segment, encode_segment, method_not_allowed
 from node.http.shown import NOT_FOUND, absent, show, show_if
 from node.http.statuses import Headers, Refused, Reply
@@ -35,6 +35,9 @@ _REPEATED: Final = (b"x-isthmus-repeated", b"true")
 
 Result = TypeVar("Result")
 
+Named = tuple[bytes, bytes, bytes]
+"""Bucket type, bucket and key as in the path, still encoded."""
+
 
 class ObjectRoutes:
     """The object routes of the client face."""
@@ -51,11 +54,38 @@ class ObjectRoutes:
         for prefix in ("/buckets/{bucket}/keys", "/types/{type}/buckets/{bucket}/keys", "/riak/{bucket}"):
             face.router.add("POST", prefix, self._create)
 
-    async def answer(
-        self, scope: Scope, receive: Receive, send: Send, bucket_type: bytes, bucket: bytes, key: bytes
-    ) -> None:
-        """One request for a key; bucket and key are as in the path, still encoded."""
+    async def answer(self, scope: Scope, receive: Receive, send: Send, named: Named) -> None:
+        """One request for a key, its body yet to come."""
         method: str = scope["method"]
+        reply = await self.reply(method, scope["query_string"], scope["headers"], receive, named)
+        await self._face.send_reply(scope, send, reply)
+        self._counts.add(ROUTE, method, reply.status)
+
+    async def reply(
+        self, method: str, query_string: bytes, headers: Headers, body: bytes | Receive, named: Named
+    ) -> Reply:
+        """The answer to one request for a key. `body` is what was received, or how to receive it; `named` as in the
+        path, still encoded. Waits for futures alone, so that it may run without a task (`quick`)."""
+        place = self._place(named)
+        query = parse_object_query(query_string) if query_string else NO_QUERY
+        if method == "PUT" or method == "POST":
+            return await self._put(place, query, headers, body)
+        if method == "GET" or method == "HEAD":
+            return await self._get(place, query, headers)
+        if method == "DELETE":
+            said = parse_headers(headers)
+            request = WriteRequest(place, TOMBSTONE, said.context, said.request_id, False, said.condition)
+            return _deleted(await self._write(request, query.timeout_s))
+        raise method_not_allowed(method, METHODS)
+
+    def fits(self, size: int) -> bool:
+        """True when a value of this size is within the limit."""
+        return size <= self._object_limit
+
+    def _place(self, named: Named) -> Key:
+        bucket_type, bucket, key = named
+        if b"%" in bucket_type or b"+" in bucket_type:
+            bucket_type = decode_segment(bucket_type)
         if b"%" in bucket or b"+" in bucket:
             bucket = decode_segment(bucket)
         if b"%" in key or b"+" in key:
@@ -63,52 +93,45 @@ class ObjectRoutes:
         limit = self._key_limit
         if not 0 < len(bucket) <= limit or not 0 < len(key) <= limit:
             raise self._bad_key()
-        place = Key(bucket_type, bucket, key)
-        query_string = scope["query_string"]
-        query = parse_object_query(query_string) if query_string else NO_QUERY
-        if method == "PUT" or method == "POST":
-            headers = parse_headers(scope["headers"])
-            _check_content_type(headers.content_type)
-            value = await read_body(
-                receive, headers.declared_bytes, self._object_limit, "limits.object_bytes", self._budget
-            )
-            try:
-                write = self._kv.write(
-                    WriteRequest(
-                        place,
-                        _content(value, headers),
-                        headers.context,
-                        headers.request_id,
-                        query.returnbody,
-                        headers.condition,
-                    )
-                )
-                timeout_s = query.timeout_s
-                written = await (write if timeout_s is None else self._within(timeout_s, write, OutcomeUnknown))
-            finally:
-                self._budget.used_bytes -= len(value)
-            if not query.returnbody:
-                reply = Reply(204, _written_headers(written))
-            else:
-                reply = await self._returned(place, written, scope["headers"])
-        elif method == "GET" or method == "HEAD":
-            condition = read_condition(scope["headers"])
-            get = self._kv.get(place, query.isolation)
-            payload = await (get if query.timeout_s is None else self._within(query.timeout_s, get, TimedOut))
-            if payload is None:
-                reply = NOT_FOUND
-            elif condition is None:
-                reply = show(payload, query.vtag, scope["headers"])
-            else:
-                reply = show_if(condition, payload, query.vtag, scope["headers"], self._time.wall_ms() // 1000)
-        elif method == "DELETE":
-            headers = parse_headers(scope["headers"])
-            request = WriteRequest(place, TOMBSTONE, headers.context, headers.request_id, False, headers.condition)
-            reply = _deleted(await self._write(request, query.timeout_s))
+        return Key(bucket_type, bucket, key)
+
+    async def _put(self, place: Key, query: ObjectQuery, raw_headers: Headers, body: bytes | Receive) -> Reply:
+        headers = parse_headers(raw_headers)
+        _check_content_type(headers.content_type)
+        budget = self._budget
+        if isinstance(body, bytes):
+            value = body
+            budget.take(len(value))
         else:
-            raise method_not_allowed(method, METHODS)
-        await self._face.send_reply(scope, send, reply)
-        self._counts.add(ROUTE, method, reply.status)
+            limit = self._object_limit
+            value = await read_body(body, headers.declared_bytes, limit, "limits.object_bytes", budget)
+        try:
+            written = await self._write(
+                WriteRequest(
+                    place,
+                    _content(value, headers),
+                    headers.context,
+                    headers.request_id,
+                    query.returnbody,
+                    headers.condition,
+                ),
+                query.timeout_s,
+            )
+        finally:
+            budget.used_bytes -= len(value)
+        if not query.returnbody:
+            return Reply(204, _written_headers(written))
+        return await self._returned(place, written, raw_headers)
+
+    async def _get(self, place: Key, query: ObjectQuery, raw_headers: Headers) -> Reply:
+        condition = read_condition(raw_headers)
+        get = self._kv.get(place, query.isolation)
+        payload = await (get if query.timeout_s is None else self._within(query.timeout_s, get, TimedOut))
+        if payload is None:
+            return NOT_FOUND
+        if condition is None:
+            return show(payload, query.vtag, raw_headers)
+        return show_if(condition, payload, query.vtag, raw_headers, self._time.wall_ms() // 1000)
 
     async def _create(self, request: Request) -> Reply:
         """POST to .../keys: a write under a key made here; 201 and its Location."""

@@ -1,0 +1,146 @@
+"""Connections of the client face: the usual request is answered at once, by no task and in no ASGI message.
+
+A request that arrived whole (`whole`) while nothing else is under way on its connection, and that the application
+answers with a coroutine of its own (`Prompt.prompt`), is worked on in the same turn: the coroutine runs as far as it
+can, goes on when what it waits for is done, and its answer is written in one piece. What decides about the request is
+the same as for all others. Whatever is not so goes through the parser and ASGI, in `connections`, as if this room were
+not there; so does what arrives on the connection meanwhile, and an answer that has to wait for its reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, cast, runtime_checkable
+
+import structlog
+
+from node.http.asgi import SMALL_BODY_BYTES, Receive, Scope, Send, shown_path
+from node.http.connections import (
+    Application,
+    Connection,
+    Cycle,
+    SharedState,
+    loaded_config,
+)
+from node.http.statuses import Reply
+from node.http.whole import Whole, read_whole
+
+log = structlog.get_logger(__name__)
+
+
+@runtime_checkable
+class Prompt(Application, Protocol):
+    """An application that answers some requests by a coroutine, without ASGI (`node.http.app.HttpFace`)."""
+
+    def prompt(self, request: Whole) -> Coroutine[Any, Any, Reply] | None:
+        """What makes the answer; None: ask by ASGI. The coroutine raises nothing but CancelledError, and as it runs in
+        no task it may await futures alone, not call what asks for the current task (`asyncio.timeout`)."""
+
+    async def say(self, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send an answer that `prompt` made by ASGI's messages."""
+
+
+def connection_factory(
+    app: Application, state: SharedState, loop: asyncio.AbstractEventLoop
+) -> Callable[[], asyncio.Protocol]:
+    """What makes the connections of one listener; each serves `app`."""
+    config = loaded_config(app)
+    if isinstance(app, Prompt):
+        return lambda: QuickConnection(app, config, state, {}, loop)
+    return lambda: Connection(config, state, {}, loop)
+
+
+class QuickConnection(Connection):
+    """See above."""
+
+    def __init__(self, prompt: Prompt, *uvicorns: Any) -> None:
+        super().__init__(*uvicorns)
+        self._prompt = prompt
+        self._work: Coroutine[Any, Any, Reply] | None = None
+        self._asked: Whole | None = None
+        self._quick: Cycle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        if not (self._work is not None or self._in_head or self._in_body or self._broken or self._too_many):
+            running = self._running
+            if (running is None or running.response_complete) and not self.flow.write_paused:
+                request = read_whole(data, self._head_limit)
+                if request is not None and not self.transport.is_closing():
+                    work = self._prompt.prompt(request)
+                    if work is not None:
+                        self._begin(request, work)
+                        return
+        super().data_received(data)
+
+    def _new_cycle(self, scope: dict[str, Any]) -> Cycle:
+        """A request that did not come by the parser."""
+        return Cycle(
+            scope=cast(Any, scope),
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=True,
+            on_response=self.on_response_complete,
+        )
+
+    def _begin(self, request: Whole, work: Coroutine[Any, Any, Reply]) -> None:
+        quick = self._quick
+        if quick is None:
+            quick = self._quick = self._new_cycle({})
+        quick.response_started = quick.response_complete = False
+        self.cycle = self._running = quick
+        self._asked = request
+        self._work = work
+        self._go_on()
+
+    def _go_on(self, waited: asyncio.Future[Any] | None = None) -> None:
+        """Run the coroutine until it waits again, or is done."""
+        if waited is not None:
+            self.tasks.discard(waited)
+        work, asked = self._work, self._asked
+        assert work is not None
+        assert asked is not None
+        try:
+            waits: asyncio.Future[Any] | None = work.send(None)
+        except StopIteration as end:
+            self._work = None
+            self._answer(end.value)
+        except asyncio.CancelledError:
+            # The listener's drain is over: it has closed the connection, and the request ends here.
+            self._work = None
+            log.info("http.request_dropped", method=asked.method, path=shown_path(asked.raw_path))
+        else:
+            if waits is None:
+                self.loop.call_soon(self._go_on)
+            else:
+                waits._asyncio_future_blocking = False  # as a task does that takes it over
+                waits.add_done_callback(self._go_on)
+                self.tasks.add(waits)  # type: ignore[arg-type]
+
+    def _answer(self, reply: Reply) -> None:
+        asked, self._asked = self._asked, None
+        assert asked is not None
+        status, headers, body = reply
+        if len(body) > SMALL_BODY_BYTES or not self.reply(status, headers, body, head=asked.method == "HEAD"):
+            self._say(asked, reply)
+
+    def _say(self, asked: Whole, reply: Reply) -> None:
+        """The long way out: by ASGI's messages, as the client reads."""
+
+        async def say(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._prompt.say(reply, scope, receive, send)
+
+        quick = self._quick
+        assert quick is not None
+        cycle = self._new_cycle({"method": asked.method, "raw_path": asked.raw_path, "headers": asked.headers})
+        cycle.keep_alive = quick.keep_alive
+        cycle.disconnected = quick.disconnected
+        cycle.more_body = False
+        self.cycle = cycle
+        self._start_asgi_task(cycle, say)
