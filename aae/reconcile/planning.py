@@ -6,6 +6,7 @@ tasks are told. Trees are compared twice, and what differs only once was on its 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import sleep
 from typing import Any, Final, NamedTuple
 
@@ -34,7 +35,8 @@ CONFIRM_S: Final = 0.5
 
 class Planned(NamedTuple):
     """`mode` is "trees" or "full", `why` says how it came to it; `segments` are to be looked at, of `covered` that a
-    verdict is for: those that trees found equal count as looked at. `clusters` are both uuids, in hexadecimal."""
+    verdict is for: those that trees found equal count as looked at. `clusters` are both uuids, in hexadecimal;
+    `rows` those of the larger side in all segments, about, None when not all partitions tell."""
 
     mode: str
     why: str
@@ -43,6 +45,13 @@ class Planned(NamedTuple):
     clusters: tuple[str, str]
     chunks: tuple[Chunk, ...]
     as_of: list[Any]
+    rows: int | None = None
+
+    def narrowed(self, chunks: Sequence[Chunk]) -> int | None:
+        """Rows of a side in chunks that trees have named, about; None when nobody knows, or everything is read."""
+        if self.rows is None or self.mode != "trees":
+            return None
+        return -(-self.rows * sum(chunk.segments for chunk in chunks) // SEGMENT_COUNT)
 
     def to_json(self) -> dict[str, Any]:
         """As a document."""
@@ -63,6 +72,7 @@ def planned(left: SideSpec, right: SideSpec, full: bool, sample: float, tasks: i
     clusters = (plans[0].cluster.hex(), plans[1].cluster.hex())
     as_of_both = [as_of(plan) for plan in plans]
     sides = [side._replace(cluster=plan.cluster) for side, plan in zip((left, right), plans, strict=True)]
+    rows = max(map(_rows, plans)) if all(map(_all_tell, plans)) else None
     why = "all was asked for"
     if not full:
         try:
@@ -74,10 +84,10 @@ def planned(left: SideSpec, right: SideSpec, full: bool, sample: float, tasks: i
             chunks = tuple(Chunk(at, tuple(runs_of(part))) for at, part in enumerate(parts))
             why = "trees are equal" if not segments else "trees differ there"
             covered = round(SEGMENT_COUNT * sample)
-            return Planned("trees", why, len(segments), covered, clusters, chunks, as_of_both)
+            return Planned("trees", why, len(segments), covered, clusters, chunks, as_of_both, rows)
     chunks = _everything(max(map(_rows, plans)), sample, tasks)
     count = sum(chunk.segments for chunk in chunks)
-    return Planned("full", why, count, count, clusters, chunks, as_of_both)
+    return Planned("full", why, count, count, clusters, chunks, as_of_both, rows)
 
 
 def as_of(plan: Plan) -> dict[str, Any]:
@@ -90,7 +100,12 @@ def as_of(plan: Plan) -> dict[str, Any]:
 
 
 def _rows(plan: Plan) -> int:
+    """As far as its partitions tell."""
     return sum(one.rows_estimate or 0 for one in plan.partitions)
+
+
+def _all_tell(plan: Plan) -> bool:
+    return all(one.rows_estimate is not None for one in plan.partitions if one.first < one.end)
 
 
 def _everything(rows: int, sample: float, tasks: int) -> tuple[Chunk, ...]:

