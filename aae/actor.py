@@ -16,10 +16,12 @@ from aae.agreement import Agreement
 from aae.alarm import SchedulerAlarm
 from aae.check import Checker, Repairs
 from aae.healing import Gaps, Healing
-from aae.keeping import Copy, State, Trees
+from aae.keeping import Trees
+from aae.kept import Copy, State
 from aae.local import Handler, Led, LocalTrees
 from aae.manager import Manager
 from aae.memory import Memory
+from aae.mending import Mending
 from aae.peers import PeerTrees
 from aae.row_audit import RowAudit
 from aae.whole import Members, WholeTrees
@@ -42,7 +44,9 @@ class FullSync:
         led: Callable[[bytes], Sequence[Led]],
         members: Members,
         followed: Callable[[], Iterable[tuple[int, tuple[str, ...]]]],
+        in_sync: Callable[[int], Sequence[str]],
         request: Callable[[str, str, bytes, int], Awaitable[bytes]],
+        mend: Callable[[int, bytes, bytes | None, int], Awaitable[bool]],
         time: TimeSource,
         read_pool: Executor,
         settings: Sequence[FullSyncSettings],
@@ -54,14 +58,19 @@ class FullSync:
         tree_rebuild_ms: int,
     ) -> None:
         """`directory` is the node's data directory: saved trees lie in a folder of it, and what is remembered of
-        checks. `access_to` tells how to come in at another cluster; the rest as `aae.keeping`, `aae.local`, `aae.whole`
-        and `aae.manager` want it."""
+        checks. `access_to` tells how to come in at another cluster; the rest as `aae.keeping`, `aae.local`,
+        `aae.whole`, `aae.mending` (`in_sync`, `mend`) and `aae.manager` want it."""
         self._time = time
         self.trees = Trees(store, directory=directory / "trees", copies=copies, time=time, rebuild_ms=tree_rebuild_ms)
-        self.audit = RowAudit(self.trees, store, copies=copies, pool=read_pool)
+        self.mending = Mending(
+            store, others=in_sync, request=request, mend=mend, leaf_of=self.trees.leaf, pool=read_pool
+        )
+        self.mending.on_mended = self.trees.doubt
+        self.audit = RowAudit(self.trees, store, mending=self.mending, copies=copies, pool=read_pool)
+        self.trees.on_wrong = self.audit.wrong
         self.local = LocalTrees(self.trees, store, led=led, read_pool=read_pool, suspect=self.audit.suspect)
         self.whole = WholeTrees(self.local, members, request)
-        self.agreement = Agreement(self.trees, store, led=followed, request=request)
+        self.agreement = Agreement(self.trees, store, mending=self.mending, led=followed, request=request)
         chance = Random()  # noqa: S311 - the order of checks is no secret
 
         def checker_of(peer: FullSyncSettings) -> Checker:
@@ -89,7 +98,8 @@ class FullSync:
 
     def request_handlers(self) -> dict[str, Handler]:
         """What other nodes may ask of this one, by method."""
-        return {**self.local.request_handlers(), **self.agreement.request_handlers()}
+        parts = (self.local, self.agreement, self.mending)
+        return {method: handler for part in parts for method, handler in part.request_handlers().items()}
 
     def start(self) -> None:
         """Before anything is applied: take the saved trees, begin to build the others. Raises LocalFault."""
@@ -116,7 +126,8 @@ class FullSync:
     def metrics(self) -> list[Sample]:
         """For Prometheus."""
         audited: Sample = ("isthmus_tree_rows_audited_total", {}, self.audit.rows_total)
-        return [*self.trees.metrics(), audited, *listing.samples(self.manager, self._time.wall_ms())]
+        own = [*self.trees.metrics(), audited, *self.mending.metrics()]
+        return [*own, *listing.samples(self.manager, self._time.wall_ms())]
 
     def status(self) -> dict[str, str]:
         """The actor's state and why: shown as `idle: not configured`."""

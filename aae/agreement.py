@@ -2,7 +2,8 @@
 
 The leader notes its tree as it is now; a follower, which is behind or level, answers with its own when it has applied
 just as much. A branch that differs is asked for again leaf by leaf; each segment that differs is an alarm with its
-keys, since replicas that applied the same log have the same rows, or something is broken. An answer that does not come
+keys, since replicas that applied the same log have the same rows, or something is broken; and whose row is damaged
+mends it (`aae.mending`). An answer that does not come
 is no alarm: the partition is asked for again in its next turn. Rules: docs/protocol.md I-TREE.
 """
 
@@ -17,6 +18,7 @@ import msgpack
 import structlog
 
 from aae.keeping import Trees
+from aae.mending import Mending
 from aae.tree import BRANCH_COUNT, LEAF_BITS, LEAF_COUNT, Hashes, differing, hashes_from_wire, hashes_to_wire
 from repl.model.errors import CodecError, IsthmusError, NotReady
 from repl.store.port import Store
@@ -50,11 +52,13 @@ class Agreement:
         trees: Trees,
         store: Store,
         *,
+        mending: Mending,
         led: Callable[[], Iterable[tuple[int, tuple[str, ...]]]],
         request: Callable[[str, str, bytes, int], Awaitable[bytes]],
     ) -> None:
         self._trees = trees
         self._store = store
+        self._mending = mending
         self._led = led
         self._request = request
         self._task: asyncio.Task[None] | None = None
@@ -98,7 +102,11 @@ class Agreement:
                 return True
             for branch in branches[:BRANCHES_MAX]:
                 leaves = await self._differing(partition, node, branch)
-                self._alarm(partition, node, [(branch << LEAF_BITS) + leaf for leaf in leaves or ()])
+                segments = [(branch << LEAF_BITS) + leaf for leaf in leaves or ()]
+                self._alarm(partition, node, segments)
+                for segment in segments[:BRANCHES_MAX]:  # each mends what is damaged of its own
+                    await self._mending.segment(partition, segment)
+                    await self._mending.look_at(node, partition, segment)
         except IsthmusError as error:
             log.debug("trees.not_compared", partition=partition, with_node=node, error=str(error))
             return None

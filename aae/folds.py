@@ -25,6 +25,7 @@ from repl.model.errors import Corruption, IsthmusError, NotLeader, Overloaded
 from repl.model.keys import Key, key_hash, segment_of
 from repl.store.port import Snapshot, Store
 from repl.store.rows import bucket_head
+from repl.store.transfer import offset_seen
 
 ROWS_MAX: Final = 20_000
 """Rows that one page reads at most: about 50 ms of a core."""
@@ -53,7 +54,7 @@ class Kind(StrEnum):
     ERASE_KEYS = "erase-keys"
 
 
-ACTS: Final = frozenset({Kind.REPL_KEYS, Kind.REAP_TOMBS, Kind.ERASE_KEYS})
+ACTS: Final = frozenset({Kind.REPL_KEYS, Kind.REPAIR_KEYS, Kind.REAP_TOMBS, Kind.ERASE_KEYS})
 """Kinds that change something, and so can be tried dry first."""
 
 
@@ -128,6 +129,9 @@ class Hands(Protocol):
     async def reap(self, keys: Sequence[Key]) -> tuple[int, Counter[str]]:
         """Take tombstones away, where every queue has passed them."""
 
+    async def mend(self, partition: int, keys: Sequence[tuple[bytes, bytes]]) -> tuple[int, Counter[str]]:
+        """Fetch the damaged rows of these (bucket, key) again, from another replica."""
+
     async def erase(self, keys: Sequence[tuple[Key, bytes]]) -> tuple[int, Counter[str]]:
         """Delete keys, each with the clock that was found: what was written since stays, as a sibling."""
 
@@ -159,13 +163,15 @@ class Folds:
         if asked.kind is Kind.REPL_KEYS:
             await self._hands.push(asked.queue, ())  # a queue that is not there is told of at once, and dry, too
         page, rows = await self._in_turn(place, asked)
-        if asked.dry or not rows:
+        if asked.dry or not (rows or page.found):
             return page
         keys = [Key(bucket_type, found.bucket, found.key) for found, _ in rows]
         acting: Awaitable[tuple[int, Counter[str]]]
         match asked.kind:
             case Kind.REPL_KEYS:
                 acting = self._hands.push(asked.queue, keys)
+            case Kind.REPAIR_KEYS:
+                acting = self._hands.mend(partition, [(found.bucket, found.key) for found in page.found])
             case Kind.REAP_TOMBS:
                 acting = self._hands.reap(keys)
             case Kind.ERASE_KEYS:
@@ -201,6 +207,10 @@ class Folds:
                     break
                 last = place
                 page.scanned += 1
+                if asked.kind is Kind.REPAIR_KEYS and offset_seen(data) is None:
+                    page.matched += 1
+                    page.found.append(Found(bucket, key, 0, 0, 0, "its key row cannot be read"))
+                    continue
                 row = _row(bucket, key, data)
                 if _within(asked.scope, bucket, key, row):
                     self._take(asked, page, acts, snapshot, bucket, key, row)

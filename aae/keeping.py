@@ -14,21 +14,19 @@ import asyncio
 import time as clock
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import count
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 
 from aae.building import Build, first_rebuild_ms
 from aae.files import forget_trees, save_tree, take_tree
+from aae.kept import Capture, Copy, Kept, Mismatch, State
 from aae.pace import Pace
-from aae.tree import Hashes, Tree
+from aae.tree import LEAF_BITS, LEAF_COUNT, Hashes, Tree
 from repl.model.entry import Entry
 from repl.model.errors import IsthmusError, LocalFault, Overloaded
-from repl.model.keys import SEGMENT_COUNT
 from repl.model.ports import TimeSource
 from repl.store.port import Store
 from repl.telemetry import Sample
@@ -36,7 +34,11 @@ from repl.telemetry import Sample
 log = structlog.get_logger(__name__)
 
 RETRY_MS: Final = 30_000
-"""Pause before a build that failed is tried again."""
+RETRY_MS_MAX: Final = 1_800_000
+"""Pause before a build that failed is tried again, doubled each time: what it cannot read seldom mends itself."""
+
+HOLD_MS: Final = 60_000
+"""How long the build of a tree that was doubted waits at most until somebody has tried to mend the rows."""
 
 LOOK_MS: Final = 500
 """How often it is looked for copies that are new, gone, or in need of a tree."""
@@ -53,75 +55,9 @@ HELP: Final[Mapping[str, str]] = {
     "isthmus_tree_builds_total": "Trees built from the key store.",
     "isthmus_tree_build_keys_total": "Key rows read by builds.",
     "isthmus_tree_build_seconds_total": "Time that builds took, rests included.",
+    "isthmus_tree_rows_mended_total": "Damaged rows that were fetched again, or made from their object.",
     "isthmus_tree_mismatches_total": "Segments in which a tree was not its key store's fold, or not its leader's.",
 }
-
-
-class State(StrEnum):
-    """Of one copy's tree. Only `ready` answers."""
-
-    READY = "ready"
-    REBUILDING = "rebuilding"
-    WAITING = "waiting"
-
-
-class Copy(NamedTuple):
-    """A copy on this node as the runtime has it. Not `whole`: rows are still to come from the leader, or are written
-    again after a power loss; then it has no tree."""
-
-    partition: int
-    bucket_type: bytes
-    gen: int
-    applied: int
-    whole: bool
-    segments: tuple[int, int] = (0, SEGMENT_COUNT)
-    """Those of its partition: [first, end)."""
-
-
-class Mismatch(NamedTuple):
-    """An alarm: a tree that was not what it should be, found at `wall_ms`. `against`: `key store`, or the node whose
-    tree was another one at the same offset."""
-
-    partition: int
-    segment: int
-    offset: int
-    against: str
-    wall_ms: int
-
-
-class _Capture(NamedTuple):
-    """Somebody wants to know the tree at an offset that is still to come."""
-
-    offset: int
-    number: int
-    branch: int | None
-    future: asyncio.Future[Hashes | None]
-
-
-@dataclass(slots=True)
-class Kept:
-    """One copy's tree. `tree` is of the rows below `offset`; None when there is none that could be believed."""
-
-    bucket_type: bytes
-    gen: int
-    tree: Tree | None
-    offset: int
-    build: Build | None = None
-    captures: list[_Capture] = field(default_factory=list)
-    reason: str = ""
-    retry_at_ms: int = 0
-    built_ms: int | None = None
-    """Wall clock of the newest build; None: never, it was empty or saved."""
-    again_at_ms: int | None = None
-    """When it is built anew by itself; None: not known yet."""
-    segments: tuple[int, int] = (0, SEGMENT_COUNT)
-
-    @property
-    def state(self) -> State:
-        """Ready also while a successor is built."""
-        if self.tree is not None:
-            return State.READY
-        return State.REBUILDING if self.build is not None else State.WAITING
 
 
 class Trees:
@@ -150,6 +86,9 @@ class Trees:
         self._wanted: set[int] = set()
         self._stopping = False
         self._numbers = count()
+        self.on_wrong: Callable[[int, Mapping[int, int]], None] = lambda _partition, _leaves: None
+        """A tree that was built is not the one that it replaces: segments, and what their rows should add up to. Or,
+        with none, a tree cannot be built from the rows that are there, told at each try."""
         self.kept: dict[int, Kept] = {}
         self.mismatches: list[Mismatch] = []
         self.mismatches_total = 0
@@ -226,7 +165,7 @@ class Trees:
             self._answer(kept, capture)
         return entries
 
-    def _answer(self, kept: Kept, capture: _Capture) -> None:
+    def _answer(self, kept: Kept, capture: Capture) -> None:
         if not capture.future.done():
             tree = kept.tree
             hashes = None
@@ -242,7 +181,7 @@ class Trees:
         if kept is None or kept.offset > offset:
             future.set_result(None)
             return future
-        capture = _Capture(offset, next(self._numbers), branch, future)
+        capture = Capture(offset, next(self._numbers), branch, future)
         if kept.offset == offset:
             self._answer(kept, capture)
             return future
@@ -273,11 +212,15 @@ class Trees:
         self._wake.set()
         return found
 
-    def doubt(self, partition: int) -> None:
-        """A tree that is not what its rows say: it serves no more, and is built anew at once."""
+    def doubt(self, partition: int, until_mended: str = "") -> None:
+        """A tree that is not what its rows say: it serves no more, and is built anew at once, or, with a reason why
+        it waits, when it is doubted again without one, HOLD_MS at most."""
         kept = self.kept.get(partition)
-        if kept is not None and kept.tree is not None:
-            kept.tree, kept.reason = None, ""
+        if kept is not None:
+            kept.tree, kept.reason = None, until_mended
+            kept.retry_at_ms = self._time.now_ms() + HOLD_MS if until_mended else 0
+            if kept.build is not None:
+                kept.build.valid = False
             self._wake.set()
 
     async def _run(self) -> None:
@@ -344,9 +287,7 @@ class Trees:
             )
         except IsthmusError as error:
             kept.build = None
-            kept.reason = f"cannot be built: {error}"
-            kept.retry_at_ms = self._time.now_ms() + RETRY_MS
-            log.error("trees.build_failed", partition=partition, error=str(error))
+            self._failed(partition, kept, error)
             return
         while kept.offset < offset and self._still(partition, kept, build):
             build.heard.clear()  # the snapshot has what is still on its way to the loop
@@ -366,8 +307,22 @@ class Trees:
         if kept.tree is not None:
             found = kept.tree.differing_leaves(tree)
             self.alarm(partition, [segment for segment, _, _ in found], kept.offset, "key store")
+            if found:
+                self.on_wrong(partition, {segment: int(leaf) for segment, leaf, _ in found[:MISMATCHES_KEPT]})
         kept.tree, kept.reason, kept.built_ms = tree, "", self._time.wall_ms()
+        kept.failures, kept.failed_by = 0, ""
         log.info("trees.built", partition=partition, keys=build.keys, seconds=round(seconds, 3))
+
+    def _failed(self, partition: int, kept: Kept, error: IsthmusError) -> None:
+        """It is told of once, until the reason is another one or a build has succeeded; status and metrics show it."""
+        why = f"cannot be built: {error}"
+        pause_ms = min(RETRY_MS << min(kept.failures, 16), RETRY_MS_MAX)
+        if why != kept.failed_by:
+            log.error("trees.build_failed", partition=partition, error=str(error), again_in_s=pause_ms // 1000)
+        kept.failures += 1
+        kept.reason = kept.failed_by = why
+        kept.retry_at_ms = self._time.now_ms() + pause_ms
+        self.on_wrong(partition, {})
 
     def _still(self, partition: int, kept: Kept, build: Build) -> bool:
         return not self._stopping and build.valid and self.kept.get(partition) is kept
@@ -385,6 +340,13 @@ class Trees:
         log.error(
             "trees.mismatch", partition=partition, against=against, segments=list(segments[:10]), count=len(segments)
         )
+
+    def leaf(self, partition: int, segment: int) -> int | None:
+        """What the rows of a segment should add up to; None without a tree."""
+        kept = self.kept.get(partition)
+        if kept is None or kept.tree is None:
+            return None
+        return int(kept.tree.leaves(segment >> LEAF_BITS)[segment & (LEAF_COUNT - 1)])
 
     def metrics(self) -> list[Sample]:
         """For Prometheus."""

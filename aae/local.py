@@ -18,7 +18,8 @@ import numpy as np
 
 from aae import wire
 from aae.compare import Row
-from aae.keeping import Kept, Trees
+from aae.keeping import Trees
+from aae.kept import Kept
 from aae.tree import BRANCH_COUNT, LEAF_COUNT, Hashes
 from aae.wire import ClocksAsked, HashesTold, LeavesAsked, RootsAsked, RowsTold, Standing
 from repl.model.entry import decode_key_row

@@ -3,9 +3,10 @@
 A tree is kept by what apply changes, the key store by what it stores: if a row was damaged afterwards, the tree is
 still right, and two clusters whose trees are equal are called in sync. So rows are read again and folded, some
 thousands at a time, the next ones in the next round; and soon the segments that an exchange has asked for. A segment
-whose fold is not its leaf, while neither changes, is an alarm that names its keys. The tree is then built anew from the
-rows as they are: meanwhile nothing is proven by it, and afterwards exchanges and replicas see the damaged row as a
-difference. When each tree is built anew anyhow is `aae.keeping`'s affair. Rules: docs/protocol.md I-TREE.
+whose fold is not its leaf, while neither changes, is an alarm that names its keys. Its damaged rows are fetched again
+(`aae.mending`), and the tree is built anew from the rows as they are then: meanwhile nothing is proven by it, and
+afterwards exchanges and replicas see a row that could not be mended as a difference. When each tree is built anew
+anyhow is `aae.keeping`'s affair. Rules: docs/protocol.md I-TREE.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ import structlog
 from xxhash import xxh64_intdigest
 
 from aae.building import SLICE_BYTES, SLICE_ROWS
-from aae.keeping import Copy, Kept, Trees
+from aae.keeping import Trees
+from aae.kept import Copy, Kept
+from aae.mending import Mending
 from aae.row_leaves import changes_of_page, leaf_of_row
 from aae.tree import LEAF_BITS, LEAF_COUNT, Tree
 from repl.model.entry import decode_key_row
@@ -49,6 +52,9 @@ TOLD_S: Final = 0.5
 SUSPECTS_MAX: Final = 256
 """Segments that wait for a turn of their own; what an exchange asks for beyond that is left to the rounds."""
 
+MENDED_FIRST: Final = "damaged rows are fetched again"
+"""Why a tree waits to be built."""
+
 KEYS_NAMED: Final = 5
 """Keys of a segment that are named in the log."""
 
@@ -56,14 +62,24 @@ KEYS_NAMED: Final = 5
 class RowAudit:
     """Reads and compares, one copy at a time. Methods belong to the event loop; rows are read in `pool`."""
 
-    def __init__(self, trees: Trees, store: Store, *, copies: Callable[[], Iterable[Copy]], pool: Executor) -> None:
+    def __init__(
+        self,
+        trees: Trees,
+        store: Store,
+        *,
+        mending: Mending,
+        copies: Callable[[], Iterable[Copy]],
+        pool: Executor,
+    ) -> None:
         """`copies()` tells what is on this node, as `aae.keeping` wants it."""
+        self._mending = mending
         self._copies = copies
         self._trees = trees
         self._store = store
         self._pool = pool
         self._next: dict[int, int] = {}
         self._suspects: dict[tuple[int, int], None] = {}
+        self._wrong: dict[int, dict[int, int]] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
@@ -87,6 +103,12 @@ class RowAudit:
         for segment in islice(segments, SUSPECTS_MAX - len(self._suspects)):
             self._suspects[partition, segment] = None
             self._wake.set()
+
+    def wrong(self, partition: int, leaves: Mapping[int, int]) -> None:
+        """Have the rows of these segments mended, which should add up to these leaves; with none those that cannot be
+        read, from which no tree can be built."""
+        self._wrong.setdefault(partition, {}).update(leaves)
+        self._wake.set()
 
     async def _run(self) -> None:
         while True:
@@ -114,6 +136,8 @@ class RowAudit:
             except TimeoutError:
                 return
             self._wake.clear()
+            while self._wrong:
+                await self._kept_alive(self._mend(*self._wrong.popitem()))
             await self._kept_alive(self.look_at_suspects())
 
     async def look_at_suspects(self) -> list[int]:
@@ -134,7 +158,7 @@ class RowAudit:
         try:
             tree, end = await loop.run_in_executor(self._pool, self._stretch, partition, first, kept.segments)
         except IsthmusError as error:
-            self._unreadable(partition, error)
+            await self._unreadable(partition, error)
             return []
         self._next[partition] = 0 if end >= SEGMENT_COUNT else end
         serving: Tree | None = kept.tree
@@ -187,7 +211,7 @@ class RowAudit:
             leaves, told = _leaves(tree, segments), kept.offset
             after, _ = await loop.run_in_executor(self._pool, self._folds, partition, segments)
         except Corruption as error:
-            self._unreadable(partition, error)
+            await self._unreadable(partition, error)
             return []
         except IsthmusError as error:
             log.info("trees.audit_put_off", partition=partition, error=str(error))
@@ -203,7 +227,7 @@ class RowAudit:
             if before[segment] == after[segment] != leaf == leaves[segment]
         ]
         if wrong:
-            await self._alarm(partition, kept, wrong)
+            await self._alarm(partition, kept, {segment: leaves[segment] for segment in wrong})
         return wrong
 
     def _folds(self, partition: int, segments: Sequence[int]) -> tuple[dict[int, int], int]:
@@ -216,12 +240,16 @@ class RowAudit:
                         found[segment] ^= leaf_of_row(bucket, key, row)
             return found, snapshot.end.offset
 
-    async def _alarm(self, partition: int, kept: Kept, wrong: Sequence[int]) -> None:
+    async def _alarm(self, partition: int, kept: Kept, wrong: Mapping[int, int]) -> None:
+        """`wrong`: segments, each with what its rows should add up to."""
         loop = asyncio.get_running_loop()
-        for segment in wrong[:KEYS_NAMED]:
+        for segment in islice(wrong, KEYS_NAMED):
             names, damaged = await loop.run_in_executor(self._pool, self._named, partition, segment)
             log.error("trees.rows_are_wrong", partition=partition, segment=segment, keys=names, damaged=damaged)
-        self._trees.alarm(partition, wrong, kept.offset, "key rows")
+        self._trees.alarm(partition, list(wrong), kept.offset, "key rows")
+        self._trees.doubt(partition, MENDED_FIRST)
+        for segment, leaf in wrong.items():
+            await self._mending.segment(partition, segment, leaf)
         self._trees.doubt(partition)
 
     def _named(self, partition: int, segment: int) -> tuple[list[str], list[str]]:
@@ -234,10 +262,32 @@ class RowAudit:
                 damaged.append(names[-1])
         return names, damaged
 
-    def _unreadable(self, partition: int, error: IsthmusError) -> None:
+    async def _unreadable(self, partition: int, error: IsthmusError) -> None:
         """A row cannot be read at all: the tree can then not be built anew, and says so until the copy is mended."""
         log.error("trees.rows_unreadable", partition=partition, error=str(error))
+        kept = self._trees.kept.get(partition)
+        tree = None if kept is None else kept.tree
+        self._trees.doubt(partition, MENDED_FIRST)
+        await self._mend_unreadable(partition, tree)
         self._trees.doubt(partition)
+
+    async def _mend(self, partition: int, leaves: Mapping[int, int]) -> None:
+        if not leaves:
+            await self._mend_unreadable(partition, None)
+        for segment, leaf in leaves.items():
+            await self._mending.segment(partition, segment, leaf)
+
+    async def _mend_unreadable(self, partition: int, tree: Tree | None) -> None:
+        """Mend all that can be read from elsewhere; `tree` as it was before a row was doubted."""
+        loop = asyncio.get_running_loop()
+        try:
+            segments = await loop.run_in_executor(self._pool, self._mending.unreadable, partition, SUSPECTS_MAX)
+        except IsthmusError as error:
+            log.info("trees.audit_put_off", partition=partition, error=str(error))
+            return
+        leaves = {} if tree is None else _leaves(tree, segments)
+        for segment in segments:
+            await self._mending.segment(partition, segment, leaves.get(segment))
 
 
 def _leaves(tree: Tree, segments: Sequence[int]) -> Mapping[int, int]:

@@ -23,7 +23,8 @@ from typing import Any, Final
 
 import click
 
-from aae.keeping import Copy, Trees
+from aae.keeping import Trees
+from aae.kept import Copy
 from bench.figures import Figure, Target, machine, report
 from bench.loadgen import Phase, Result
 from bench.nodes import TWO_CLUSTERS, BenchFailed, LoadProcess, Nodes

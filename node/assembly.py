@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from aae.keeping import Copy
+from aae.kept import Copy
 from aae.local import Led
 from config.settings import MB, Settings
 from repl.balancing import BalanceOptions
@@ -154,6 +154,24 @@ def position_of(runtime: Runtime, partition: int) -> Position | None:
     """(last epoch, LEO) of this node's copy of a partition; None when it has none."""
     found = runtime.partitions.get(partition)
     return None if found is None else (last_epoch(found.replica.epoch_table), found.replica.leo)
+
+
+def in_sync_of(runtime: Runtime, partition: int) -> list[str]:
+    """The other nodes whose copies of a partition are in sync as this node's is, the leader first; none where this
+    node's is not."""
+    found = runtime.partitions.get(partition)
+    record = None if found is None else found.replica.record
+    if found is None or record is None or found.replica.far_position is not None:
+        return []
+    names = {member.node for member in record.isr}
+    leader = record.leader.node if record.leader else ""
+    return sorted(names - {runtime.node}, key=lambda name: (name != leader, name)) if runtime.node in names else []
+
+
+async def mended(runtime: Runtime, partition: int, chunk: bytes, seen: bytes | None, upto: int) -> bool:
+    """`FarStore.mend`, between two batches; False of a copy that is not here any more."""
+    found = runtime.partitions.get(partition)
+    return found is not None and await runtime.mend(found, chunk, seen, upto)
 
 
 def links_of(

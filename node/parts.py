@@ -23,7 +23,9 @@ from node.assembly import (
     copy_of,
     default_type_of,
     entry_limit_bytes,
+    in_sync_of,
     links_of,
+    mended,
     portrait_of,
     position_of,
     write_limits_of,
@@ -270,7 +272,9 @@ class Parts:
                 if p.replica.ready and p.replica.record is not None
             ],
             members=self,
+            in_sync=lambda partition: in_sync_of(self.runtime, partition),
             request=self.links.request,
+            mend=lambda partition, *rows: mended(self.runtime, partition, *rows),
             time=self.time,
             read_pool=self.read_pool,
             settings=self.settings.fullsync,
@@ -298,7 +302,7 @@ class Parts:
                 return None
             return found.bucket_type, Led(found.id, found.index, found.partition_count)
 
-        hands = FoldHands(self.repairs, self.reaper, self.coordinator)
+        hands = FoldHands(self.repairs, self.reaper, self.coordinator, self.fullsync.mending)
         return Folding(
             Folds(self.store, led=led, hands=hands, read_pool=self.read_pool),
             node=self.settings.node.name,

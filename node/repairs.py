@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from aae.mending import Mending
 from queues.filters import ANY, TYPE
 from queues.registry import SourceQueues
 from queues.rules import FOLD, FULL_SYNC, LOWER
@@ -86,10 +87,11 @@ BUCKETS_REMEMBERED: Final = 10_000
 class FoldHands:
     """What folds that act do (`aae.folds.Hands`)."""
 
-    def __init__(self, repairs: QueueRepairs, reaper: Reaper, kv: KeyValue) -> None:
+    def __init__(self, repairs: QueueRepairs, reaper: Reaper, kv: KeyValue, mending: Mending) -> None:
         self._repairs = repairs
         self._reaper = reaper
         self._kv = kv
+        self._mending = mending
 
     async def push(self, queue: str, keys: Sequence[Key]) -> tuple[int, Counter[str]]:
         """See Hands."""
@@ -108,6 +110,10 @@ class FoldHands:
             else:
                 refused[reaped.reason or reaped.outcome] += 1
         return done, refused
+
+    async def mend(self, partition: int, keys: Sequence[tuple[bytes, bytes]]) -> tuple[int, Counter[str]]:
+        """See Hands."""
+        return await self._mending.keys(partition, keys)
 
     async def erase(self, keys: Sequence[tuple[Key, bytes]]) -> tuple[int, Counter[str]]:
         """See Hands."""

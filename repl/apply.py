@@ -52,6 +52,7 @@ class _Work:
     steps: list[PartitionStep]
     prepared: Prepared | None
     read: ApplyJob | None = None
+    aside: Callable[[], None] | None = None
     soft: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
@@ -74,6 +75,7 @@ class Applier:
         self._jobs: dict[int, deque[ApplyJob]] = {}
         """By partition, whose turns go round; a partition without jobs is not in it."""
         self._soft: dict[int, dict[bytes, bytes]] = {}
+        self._asides: deque[Callable[[], None]] = deque()
         self._busy = False
         self._work: _Work | None = None
         self._rest: ApplyJob | None = None
@@ -100,6 +102,13 @@ class Applier:
         if not self._busy and self._jobs:
             self._next()
 
+    def aside(self, work: Callable[[], None]) -> None:
+        """Let the thread do `work`, which raises nothing, between two batches: all that was prepared is written then,
+        and nothing else is being written. Never blocks."""
+        self._asides.append(work)
+        if not self._busy:
+            self._next()
+
     def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:
         """Let a soft cursor travel with the partition's next step; a newer one replaces an older."""
         self._soft.setdefault(partition, {})[queue] = payload
@@ -112,19 +121,19 @@ class Applier:
 
     def written(self, steps: Sequence[PartitionStep]) -> None:
         """The thread has written `steps`: begin the next batch, if anything waits."""
-        self.steps_written += 1
+        self.steps_written += bool(steps)
         self.entries_written += sum(len(step.entries) for step in steps)
         self._busy = False
         rest, self._rest = self._rest, None
         if rest is not None:
             self._jobs[rest.partition] = deque((rest, *self._jobs.pop(rest.partition, ())))
-        if self._jobs:
+        if self._jobs or self._asides:
             self._next()
 
     @property
     def idle(self) -> bool:
         """True when nothing waits and nothing is being written (soft cursors aside)."""
-        return not self._busy and not self._jobs
+        return not self._busy and not self._jobs and not self._asides
 
     def stop(self, timeout_s: float) -> bool:
         """End the thread and write the last soft cursors; False when it did not end within `timeout_s`. Blocks;
@@ -142,9 +151,12 @@ class Applier:
 
     def _next(self) -> None:
         """Make the next batch of what waits: one step a partition, up to the limits."""
+        if self._asides:
+            self._give(_Work([], None, aside=self._asides.popleft()))
+            return
         first = next(iter(self._jobs))
         if self._jobs[first][0].entries is None:
-            self._give(_Work([], None, self._take(first), self._soft.pop(first, {})))
+            self._give(_Work([], None, self._take(first), soft=self._soft.pop(first, {})))
             return
         steps = []
         room = STEP_ENTRIES_MAX
@@ -200,6 +212,9 @@ class Applier:
                     return
                 if work.read is not None:
                     self._write_read_back(work.read, work.soft)
+                elif work.aside is not None:
+                    work.aside()
+                    self._on_written([], False)
                 else:
                     assert work.prepared is not None
                     self._store.commit(work.prepared)

@@ -111,7 +111,7 @@ class Copies:
     def _busy(self, partition: Partition) -> bool:
         replica = partition.replica
         in_log = replica.durable < replica.leo
-        in_store = partition.unapplied.submitted > replica.applied
+        in_store = partition.unapplied.submitted > replica.applied or partition.id in self._storage.mending
         return in_log or in_store or self._busy_elsewhere(partition.id)
 
     def log_restarted(self, partition: int) -> None:

@@ -93,7 +93,10 @@ class FarTaking:
             self._fail(error)
 
     async def _begin(self, partition: Partition, empty: bool) -> None:
-        while partition.unapplied.submitted > partition.replica.applied:  # noqa: ASYNC110 - rare, and short
+        mending = self._storage.mending
+        while (  # noqa: ASYNC110 - rare, and short
+            partition.unapplied.submitted > partition.replica.applied or partition.id in mending
+        ):
             await asyncio.sleep(DRAIN_POLL_S)
         log.warning("far.begins", partition=partition.id, applied=partition.replica.applied, empty=empty)
         mark = await self._loop.run_in_executor(self._pool, lambda: self._store.far.begin(partition.id, empty=empty))

@@ -74,8 +74,7 @@ class Runtime:
         on_fatal: Callable[[Exception], None],
     ) -> None:
         """`options_of` has the numbers of a bucket type's new replicas; an entry of `entry_limit_bytes` can be sent."""
-        self.node = node
-        self.cluster_uuid = cluster_uuid
+        self.node, self.cluster_uuid = node, cluster_uuid
         self.store = store
         self.replog = replog
         self.links = links
@@ -100,6 +99,7 @@ class Runtime:
             on_applied=self._applied,
             fail=self._fail,
         )
+        self.mend = self._storage.mend
         self._round_trips = RoundTrips(identity, metastore, registrar, self.dispatch, self._fail)
         self._outbox = Outbox(links, replog, time, self._fail)
         self._far = FarHorizon(links, store, self._storage, time, self._feed, self._fail)

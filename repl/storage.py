@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 
 import structlog
 
@@ -71,6 +72,8 @@ class Storage:
         self.replay = Replay(store, self._failed_threadsafe)
         self.pins: Mapping[int, int] = {}
         """Partition -> offset from which a follower needs the log; replaced as a whole."""
+        self.mending: set[int] = set()
+        """Partitions of which a row is being written again."""
         self.held_bytes = 0
         """Bytes of entries in memory that are not applied, of all partitions."""
         self.soft_cursor = self._applier.soft_cursor
@@ -182,6 +185,25 @@ class Storage:
         if self._jobs:
             self._applier.submit(self._jobs)
             self._jobs = []
+
+    async def mend(self, partition: Partition, chunk: bytes, seen: bytes | None, upto: int) -> bool:
+        """Write a key's row again between two batches: see `FarStore.mend`. One at a time of a partition. Raises
+        Corruption, LocalFault."""
+        if partition.replica.far_position is not None or partition.id in self.mending:
+            return False
+        done: Future[bool] = Future()
+        done.set_running_or_notify_cancel()  # who waits may go; the row is written all the same
+
+        def work() -> None:
+            try:
+                done.set_result(self._store.far.mend(partition.id, chunk, seen, upto))
+            except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+                done.set_exception(error)
+            self._call(self.mending.discard, partition.id)
+
+        self.mending.add(partition.id)
+        self._applier.aside(work)
+        return await asyncio.wrap_future(done)
 
     def _applied_threadsafe(self, steps: list[PartitionStep], read_back: bool) -> None:
         self._call(self._applied, steps, read_back)

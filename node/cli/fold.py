@@ -95,9 +95,20 @@ def find_tombs(output: str, **scope: Any) -> None:
 
 
 @fold_group.command("repair-keys")
+@click.option("--mend", is_flag=True, help="Fetch what is damaged again from another replica, and check once more.")
 @scope_options
-def repair_keys(output: str, **scope: Any) -> None:
-    """Read every object and check it against its key row; name what is damaged. Exit code 1 if anything is."""
+def repair_keys(mend: bool, output: str, **scope: Any) -> None:
+    """Read every object at its leader and check it against its key row; name what is damaged. Exit code 1 if anything
+    is, with --mend if anything still is."""
+    done = 0
+    refused: Counter[str] = Counter()
+    if mend:
+        for page in _pages("repair-keys", {"dry_run": False}, scope):
+            done += page["done"]
+            refused.update(page["refused"])
+        click.echo(f"{done} keys were fetched again", err=output == "json")
+        for reason, count in refused.most_common():
+            click.echo(f"{count} not mended: {printable(reason)}", err=output == "json")
     if _found("repair-keys", {}, scope, output):
         raise click.exceptions.Exit(int(Exit.DIFFERS))
 

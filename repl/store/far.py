@@ -274,6 +274,29 @@ class LevelFar:
         self._progress.install(partition, position)
         self._checkpoint()
 
+    def mend(self, partition: int, chunk: bytes, seen: bytes | None, upto: int) -> bool:
+        """See the port."""
+        row = transfer.decode_one(chunk)
+        prefixes = rows.prefixes(partition)
+        key_hash, tail = rows.change_place(row.offset, row.change)
+        name = prefixes.key + rows.segment_name(segment_of(key_hash)) + tail
+        applied = self._progress.applied(partition).offset
+        if partition in self._marks or self._progress.is_replaying(partition) or self._source.get(name) != seen:
+            return False
+        if row.offset >= applied or (seen is None and applied > upto):
+            return False
+        batch = self._new_batch()
+        stale = transfer.offset_seen(seen)
+        if stale is not None and stale != row.offset:
+            before = self._source.get(prefixes.change + rows.U64.pack(stale))
+            if before is not None and rows.change_place(stale, before)[1] == tail:
+                batch.delete(prefixes.change + rows.U64.pack(stale))
+        batch.put(prefixes.object + tail, row.object)
+        batch.put(name, row.key_row)
+        batch.put(prefixes.change + rows.U64.pack(row.offset), row.change)
+        self._write(batch)
+        return True
+
     def snapshot(self, partition: int) -> LevelSnapshot:
         """See the port."""
         return LevelSnapshot(self._open_snapshot(), partition)

@@ -217,6 +217,31 @@ class MemoryFar:
         self._progress.install(partition, Position(end.epoch, end.offset, marks[-1][0] if marks else rows.NO_MARK))
         self._progress.checkpointed(self._progress.written())
 
+    def mend(self, partition: int, chunk: bytes, seen: bytes | None, upto: int) -> bool:
+        """See the port."""
+        row = transfer.decode_one(chunk)
+        change: Change = rows.decode_change(row.offset, row.change)
+        name = (change.bucket, change.key)
+        kept = self._partitions.setdefault(partition, self._new())
+        applied = self._progress.applied(partition).offset
+        if partition in self._marks or kept.key_rows.get(name) != seen:
+            return False
+        if row.offset >= applied or (seen is None and applied > upto):
+            return False
+        stale = transfer.offset_seen(seen)
+        if stale is not None and stale != row.offset and stale in kept.changes:
+            before = kept.changes[stale]
+            if (before.bucket, before.key) == name:
+                del kept.changes[stale]
+                kept.change_offsets.remove(stale)
+        if name not in kept.objects:
+            insort(kept.names, name)
+        kept.objects[name], kept.key_rows[name] = row.object, row.key_row
+        if row.offset not in kept.changes:
+            insort(kept.change_offsets, row.offset)
+        kept.changes[row.offset] = change
+        return True
+
     def snapshot(self, partition: int) -> MemorySnapshot:
         """See the port."""
         kept = self._partitions.get(partition) or self._new()

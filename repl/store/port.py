@@ -171,6 +171,13 @@ class FarStore(Protocol):
     def snapshot(self, partition: int) -> Snapshot:
         """The partition's rows as they are now. Close it."""
 
+    def mend(self, partition: int, chunk: bytes, seen: bytes | None, upto: int) -> bool:
+        """Write the rows of one key, the only ones of `chunk` (as `Chunk.rows`), over damaged ones; False when they are
+        not what they should be any more, and nothing was written. `seen` is the damaged key row, None where there is
+        none; `upto` the offset to which the copy was applied that the rows are from: a key whose row is still `seen`
+        has not changed since, and one without a row only if this copy is no further. Between two writes of the
+        partition (`Store.commit`), never while it is far. Raises Corruption for a chunk of another shape."""
+
 
 class Store(Protocol):
     """The node's store. A reader sees whole steps only."""

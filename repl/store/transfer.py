@@ -13,7 +13,8 @@ from typing import Any, Final, NamedTuple
 import msgpack
 from xxhash import xxh64_digest
 
-from repl.model.errors import Corruption
+from repl.model.entry import decode_key_row
+from repl.model.errors import Corruption, IsthmusError
 from repl.store import rows
 
 CHECKSUM_BYTES: Final = 8
@@ -63,6 +64,22 @@ def decode_rows(chunk: bytes) -> list[Row]:
         before = item[0]
         found.append(Row._make(item))
     return found
+
+
+def decode_one(chunk: bytes) -> Row:
+    """The row of a chunk of one. Raises Corruption."""
+    found = decode_rows(chunk)
+    if len(found) != 1:
+        raise Corruption(f"a chunk of {len(found)} rows where one is expected")
+    return found[0]
+
+
+def offset_seen(key_row: bytes | None) -> int | None:
+    """The offset that a key row names, which may be a damaged one; None when it cannot be read."""
+    try:
+        return None if key_row is None else decode_key_row(key_row).offset
+    except IsthmusError:
+        return None
 
 
 def decode_state(chunk: bytes) -> list[tuple[bytes, bytes]]:

@@ -34,6 +34,7 @@ class Hands:
         self.pushed: list[Key] = []
         self.reaped: list[Key] = []
         self.erased: list[tuple[Key, bytes]] = []
+        self.mended: list[tuple[bytes, bytes]] = []
 
     async def push(self, queue: str, keys: Sequence[Key]) -> tuple[int, Counter[str]]:
         """See folds.Hands."""
@@ -45,6 +46,12 @@ class Hands:
         """See folds.Hands."""
         self.reaped += keys[:1]
         return 1, Counter({"waits for queue to-west": len(keys) - 1})
+
+    async def mend(self, partition: int, keys: Sequence[tuple[bytes, bytes]]) -> tuple[int, Counter[str]]:
+        """See folds.Hands."""
+        assert partition == PARTITION
+        self.mended += keys
+        return len(keys), Counter()
 
     async def erase(self, keys: Sequence[tuple[Key, bytes]]) -> tuple[int, Counter[str]]:
         """See folds.Hands."""
@@ -198,7 +205,8 @@ def test_acts_are_done_once_and_not_at_all_when_tried_dry(lab: Lab) -> None:
 
 
 def test_damage_is_named(lab: Lab) -> None:
-    """An object that is not what its row says is found by repair-keys, and nothing else is."""
+    """An object that is not what its row says is found by repair-keys, and nothing else is; a key row that cannot be
+    read is named, too. What is damaged, and nothing else, is handed over to be mended, but not dry."""
     bucket, key = lab.names[77]
     row = encode_key_row(Summary(b"clock", 1, 5, 5, 1, False), 300)
     entry = make_entry(
@@ -209,6 +217,20 @@ def test_damage_is_named(lab: Lab) -> None:
     found = [one for page in lab.all_pages(Asked(Kind.REPAIR_KEYS, Scope())) for one in page.found]
     assert [(one.bucket, one.key) for one in found] == [(bucket, key)]
     assert "hash differs" in found[0].note
+    assert lab.hands.mended == [(bucket, key)]
+    unreadable, name = lab.names[5], lab.names[5][1]
+    entry = make_entry(
+        EntryKind.DATA, 1, 301, request_id=b"", origin=CLUSTER, time_ms=1, key_hash=key_hash(*unreadable),
+        previous_offset=5, bucket=unreadable[0], key=name, row=b"\xc1 no row", payload=b"x",
+    )  # fmt: skip
+    lab.store.write([PartitionStep(PARTITION, [entry])])
+    lab.hands.mended.clear()
+    lab.all_pages(Asked(Kind.REPAIR_KEYS, Scope(), dry=True))
+    assert lab.hands.mended == []
+    found = [one for page in lab.all_pages(Asked(Kind.REPAIR_KEYS, Scope())) for one in page.found]
+    assert sorted((one.bucket, one.key) for one in found) == sorted([(bucket, key), unreadable])
+    assert sorted(lab.hands.mended) == sorted([(bucket, key), unreadable])
+    assert "its key row cannot be read" in [one.note for one in found]
 
 
 def test_pages_are_passed_on_to_the_leader(lab: Lab) -> None:

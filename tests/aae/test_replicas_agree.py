@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from aae import agreement
+from aae import agreement, mending
 from aae.agreement import Agreement
-from aae.keeping import Kept, Trees
+from aae.keeping import Trees
+from aae.kept import Kept
 from aae.tree import Tree
 from node.timesource import SystemTime
 from repl.model.entry import Entry
 from repl.model.errors import CodecError, NotReady
 from repl.store.memory import MemoryStore
 from repl.store.port import PartitionStep
+from tests.aae.menders import alone
 from tests.store.histories import History
 
 PARTITION = 3
@@ -29,8 +32,17 @@ class Replica:
         self.store = MemoryStore()
         self.trees = Trees(self.store, directory=directory, copies=list, time=SystemTime())
         self.trees.kept[PARTITION] = Kept(b"default", 1, Tree(), 0)
-        self.agreement = Agreement(self.trees, self.store, led=list, request=self.request)
+        self.pool = ThreadPoolExecutor(1)
+        self.mending = alone(self.store, self.pool, self.looks)
+        self.agreement = Agreement(self.trees, self.store, mending=self.mending, led=list, request=self.request)
         self.other: Replica | None = None
+        self.looked: list[tuple[str, str]] = []
+
+    async def looks(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+        """The other one is told to look at a segment of its own."""
+        assert self.other is not None
+        self.other.looked.append((node, method))
+        return b""
 
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         """To the other one."""
@@ -73,7 +85,7 @@ def test_a_follower_that_is_behind_answers_when_it_has_caught_up(tmp_path: Path)
 
 
 def test_a_row_that_differs_is_an_alarm_with_its_segment(tmp_path: Path) -> None:
-    """The leader names partition, segment and node."""
+    """The leader names partition, segment and node, and has the other one look for damage of its own."""
 
     async def story() -> None:
         leader, follower, entries = pair(tmp_path)
@@ -85,6 +97,8 @@ def test_a_row_that_differs_is_an_alarm_with_its_segment(tmp_path: Path) -> None
         tree.change(wrong, 9)
         assert await leader.agreement.compare(PARTITION, "n2") is False
         assert [(m.partition, m.segment, m.against) for m in leader.trees.mismatches] == [(PARTITION, wrong, "n2")]
+        assert follower.looked == [("n2", mending.LOOK_ASKED)]
+        leader.pool.shutdown()
 
     asyncio.run(story())
 

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from aae import row_audit
-from aae.keeping import State
+from aae.kept import State
 from aae.row_audit import RowAudit
 from repl.model.entry import decode_key_row, encode_key_row
 from repl.model.keys import key_hash, segment_of
 from repl.model.objects import Summary
 from repl.store import rows
 from repl.store.port import PartitionStep
+from tests.aae.menders import alone
 from tests.aae.test_trees_are_kept import PARTITION, Lab, ready, run, until
 
 
@@ -51,7 +52,8 @@ async def prepared(lab: Lab, count: int) -> RowAudit:
     lab.store.write([PartitionStep(PARTITION, made)])
     lab.tell(made)
     await until(lambda: ready(lab) and lab.right())
-    return RowAudit(lab.trees, lab.store, copies=lab.copies, pool=ThreadPoolExecutor(1))
+    pool = ThreadPoolExecutor(1)
+    return RowAudit(lab.trees, lab.store, mending=alone(lab.store, pool), copies=lab.copies, pool=pool)
 
 
 async def ended(audit: RowAudit) -> None:

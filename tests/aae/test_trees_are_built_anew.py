@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from aae.building import first_rebuild_ms
-from aae.keeping import Copy, Trees
+from aae.keeping import Trees
+from aae.kept import Copy
 from aae.pace import Pace
 from repl.store.memory import MemoryStore
 from repl.store.port import PartitionStep

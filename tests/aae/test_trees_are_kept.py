@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from aae.files import save_tree, take_tree
-from aae.keeping import Copy, State, Trees
+from aae.keeping import Trees
+from aae.kept import Copy, State
 from aae.row_leaves import leaf_of_row
 from aae.tree import Tree
 from node.timesource import SystemTime

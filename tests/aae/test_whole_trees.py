@@ -13,7 +13,8 @@ import zstandard
 
 from aae import wire
 from aae.compare import Row
-from aae.keeping import Copy, Kept, Trees
+from aae.keeping import Trees
+from aae.kept import Copy, Kept
 from aae.local import Led, LocalTrees
 from aae.tree import BRANCH_COUNT, Tree
 from aae.whole import Incomplete, WholeTrees

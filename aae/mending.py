@@ -1,0 +1,375 @@
+"""Rows that are damaged are fetched again: from another replica of their partition, or made from their own object.
+
+A row is the effect of one entry, so replicas that have applied as much hold the same bytes. Whose row is damaged is not
+guessed. Either it contradicts itself: it cannot be read, or is not what its object says; then another replica's row
+that does not is taken. Or the tree tells: it was kept from what was applied, so rows with which the segment's fold is
+the tree's leaf are the right ones. What neither proves is left, and stays an alarm. Only copies in sync give and take,
+and a row is written between two batches of apply, if it is still the damaged one (`repl.store.port.FarStore.mend`).
+Who finds damage: `aae.row_audit`, `aae.agreement`, and the fold `repair-keys`. Rules: docs/protocol.md R-MEND.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import closing
+from itertools import islice
+from typing import Final, NamedTuple
+
+import msgpack
+import structlog
+
+from aae.row_leaves import leaf_of_row
+from repl.model.entry import decode_key_row, encode_key_row
+from repl.model.errors import BadInput, CodecError, Corruption, IsthmusError, NotReady
+from repl.model.keys import key_hash, segment_of
+from repl.model.objects import summarize_encoded
+from repl.store import transfer
+from repl.store.port import Change, Snapshot, Store
+from repl.store.rows import SEGMENT_BYTES, change_place, segment_name, split_tail
+from repl.telemetry import Sample
+
+log = structlog.get_logger(__name__)
+
+ROWS_ASKED: Final = "aae.rows_again"
+LOOK_ASKED: Final = "aae.look_again"
+
+ROWS_MAX: Final = 5_000
+"""Rows of a segment that are mended: about 1 MB without objects, and 5 billion keys in a tree. Larger ones are left."""
+
+TIMEOUT_MS: Final = 10_000
+"""How long another replica may take to answer."""
+
+APPLIED_S: Final = 3.0
+"""How long a replica that is asked waits until it has applied as much as who asks."""
+
+POLL_S: Final = 0.05
+
+VERSION: Final = 1
+
+Handler = Callable[[str, bytes], Awaitable[bytes]]
+
+
+class Mended(NamedTuple):
+    """What became of a segment: the keys whose rows were written again, where these are from, and why others are not;
+    "" when there is nothing to mend."""
+
+    keys: tuple[tuple[bytes, bytes], ...] = ()
+    by: str = ""
+    reason: str = ""
+
+
+class _Seen(NamedTuple):
+    """The rows of a segment at one moment: names (bucket and key as they stand in a row's name) with encoded key rows;
+    the keys whose row or object contradicts itself; and how far the copy is applied."""
+
+    applied: int
+    rows: Mapping[bytes, bytes]
+    damaged: frozenset[bytes]
+
+
+class Mending:
+    """Asks, takes, and answers. Methods belong to the event loop; rows are read in `pool`."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        others: Callable[[int], Sequence[str]],
+        request: Callable[[str, str, bytes, int], Awaitable[bytes]],
+        mend: Callable[[int, bytes, bytes | None, int], Awaitable[bool]],
+        leaf_of: Callable[[int, int], int | None],
+        pool: Executor,
+    ) -> None:
+        """`others(partition)`: nodes with a copy in sync, where this one's is, too, the leader first. `mend` as
+        `FarStore.mend`, False of a copy that is not whole. `leaf_of(partition, segment)`: what the tree says, None
+        without a tree."""
+        self._store = store
+        self._others = others
+        self._request = request
+        self._mend = mend
+        self._leaf_of = leaf_of
+        self._pool = pool
+        self._turns = asyncio.Lock()
+        self.on_mended: Callable[[int], None] = lambda _partition: None
+        """Rows of a partition are others now."""
+        self.mended_total = 0
+
+    def request_handlers(self) -> dict[str, Handler]:
+        """What other nodes may ask of this one, by method."""
+        return {ROWS_ASKED: self._answer_rows, LOOK_ASKED: self._answer_look}
+
+    async def segment(self, partition: int, segment: int, leaf: int | None = None) -> Mended:
+        """Mend what is damaged in a segment; `leaf`: what its fold should be, without it what the tree says, if there
+        is one. Raises nothing but cancellation."""
+        async with self._turns:
+            found = await self._mended(partition, segment, self._leaf_of(partition, segment) if leaf is None else leaf)
+        if found.keys:
+            self.mended_total += len(found.keys)
+            log.warning(
+                "trees.rows_mended", partition=partition, segment=segment, keys=_names(found.keys), rows_of=found.by
+            )
+            self.on_mended(partition)
+        elif found.reason:
+            log.warning("trees.rows_not_mended", partition=partition, segment=segment, reason=found.reason)
+        return found
+
+    async def keys(self, partition: int, keys: Iterable[tuple[bytes, bytes]]) -> tuple[int, Counter[str]]:
+        """Mend these (bucket, key); how many were, and why others were not."""
+        done, refused = 0, Counter[str]()
+        wanted: dict[int, list[tuple[bytes, bytes]]] = {}
+        for bucket, key in keys:
+            wanted.setdefault(segment_of(key_hash(bucket, key)), []).append((bucket, key))
+        for segment, names in wanted.items():
+            found = await self.segment(partition, segment)
+            mended = sum(name in found.keys for name in names)
+            done += mended
+            if mended < len(names):
+                refused[found.reason or "it is not damaged any more"] += len(names) - mended
+        return done, refused
+
+    async def look_at(self, node: str, partition: int, segment: int) -> None:
+        """Have another node mend what is damaged there. Raises what it raises."""
+        await self._request(node, LOOK_ASKED, msgpack.packb([VERSION, partition, segment]), TIMEOUT_MS)
+
+    # -- taking -----------------------------------------------------------------------------------------
+
+    async def _mended(self, partition: int, segment: int, leaf: int | None) -> Mended:
+        try:
+            ours = await self._read(partition, segment)
+        except IsthmusError as error:
+            return Mended(reason=f"its rows cannot be read: {error}")
+        if not ours.damaged and leaf in (None, _fold(ours.rows)):
+            return Mended()
+        reasons = []
+        for node in self._others(partition):
+            try:
+                keys = await self._taken(node, partition, segment, ours, leaf)
+            except IsthmusError as error:
+                reasons.append(f"node {node}: {error}")
+                continue
+            if keys:
+                return Mended(keys, f"node {node}")
+        try:
+            keys = await self._made(partition, ours, leaf)
+        except IsthmusError as error:
+            return Mended(reason=str(error))
+        if keys:
+            return Mended(keys, "their own objects")
+        return Mended(reason="; ".join(reasons) or "no other replica in sync proves what it should be, nor its object")
+
+    async def _taken(
+        self, node: str, partition: int, segment: int, ours: _Seen, leaf: int | None
+    ) -> tuple[tuple[bytes, bytes], ...]:
+        """Take from `node` what is proven to be damaged here; the keys."""
+        applied, rows = await self._asked(node, partition, segment, None, ours.applied)
+        theirs = dict(rows)
+        other = {tail for tail, row in theirs.items() if ours.rows.get(tail) != row}
+        wanted = {tail for tail in theirs if tail in ours.damaged}
+        if leaf is not None and _fold({**ours.rows, **theirs}) == leaf != _fold(ours.rows):
+            wanted |= other
+        taken = []
+        for tail in sorted(wanted):
+            upto, [(chunk, _)] = await self._asked(node, partition, segment, tail, ours.applied)
+            row = transfer.decode_one(chunk)
+            if row.key_row != theirs[tail] or not _says_so(row) or _tail(row) != tail:
+                raise Corruption("its row is not what its object says either, or has changed meanwhile")
+            if await self._mend(partition, chunk, ours.rows.get(tail), min(applied, upto)):
+                taken.append(split_tail(tail))
+        return tuple(taken)
+
+    async def _made(self, partition: int, ours: _Seen, leaf: int | None) -> tuple[tuple[bytes, bytes], ...]:
+        """Make damaged key rows anew from their objects, if the tree says that these are right, or if there is no tree
+        and nothing to be read of the row; the keys."""
+        if leaf is None:
+            ours = ours._replace(
+                damaged=frozenset(t for t in ours.damaged if transfer.offset_seen(ours.rows[t]) is None)
+            )
+        if not ours.damaged:
+            return ()
+        loop = asyncio.get_running_loop()
+        chunks = await loop.run_in_executor(self._pool, self._chunks_of_objects, partition, ours.damaged)
+        if chunks is None:
+            return ()
+        rows = {**ours.rows, **{tail: transfer.decode_one(chunk).key_row for tail, chunk in chunks.items()}}
+        if leaf is not None and _fold(rows) != leaf:
+            return ()
+        return tuple(
+            [
+                split_tail(tail)
+                for tail, chunk in chunks.items()
+                if await self._mend(partition, chunk, ours.rows[tail], ours.applied)
+            ]
+        )
+
+    def _chunks_of_objects(self, partition: int, tails: Iterable[bytes]) -> dict[bytes, bytes] | None:
+        """In a thread: the rows of keys as their objects say they should be; None when one says nothing."""
+        found: dict[bytes, bytes] = {}
+        with closing(self._store.far.snapshot(partition)) as snapshot:
+            wanted = {split_tail(tail): tail for tail in tails}
+            for change in _changes(self._store, partition):
+                tail = wanted.get((change.bucket, change.key))
+                data = None if tail is None else snapshot.named_object(tail)
+                if tail is None or data is None:
+                    continue
+                try:
+                    row = _made_of(data, change.offset)
+                except CodecError:
+                    return None
+                head = transfer.decode_one(snapshot.rows(change.offset, 1).rows)
+                found[tail] = transfer.encode([(change.offset, head.change, row, data)])
+                if len(found) == len(wanted):
+                    return found
+        return None
+
+    async def _asked(
+        self, node: str, partition: int, segment: int, tail: bytes | None, applied: int
+    ) -> tuple[int, list[tuple[bytes, bytes]]]:
+        """(applied offset there, [(name, key row)]) of a segment, or of one key [(rows as a chunk, b"")]."""
+        body: bytes = msgpack.packb([VERSION, partition, segment, tail, applied])
+        match _unpacked(await self._request(node, ROWS_ASKED, body, TIMEOUT_MS)):
+            case [int(version), int(offset), list(items)] if version == VERSION and offset >= applied:
+                if all(isinstance(i, list) and len(i) == 2 and all(isinstance(b, bytes) for b in i) for i in items):
+                    return offset, [(first, second) for first, second in items]
+        raise CodecError("its answer is no list of rows, or of another version")
+
+    # -- giving -----------------------------------------------------------------------------------------
+
+    async def _answer_rows(self, _node: str, body: bytes) -> bytes:
+        match _unpacked(body):
+            case [int(version), int(partition), int(segment), tail, int(applied)] if version == VERSION and (
+                tail is None or isinstance(tail, bytes)
+            ):
+                pass
+            case _:
+                raise CodecError("not a question for the rows of a segment, or of another version")
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + APPLIED_S
+        while self._store.applied(partition).offset < applied:
+            if loop.time() > end_s:
+                raise NotReady(f"partition {partition} is not applied to {applied} there")
+            await asyncio.sleep(POLL_S)
+        if not self._others(partition):
+            raise NotReady(f"the copy of partition {partition} is not in sync there")
+        offset, items = await loop.run_in_executor(self._pool, self._given, partition, segment, tail)
+        packed: bytes = msgpack.packb([VERSION, offset, items])
+        return packed
+
+    def _given(self, partition: int, segment: int, tail: bytes | None) -> tuple[int, list[tuple[bytes, bytes]]]:
+        """In a thread: what `_asked` wants."""
+        with closing(self._store.far.snapshot(partition)) as snapshot:
+            rows = _rows(snapshot, segment)
+            if tail is None:
+                return snapshot.end.offset, list(rows.items())
+            if tail not in rows:
+                raise NotReady("the key has gone meanwhile")
+            return snapshot.end.offset, [(snapshot.rows(decode_key_row(rows[tail]).offset, 1).rows, b"")]
+
+    async def _answer_look(self, _node: str, body: bytes) -> bytes:
+        match _unpacked(body):
+            case [int(version), int(partition), int(segment)] if version == VERSION:
+                await self.segment(partition, segment)
+                return b""
+        raise CodecError("not a segment to be looked at, or of another version")
+
+    # -- reading ----------------------------------------------------------------------------------------
+
+    async def _read(self, partition: int, segment: int) -> _Seen:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._seen, partition, segment)
+
+    def _seen(self, partition: int, segment: int) -> _Seen:
+        with closing(self._store.far.snapshot(partition)) as snapshot:
+            rows = _rows(snapshot, segment)
+            damaged = frozenset(tail for tail, row in rows.items() if not _whole(snapshot, tail, row))
+            return _Seen(snapshot.end.offset, rows, damaged)
+
+    def unreadable(self, partition: int, most: int) -> list[int]:
+        """In a thread: up to `most` segments with a key row that cannot be decoded. Raises Corruption when the store
+        cannot read them at all."""
+        found: list[int] = []
+        with (
+            closing(self._store.far.snapshot(partition)) as snapshot,
+            closing(snapshot.key_pages(segment_name(0), 1 << 20, 2_000, 1 << 20)) as pages,
+        ):
+            for names, rows in pages:
+                for name, row in zip(names, rows, strict=True):
+                    segment = int.from_bytes(name[:SEGMENT_BYTES], "big")
+                    if transfer.offset_seen(row) is None and segment not in found[-1:]:
+                        found.append(segment)
+                        if len(found) == most:
+                            return found
+        return found
+
+    def metrics(self) -> list[Sample]:
+        """For Prometheus."""
+        return [("isthmus_tree_rows_mended_total", {}, self.mended_total)]
+
+
+def _rows(snapshot: Snapshot, segment: int) -> dict[bytes, bytes]:
+    with closing(snapshot.segments([(segment, segment + 1)])) as parts:
+        rows = {name[SEGMENT_BYTES:]: row for name, row in next(parts)}
+    if len(rows) > ROWS_MAX:
+        raise BadInput(f"segment {segment} has {len(rows)} rows, {ROWS_MAX} at most are mended")
+    return rows
+
+
+def _changes(store: Store, partition: int) -> Iterator[Change]:
+    offset = 0
+    while found := store.changes(partition, offset, 1_000):
+        yield from found
+        offset = found[-1].offset + 1
+
+
+def _made_of(data: bytes, offset: int) -> bytes:
+    """The key row of an object that was stored at `offset`. Raises CodecError."""
+    return encode_key_row(summarize_encoded(data), offset)
+
+
+def _whole(snapshot: Snapshot, tail: bytes, row: bytes) -> bool:
+    """Whether a key row is what its object says, and the change at its offset is the key's."""
+    offset = transfer.offset_seen(row)
+    if offset is None or snapshot.named_object(tail) is None:
+        return False
+    try:
+        found = transfer.decode_one(snapshot.rows(offset, 1).rows)
+    except Corruption:  # another key's, which is damaged itself
+        return False
+    return _tail(found) == tail and _says_so(found)
+
+
+def _says_so(row: transfer.Row) -> bool:
+    """Whether a key row is what its object says."""
+    try:
+        return _made_of(row.object, row.offset) == row.key_row
+    except CodecError:
+        return False
+
+
+def _tail(row: transfer.Row) -> bytes:
+    """Of which key a row is."""
+    return change_place(row.offset, row.change)[1]
+
+
+def _fold(rows: Mapping[bytes, bytes]) -> int | None:
+    """What the rows make their leaf; None when one cannot be read."""
+    leaf = 0
+    try:
+        for tail, row in rows.items():
+            leaf ^= leaf_of_row(*split_tail(tail), row)
+    except Corruption:
+        return None
+    return leaf
+
+
+def _names(keys: Sequence[tuple[bytes, bytes]]) -> list[str]:
+    return [f"{bucket!r}/{key!r}" for bucket, key in islice(keys, 5)]
+
+
+def _unpacked(body: bytes) -> object:
+    try:
+        found: object = msgpack.unpackb(body, max_map_len=0, max_ext_len=0)
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise CodecError(f"not about rows to be mended: {error}") from error
+    return found

@@ -1,0 +1,28 @@
+"""Mending for copies that have nobody to ask."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+
+from aae.mending import Mending
+from repl.model.errors import NotReady
+from repl.store.port import Store
+
+
+async def nobody(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+    """There is no other node."""
+    raise NotReady(f"no connection to {node}")
+
+
+def alone(
+    store: Store, pool: Executor, request: Callable[[str, str, bytes, int], Awaitable[bytes]] = nobody
+) -> Mending:
+    """The mending of a copy without replicas, and without a tree of its own."""
+
+    async def mend(partition: int, chunk: bytes, seen: bytes | None, upto: int) -> bool:
+        return store.far.mend(partition, chunk, seen, upto)
+
+    return Mending(
+        store, others=lambda _: [], request=request, mend=mend, leaf_of=lambda _partition, _segment: None, pool=pool
+    )

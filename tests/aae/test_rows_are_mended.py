@@ -1,0 +1,219 @@
+"""Damaged rows are fetched again from a replica that can prove them, or made from their object; others are left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aae import mending
+from aae.mending import Mending
+from aae.row_leaves import leaf_of_row
+from repl.model.entry import NO_OFFSET, EntryKind, decode_key_row, encode_key_row, leaf, make_entry
+from repl.model.errors import NotReady
+from repl.model.keys import key_hash, segment_of
+from repl.model.objects import Content, Summary, seal, write
+from repl.store import rows
+from repl.store.leveldb import LevelStore
+from repl.store.port import PartitionStep
+from tests.store.histories import CLUSTER, open_store
+
+PARTITION = 3
+KEYS = [b"%d" % n for n in range(20)]
+SEGMENT = segment_of(key_hash(b"b", b"7"))
+
+
+def entry(offset: int, key: bytes, value: bytes) -> Any:
+    """A write of a new key, as a leader makes it."""
+    data, summary = seal(write(None, (), Content(value, b"text/plain"), (b"actor", offset + 1), 1_700_000_000_000))
+    return make_entry(
+        EntryKind.DATA, 1, offset, request_id=b"", origin=CLUSTER, time_ms=1_700_000_000_000,
+        key_hash=key_hash(b"b", key), leaf_change=leaf(b"b", key, summary.clock, summary.hash64, tombstone=False),
+        previous_offset=NO_OFFSET, bucket=b"b", key=key, row=encode_key_row(summary, offset), payload=data,
+    )  # fmt: skip
+
+
+class Replica:
+    """One copy, and its mending."""
+
+    def __init__(self, directory: Path) -> None:
+        self.store: LevelStore = open_store(directory)
+        self.driver: Any = self.store._db
+        self.pool = ThreadPoolExecutor(1)
+        self.other: Replica | None = None
+        self.in_sync = True
+        self.told: list[int] = []
+        self.mending = Mending(
+            self.store,
+            others=lambda _: ["other"] if self.in_sync and self.other is not None else [],
+            request=self.request,
+            mend=self.mend,
+            leaf_of=lambda _partition, _segment: None,
+            pool=self.pool,
+        )
+        self.mending.on_mended = self.told.append
+
+    async def mend(self, partition: int, chunk: bytes, seen: bytes | None, upto: int) -> bool:
+        """As the writer of the store does it."""
+        return self.store.far.mend(partition, chunk, seen, upto)
+
+    async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+        """To the other replica."""
+        assert self.other is not None
+        return await self.other.mending.request_handlers()[method](node, body)
+
+    def damage(self, prefix: bytes, change: Callable[[bytes], bytes] | None) -> None:
+        """Change the row of the key 7 behind everybody's back; None: take it away."""
+        (name,) = [n for n, _ in self.driver.iterator(prefix=prefix) if n.endswith(rows.bucket_head(b"b") + b"7")]
+        data = self.driver.get(name)
+        self.driver.delete(name) if change is None else self.driver.put(name, change(data))
+
+    def all_rows(self) -> dict[bytes, bytes]:
+        """Everything that is stored."""
+        return dict(self.driver)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Replica, Replica]]:
+    """Two replicas with the same rows."""
+    made = [Replica(tmp_path / name) for name in "ab"]
+    made[0].other, made[1].other = made[1], made[0]
+    step = PartitionStep(PARTITION, [entry(n, key, b"value of %s" % key) for n, key in enumerate(KEYS)])
+    for replica in made:
+        replica.store.write([step])
+    yield made[0], made[1]
+    for replica in made:
+        replica.pool.shutdown()
+        replica.store.close()
+
+
+def other_hash(data: bytes) -> bytes:
+    """A key row that can be read and is another one."""
+    row = decode_key_row(data)
+    summary = Summary(row.clock, row.hash64 ^ 1, row.last_modified_ms, row.size_bytes, row.sibling_count, row.tombstone)
+    return encode_key_row(summary, row.offset)
+
+
+def right_leaf(replica: Replica) -> int:
+    """What the rows of the segment add up to."""
+    found = 0
+    for _, bucket, key, row in replica.store.key_rows(PARTITION, SEGMENT, SEGMENT + 1):
+        found ^= leaf_of_row(bucket, key, row)
+    return found
+
+
+def mended(replica: Replica, leaf_is: int | None = None) -> mending.Mended:
+    """What becomes of the segment of the key 7."""
+    return asyncio.run(replica.mending.segment(PARTITION, SEGMENT, leaf_is))
+
+
+KEY_ROWS, OBJECTS = rows.prefixes(PARTITION).key, rows.prefixes(PARTITION).object
+
+
+@pytest.mark.parametrize(
+    ("prefix", "change"),
+    [
+        (KEY_ROWS, other_hash),
+        (KEY_ROWS, lambda data: b"\xc1" + data),
+        (KEY_ROWS, lambda data: data[:-1] + b"\x05"),  # the offset of another key
+        (OBJECTS, lambda data: data[:-4] + b"nope"),
+        (OBJECTS, None),
+    ],
+    ids=["another hash", "unreadable", "another offset", "damaged object", "no object"],
+)
+def test_what_contradicts_itself_is_taken_from_the_other_replica(
+    pair: tuple[Replica, Replica], prefix: bytes, change: Any
+) -> None:
+    """Without any tree: afterwards every row of the store is the other replica's, and the key is named."""
+    mine, other = pair
+    mine.damage(prefix, change)
+    assert mine.all_rows() != other.all_rows()
+    found = mended(mine)
+    assert (found.keys, found.by) == (((b"b", b"7"),), "node other")
+    assert mine.all_rows() == other.all_rows()
+    assert mine.told == [PARTITION]
+    assert mine.mending.metrics()[0][2] == 1
+    assert mended(mine) == mending.Mended()
+
+
+def test_a_row_that_is_gone_is_taken_where_the_tree_tells_of_it(pair: tuple[Replica, Replica]) -> None:
+    """Without the tree nobody knows whether it was deleted; with it the other replica's row is proven."""
+    mine, other = pair
+    leaf_is = right_leaf(mine)
+    mine.damage(KEY_ROWS, None)
+    assert mended(mine) == mending.Mended()
+    assert mended(mine, leaf_is).keys == ((b"b", b"7"),)
+    assert mine.all_rows() == other.all_rows()
+
+
+def test_what_nobody_proves_is_left(pair: tuple[Replica, Replica]) -> None:
+    """The other replica's row contradicts itself, too, or its copy is not in sync, or less far: nothing is written, and
+    the reason says so. A row that is right is never taken for damaged."""
+    mine, other = pair
+    mine.damage(KEY_ROWS, lambda data: data[:-1] + b"\x05")
+    other.damage(OBJECTS, lambda data: data[:-4] + b"nope")
+    before = mine.all_rows()
+    assert "not what its object says either" in mended(mine).reason
+    other.in_sync = False
+    assert "not in sync there" in mended(mine).reason
+    mine.in_sync = False
+    assert "no other replica in sync proves" in mended(mine).reason
+    assert mine.all_rows() == before
+
+
+def test_a_replica_that_is_behind_is_waited_for(pair: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers once it has applied as much; one that does not in time says that it is not ready."""
+    monkeypatch.setattr(mending, "APPLIED_S", 0.05)
+    mine, other = pair
+    more = PartitionStep(PARTITION, [entry(len(KEYS), b"more", b"x")])
+    mine.store.write([more])
+    mine.damage(KEY_ROWS, other_hash)
+    assert f"not applied to {len(KEYS) + 1} there" in mended(mine).reason
+    monkeypatch.setattr(mending, "APPLIED_S", 10.0)
+
+    async def story() -> mending.Mended:
+        asking = asyncio.create_task(mine.mending.segment(PARTITION, SEGMENT))
+        await asyncio.sleep(0.1)
+        assert not asking.done()
+        other.store.write([more])
+        return await asking
+
+    assert asyncio.run(story()).keys
+    assert mine.all_rows() == other.all_rows()
+
+
+def test_alone_a_key_row_is_made_from_its_object_if_the_tree_agrees(pair: tuple[Replica, Replica]) -> None:
+    """A row that can be read waits for a tree that proves the object; one that says nothing at all does not."""
+    mine, other = pair
+    mine.other = None
+    leaf_is = right_leaf(mine)
+    mine.damage(KEY_ROWS, other_hash)
+    assert "nor its object" in mended(mine).reason
+    assert "nor its object" in mended(mine, leaf_is ^ 1).reason
+    assert mended(mine, leaf_is).by == "their own objects"
+    assert mine.all_rows() == other.all_rows()
+    mine.damage(KEY_ROWS, lambda data: b"\xc1" + data)
+    assert asyncio.run(asyncio.to_thread(mine.mending.unreadable, PARTITION, 10)) == [SEGMENT]
+    assert mended(mine).keys == ((b"b", b"7"),)
+    assert mine.all_rows() == other.all_rows()
+    mine.damage(OBJECTS, lambda data: data[:-4] + b"nope")
+    assert "nor its object" in mended(mine, leaf_is).reason
+
+
+def test_keys_are_mended_one_by_one_and_others_told_of(pair: tuple[Replica, Replica]) -> None:
+    """What a fold names: a damaged key is mended, one that is not (any more) says so; and another node is told to look
+    at a segment of its own."""
+    mine, other = pair
+    mine.damage(OBJECTS, None)
+    done, refused = asyncio.run(mine.mending.keys(PARTITION, [(b"b", b"7"), (b"b", b"8")]))
+    assert (done, dict(refused)) == (1, {"it is not damaged any more": 1})
+    mine.damage(KEY_ROWS, other_hash)
+    asyncio.run(other.mending.look_at("mine", PARTITION, SEGMENT))
+    assert mine.all_rows() == other.all_rows()
+    other.in_sync = False
+    with pytest.raises(NotReady):
+        asyncio.run(mine.mending._asked("other", PARTITION, SEGMENT, None, 0))
