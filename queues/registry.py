@@ -13,7 +13,6 @@ import contextlib
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from typing import Any, Final
 
 import structlog
@@ -28,7 +27,8 @@ from queues.keeping import RETRY_MS, CursorKeeper, unreadable
 from queues.listing import listed, samples_of
 from queues.owing import owed
 from queues.ownership import Owner, take
-from queues.serving import ServedQueue, Until, patiently
+from queues.polls import Until, patiently
+from queues.serving import ServedQueue
 from queues.source_queue import SourceQueue
 from queues.steering import Steering
 from queues.wire import FetchReply, FetchRequest, OwnCluster, OwnedByOther, UnknownQueue
@@ -201,8 +201,7 @@ class SourceQueues:
                 return
         for queue in self._queues.values():
             queue.machine.add(partition, entries, now)
-            if queue.waiters:
-                queue.wake()
+            queue.waiters.soon()
 
     def _applied_with_cursors(self, partition: int, entries: Sequence[Entry], now_ms: int) -> None:
         for queue in self._queues.values():
@@ -268,15 +267,14 @@ class SourceQueues:
             queue.machine.acknowledge(session, ack.batch, ack.owner_version, ack.failed, ack.outcomes)
         queue.machine.heard(session, request.holding, now)
         queue.room_made()
-        self._keeper.claim_all(queue)
+        if queue.machine.owner_is_new():
+            self._keeper.claim_all(queue)
         if not request.max_count:
             return self._reply(queue, None)
         return self._reply(queue, await queue.next_batch(request, now + request.wait_ms, until))
 
     def _reply(self, queue: ServedQueue, batch: Batch | None) -> FetchReply:
-        reply = queue.reply(batch, self._uuid, self._cluster_name)
-        ours = self.digests()
-        return replace(reply, properties=ours) if ours else reply
+        return queue.reply(batch, self._uuid, self._cluster_name, self.digests())
 
     # ---------------------------------------------------------------- owners
 

@@ -22,6 +22,7 @@ from queues.decrees import PUBLISHING, QueueSuspension, suspension_of
 from queues.decrees import SERVING as SERVES
 from queues.filters import parse_filter
 from queues.lower import Lower
+from queues.polls import Polls, Until, let_go
 from queues.reading import read_batch
 from queues.rules import LOWER, REAL_TIME, Budget, Item
 from queues.source_queue import SourceQueue
@@ -38,11 +39,12 @@ from repl.store.port import Store
 
 log = structlog.get_logger(__name__)
 
-WAITING_FETCHES_MAX: Final = 256
-"""Long polls of one queue at once; one more is refused as overloaded. A sink node holds one a link."""
-
 PUSHERS_MAX: Final = 64
 """Bulk producers that may wait for room at once; one more is answered with what there was room for."""
+
+READ_HERE_COUNT: Final = 16
+"""So many objects of a batch are read on the loop, 5 us each as a rule: handing them to a thread costs more than ten
+reads. More of them would hold up others."""
 
 TOLD_STEP_S: Final = 0.001
 """Pause of a batch whose objects were read before the loop heard that they are applied; it ends with its lease."""
@@ -58,15 +60,6 @@ _TOMBSTONE: Final = int(ReferenceKind.TOMBSTONE)
 
 Cover = Callable[["ServedQueue", Lower, int], Awaitable[None]]
 """Returns once it is on record that so many references more may be held at a lower priority (`queues.holding`)."""
-
-Until = Callable[[asyncio.Future[None]], Awaitable[None]]
-"""Waits for a future; raises when whoever wanted to wait for it is not there any more."""
-
-
-async def patiently(waiter: asyncio.Future[None]) -> None:
-    """The wait of one who stays."""
-    await waiter
-
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 """Starts a task that is awaited or cancelled at stop."""
@@ -112,7 +105,7 @@ class ServedQueue:
         self.throttle = Throttle(self.configured, time.now_ms())
         self.claiming: set[int] = set()
         """Partitions whose CURSOR entry of the current owner version is under way."""
-        self.waiters: deque[asyncio.Future[None]] = deque()
+        self.waiters = Polls(settings.name, self.wake)
         self._pushers: deque[asyncio.Future[None]] = deque()
         """Bulk producers that wait for room at a lower priority."""
         self.differing: dict[str, list[str]] = {}
@@ -126,7 +119,6 @@ class ServedQueue:
         self._time = time
         self._spawn = spawn
         self._cover = cover
-        self._gathering: asyncio.TimerHandle | None = None
         self.closed = False
         self.counting = Counting(self.machine, store, pool, time)
 
@@ -149,7 +141,7 @@ class ServedQueue:
         now = self._time.now_ms()
         while True:
             self.refill()
-            due, held_ms = self.machine.due_in_ms(now), self.throttle.wait_ms(now)
+            due, held_ms = self.machine.due_in_ms(now, request.session), self.throttle.wait_ms(now)
             if due is not None and not held_ms and (due == 0 or now >= deadline_ms):
                 batch = await self._serve(request, now)
                 if batch is not None:
@@ -157,10 +149,10 @@ class ServedQueue:
             if now >= deadline_ms or self.closed:
                 return None
             if held_ms and due is not None:
-                await self._wait(min(held_ms, deadline_ms - now), until)
+                await self.waiters.wait(request.session, min(held_ms, deadline_ms - now), until)
             elif due != 0:
                 self.wake()
-                await self._wait(deadline_ms - now, until)
+                await self.waiters.wait(request.session, deadline_ms - now, until)
             now = self._time.now_ms()
 
     async def _serve(self, request: FetchRequest, now_ms: int) -> Batch | None:
@@ -173,9 +165,12 @@ class ServedQueue:
         try:
             if batch.priority != REAL_TIME:
                 resolved = await self._read_anywhere(items, size)
-            elif any(not item[8] for item in items):
-                loop = asyncio.get_running_loop()
-                resolved, ends = await loop.run_in_executor(self._pool, read_batch, self._store, items, size)
+            elif unread := sum([not item[8] for item in items]):
+                if unread <= READ_HERE_COUNT:
+                    resolved, ends = read_batch(self._store, items, size)
+                else:
+                    loop = asyncio.get_running_loop()
+                    resolved, ends = await loop.run_in_executor(self._pool, read_batch, self._store, items, size)
                 await self._until_told(batch, ends)
             else:
                 resolved = None
@@ -222,7 +217,9 @@ class ServedQueue:
         """A key's object as its leader has it now, None when it is not there. Raises BadInput, Retryable."""
         return await self._kv.get(key)
 
-    def reply(self, batch: Batch | None, cluster: bytes, cluster_name: str) -> FetchReply:
+    def reply(
+        self, batch: Batch | None, cluster: bytes, cluster_name: str, properties: Mapping[bytes, bytes]
+    ) -> FetchReply:
         """The answer to a fetch, with `batch` or nothing."""
         return FetchReply(
             cluster,
@@ -234,6 +231,7 @@ class ServedQueue:
             self.state,
             [] if batch is None else batch.items(),
             REAL_TIME if batch is None else batch.priority,
+            properties,
         )
 
     # ---------------------------------------------------------------- what does not fit
@@ -285,7 +283,7 @@ class ServedQueue:
             loop = asyncio.get_running_loop()
             pusher: asyncio.Future[None] = loop.create_future()
             self._pushers.append(pusher)
-            timer = loop.call_later(left_ms / 1000, _let_go, pusher)
+            timer = loop.call_later(left_ms / 1000, let_go, pusher)
             try:
                 await pusher
             finally:
@@ -296,7 +294,7 @@ class ServedQueue:
     def room_made(self) -> None:
         """Lower references may have been settled: whoever waits for room looks again."""
         while self._pushers and any(lower.room() for lower in self.machine.lower):
-            _let_go(self._pushers.popleft())
+            let_go(self._pushers.popleft())
 
     # ---------------------------------------------------------------- what the metastore says
 
@@ -317,58 +315,32 @@ class ServedQueue:
         rates = self.configured if word.rates is None else word.rates.rates
         if rates != self.throttle.rates:
             self.throttle.change(rates, self._time.now_ms())
-            self.wake_all()
+            self.waiters.wake_all()
         if (self.suspension, self.publishing_suspension) != before:
-            self.wake_all()
+            self.waiters.wake_all()
 
     # ---------------------------------------------------------------- waiting fetches
-
-    async def _wait(self, wait_ms: int, until: Until) -> None:
-        if len(self.waiters) >= WAITING_FETCHES_MAX:
-            raise Overloaded(f"{WAITING_FETCHES_MAX} fetches wait at queue {self.settings.name} already")
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
-        self.waiters.append(waiter)
-        timer = loop.call_later(wait_ms / 1000, _let_go, waiter)
-        try:
-            await until(waiter)
-        finally:
-            timer.cancel()
-            if waiter in self.waiters:
-                self.waiters.remove(waiter)
 
     def wake(self) -> None:
         """Wake the first waiting fetch if there is something to give: now, or once enough has gathered."""
         if not self.waiters:
             return
-        now = self._time.now_ms()
-        due = self.machine.due_in_ms(now)
-        if due is not None:
-            due = max(due, self.throttle.wait_ms(now))
-        if due == 0:
-            while self.waiters:
-                waiter = self.waiters.popleft()
-                if not waiter.done():
-                    waiter.set_result(None)
-                    return
-        elif due is not None and self._gathering is None:
-            self._gathering = asyncio.get_running_loop().call_later(due / 1000, self._gathered)
-
-    def wake_all(self) -> None:
-        """Every waiting fetch looks again: the queue was suspended or resumed."""
-        while self.waiters:
-            _let_go(self.waiters.popleft())
+        now, machine = self._time.now_ms(), self.machine
+        due = machine.due_in_ms(now)
+        if due is None:
+            return
+        due = max(due, self.throttle.wait_ms(now))
+        if due:
+            self.waiters.in_ms(due)
+        else:
+            self.waiters.wake(lambda session: machine.may_have(session, now))
 
     def close(self) -> None:
         """Answer the waiting fetches; none waits from here on."""
         self.closed = True
-        self.wake_all()
+        self.waiters.wake_all()
         while self._pushers:
-            _let_go(self._pushers.popleft())
-
-    def _gathered(self) -> None:
-        self._gathering = None
-        self.wake()
+            let_go(self._pushers.popleft())
 
     def refill(self) -> None:
         """Begin every read of the change index that a window wants."""
@@ -386,8 +358,3 @@ class ServedQueue:
         window.refilled(rows, limit)
         self.refill()
         self.wake()
-
-
-def _let_go(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)

@@ -9,7 +9,9 @@ Deciding only: `now_ms` comes in, nothing is awaited, read or logged here; `queu
     waiting   -> settled        found to have vanished when it was read
 
 Real time comes first, strictly: a batch of a lower priority (`queues.lower`) is made only while no partition has
-anything to give in real time, whether in memory or still in the change index.
+anything to give in real time, whether in memory or still in the change index. What comes in real time must not wait
+behind such a batch either: while changes come it is small, the next follows after a rest, and a sink's process holds
+one of them at a time, so that its other fetches wait for what comes.
 
 Who may fetch is decided by CURSOR entries once they are applied (`decided`): a window serves only under the queue's
 current owner version, and acknowledgements of an older one count nothing (docs/protocol.md R-OWNER).
@@ -26,6 +28,7 @@ from queues.cursors import NO_OWNER, CursorState, Position
 from queues.filters import Filter
 from queues.lower import Lower
 from queues.pace import Pace
+from queues.reckoning import Reckoning
 from queues.rules import LOWER, REAL_TIME, Budget, Item, Ledger
 from queues.window import Window
 from repl.model.entry import Entry
@@ -33,12 +36,20 @@ from repl.model.entry import Entry
 TURN_MIN: Final = 16
 """Fewest references that one partition gives at its turn: below it a turn costs more than it shares."""
 
+LOWER_COUNT: Final = 64
+"""Most references of a lower priority in one batch while changes come in real time: reading and storing them holds up
+each side's loop for about a millisecond."""
+
+LOWER_EVERY_MS: Final = 16
+"""Least time from one such batch to the next: so a queue gives 4,000 references a second beside real time, and both
+sides are mostly free for what comes."""
+
 QUIET_MS: Final = 60_000
 """A queue from which nobody fetched for so long lets go of its windows: a sink that is away for days costs no
 memory."""
 
 
-class SourceQueue:
+class SourceQueue(Reckoning):
     """The machine of one queue; see the module's text. `filter_` None offers everything; `batch_prefix` see
     `queues.batches.Leases`."""
 
@@ -75,6 +86,8 @@ class SourceQueue:
         self._turn = 0
         self._heard_ms: int | None = None
         self._pace = Pace()
+        self._lower_from_ms = 0
+        """Earliest time of the next batch of a lower priority while real time is alive."""
         self.journal: Callable[[Window, Sequence[Entry]], None] | None = None
         """Told of what is added, while somebody counts (`queues.counting`)."""
 
@@ -152,15 +165,14 @@ class SourceQueue:
     def refills(self) -> list[tuple[Window, int, int]]:
         """(window, from offset, rows) of every read of the change index to begin now; the result goes to
         `Window.refilled`."""
-        reads = []
         if self.budget.references >= self.budget.reference_limit:
             for window in self.windows.values():
                 window.advance()  # places whose keys were settled otherwise make room
-        for window in self.windows.values():
-            rows = window.wanted()
-            if rows:
-                reads.append((window, window.refill_started(), rows))
-        return reads
+        return [
+            (window, window.refill_started(), rows)
+            for window in self.windows.values()
+            if window.scan != window.applied and (rows := window.wanted())
+        ]
 
     # ---------------------------------------------------------------- fetches
 
@@ -175,14 +187,36 @@ class SourceQueue:
         for batch in self.leases.lost(session, holding):
             self.release(batch)
 
-    def due_in_ms(self, now_ms: int) -> int | None:
-        """In how many ms a waiting fetch should be answered; None when there is nothing to give."""
+    def due_in_ms(self, now_ms: int, session: Session | None = None) -> int | None:
+        """In how many ms a waiting fetch, of `session` if that is told, should be answered; None when there is nothing
+        to give."""
         if not self._may_give():
             return None
-        waiting = sum(w.ready_count for w in self._serving())
-        if not waiting:
-            return 0 if self._lower_turn() is not None else None
-        return self._pace.wait_ms(waiting, now_ms)
+        waiting = self._ready_count()
+        if waiting:
+            return self._pace.wait_ms(waiting, now_ms)
+        if self._lower_turn() is None or (session is not None and self._has_its_share(session, now_ms)):
+            return None
+        return max(0, self._lower_from_ms - now_ms) if self._pace.alive(now_ms) else 0
+
+    def may_have(self, session: Session, now_ms: int) -> bool:
+        """Whether what waits may go to this session."""
+        return not self._has_its_share(session, now_ms) or self._ready_count() > 0
+
+    def _ready_count(self) -> int:
+        version = self.owner_version
+        return sum([w.ready_count for w in self.windows.values() if w.owner_version == version])
+
+    def _has_its_share(self, session: Session, now_ms: int) -> bool:
+        """Its process holds what it may of lower priorities."""
+        return self._pace.alive(now_ms) and any(
+            batch.priority != REAL_TIME and batch.session[:3] == session[:3] for batch in self.leases.batches.values()
+        )
+
+    def owner_is_new(self) -> bool:
+        """Some partition does not stand under the owner's version yet."""
+        version = self.owner_version
+        return any(window.owner_version != version for window in self.windows.values())
 
     def _may_give(self) -> bool:
         return not self.suspended and self.leases.room()
@@ -225,10 +259,14 @@ class SourceQueue:
         priority = REAL_TIME
         if not parts:
             lower = self._lower_turn()
-            if lower is None:
+            if lower is None or self._has_its_share(session, now_ms):
                 return None
-            priority = lower.priority
-            parts = [Part(lower, 0, *lower.take(max_count))]
+            priority, count = lower.priority, max_count
+            if self._pace.alive(now_ms):
+                if now_ms < self._lower_from_ms:
+                    return None
+                count, self._lower_from_ms = min(count, LOWER_COUNT), now_ms + LOWER_EVERY_MS
+            parts = [Part(lower, 0, *lower.take(count))]
         if not any(window.ready_count for window in order):
             self._pace.emptied()
         return self.leases.open(session, self.owner_version, parts, size, priority, now_ms)
@@ -355,45 +393,3 @@ class SourceQueue:
 
     def _return(self, window: Window | Lower, places: Sequence[int], items: Iterable[Item]) -> None:
         self.counts.redelivered += window.give_back(places, items)
-
-    # ---------------------------------------------------------------- what is shown
-
-    @property
-    def heard_lately(self) -> bool:
-        """The owner has fetched within QUIET_MS."""
-        return self._heard_ms is not None
-
-    def waiting_count(self) -> int:
-        """References that wait in memory, of windows that serve."""
-        return sum(w.waiting_count for w in self._serving())
-
-    def _serving(self) -> list[Window]:
-        version = self.owner_version
-        return [w for w in self.windows.values() if w.owner_version == version]
-
-    def in_flight_count(self) -> int:
-        """References under lease."""
-        return sum(w.away_count for w in self.windows.values())
-
-    def unknown(self) -> list[Window]:
-        """Windows whose waiting changes are not all in memory."""
-        return [window for window in self.windows.values() if not window.contiguous]
-
-    def ledger(self) -> Ledger:
-        """Of all partitions led here, now and before; what waits and is under lease is of those led now."""
-        total = Ledger()
-        for ledger in (self.past, *(window.ledger for window in self.windows.values())):
-            total.add(ledger)
-        return total
-
-    def oldest_ms(self) -> int | None:
-        """The leader's wall clock of the oldest change in memory that is not acknowledged; None when there is
-        none."""
-        times = [
-            part.items[0][7]
-            for batch in self.leases.batches.values()
-            if batch.priority == REAL_TIME
-            for part in batch.parts
-        ]
-        times += [t for w in self.windows.values() if (t := w.oldest_waiting_ms()) is not None]
-        return min(times, default=None)

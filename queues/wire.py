@@ -37,8 +37,7 @@ The story goes on in `queues.registry` (source) and `sink.fetch` (sink).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgpack
 import zstandard
@@ -132,8 +131,10 @@ class OwnCluster(BadInput):
     reason = "own-cluster"
 
 
-@dataclass(frozen=True, slots=True)
-class Ack:
+NO_PROPERTIES: Final[Mapping[bytes, bytes]] = {}
+
+
+class Ack(NamedTuple):
     """What became of a batch; `failed` indexes must come again, None means all. `outcomes`: how many of the others were
     applied, merged, superseded, rejected; None: not told."""
 
@@ -143,8 +144,7 @@ class Ack:
     outcomes: tuple[int, int, int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FetchRequest:
+class FetchRequest(NamedTuple):
     """See the module's text."""
 
     session: Session
@@ -155,11 +155,10 @@ class FetchRequest:
     max_bytes: int = 4_000_000
     wait_ms: int = 0
     compress: str = ""
-    properties: Mapping[bytes, bytes] = field(default_factory=dict)
+    properties: Mapping[bytes, bytes] = NO_PROPERTIES
 
 
-@dataclass(frozen=True, slots=True)
-class FetchReply:
+class FetchReply(NamedTuple):
     """See the module's text."""
 
     cluster: bytes
@@ -171,7 +170,7 @@ class FetchReply:
     state: str
     items: Sequence[Item]
     priority: int = REAL_TIME
-    properties: Mapping[bytes, bytes] = field(default_factory=dict)
+    properties: Mapping[bytes, bytes] = NO_PROPERTIES
 
 
 def encode_request(request: FetchRequest) -> bytes:

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from node.http.asgi import MSGPACK, Face, Request
 from node.http.statuses import Headers, Refused, Reply
 from queues.by_reference import ASKING_BYTES_MAX, ObjectReply, ObjectRequest, decode_asking, encode_object_reply
-from queues.serving import Until
+from queues.polls import Until
 from queues.wire import (
     OFF_LOOP_FROM_BYTES,
     REQUEST_BYTES_MAX,

@@ -17,7 +17,7 @@ from config.settings import Address, LimitSettings, ListenSettings
 from node.http.app import HttpFace
 from node.http.listeners import Listener
 from queues.by_reference import ObjectReply, ObjectRequest
-from queues.serving import Until
+from queues.polls import Until
 from queues.wire import FetchReply, FetchRequest, UnknownQueue
 from repl.model.conditions import Standing, judge_write, object_tag
 from repl.model.errors import BadInput, IsthmusError, Overloaded

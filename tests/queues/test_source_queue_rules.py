@@ -15,12 +15,13 @@ from queues.batches import IN_FLIGHT_BATCHES_MAX, Session
 from queues.counting import Counting, Waiting
 from queues.cursors import CursorState, Position, decode_soft, decode_state, encode_soft, encode_state, position_of
 from queues.filters import parse_filter
-from queues.pace import GATHER_COUNT, GATHER_MS
+from queues.pace import ALIVE_MS, GATHER_COUNT, GATHER_MS
 from queues.reading import read_objects
-from queues.rules import Budget, Item
-from queues.source_queue import QUIET_MS, SourceQueue
+from queues.rules import FOLD, Budget, Item
+from queues.source_queue import LOWER_COUNT, LOWER_EVERY_MS, QUIET_MS, SourceQueue
 from repl.model.entry import decode_key_row, encode_key_row, row_says_tombstone
 from repl.model.errors import BadConfig, CodecError
+from repl.model.keys import Key
 from repl.model.objects import Content, Summary, decode_object, says_deleted, seal, write
 from repl.model.reference import ReferenceKind
 from repl.store.port import Cursor
@@ -584,3 +585,38 @@ def test_a_deleted_object_is_told_from_its_bytes() -> None:
         data, _ = seal(write(None, (), content, (b"a" * 20, 5), 1))
         assert says_deleted(data) is decode_object(data).deleted is content.tombstone
     assert BUCKET
+
+
+def test_while_changes_come_a_sink_holds_one_small_batch_of_lower_priorities() -> None:
+    """So its other fetches wait for what comes in real time. Another node's sink gets its own after a rest; when no
+    change came for a while, batches are as large and as many as asked for."""
+    desk = Desk()
+    other = SESSION._replace(node="w2")
+    second = SESSION._replace(link=1)
+    desk.queue.lower[1].offer([Key(b"default", BUCKET, b"%d" % n) for n in range(1_000)], 0)
+    desk.write(b"now")
+    desk.ack(desk.take()[0])
+    batch = desk.queue.take(SESSION, 500, 1_000_000, desk.now)
+    assert batch is not None
+    assert (batch.priority, len(batch)) == (FOLD, LOWER_COUNT)
+    assert desk.queue.due_in_ms(desk.now) == LOWER_EVERY_MS
+    assert desk.queue.take(other, 500, 1_000_000, desk.now) is None
+    desk.now += LOWER_EVERY_MS
+    assert desk.queue.due_in_ms(desk.now) == 0, "for others"
+    for link in (SESSION, second):
+        assert desk.queue.due_in_ms(desk.now, link) is None
+        assert not desk.queue.may_have(link, desk.now)
+        assert desk.queue.take(link, 500, 1_000_000, desk.now) is None
+    assert desk.queue.may_have(other, desk.now)
+    assert desk.queue.due_in_ms(desk.now, other) == 0
+    desk.write(b"then")
+    assert desk.queue.may_have(second, desk.now)
+    change = desk.queue.take(second, 500, 1_000_000, desk.now)
+    assert change is not None
+    assert keys(change.items()) == [b"then"]
+    desk.ack(batch.id)
+    desk.now += ALIVE_MS
+    for link in (SESSION, second):
+        large = desk.queue.take(link, 400, 1_000_000, desk.now)
+        assert large is not None
+        assert len(large) == 400

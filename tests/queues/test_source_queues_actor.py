@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import queues.counting as counting_room
-import queues.serving as serving_room
+import queues.polls as polls_room
 from config.settings import QueueSettings
 from queues import pace
 from queues.cursors import decode_state, position_of
@@ -483,7 +483,7 @@ def test_more_waiting_fetches_than_the_limit_are_refused(monkeypatch: pytest.Mon
     """Long polls are bounded; one more is told to come back."""
 
     async def test(home: Home) -> None:
-        monkeypatch.setattr(serving_room, "WAITING_FETCHES_MAX", 2)
+        monkeypatch.setattr(polls_room, "WAITING_FETCHES_MAX", 2)
         polls = [asyncio.ensure_future(home.fetch(link=link, wait_ms=300)) for link in range(2)]
         await home.until(lambda: len(home.served()[0].waiters) == 2)
         with pytest.raises(Overloaded):

@@ -23,7 +23,7 @@ from node.http.roles import Guard, Role
 from node.http.statuses import Reply
 from queues.batches import Session
 from queues.by_reference import ObjectReply, ObjectRequest, encode_asking
-from queues.serving import Until
+from queues.polls import Until
 from queues.wire import FetchReply, FetchRequest, encode_request
 from repl.model.errors import PeerFault
 from repl.model.keys import Key

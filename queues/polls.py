@@ -1,0 +1,100 @@
+"""Fetches that wait at a queue until there is something for them: long polls, who came first goes first.
+
+When there is something, and for whom, is decided by the queue's machine (`queues.source_queue`); this room keeps who
+waits, and looks once a turn of the event loop, however many partitions a store batch was of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from queues.batches import Session
+from repl.model.errors import Overloaded
+
+WAITING_FETCHES_MAX: Final = 256
+"""Long polls of one queue at once; one more is refused as overloaded. A sink node holds one a link."""
+
+Until = Callable[[asyncio.Future[None]], Awaitable[None]]
+"""Waits for a future; raises when whoever wanted to wait for it is not there any more."""
+
+
+async def patiently(waiter: asyncio.Future[None]) -> None:
+    """The wait of one who stays."""
+    await waiter
+
+
+class Polls:
+    """Of one queue. `look()` wakes who is to be woken (`wake`); it is called in a turn of the loop of its own."""
+
+    def __init__(self, name: str, look: Callable[[], None]) -> None:
+        self._name = name
+        self._look = look
+        self._waiting: deque[tuple[asyncio.Future[None], Session]] = deque()
+        self._looks = False
+        self._later: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def wait(self, session: Session, wait_ms: int, until: Until) -> None:
+        """Until woken, for `wait_ms` at most. Raises Overloaded, and what `until` does."""
+        if len(self._waiting) >= WAITING_FETCHES_MAX:
+            raise Overloaded(f"{WAITING_FETCHES_MAX} fetches wait at queue {self._name} already")
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        waits = (waiter, session)
+        self._waiting.append(waits)
+        timer = loop.call_later(wait_ms / 1000, let_go, waiter)
+        try:
+            await until(waiter)
+        finally:
+            timer.cancel()
+            if waits in self._waiting:
+                self._waiting.remove(waits)
+
+    def wake(self, may_have: Callable[[Session], bool]) -> None:
+        """Wake the first whose session may have what there is."""
+        for waits in self._waiting:
+            waiter, session = waits
+            if not waiter.done() and may_have(session):
+                self._waiting.remove(waits)
+                waiter.set_result(None)
+                return
+
+    def wake_all(self) -> None:
+        """Everybody looks again."""
+        while self._waiting:
+            let_go(self._waiting.popleft()[0])
+
+    def soon(self) -> None:
+        """Something may be there for somebody: look in the loop's next turn."""
+        if self._waiting and not self._looks:
+            self._looks = True
+            asyncio.get_running_loop().call_soon(self._looking)
+
+    def in_ms(self, wait_ms: int) -> None:
+        """Look after `wait_ms` at the latest."""
+        loop = asyncio.get_running_loop()
+        at_s = loop.time() + wait_ms / 1000
+        if self._later is not None:
+            if self._later.when() <= at_s:
+                return
+            self._later.cancel()
+        self._later = loop.call_at(at_s, self._looking_later)
+
+    def _looking(self) -> None:
+        self._looks = False
+        self._look()
+
+    def _looking_later(self) -> None:
+        self._later = None
+        self._look()
+
+
+def let_go(waiter: asyncio.Future[None]) -> None:
+    """Whoever waits for it waits no more."""
+    if not waiter.done():
+        waiter.set_result(None)
