@@ -19,6 +19,7 @@ from repl.isr.epochs import cut, epoch_at, last_epoch, with_entries
 from repl.isr.messages import Ack, Forward, Hello, HelloOk, HelloRefused, Nack, Refusal
 from repl.isr.standing import FarCopy, Standing
 from repl.model.entry import Entry
+from repl.model.record import PartitionRecord
 
 HELLO_REPEAT_MS: Final = 500
 """Pause between two Hellos without an answer. A connection that comes back is told at once (LinkUp), so this only
@@ -49,6 +50,8 @@ class Follower:
     leader_hw: int = 0
     leader_leo: int = 0
     in_sync: bool = True
+    added: bool = False
+    """The record is adding this copy."""
     waits: str = ""
     diverged: str = ""
     """Why this copy must not be touched any more: it holds something committed that its leader does not."""
@@ -82,6 +85,19 @@ class Follower:
         if not standing.truncating:
             standing.far = FarCopy(standing.progress.applied, 0, whole=False, busy=True)
             standing.effects.append(GoFar(empty=False))
+
+    def named(self, record: PartitionRecord, standing: Standing, now_ms: int) -> bool:
+        """Whether `record` wants it to follow this leader still. A copy that is being added anew was removed before,
+        though that record was not seen here, and its leader has forgotten it: it asks to follow."""
+        node = standing.member.node
+        led_elsewhere = record.leader is None or record.leader.node != self.leader
+        if record.epoch != self.epoch or led_elsewhere or node not in record.replicas:
+            return False
+        anew = node in record.adding and not self.added
+        self.added = node in record.adding
+        if anew and self.following:
+            self.ask(standing, now_ms)
+        return True
 
     def deadline_ms(self) -> int | None:
         """When `tick` is due."""

@@ -233,10 +233,8 @@ class Replica(Roles):
                     self._leave(f"replaced: {why_idle(record, me, node)}")
                 else:
                     self._advance(leadership, now_ms)
-            case Follower(epoch=epoch, leader=leader):
-                led_elsewhere = record.leader is None or record.leader.node != leader
-                if record.epoch != epoch or led_elsewhere or node not in record.replicas:
-                    self._leave(why_idle(record, me, node))
+            case Follower() as follower if not follower.named(record, standing, now_ms):
+                self._leave(why_idle(record, me, node))
             case Quarantined() if node not in record.replicas:
                 self._become(Idle(), why_idle(record, me, node))
             case _:

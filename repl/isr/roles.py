@@ -53,7 +53,7 @@ class Roles(View):
             if record.candidate is not None and record.candidate == standing.me:
                 self._stand(record.epoch)
         elif leader is not None and leader.node != member.node and member.node in record.replicas:
-            follower = Follower(record.epoch, leader.node)
+            follower = Follower(record.epoch, leader.node, added=member.node in record.adding)
             self._become(follower, f"led: by {leader.node} in epoch {record.epoch}")
             follower.ask(standing, now_ms)
 

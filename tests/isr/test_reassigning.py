@@ -49,6 +49,22 @@ def test_a_newcomer_catches_up_joins_and_the_change_is_over() -> None:
     assert {len(world.logs[node]) for node in FIVE} == {14}
 
 
+def test_a_replica_that_was_removed_and_added_again_unseen_asks_to_follow() -> None:
+    """It never heard that it was removed, and the leader has forgotten it: the record that adds it again tells it so,
+    or both would wait for each other until something else happens."""
+    world = a_world()
+    world.mute.add("n3")
+    change(world, adding=("n4",), removing=("n3",))
+    world.pass_time(2_000)
+    assert world.record.replicas == ("n1", "n2", "n4")
+    assert world.replicas["n3"].following
+    world.mute.discard("n3")
+    change(world, adding=("n3",), removing=("n4",))
+    world.pass_time(4_000)
+    assert world.record.replicas == ("n1", "n2", "n3")
+    assert in_sync(world) == {"n1", "n2", "n3"}
+
+
 def test_a_replaced_replica_leaves_in_one_write_after_everybody_who_stays_was_asked() -> None:
     """The write takes it out of replicas and ISR, checks the gens of all who stay, and follows their answers."""
     world = a_world()

@@ -9,8 +9,9 @@ gets errors from then on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
+from types import MappingProxyType
 
 from repl.isr.epochs import EpochTable, table_of
 from repl.isr.events import FarStored
@@ -20,19 +21,32 @@ KEY_COUNT = 7
 """Keys of a partition: few, so that most rows are written many times."""
 
 
+NOTHING: Mapping[int, Entry] = MappingProxyType({})
+
+
 def key_of(entry: Entry) -> int | None:
-    """The key that an entry changes, None when it changes none."""
-    return int(entry.request_id[1:]) % KEY_COUNT if entry.kind == EntryKind.DATA else None
+    """The key that an entry changes, None when it changes none. Entries that name none have one by their request."""
+    if entry.kind not in (EntryKind.DATA, EntryKind.REAP):
+        return None
+    return int(entry.key) if entry.key else int(entry.request_id[1:]) % KEY_COUNT
 
 
-def effect_of(entries: Iterable[Entry]) -> dict[int, Entry]:
-    """The rows that entries from the first one on leave: each key's latest change."""
-    rows: dict[int, Entry] = {}
+def effect_of(entries: Iterable[Entry], before: Mapping[int, Entry] = NOTHING) -> dict[int, Entry]:
+    """The rows that entries leave, from the first one on, or over those of `before`: each key's latest change. Of a key
+    that was reaped none is left."""
+    rows = dict(before)
     for entry in entries:
         key = key_of(entry)
-        if key is not None:
+        if key is not None and entry.kind == EntryKind.REAP:
+            rows.pop(key, None)
+        elif key is not None:
             rows[key] = entry
     return rows
+
+
+def last_reap(entries: Sequence[Entry]) -> int:
+    """The offset of the last REAP entry, -1 where there is none."""
+    return max((entry.offset for entry in entries if entry.kind == EntryKind.REAP), default=-1)
 
 
 class SimLog:
@@ -147,6 +161,8 @@ class SimStore:
         self.floor = 0
         self.target = 0
         self.far: FarStored | None = None
+        self.reaped = -1
+        """Offset of the last REAP entry."""
 
     @property
     def applied(self) -> int:
@@ -158,7 +174,8 @@ class SimStore:
         assert entries[0].offset == self.applied
         assert self.far is None
         self.history.extend(entries)
-        self.latest |= effect_of(entries)
+        self.latest = effect_of(entries, self.latest)
+        self.reaped = max(self.reaped, last_reap(entries))
         if self.applied >= self.target:
             self.target = 0
 
@@ -171,6 +188,7 @@ class SimStore:
         self.target = max(self.target, found)
         del self.history[self.floor :]
         self.latest = effect_of(self.history)
+        self.reaped = last_reap(self.history)
 
     def begin_far(self, *, empty: bool) -> None:
         """Mark it, durably; where rows may be missing, all go."""
@@ -187,12 +205,13 @@ class SimStore:
         assert self.far is not None
         whole = self.far.whole and not entries and upto == self.far.position
         assert all(self.far.position <= entry.offset < upto for entry in entries)
-        self.latest |= effect_of(entries)
+        self.latest = effect_of(entries, self.latest)
         self.far = FarStored(upto, epoch, whole)
 
     def finish_far(self, committed: Sequence[Entry]) -> None:
         """It is the effect of all these."""
         self.history = list(committed)
+        self.reaped = last_reap(committed)
         self.floor = len(committed)
         self.far = None
 
@@ -200,10 +219,11 @@ class SimStore:
 class Disk:
     """One machine's data directory."""
 
-    def __init__(self, partitions: Iterable[int]) -> None:
+    def __init__(self, partitions: Iterable[int], new_store: Callable[[], SimStore] = SimStore) -> None:
         partitions = tuple(partitions)
+        self.new_store = new_store
         self.logs = {partition: SimLog() for partition in partitions}
-        self.stores = {partition: SimStore() for partition in partitions}
+        self.stores = {partition: new_store() for partition in partitions}
         self.gens: dict[int, int] = {}
         """Of all partitions: of copies that are here, and of those that may be made."""
         self.epochs_seen = dict.fromkeys(partitions, 0)
@@ -219,7 +239,7 @@ class Disk:
     def make_copy(self, partition: int) -> None:
         """An empty copy of a partition."""
         self.logs[partition] = SimLog()
-        self.stores[partition] = SimStore()
+        self.stores[partition] = self.new_store()
         self.epochs_seen.setdefault(partition, 0)
 
     def condemn(self, partition: int, gen: int) -> None:

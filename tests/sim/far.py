@@ -42,6 +42,7 @@ class Snapshot:
         self.end = store.applied
         self.epoch = store.history[-1].epoch if store.history else 0
         self.rows = sorted(store.latest.values(), key=lambda entry: entry.offset)
+        self.reaped = store.reaped
         self.sent_all = False
         self.heard_ms = 0
 
@@ -100,21 +101,34 @@ class Far:
         of = self.snapshots.get(key)
         other = of is not None and asked.end not in (0, of.end)
         if of is None or other or asked.position > of.end or (of.sent_all and not asked.end):
-            of = self.snapshots[key] = self.snapshot(partition)
+            of = self.snapshot(partition)
+            if self.lacks_a_reap(of, asked.position):
+                self.world.counts["far_lacks_a_reap"] += 1
+                self.snapshots.pop(key, None)
+                start = self.process.node.disk.logs[partition].start
+                return ms.HelloRefused(asked.epoch, asked.nonce, ms.Refusal.AHEAD, start)
+            self.snapshots[key] = of
             self.world.counts["far_rounds_begun"] += 1
         of.heard_ms = self.world.now_ms
         table = self.process.replicas[partition].epoch_table
         if asked.end == of.end == asked.position and not other:
-            number = int(asked.after or b"0") + 1
-            of.sent_all = number == STATE_CHUNKS
+            rows, last, of.sent_all = self.state(of, asked.after)
             done = int(of.sent_all)
-            last = b"%d" % number
-            return ms.FarState(asked.epoch, asked.nonce, of.end, asked.after, last, done, cut(table, of.end), b"state")
+            return ms.FarState(asked.epoch, asked.nonce, of.end, asked.after, last, done, cut(table, of.end), rows)
         rows = [entry for entry in of.rows if entry.offset >= asked.position]
         upto = rows[CHUNK_ROWS].offset if len(rows) > CHUNK_ROWS else of.end
         epoch = of.epoch if upto == of.end else epoch_at(table, upto - 1)
         wires = msgpack.packb([entry.wire for entry in rows if entry.offset < upto])
         return ms.FarRows(asked.epoch, asked.nonce, asked.position, upto, epoch, of.end, wires)
+
+    def state(self, _of: Snapshot, after: bytes) -> tuple[bytes, bytes, bool]:
+        """(what is not rows, behind the name `after`; its last name; whether that is all)."""
+        number = int(after or b"0") + 1
+        return b"state", b"%d" % number, number == STATE_CHUNKS
+
+    def lacks_a_reap(self, of: Snapshot, position: int) -> bool:
+        """Whether a copy that has the rows below `position` may have one that was reaped since (R-REAP)."""
+        return 0 < position <= of.reaped
 
     def pin(self, partition: int) -> int | None:
         """From where on followers that take rows here, or are not in sync yet, need the log."""

@@ -34,7 +34,7 @@ class Node:
     def __init__(self, world: World, name: str, partitions: Sequence[int]) -> None:
         self.world = world
         self.name = name
-        self.disk = Disk(partitions)
+        self.disk = Disk(partitions, world.new_store)
         for partition in range(world.plan.partition_count):
             self.disk.gens[partition] = world.metastore.new_gen()
         self.processes: list[Process] = []
@@ -110,7 +110,8 @@ class Node:
         for process in list(self.processes):
             process.die("its disk is replaced")
         world.checkers.data_lost(self)
-        self.disk = Disk([p for p, record in world.metastore.records.items() if self.name in record.replicas])
+        here = [p for p, record in world.metastore.records.items() if self.name in record.replicas]
+        self.disk = Disk(here, world.new_store)
         for partition in world.metastore.records:
             self.take_new_gen(partition)
         world.checkers.disk_changed(self)

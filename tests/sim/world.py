@@ -22,6 +22,7 @@ from repl.model.record import Member, PartitionRecord
 from tests.sim.checkers import Checkers
 from tests.sim.clients import Client
 from tests.sim.controllers import Controller
+from tests.sim.disk import SimStore
 from tests.sim.faults import Faults
 from tests.sim.last_resort import LastResort
 from tests.sim.metastore import SimMetastore
@@ -57,7 +58,7 @@ STORY_LINES = 500
 
 class World:
     """One run. `replica_class`, `decide`, `shell` and `metastore_class` are the sound ones unless a test puts a defect
-    in."""
+    in; `new_store` and `new_client` make what stores rows, and who writes."""
 
     def __init__(
         self,
@@ -67,6 +68,8 @@ class World:
         decide: Callable[..., Any] = elect,
         shell: type[Process] = Process,
         metastore_class: type[SimMetastore] = SimMetastore,
+        new_store: Callable[[], SimStore] = SimStore,
+        new_client: Callable[[World, int], Client] = Client,
         plan: Plan | None = None,
     ) -> None:
         self.seed = seed
@@ -75,6 +78,7 @@ class World:
         self.replica_class = replica_class
         self.decide = decide
         self.shell = shell
+        self.new_store = new_store
         self.counts: Counter[str] = Counter()
         self.story: deque[tuple[Any, ...]] = deque(maxlen=STORY_LINES)
         self._heap: list[tuple[int, int, Callable[..., Any], tuple[Any, ...]]] = []
@@ -106,7 +110,7 @@ class World:
                 )
             )
         self.controllers = [Controller(self, name) for name in ("c1", "c2")]
-        self.clients = [Client(self, partition) for partition in range(self.plan.partition_count)]
+        self.clients = [new_client(self, partition) for partition in range(self.plan.partition_count)]
         self.faults = Faults(self)
         self.operator = LastResort(self)
 
@@ -289,8 +293,9 @@ class World:
 
 
 def run_seed(seed: int, *, whole_story: bool = False, **options: Any) -> World:
-    """Run a seed to its end; a Violation or a broken assertion carries the seed and the story."""
-    world = World(seed, **options)
+    """Run a seed to its end, in a `world_class` made with the other options; a Violation or a broken assertion carries
+    the seed and the story."""
+    world = options.pop("world_class", World)(seed, **options)
     if whole_story:
         world.story = deque()
     try:
