@@ -8,7 +8,7 @@ alone, unless the settings let the other cluster be told. What is corrupt is nam
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final, NamedTuple, Protocol
 
@@ -16,6 +16,7 @@ import structlog
 
 from aae.compare import Difference, Kind, Side
 from aae.exchange import Findings, Verdict
+from aae.memory import Named
 from aae.peers import PeerTrees
 from aae.runs import Outcome, Scope, run
 from aae.runs import Side as Cluster
@@ -70,15 +71,6 @@ class Check(NamedTuple):
     began_ms: int
 
 
-class Named(NamedTuple):
-    """The keys that differed in the check that began at `began_ms`, each with its difference, such as "missing@sink".
-    Not `every`: there were more."""
-
-    began_ms: int
-    keys: Mapping[tuple[bytes, bytes], str]
-    every: bool
-
-
 class Checker:
     """Runs the checks of one peer, one at a time."""
 
@@ -110,7 +102,7 @@ class Checker:
         try:
             wanted = self._repairs.wanted(settings.queue, bucket_type)
         except IsthmusError as error:
-            return Outcome(Verdict.ERROR, f"queue {settings.queue}: {error}", findings)
+            return Outcome(Verdict.ERROR, f"queue {settings.queue}: {error}", findings, unseen=True)
 
         keys: dict[tuple[bytes, bytes], str] = {}
 

@@ -18,8 +18,9 @@ from typing import Final, NamedTuple, Protocol
 
 import structlog
 
+from aae.compared import Peer
 from aae.exchange import Verdict
-from aae.manager import Busy, Manager, Peer
+from aae.manager import Busy, Manager
 from aae.memory import Remembered
 from aae.schedule import Kind, TimeRange
 from repl.model.errors import IsthmusError

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from aae.compared import Peer
 from aae.exchange import Verdict
-from aae.manager import Manager, Peer
+from aae.manager import Manager
 from aae.reconcile.verdicts import Verdict as KeyVerdict
 from repl.model.keys import Key
 
@@ -51,9 +52,9 @@ def _found(peer: Peer, verdict: Verdict, began_ms: int, key: Key) -> tuple[KeyVe
         return KeyVerdict.FILTERED, None, f"the filter of queue {peer.settings.queue} leaves it out"
     if verdict is Verdict.IN_SYNC:
         return KeyVerdict.MATCH, None, ""
-    named = peer.checker.named.get(key.bucket_type)
+    named = peer.checker.named.get(key.bucket_type) or peer.remembered.named.get(key.bucket_type)
     if named is None or named.began_ms > began_ms:
-        return KeyVerdict.UNREACHABLE, None, "which keys differed is not remembered over a restart"
+        return KeyVerdict.UNREACHABLE, None, "which keys differed then is not known any more"
     found = named.keys.get((key.bucket, key.key))
     if found is not None:
         return KeyVerdict.DIVERGED, found, ""

@@ -10,12 +10,14 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any, Final
 
+from aae.compared import Peer
 from aae.exchange import Findings
 from aae.folding import text_of
 from aae.healing import Healed, Healing
 from aae.keeping import Trees
-from aae.manager import Manager, Peer
+from aae.manager import Manager
 from aae.memory import Result
+from aae.retries import RETRIES_MAX
 from aae.schedule import TimeRange
 from repl.telemetry import Sample
 
@@ -94,8 +96,9 @@ def _peer(manager: Manager, peer: Peer, healed: Healed | None, results: int) -> 
         "state": "suspended" if suspended is not None else "idle" if peer.plan is None else "scheduled",
         "reason": _why(peer),
         "suspended": None if suspended is None else asdict(suspended),
-        "next_ms": upcoming[0][0] if upcoming else None,
-        "next_kind": upcoming[0][1].value if upcoming else None,
+        "next_ms": peer.retry.at_ms if peer.retry is not None else upcoming[0][0] if upcoming else None,
+        "next_kind": peer.retry.kind.value if peer.retry is not None else upcoming[0][1].value if upcoming else None,
+        "retry": None if peer.retry is None else {"tries": peer.retry.tries, "reason": peer.retry.reason},
         "range": None if learned is None else _ranged(learned),
         "gaps_open": None if healed is None else healed.open_count,
         "gaps_closed": 0 if healed is None else healed.closed_count,
@@ -106,7 +109,7 @@ def _peer(manager: Manager, peer: Peer, healed: Healed | None, results: int) -> 
 
 
 def _named(peer: Peer) -> list[dict[str, str]]:
-    """The first keys that differed in the newest check of each bucket type, since this node's start."""
+    """The first keys that differed in the newest check of each bucket type."""
     return [
         {
             "bucket_type": text_of(bucket_type),
@@ -114,7 +117,7 @@ def _named(peer: Peer) -> list[dict[str, str]]:
             "key": text_of(key),
             "difference": difference,
         }
-        for bucket_type, named in peer.checker.named.items()
+        for bucket_type, named in {**peer.remembered.named, **peer.checker.named}.items()
         for (bucket, key), difference in islice(named.keys.items(), NAMED_SHOWN)
     ]
 
@@ -164,6 +167,8 @@ def _why(peer: Peer) -> str:
         return f"by {suspended.by}{because}"
     if peer.plan is None:
         return "no checks are wanted: all counts are 0"
+    if peer.retry is not None:
+        return f"could not look, tried again ({peer.retry.tries} of {RETRIES_MAX}): {peer.retry.reason}"
     return f"{len(peer.plan.kinds)} checks a day"
 
 

@@ -9,25 +9,23 @@ is still running makes the next one late, so that it is left out.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import structlog
 
 from aae.alarm import Alarm
 from aae.check import Check, Checker
+from aae.compared import Peer, Running, Skipped
 from aae.exchange import Findings, Verdict
-from aae.memory import Memory, Remembered, Result, Suspended
+from aae.memory import Memory, Result, Suspended
+from aae.retries import Retry, again
 from aae.schedule import (
     DAY_MS,
     Kind,
     Place,
-    Plan,
     TimeRange,
-    Window,
     after,
     chosen,
     due,
@@ -45,9 +43,6 @@ from repl.model.ports import TimeSource
 
 log = structlog.get_logger(__name__)
 
-SKIPPED_KEPT: Final = 50
-"""Newest slots of a peer that were left out, shown to operators."""
-
 LEARNS_FROM: Final = 1_000
 """Repairs of one check above half of which their range is learned."""
 
@@ -62,39 +57,6 @@ class Busy(Retryable):
     """A check is running; one runs at a time on a node."""
 
     reason = "busy"
-
-
-class Skipped(NamedTuple):
-    """A slot that was left out, and why."""
-
-    at_ms: int
-    kind: Kind
-    reason: str
-
-
-@dataclass(slots=True)
-class Peer:
-    """One other cluster, as the manager keeps it."""
-
-    settings: FullSyncSettings
-    place: int
-    checker: Checker
-    remembered: Remembered
-    window: Window
-    plan: Plan | None = None
-    slot: int = -1
-    skipped: deque[Skipped] = field(default_factory=lambda: deque(maxlen=SKIPPED_KEPT))
-
-
-class Running(NamedTuple):
-    """The check that runs now."""
-
-    peer: str
-    kind: Kind
-    bucket_type: str
-    began_ms: int
-    by: str
-    findings: Findings
 
 
 class Manager:
@@ -195,6 +157,7 @@ class Manager:
             return
         now_ms = self._time.wall_ms()
         moments = [at for at in (self._next(peer, now_ms) for peer in self.peers.values()) if at is not None]
+        moments += [peer.retry.at_ms for peer in self.peers.values() if peer.retry is not None]
         if moments and self._alarm is not None:
             self._alarm.ring_at(min(moments), self._ring)
 
@@ -205,16 +168,27 @@ class Manager:
         now_ms = self._time.wall_ms()
         for peer in self.peers.values():
             at_ms = self._next(peer, now_ms)
-            if at_ms is None or at_ms > now_ms or peer.plan is None or now_ms >= peer.plan.end_ms:
+            if at_ms is None or peer.plan is None:
                 continue
-            peer.slot += 1
-            kind = peer.plan.kinds[peer.slot]
+            retry = peer.retry
+            if at_ms <= now_ms < peer.plan.end_ms:
+                peer.retry = retry = None
+                peer.slot += 1
+                kind = peer.plan.kinds[peer.slot]
+            elif retry is not None and retry.at_ms <= now_ms:
+                peer.retry = None
+                at_ms, kind = retry.at_ms, retry.kind
+                if now_ms > at_ms + peer.plan.slot_ms // 2:
+                    self._skip(peer, at_ms, kind, "late")
+                    continue
+            else:
+                continue
             suspended = peer.remembered.suspended
             if suspended is not None:
                 self._skip(peer, at_ms, kind, f"suspended by {suspended.by}")
             elif kind is not Kind.NONE:
                 self._take(peer)
-                self._spawn(self._check(peer, kind, by=""))
+                self._spawn(self._check(peer, kind, by="", before=retry))
                 return  # what else is due waits for its end, until it is late
         self._arm()
 
@@ -238,14 +212,19 @@ class Manager:
             raise Busy(f"a check of {self._taken} is running; one runs at a time on a node")
         self._taken = peer.settings.name
 
-    async def _check(self, peer: Peer, kind: Kind, by: str, times: TimeRange | None = None) -> list[Result]:
-        """The check for which this manager was taken."""
+    async def _check(
+        self, peer: Peer, kind: Kind, by: str, times: TimeRange | None = None, before: Retry | None = None
+    ) -> list[Result]:
+        """The check for which this manager was taken; `before`: it is one of a slot that was tried before."""
         try:
             return await self._checked(peer, kind, by, times)
         except LocalFault:
             return []  # what was found stands in the log; that it is not remembered, too
         finally:
             self.running, self._taken = None, ""
+            if not by and peer.unseen and peer.remembered.suspended is None:
+                now_ms = self._time.wall_ms()
+                peer.retry = again(before, kind, peer.unseen, now_ms, self._next(peer, now_ms))
             self._arm()
 
     async def _checked(self, peer: Peer, kind: Kind, by: str, given: TimeRange | None) -> list[Result]:
@@ -259,6 +238,7 @@ class Manager:
             return []
         times = given or looked_at(kind, remembered.standing, began_ms)
         results: list[Result] = []
+        peer.unseen = ""
         modified: list[int] = []
         buckets: set[bytes] = set()
         for name in peer.settings.bucket_types.split(","):
@@ -268,23 +248,27 @@ class Manager:
             results.append(await self._one(peer, Check(name, kind, times, by, now_ms), findings))
             modified += peer.checker.modified_ms
             buckets |= peer.checker.buckets
-        whole = all(result.verdict is Verdict.IN_SYNC for result in results)
         repaired = sum(result.queued for result in results)
-        remembered.standing = after(
-            remembered.standing,
-            kind,
-            began_ms,
-            in_sync=whole,
-            repaired=repaired,
-            learned=learned_range(modified, buckets, LEARNS_FROM),
-            own_times=given is not None,
-        )
+        if not peer.unseen:
+            peer.retry = None
+        if repaired or not peer.unseen:  # who could not look has not failed to find both equal
+            remembered.standing = after(
+                remembered.standing,
+                kind,
+                began_ms,
+                in_sync=all(result.verdict is Verdict.IN_SYNC for result in results),
+                repaired=repaired,
+                learned=learned_range(modified, buckets, LEARNS_FROM),
+                own_times=given is not None,
+            )
         await self._save()
         return results
 
     async def _one(self, peer: Peer, check: Check, findings: Findings) -> Result:
         began = self._time.now_ms()
         outcome = await peer.checker.check(check, findings)
+        if outcome.unseen:
+            peer.unseen = outcome.reason
         left = findings.differences - findings.queued
         proven = outcome.verdict is Verdict.IN_SYNC  # trees are compared whole, whatever the check's times
         result = Result(
@@ -306,6 +290,9 @@ class Manager:
         )
         name = peer.settings.name
         peer.remembered.results.append(result)
+        named = peer.checker.named.get(check.bucket_type.encode())
+        if named is not None:
+            peer.remembered.name(check.bucket_type.encode(), named)
         if proven:
             peer.remembered.proven_ms[check.bucket_type] = check.began_ms
         self.totals[name, result.verdict] = self.totals.get((name, result.verdict), 0) + 1
@@ -339,7 +326,7 @@ class Manager:
         LocalFault."""
         at_ms = self._time.wall_ms()
         for peer in self._named(name):
-            peer.remembered.suspended = Suspended(by, at_ms, reason)
+            peer.remembered.suspended, peer.retry = Suspended(by, at_ms, reason), None
         await self._save()
 
     async def resume(self, name: str | None) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -23,6 +24,13 @@ log = structlog.get_logger(__name__)
 
 RESULTS_KEPT: Final = 200
 """Newest results of one peer: a day of the most checks that people look at, and 100 KB."""
+
+NAMED_KEPT: Final = 1_000
+"""Keys that differed in the newest check of a bucket type, remembered over a start: more are known until then
+(`aae.check`)."""
+
+NAMED_BYTES: Final = 256 * 1024
+"""What the names of all of them together may take; with several peers and types, or long keys, fewer are kept."""
 
 FORM: Final = 1
 
@@ -59,6 +67,15 @@ class Result:
     """Who asked for it; "" when it was due."""
 
 
+class Named(NamedTuple):
+    """The keys that differed in the check that began at `began_ms`, each with its difference, such as "missing@sink".
+    Not `every`: there were more."""
+
+    began_ms: int
+    keys: Mapping[tuple[bytes, bytes], str]
+    every: bool
+
+
 @dataclass(slots=True)
 class Remembered:
     """Of one peer."""
@@ -68,6 +85,27 @@ class Remembered:
     results: deque[Result] = field(default_factory=lambda: deque(maxlen=RESULTS_KEPT))
     proven_ms: dict[str, int] = field(default_factory=dict)
     """Bucket type -> when it was proven in sync last."""
+    named: dict[bytes, Named] = field(default_factory=dict)
+    """Bucket type -> what differed in its newest check, the first NAMED_KEPT."""
+
+    def name(self, bucket_type: bytes, named: Named) -> None:
+        """Remember what differed."""
+        self.named[bucket_type] = _first(named, NAMED_KEPT, NAMED_BYTES)
+
+
+def _first(named: Named, count: int, size: int) -> Named:
+    """The first of them, `count` at most, with names of `size` bytes in all."""
+    kept: dict[tuple[bytes, bytes], str] = {}
+    for (bucket, key), difference in islice(named.keys.items(), count):
+        size -= len(bucket) + len(key) + ROW_BYTES
+        if size < 0:
+            break
+        kept[bucket, key] = difference
+    return Named(named.began_ms, kept, named.every and len(kept) == len(named.keys))
+
+
+ROW_BYTES: Final = 32
+"""What a name takes besides itself, its difference included."""
 
 
 class Memory:
@@ -96,7 +134,8 @@ class Memory:
 
     def save(self) -> None:
         """Durable on return. Blocks; raises LocalFault."""
-        self._slots.write({"v": FORM, "peers": {name: _plain(one) for name, one in self.peers.items()}})
+        share = NAMED_BYTES // max(1, sum(len(one.named) for one in self.peers.values()))
+        self._slots.write({"v": FORM, "peers": {name: _plain(one, share) for name, one in self.peers.items()}})
 
 
 def _document(raw: Any) -> dict[Any, Any]:
@@ -106,12 +145,17 @@ def _document(raw: Any) -> dict[Any, Any]:
     return found
 
 
-def _plain(one: Remembered) -> dict[str, Any]:
+def _plain(one: Remembered, named_bytes: int) -> dict[str, Any]:
+    named = {name: _first(found, NAMED_KEPT, named_bytes) for name, found in one.named.items()}
     return {
         "standing": asdict(one.standing),
         "suspended": None if one.suspended is None else asdict(one.suspended),
         "results": [{**asdict(result), "differences": dict(result.differences)} for result in one.results],
         "proven": one.proven_ms,
+        "named": [
+            [name, kept.began_ms, kept.every, [[*key, difference] for key, difference in kept.keys.items()]]
+            for name, kept in named.items()
+        ],
     }
 
 
@@ -127,13 +171,14 @@ def _peer(raw: Mapping[str, Any]) -> Remembered:
         ),
         None if raw["suspended"] is None else Suspended(**raw["suspended"]),
         deque(
-            (
-                Result(**{**one, "kind": Kind(one["kind"]), "verdict": Verdict(one["verdict"])})
-                for one in raw["results"]
-            ),
+            (_result(one) for one in raw["results"]),
             maxlen=RESULTS_KEPT,
         ),
         {str(name): int(at_ms) for name, at_ms in raw["proven"].items()},
+        {
+            bytes(name): Named(int(began_ms), {(bytes(b), bytes(k)): str(what) for b, k, what in keys}, bool(every))
+            for name, began_ms, every, keys in raw.get("named", ())
+        },
     )
 
 

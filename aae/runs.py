@@ -66,11 +66,13 @@ class Scope(NamedTuple):
 
 @dataclass(slots=True)
 class Outcome:
-    """How a run ended: the verdict, and why it is not more."""
+    """How a run ended: the verdict, and why it is not more. `unseen`: something could not be looked at that soon may
+    be, so the run tells nothing of what differs."""
 
     verdict: Verdict
     reason: str = ""
     findings: Findings = field(default_factory=Findings)
+    unseen: bool = False
 
 
 async def run(
@@ -92,11 +94,11 @@ async def run(
     except TimeoutError:
         return Outcome(Verdict.TIMED_OUT, f"not done after {timeout_s:g} s, at {findings.state}", findings)
     except Incomplete as error:
-        return Outcome(Verdict.INCOMPLETE, str(error), findings)
+        return Outcome(Verdict.INCOMPLETE, str(error), findings, unseen=True)
     except Retryable as error:
-        return Outcome(Verdict.INCOMPLETE, f"{findings.state}: {error}", findings)
+        return Outcome(Verdict.INCOMPLETE, f"{findings.state}: {error}", findings, unseen=True)
     except IsthmusError as error:
-        return Outcome(Verdict.ERROR, f"{findings.state}: {error}", findings)
+        return Outcome(Verdict.ERROR, f"{findings.state}: {error}", findings, unseen=True)
     return Outcome(verdict, _why(verdict, findings), findings)
 
 

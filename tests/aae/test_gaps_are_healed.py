@@ -74,6 +74,7 @@ class Told(Checker):
         self.checks: list[Check] = []
         self.modified_ms = []
         self.buckets = set()
+        self.named = {}
 
     async def check(self, check: Check, findings: Findings) -> Outcome:
         """See Checker."""

@@ -11,9 +11,10 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgpack import packb
 
 from aae import check
-from aae.check import Check, Checker, Named, Repairs, rest_s
+from aae.check import Check, Checker, Repairs, rest_s
 from aae.compare import Difference, Row, Side
 from aae.compare import Kind as DifferenceKind
 from aae.exchange import Findings, Verdict
@@ -21,7 +22,7 @@ from aae.healing import Gap, Gaps, Healing
 from aae.last_comparison import last_comparisons
 from aae.listing import listed, samples, scheduled
 from aae.manager import Busy, Manager, UnknownPeer
-from aae.memory import Memory
+from aae.memory import NAMED_BYTES, Memory, Named, _plain
 from aae.runs import Outcome
 from aae.schedule import DAY_MS, HOUR_MS, Kind, TimeRange, window_of
 from config.fullsync import FullSyncSettings
@@ -75,6 +76,7 @@ class FakeChecker(Checker):
         self.buckets = set()
         self.named = {}
         self.differences = 0
+        self.unseen = ""
 
     def counts(self, key: Key) -> bool:
         """See Checker."""
@@ -90,7 +92,7 @@ class FakeChecker(Checker):
         verdict = self.outcomes.pop(0) if self.outcomes else Verdict.IN_SYNC
         if verdict is not Verdict.IN_SYNC:
             findings.branches_differing = 1
-        return Outcome(verdict, "", findings)
+        return Outcome(verdict, self.unseen, findings, unseen=bool(self.unseen))
 
     def close(self) -> None:
         """See Checker."""
@@ -327,6 +329,94 @@ def test_auto_goes_by_what_was_found(tmp_path: Path) -> None:
     story(work)
 
 
+def test_what_is_remembered_of_keys_is_bounded(tmp_path: Path) -> None:
+    """The first ones of many, of long ones fewer, of several bucket types their share; and what is left out is said."""
+
+    async def work() -> None:
+        desk = Desk(tmp_path, replace(WEST, bucket_types="default,other"))
+        for name, length in ((b"default", 10), (b"other", 1_000)):
+            keys = {(b"b", b"%0*d" % (length, n)): "missing@sink" for n in range(5_000)}
+            desk.checkers["west"].named[name] = Named(START, keys, True)
+        await desk.manager.run("west", Kind.ALL, "ann")
+        await desk.manager.stop()
+        assert sum(len(packb(one)) for one in _plain(desk.memory.of("west"), NAMED_BYTES // 2)["named"]) < NAMED_BYTES
+        named = Desk(tmp_path, WEST).manager.peers["west"].remembered.named
+        assert [len(named[name].keys) for name in (b"default", b"other")] == [1_000, 126]
+        assert not any(one.every for one in named.values())
+
+    story(work)
+
+
+def test_a_check_that_could_not_look_is_tried_again_soon(tmp_path: Path) -> None:
+    """After 30 s, 1, 2, 4 and 8 minutes, with the reason, and no more before the next slot; what `auto` looks at is as
+    if it had not run. The first that can look ends it."""
+
+    async def work() -> None:
+        desk = Desk(tmp_path, replace(WEST, hour_count=0, auto_count=24))
+        checker = desk.checkers["west"]
+        checker.outcomes = [Verdict.ERROR] * 20
+        checker.unseen = "roots: no connection"
+        desk.bell.call()
+        await asyncio.sleep(0.02)
+        (row,) = shown(desk)["peers"]
+        assert (row["next_ms"], row["next_kind"]) == (START + 30_000, "auto")
+        assert row["retry"] == {"tries": 1, "reason": "roots: no connection"}
+        assert row["reason"] == "could not look, tried again (1 of 5): roots: no connection"
+        await desk.pass_until(START + HOUR_MS - 1)
+        began = [(check.began_ms - START) // 1000 for check in checker.checks]
+        assert began == [0, 30, 90, 210, 450, 930]
+        assert {check.kind for check in checker.checks} == {Kind.RANGE}
+        assert (shown(desk)["peers"][0]["retry"], desk.bell.at_ms) == (None, START + HOUR_MS)
+        checker.outcomes = [Verdict.INCOMPLETE]
+        await desk.pass_until(START + HOUR_MS)
+        checker.unseen = ""
+        await desk.pass_until(START + 2 * HOUR_MS - 1)
+        assert len(checker.checks) == 8
+        assert checker.checks[-1].times == TimeRange(START, START + HOUR_MS + 30_000 + 5_000)
+
+    story(work)
+
+
+def test_a_try_again_follows_the_rules_of_every_check(tmp_path: Path) -> None:
+    """One that comes late is left out and shown, a suspended peer has none, one that an operator asked for is not tried
+    again, and one that can look ends the tries of the slot; none comes so near the next slot that it is due anyhow."""
+
+    async def work() -> None:
+        desk = Desk(tmp_path, WEST)
+        checker, peer = desk.checkers["west"], desk.manager.peers["west"]
+        checker.outcomes, checker.unseen = [Verdict.ERROR], "not ready"
+        await desk.manager.run("west", Kind.ALL, "ann")
+        assert peer.retry is None
+        checker.outcomes = [Verdict.ERROR]
+        desk.bell.call()
+        await asyncio.sleep(0.02)
+        assert peer.retry is not None
+        desk.clock.ms = START + HOUR_MS // 2 + 40_000
+        desk.bell.call()
+        await asyncio.sleep(0.02)
+        assert [(one.kind, one.reason) for one in peer.skipped] == [(Kind.HOUR, "late")]
+        assert (len(checker.checks), peer.retry) == (2, None)
+        for hour, end in ((1, "suspend"), (2, "run")):
+            checker.outcomes, checker.unseen = [Verdict.ERROR], "not ready"
+            await desk.pass_until(START + hour * HOUR_MS)
+            assert peer.retry is not None
+            checker.unseen = ""
+            if end == "suspend":
+                await desk.manager.suspend("west", "ann", "")
+                await desk.manager.resume("west")
+            else:
+                await desk.manager.run("west", Kind.ALL, "ann")
+            assert peer.retry is None
+        crowd = Desk(tmp_path / "crowd", replace(WEST, hour_count=1_440))
+        crowd.checkers["west"].outcomes, crowd.checkers["west"].unseen = [Verdict.ERROR] * 9, "not ready"
+        await crowd.pass_until(START + 150_000)
+        assert [check.began_ms - START for check in crowd.checkers["west"].checks] == [
+            0, 30_000, 60_000, 90_000, 120_000, 150_000,
+        ]  # fmt: skip
+
+    story(work)
+
+
 def test_windows_of_the_settings() -> None:
     """Hours, always, never."""
     assert window_of("always").holds(0)
@@ -403,7 +493,7 @@ def test_what_is_repaired_and_what_is_left(both_ways: bool) -> None:
 def test_the_last_comparison_of_a_key_is_told(tmp_path: Path) -> None:
     """Equal after a check in sync; what a check named is diverged, what it did not is equal only if it looked at all
     and named all; what it could not look at, never looked at, or no longer remembers is unreachable, and what the
-    queue's filter leaves out is filtered."""
+    queue's filter leaves out is filtered. A restart forgets none of it."""
 
     async def work() -> None:
         desk = Desk(tmp_path, WEST, replace(WEST, name="north", bucket_types="other"))
@@ -442,9 +532,14 @@ def test_the_last_comparison_of_a_key_is_told(tmp_path: Path) -> None:
         (row,) = last_comparisons(desk.manager, key)
         assert (row["check"], row["kind"], row["at_ms"]) == ("timed-out", "all", desk.clock.ms)
         assert row["proven_ms"] == START + 1_000
-        await checked(Verdict.REPAIRED)
-        checker.named.clear()
-        assert "restart" in last_comparisons(desk.manager, key)[0]["reason"]
+        await checked(Verdict.REPAIRED, b"k", b"other")
+        await desk.manager.stop()
+        desk = Desk(tmp_path, WEST, replace(WEST, name="north", bucket_types="other"))
+        assert told() == ("diverged", "missing@sink")
+        assert told(Key(b"default", b"b", b"third")) == ("match", None)
+        assert [one["key"] for one in shown(desk)["peers"][0]["named"]] == ["k", "other"]
+        desk.manager.peers["west"].remembered.named.clear()  # as it was written by an earlier version
+        assert "not known any more" in last_comparisons(desk.manager, key)[0]["reason"]
 
     story(work)
 

@@ -1,0 +1,57 @@
+"""One other cluster as the manager of full-sync keeps it, and the check that runs now.
+
+Changed by `aae.manager` alone; others read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from aae.check import Checker
+from aae.exchange import Findings
+from aae.memory import Remembered
+from aae.retries import Retry
+from aae.schedule import Kind, Plan, Window
+from config.fullsync import FullSyncSettings
+
+SKIPPED_KEPT: Final = 50
+"""Newest slots of a peer that were left out, shown to operators."""
+
+
+class Skipped(NamedTuple):
+    """A slot that was left out, and why."""
+
+    at_ms: int
+    kind: Kind
+    reason: str
+
+
+@dataclass(slots=True)
+class Peer:
+    """One other cluster, as the manager keeps it."""
+
+    settings: FullSyncSettings
+    place: int
+    checker: Checker
+    remembered: Remembered
+    window: Window
+    plan: Plan | None = None
+    slot: int = -1
+    retry: Retry | None = None
+    """What was due and could not look is tried again."""
+    unseen: str = ""
+    """Why the newest check could not look at everything that soon may be; "" when it could."""
+    skipped: deque[Skipped] = field(default_factory=lambda: deque(maxlen=SKIPPED_KEPT))
+
+
+class Running(NamedTuple):
+    """The check that runs now."""
+
+    peer: str
+    kind: Kind
+    bucket_type: str
+    began_ms: int
+    by: str
+    findings: Findings
