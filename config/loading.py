@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from config import fullsync_rules, rules
+from config.filter_rules import check_filter
 from config.fullsync import FullSyncSettings
 from config.keys import Key, Kind, as_text, keys_of, range_text
 from config.positions import KeyPath, line_of_keys
@@ -269,7 +270,7 @@ _FORMS: Final[dict[tuple[type, str], Callable[[str], str]]] = {
     (MetastoreSettings, "hosts"): rules.check_hosts,
     (MetastoreSettings, "root"): rules.check_root,
     (PeerSettings, "url"): rules.check_peer_url,
-    (QueueSettings, "filter"): rules.check_filter,
+    (QueueSettings, "filter"): check_filter,
     (PeerSettings, "cluster"): rules.check_cluster,
     (FullSyncSettings, "cluster"): rules.check_cluster,
     (FullSyncSettings, "peer_queue"): rules.check_cluster,
@@ -333,14 +334,21 @@ def _unknown(section: type, name: str, value: Any) -> str:
 _AT_POSITION = re.compile(r"(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)")
 
 
+_SAID_BETTER: Final = {
+    "Cannot overwrite a value": "a key is set twice",
+    "Invalid value": "Invalid value (texts stand in quotes)",
+}
+"""tomllib's words where others say what to do."""
+
+
 def _syntax_fault(text: str, message: str) -> Fault:
     """tomllib's "... (at line 3, column 7)" as a fault on line 3."""
     found = _AT_POSITION.fullmatch(message)
     if found is None:
         return Fault("", 0, f"not TOML: {message}")
-    what = "a key is set twice" if found["what"] == "Cannot overwrite a value" else found["what"]
     if found["line"] is None:
-        return Fault("", text.count("\n") + 1, f"not TOML: {what}, at the end of the file")
+        return Fault("", text.count("\n") + 1, f"not TOML: {found['what']}, at the end of the file")
+    what = _SAID_BETTER.get(found["what"], found["what"])
     return Fault("", int(found["line"]), f"not TOML: {what}, at column {found['column']}")
 
 

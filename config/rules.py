@@ -192,20 +192,6 @@ def check_cluster(value: str) -> str:
     return check_name(value) if value else value
 
 
-FILTER_RULES: Final = "any, block_rtq, buckettype:T, bucketname:B, bucketprefix:P, or ! before one of the last three"
-
-_FILTER_RULE = re.compile(r"any|block_rtq|!?\s*(buckettype|bucketname|bucketprefix):\S.*")
-
-
-def check_filter(value: str) -> str:
-    """The rules of a queue's filter, separated by commas; ValueError names the first that is none. What they mean, and
-    which go together, is `queues.filters`' affair."""
-    for part in value.split(","):
-        if _FILTER_RULE.fullmatch(part.strip()) is None:
-            raise ValueError(f"{shown(part.strip())} is no rule of a filter; rules are {FILTER_RULES}")
-    return value
-
-
 def check_host(value: str) -> str:
     """A host name or an address without a port, or "" for none; ValueError otherwise."""
     if value and _HOST.fullmatch(value) is None and _IPV6.fullmatch(value) is None:

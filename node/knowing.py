@@ -18,6 +18,9 @@ SENT: Final = (
     "found", "eligible", "acknowledged", "collapsed", "collapsed_unseen", "vanished", "given_up", "waiting",
     "in_flight", "passed_over", "outcomes_untold", "off_by",
 )  # fmt: skip
+HELD_TOLD_S: Final = 5.0
+"""Lag above which what is under lease is named as a cause; below it changes are just on their way. A guess."""
+
 OUTCOMES: Final = ("applied", "merged", "superseded", "rejected")
 RECEIVED: Final = ("fetched", "fetched_bytes", *OUTCOMES, "failed", "under_way")
 
@@ -70,6 +73,7 @@ def _lag(
         return sum(numbers) if whole and None not in numbers else None
 
     seconds = [part["seconds"] for part in told]
+    why = "; ".join(each for each in (why, _held(told)) if each)
     return {
         "seconds": max(seconds, default=0.0) if whole and None not in seconds else None,
         "objects": total("objects"),
@@ -79,6 +83,18 @@ def _lag(
         "unknown_partitions": sorted(record.partition for record in missing),
         "reason": _missing(missing[0], said) if missing else why,
     }
+
+
+def _held(told: Sequence[Mapping[str, Any]]) -> str:
+    """What is under lease, where that is why the worst partition is behind: a sink fetched it and went."""
+    known = [part for part in told if part["seconds"] is not None]
+    worst = max(known, key=lambda part: float(part["seconds"]), default=None)
+    if worst is None or not worst["in_flight"] or worst["seconds"] < HELD_TOLD_S:
+        return ""
+    return (
+        f"partition {worst['partition']}: {worst['in_flight']} fetched and not acknowledged, offered again when their "
+        "lease is over"
+    )
 
 
 def _missing(record: PartitionRecord, said: Said) -> str:

@@ -154,7 +154,7 @@ class QueueActs:
             whose = "nobody" if owner is None or not owner.cluster else f"cluster {owner.name} ({owner.cluster.hex()})"
             raise OwnedByOther(f"queue {name} belongs to {whose}, not to cluster {wanted.cluster_name}")
         if queue.state in (OFF, SUSPENDED):
-            raise NotReady(f"queue {name} gives nothing out now: {reason(queue)}")
+            raise NotReady(f"queue {name} gives nothing out now: {reason(queue, self._queues.time.now_ms())}")
         return ObjectReply(*self._queues.cluster, await queue.object_of(wanted.key))
 
     # ---------------------------------------------------------------- looking
@@ -213,7 +213,13 @@ class QueueActs:
             shown = await lags(queue, self._store, self._pool, self._queues.time.wall_ms())
             owned = (None, None) if owner is None or not owner.cluster else (owner.name, owner.cluster.hex())
             rows.append(
-                {"queue": name, "cluster": owned[0], "uuid": owned[1], "reason": reason(queue), "partitions": shown}
+                {
+                    "queue": name,
+                    "cluster": owned[0],
+                    "uuid": owned[1],
+                    "reason": reason(queue, self._queues.time.now_ms()),
+                    "partitions": shown,
+                }
             )
         return rows
 

@@ -5,7 +5,7 @@ Reads only. Unknown values are None, never a guess. The story goes on in `node` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -41,6 +41,15 @@ HELP: Final[Mapping[str, str]] = {
 """Name -> what it counts."""
 
 
+NAMES_TOLD: Final = 20
+"""Queues that a refusal names: a line that can be read."""
+
+
+def none_such(name: str, known: Iterable[str]) -> str:
+    """What is said of a queue that is not there."""
+    return f"there is no queue named {name!r} here; there are: {', '.join(list(known)[:NAMES_TOLD]) or 'none'}"
+
+
 def listed(queue: ServedQueue, node: str, now: Waiting, time: TimeSource) -> dict[str, Any]:
     """One queue: settings, owner, states, how much waits (None: unknown) as of when, and since when, counters since the
     node began."""
@@ -74,7 +83,7 @@ def listed(queue: ServedQueue, node: str, now: Waiting, time: TimeSource) -> dic
                      "set": None if word.rates is None else word.rates.act._asdict()},
         "gaps": sum(len(window.state.gaps) for window in machine.windows.values()) + len(word.lost),
         "properties_differ": queue.differing,
-        "reason": reason(queue),
+        "reason": reason(queue, time.now_ms()),
         "partitions": len(machine.windows),
         "waiting": waiting,
         "waiting_at_ms": now.at_ms,
@@ -98,7 +107,7 @@ def _running(queue: ServedQueue, well: bool) -> str:
     return "off" if queue.state == OFF else "running" if well else "suspended"
 
 
-def reason(queue: ServedQueue) -> str:
+def reason(queue: ServedQueue, now_ms: int) -> str:
     """Why the queue does not give out all it could; "" when it does."""
     machine, owner, told = queue.machine, queue.word.owner, []
     for what, one in (("serving", queue.suspension), ("publishing", queue.publishing_suspension)):
@@ -110,6 +119,12 @@ def reason(queue: ServedQueue) -> str:
         told.append("no sink cluster has fetched yet" if owner is None else f"released by {owner.by}")
     elif behind := sum(1 for w in machine.windows.values() if w.owner_version != machine.owner_version):
         told.append(f"{behind} partitions wait for the owner's cursor entry")
+    elif machine.windows and not machine.heard_lately:
+        told.append(f"no node of {owner.name} asks for changes here")
+    if binding := queue.throttle.binding(now_ms):
+        told.append(f"throttled: the limit of {binding} a second binds")
+    if any(window.state.gaps for window in machine.windows.values()) or queue.word.lost:
+        told.append(f"gaps are open: isthmus gaps {queue.settings.name}")
     if queue.ledger_off:
         told.append(f"the ledger is off by {queue.ledger_off}: a bug")
     if queue.differing:

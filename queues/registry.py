@@ -24,7 +24,7 @@ from queues.cursors import decode_state
 from queues.decrees import DEFINITIONS_PATH, in_force
 from queues.holding import Holding
 from queues.keeping import RETRY_MS, CursorKeeper, unreadable
-from queues.listing import listed, samples_of
+from queues.listing import listed, none_such, samples_of
 from queues.owing import owed
 from queues.ownership import Owner, take
 from queues.polls import Until, patiently
@@ -391,5 +391,5 @@ class SourceQueues:
         """The queue of that name. Raises UnknownQueue."""
         queue = self._queues.get(name)
         if queue is None:
-            raise UnknownQueue(f"there is no queue named {name!r} here")
+            raise UnknownQueue(none_such(name, self._queues))
         return queue

@@ -99,18 +99,20 @@ class Throttle:
             self._until_ms = max(self._until_ms, until_ms)
             self._binding = name
 
+    def binding(self, now_ms: int) -> str:
+        """What held back a fetch within the time that the achieved rate is of: "bytes", "objects", or ""."""
+        return self._binding if now_ms - self._until_ms < ACHIEVED_S * 1000 else ""
+
     def shown(self, now_ms: int) -> dict[str, Any]:
         """Configured, effective (which limit binds), achieved, seconds throttled."""
         recent = [entry for entry in self._seconds if entry[0] > now_ms // 1000 - ACHIEVED_S]
         over_s = max(1.0, min(ACHIEVED_S, (now_ms - self._began_ms) / 1000))
-        # What held back a fetch within the time that the achieved rate is of, binds.
-        binding = self._binding if now_ms - self._until_ms < ACHIEVED_S * 1000 else ""
         return {
             "configured": {
                 "bytes_per_second": self.rates.bytes or None,
                 "objects_per_second": self.rates.objects or None,
             },
-            "binding": binding or None,
+            "binding": self.binding(now_ms) or None,
             "achieved": {
                 "bytes_per_second": sum(entry[1] for entry in recent) / over_s,
                 "objects_per_second": sum(entry[2] for entry in recent) / over_s,

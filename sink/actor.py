@@ -303,11 +303,11 @@ class Sink:
 
     def listing(self) -> list[dict[str, Any]]:
         """One row a link."""
-        now_ms = self._time.wall_ms()
+        now_ms, binding = self._time.wall_ms(), self._crew.shown()["throttle"]["binding"] or ""
 
         def row(name: LinkName, link: Link) -> dict[str, Any]:
             held = next((s for s in self._suspensions if s.fits(name, self._node)), None)
-            return listing.row(link, self._crew.roster, held, now_ms, seed=name in self._seeds)
+            return listing.row(link, self._crew.roster, held, now_ms, seed=name in self._seeds, binding=binding)
 
         return self._crew.each(row)
 

@@ -30,8 +30,11 @@ HELP: Final[Mapping[str, str]] = {
 """Name -> what it counts."""
 
 
-def state_of(link: Link, errors: int, suspended: Suspension | None, leaving: bool) -> tuple[str, str]:
-    """(state, reason) of a link, in this order: what an operator did counts before what happens."""
+def state_of(
+    link: Link, errors: int, suspended: Suspension | None, leaving: bool, binding: str = ""
+) -> tuple[str, str]:
+    """(state, reason) of a link, in this order: what an operator did counts before what happens. `binding`: which
+    limit of the node's sink holds fetches back; "" for none."""
     if suspended is not None:
         return "suspended", f"by {suspended.by}" + (f": {suspended.reason}" if suspended.reason else "")
     if leaving:
@@ -44,14 +47,16 @@ def state_of(link: Link, errors: int, suspended: Suspension | None, leaving: boo
         return "waiting", f"the source is {link.source_state}"
     if link.properties_differ:
         return "running", f"properties differ from the source's: {', '.join(link.properties_differ)}"
-    return "running", ""
+    return "running", f"the node's limit of {binding} a second binds (isthmus sink show)" if binding else ""
 
 
-def row(link: Link, roster: Roster, suspended: Suspension | None, now_ms: int, *, seed: bool) -> dict[str, Any]:
+def row(
+    link: Link, roster: Roster, suspended: Suspension | None, now_ms: int, *, seed: bool, binding: str = ""
+) -> dict[str, Any]:
     """One link; None where a number is unknown. `seed`: the config lists it."""
     name = link.name
     errors = roster.errors(name)
-    state, reason = state_of(link, errors, suspended, roster.leaving(name))
+    state, reason = state_of(link, errors, suspended, roster.leaving(name), binding)
     recent = link.lag.recent(now_ms)
     counts = link.outcomes
     return {

@@ -75,6 +75,11 @@ def drop(ids: tuple[int, ...], everything: bool, by: str, admin: AdminClient, ou
         echo_json(answer)
     else:
         click.echo(f"dropped: {cell(answer.get('dropped'))}")
+    left = len(set(ids)) - int(answer.get("dropped") or 0)
+    if left > 0:
+        click.echo(
+            f"{left} of {len(set(ids))} are not kept by this node: letters lie on the node that fetched", err=True
+        )
 
 
 def _chosen(ids: tuple[int, ...], everything: bool) -> list[int] | None:

@@ -41,7 +41,7 @@ def lag_command(over: float | None, admin: AdminClient, output: str) -> None:
     else:
         shown = []
         for row in rows:
-            plain = [row.get(word) for word in ("cluster", "queue", "bucket_type", "seconds", "objects", "bytes")]
+            plain = [_cluster(row)] + [row.get(w) for w in ("queue", "bucket_type", "seconds", "objects", "bytes")]
             proven = row.get("proven_ms")
             shown.append([*plain, "never" if proven is None else moment(proven), row.get("reason")])
         echo_table(("cluster", "queue", "type", "seconds", "objects", "bytes", "proven as of", "reason"), shown)
@@ -75,11 +75,16 @@ def ledger_command(admin: AdminClient, output: str) -> None:
             if found:
                 echo_table(
                     (*head, "state", "reason"),
-                    [[row.get(word) for word in ("cluster", "queue", *words, "state", "reason")] for row in found],
+                    [[_cluster(r), *(r.get(word) for word in ("queue", *words, "state", "reason"))] for r in found],
                 )
     off = [row for row in rows if row.get("closes") is False]
     if off:
         raise CommandFailed(Exit.DIFFERS, "ledger", f"queue {off[0]['queue']}: {off[0]['reason']}")
+
+
+def _cluster(row: dict[str, Any]) -> Any:
+    """The other cluster of a row; a queue may belong to nobody."""
+    return "nobody yet" if "uuid" in row and row["uuid"] is None else row.get("cluster")
 
 
 @click.command("explain")

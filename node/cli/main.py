@@ -89,6 +89,15 @@ class LazyNouns(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; a noun that is not known is told with those that are like it."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as error:
+            raise click.exceptions.NoSuchCommand(args[0], possibilities=self.list_commands(ctx), ctx=ctx) from error
+
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command; a closed pipe gets its own exit code, where click would say 1."""
         try:

@@ -47,14 +47,15 @@ for _command in (show, peek, ledger, gaps_of_queues, filter_tested):
 @admin_option
 @output_option
 def list_queues(everywhere: bool, admin: AdminClient, output: str) -> None:
-    """Every queue with its owner, what waits and what is under way."""
+    """Every queue with its owner, what waits and what is under way at the node that answers: of the partitions that it
+    leads. With --all at every node."""
     answer = admin.get("/admin/queues/nodes" if everywhere else "/admin/queues")
     if output == "json":
         echo_json(answer)
         return
     columns = ("queue", "filter", "owner", "waiting", "in flight", "oldest", "publishing", "serving", "reason")
     if not everywhere:
-        echo_table(columns, (_row(queue) for queue in listed(answer, "queues")))
+        echo_table(("node", *columns), ([queue.get("node"), *_row(queue)] for queue in listed(answer, "queues")))
         return
     rows: list[list[Any]] = []
     for node in listed(answer, "nodes"):

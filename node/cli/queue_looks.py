@@ -15,6 +15,7 @@ from node.cli.exits import CommandFailed, Exit
 from node.cli.output import echo_facts, echo_json, echo_table, moment, output_option, printable
 from node.cli.queue_facts import PRIORITY_COLUMNS, priority_rows, queue_facts
 from node.cli.remote import AdminClient, admin_option, whoami
+from node.suggestions import no_such
 
 NAME = click.argument("name")
 
@@ -30,9 +31,11 @@ LEDGER: Final = (
 @output_option
 def show(name: str, admin: AdminClient, output: str) -> None:
     """All that is known of queue NAME on the node that answers."""
-    found = [queue for queue in listed(admin.get("/admin/queues"), "queues") if queue.get("name") == name]
+    queues = listed(admin.get("/admin/queues"), "queues")
+    found = [queue for queue in queues if queue.get("name") == name]
     if not found:
-        raise CommandFailed(Exit.REFUSED, "unknown-queue", f"there is no queue named {name!r}")
+        known = [str(queue.get("name")) for queue in queues]
+        raise CommandFailed(Exit.REFUSED, "unknown-queue", no_such("queue", name, known))
     if output == "json":
         echo_json(found[0])
     else:
@@ -88,11 +91,7 @@ def gaps_of_queues(name: str | None, ids: tuple[str, ...], by: str, admin: Admin
     if ids:
         if name is None:
             raise click.UsageError("say of which queue the gaps are: isthmus queue gaps NAME --close ID")
-        answer = admin.post(f"/admin/queues/{quote(name, safe='')}/gaps/close", {"ids": list(ids), "by": by})
-        if output == "json":
-            echo_json(answer)
-        else:
-            click.echo(printable(f"queue {name}: {answer.get('closed')} gaps closed"))
+        _close(admin, name, list(dict.fromkeys(ids)), by, output)
         return
     answer = admin.get("/admin/gaps" + (f"?queue={quote(name, safe='')}" if name else ""))
     if output == "json":
@@ -102,11 +101,28 @@ def gaps_of_queues(name: str | None, ids: tuple[str, ...], by: str, admin: Admin
     for gap in listed(answer, "gaps"):
         upto = "still grows" if gap.get("upto_ms") is None else moment(gap.get("upto_ms"))
         who = f"{gap.get('by') or ''} {gap.get('reason') or ''}".strip()
-        rows.append([*_extent(gap), moment(gap.get("from_ms")), upto, gap.get("what"), who])
+        since = "unknown" if gap.get("from_ms") == 0 else moment(gap.get("from_ms"))
+        rows.append([*_extent(gap), since, upto, gap.get("what"), who])
     columns = ("queue", "id", "partition", "from", "up to", "at least", "at most", "since", "until", "what", "reason")
     echo_table(columns, rows)
     for node in answer.get("unknown") or ():
         click.echo(printable(f"node {node} does not answer: its gaps are not known"), err=True)
+
+
+def _close(admin: AdminClient, name: str, ids: list[str], by: str, output: str) -> None:
+    """Close gaps. Code 1 when one of them is not there, or still grows; 3 when a node that might have it is silent."""
+    answer = admin.post(f"/admin/queues/{quote(name, safe='')}/gaps/close", {"ids": ids, "by": by})
+    if output == "json":
+        echo_json(answer)
+    else:
+        click.echo(printable(f"queue {name}: {answer.get('closed')} gaps closed"))
+    left, silent = len(ids) - int(answer.get("closed") or 0), answer.get("unknown") or ()
+    if left > 0 and silent:
+        sentence = f"{left} of {len(ids)} not closed, and {', '.join(map(str, silent))} does not answer: try again"
+        raise CommandFailed(Exit.UNAVAILABLE, "unknown", sentence)
+    if left > 0:
+        sentence = f"{left} of {len(ids)} not closed: no such gap, or one that still grows (`isthmus gaps {name}`)"
+        raise CommandFailed(Exit.DIFFERS, "unknown-gap", sentence)
 
 
 @click.command("test-filter")

@@ -40,14 +40,14 @@ sink_group.add_command(dead_letters_group)
 @admin_option
 @output_option
 def list_sinks(everywhere: bool, admin: AdminClient, output: str) -> None:
-    """Every queue and peer that is fetched from, with outcomes and lag."""
+    """Every queue and peer that the node that answers fetches from, with outcomes and lag; with --all every node."""
     answer = admin.get("/admin/sink/nodes" if everywhere else "/admin/sink")
     if output == "json":
         echo_json(answer)
         return
     columns = ("queue", "peer", "state", "delay", *OUTCOMES, "lag p50", "lag p99", "reason", "last error")
     if not everywhere:
-        echo_table(columns, (_row(sink) for sink in listed(answer, "sinks")))
+        echo_table(("node", *columns), ([answer.get("node"), *_row(sink)] for sink in listed(answer, "sinks")))
         return
     rows: list[list[Any]] = []
     for node in listed(answer, "nodes"):

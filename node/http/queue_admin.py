@@ -56,6 +56,9 @@ PEEK_MAX: Final = 1_000
 PEEK: Final = 20
 """References shown when nobody says how many."""
 
+CLOCKS_APART_MS: Final = 60_000
+"""How far a time that an operator names may lie ahead of this node's clock: the clocks of two machines."""
+
 TIME_MAX_MS: Final = 1 << 50
 """Largest wall-clock time that is taken: beyond the year 30,000 somebody has mistaken the unit."""
 
@@ -215,6 +218,7 @@ class QueueAdmin:
         if text(wish, "encoding") not in (None, "percent"):
             raise Refused(400, "bad-json", 'encoding must be "percent" (names are percent-encoded bytes), or null')
         read = str.encode if wish.get("encoding") is None else unquote_to_bytes
+        self._node.coordinator.routes.partitions(bucket_type.encode())  # a bucket type that there is not is a slip
         keys = [Key(bucket_type.encode(), read(bucket), read(key)) for key in names]
         priority = FOLD if flag(wish, "fold") else FULL_SYNC
         taken = await self._node.queue_acts.push(
@@ -247,7 +251,8 @@ class QueueAdmin:
     def _wanted_node(self, wish: dict[str, Any]) -> str | None:
         node = text(wish, "node")
         if node is not None and node not in self._nodes():
-            raise Refused(400, "bad-input", f"no node {node!r} of this cluster is live")
+            listed = ", ".join(sorted(self._nodes()))
+            raise Refused(400, "bad-input", f"no node {node!r} of this cluster is live; there are: {listed}")
         return node
 
 
@@ -259,6 +264,8 @@ def _start(wish: dict[str, Any], act: Act, default: str) -> int:
     if wanted in ("0", 0):
         return 0
     if type(wanted) is int and 0 < wanted <= TIME_MAX_MS:
+        if wanted > act.at_ms + CLOCKS_APART_MS:
+            raise Refused(400, "bad-json", "from must not lie ahead: a queue begins at 0, now, or a time that is past")
         return wanted
     raise Refused(400, "bad-json", 'from must be "now", "0", or a time in milliseconds since 1970')
 

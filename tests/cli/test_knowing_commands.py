@@ -51,6 +51,18 @@ def test_lag_is_the_worst_partitions_and_unknown_with_any_unknown() -> None:
     assert row["seconds"] == 1.0, "the leader by the record has the word"
 
 
+def test_lag_names_what_is_under_lease_where_that_is_the_cause() -> None:
+    """A sink that fetched and went leaves a batch under lease: the reason says that it comes again; what is just on its
+    way is no cause."""
+    records = {0: led(0, "e1"), 1: led(1, "e2")}
+    (row,) = lag_rows({"e1": said(part(0)), "e2": said(part(1, 7.0))}, records)
+    assert row["reason"] == "partition 1: 1 fetched and not acknowledged, offered again when their lease is over"
+    (row,) = lag_rows({"e1": said(part(0)), "e2": said(part(1, 4.0))}, records)
+    assert row["reason"] == ""
+    (row,) = lag_rows({"e1": said(part(0)), "e2": said({**part(1, 9.0), "in_flight": 0})}, records)
+    assert row["reason"] == ""
+
+
 def one_ledger(**changed: Any) -> dict[str, Any]:
     """A queue's ledger on one node."""
     plain = {"name": "q", **dict.fromkeys(SENT, 1), "outcomes": dict.fromkeys(OUTCOMES, 1), "closes": True, "lost": {},

@@ -102,6 +102,7 @@ PARTITION = {
 
 QUEUE = {
     "name": "west",
+    "node": "east-1",
     "filter": "any",
     "owner": None,
     "waiting": 3,
@@ -137,15 +138,20 @@ SINK = {
             {"partitions": [PARTITION]},
             "7 default/7 east-1 east-1, east-2 east-1 10 10 9 unknown Online -",
         ),
-        (["queue", "list"], "/admin/queues", {"queues": [QUEUE]}, "west any - 3 0 1.5 s running suspended repair"),
+        (
+            ["queue", "list"],
+            "/admin/queues",
+            {"queues": [QUEUE]},
+            "east-1 west any - 3 0 1.5 s running suspended repair",
+        ),
         (
             ["sink", "list"],
             "/admin/sink",
-            {"sinks": [SINK]},
-            "west http://10.0.0.7:8098 fetching 0.0 ms 5 1 0 0 1.8 ms unknown - -",
+            {"node": "east-1", "sinks": [SINK]},
+            "east-1 west http://10.0.0.7:8098 fetching 0.0 ms 5 1 0 0 1.8 ms unknown - -",
         ),
-        (["sink", "list"], "/admin/sink", {"sinks": [{"queue": "q"}]}, "q" + " unknown" * 9 + " - unknown"),
-        (["queue", "list"], "/admin/queues", {"queues": [{}]}, "unknown " * 8 + "-"),
+        (["sink", "list"], "/admin/sink", {"sinks": [{"queue": "q"}]}, "unknown q" + " unknown" * 9 + " - unknown"),
+        (["queue", "list"], "/admin/queues", {"queues": [{}]}, "unknown " * 9 + "-"),
         (["cluster", "status"], "/admin/cluster", CLUSTER, "full-sync idle not configured"),
     ],
 )
@@ -175,7 +181,7 @@ def test_a_suspended_queue_shows_who_when_and_why(listener: ToldListener, capsys
     listener.tell("/admin/queues", {"queues": [queue]})
     assert cli.main(["queue", "list"]) == Exit.OK
     row = " ".join(capsys.readouterr().out.splitlines()[-1].split())
-    assert row == "west any west 0 0 - running suspended suspended: disk (by ann@ops, 2023-11-14 22:13:20Z)"
+    assert row == "east-1 west any west 0 0 - running suspended suspended: disk (by ann@ops, 2023-11-14 22:13:20Z)"
 
 
 def test_cluster_status_calls_the_unknown_unknown(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
 from config import rules
+from config.filter_rules import check_filter
 from config.keys import Key, Kind, file_name, keys_of
 from config.loading import ConfigError, load_text
 from config.settings import Address, Settings
+from queues.filters import parse_filter
 
 NODE = '[node]\nname = "n1"\ncluster = "east"\ndata_dir = "data"\n'
 
@@ -173,3 +176,28 @@ def test_keys_in_files_carry_no_unit() -> None:
     names = {name: file_name(name) for name in ("poll_ms", "log_size_bytes", "log_file_bytes", "object_limit_count")}
     assert list(names.values()) == ["poll", "log_size", "log_file_size", "object_limit"]
     assert not [key.name for key in every_key() if key.name.endswith(("_ms", "_bytes", "_count"))]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("any,block_rtq", "block_rtq stands alone"),
+        ("any, bucketname:b", "beside it only negations (!...) change something"),
+        ("bucketname:50%", "a percent sign is written as %25"),
+        ("!any,bucket:b", '"!any", "bucket:b" are no rules of a filter'),
+        ("", '"" is no rule of a filter'),
+    ],
+)
+def test_a_filter_that_no_node_would_take_is_told_before_one_runs(text: str, sentence: str) -> None:
+    """`config check` refuses what the start would refuse, all wrong rules in one line."""
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        check_filter(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["any", "block_rtq", "any,!bucketname:a%25b", "bucketprefix:x, !buckettype:t", "!bucketname:b"]
+)
+def test_filters_that_a_start_takes_pass_the_check(text: str) -> None:
+    """Both rooms agree on what is right."""
+    assert check_filter(text) == text
+    parse_filter(text)
