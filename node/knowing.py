@@ -15,8 +15,8 @@ Said = Mapping[str, Any]
 """Node -> its answer; None: it gave none."""
 
 SENT: Final = (
-    "found", "eligible", "acknowledged", "collapsed", "collapsed_unseen", "vanished", "given_up", "waiting",
-    "in_flight", "passed_over", "outcomes_untold", "off_by",
+    "found", "eligible", "acknowledged", "collapsed", "collapsed_unseen", "vanished", "given_up", "handed_on",
+    "waiting", "in_flight", "passed_over", "outcomes_untold", "off_by",
 )  # fmt: skip
 HELD_TOLD_S: Final = 5.0
 """Lag above which what is under lease is named as a cause; below it changes are just on their way. A guess."""

@@ -42,12 +42,14 @@ class Budget:
 @dataclass(slots=True)
 class Ledger:
     """What became of a partition's changes while this node led it, in changes. It closes when
-    found + eligible = acknowledged + collapsed + vanished + given_up + what waits + what is under lease.
+    found + eligible = acknowledged + collapsed + vanished + given_up + handed_on + what waits + what is under lease.
 
     `found` waited when the window first knew all; `eligible` were counted at apply. While nobody fetches, or the window
     is stopped, a change that replaces one that waits is not seen to do so: once the window knows all again, the
-    difference is booked as `collapsed_unseen`. `passed_over` are changes that the filter or the origin rule holds back;
-    they are on neither side. `unbalanced` counts changes by which the two sides ever differed: a bug.
+    difference is booked as `collapsed_unseen`. `handed_on` waited, or was under lease, when the window ended: with the
+    leadership, or because an operator moved the cursor; whoever stands there next finds it, or it lies in a gap.
+    `passed_over` are changes that the filter or the origin rule holds back; they are on neither side. `unbalanced`
+    counts changes by which the two sides ever differed: a bug.
     """
 
     found: int = 0
@@ -57,12 +59,14 @@ class Ledger:
     collapsed_unseen: int = 0
     vanished: int = 0
     given_up: int = 0
+    handed_on: int = 0
     passed_over: int = 0
     unbalanced: int = 0
 
     def settled(self) -> int:
         """All that neither waits nor is under lease any more."""
-        return self.acknowledged + self.collapsed + self.collapsed_unseen + self.vanished + self.given_up
+        went = self.acknowledged + self.collapsed + self.collapsed_unseen + self.vanished
+        return went + self.given_up + self.handed_on
 
     def left(self) -> int:
         """What must wait or be under lease."""
@@ -72,6 +76,14 @@ class Ledger:
         """Take another's numbers in."""
         for field in fields(other):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+    def inherit(self, ended: Ledger) -> None:
+        """Take in the ledger of a window that has ended, and close it: what was left was handed on. A window that never
+        knew all may have seen more settled than it had found."""
+        self.add(ended)
+        left = ended.left()
+        self.handed_on += max(0, left)
+        self.found += max(0, -left)
 
 
 BUCKETS_KEPT: Final = 4_096

@@ -112,7 +112,7 @@ class SourceQueue(Reckoning):
         window = self.windows.pop(partition, None)
         if window is not None:
             window.forget()
-            self.past.add(window.ledger)
+            self.past.inherit(window.ledger)
 
     def decided(self, partition: int, bucket_type: bytes, base: int, state: CursorState) -> None:
         """A CURSOR entry of this queue at offset `base` was applied, all entries before it were told."""

@@ -21,8 +21,8 @@ from repl.model.keys import Key
 from repl.model.vclock import decode_clock
 
 SENT: Final = (
-    "found", "eligible", "acknowledged", "collapsed", "collapsed_unseen", "vanished", "given_up", "waiting",
-    "in_flight",
+    "found", "eligible", "acknowledged", "collapsed", "collapsed_unseen", "vanished", "given_up", "handed_on",
+    "waiting", "in_flight",
 )  # fmt: skip
 RECEIVED: Final = ("fetched", "applied", "merged", "superseded", "rejected", "failed", "under_way")
 

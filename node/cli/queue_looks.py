@@ -20,8 +20,8 @@ from node.suggestions import no_such
 NAME = click.argument("name")
 
 LEDGER: Final = (
-    "found", "eligible", "acknowledged", "collapsed", "collapsed_unseen", "vanished", "given_up", "waiting",
-    "in_flight",
+    "found", "eligible", "acknowledged", "collapsed", "collapsed_unseen", "vanished", "given_up", "handed_on",
+    "waiting", "in_flight",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -43,10 +44,18 @@ def alive(test: Callable[[Home], Awaitable[None]], *settings: QueueSettings, ena
                 ledger = await home.acts.ledger(queue.settings.name)
                 assert ledger["closes"] in (True, None), ledger
                 assert not ledger["lost"], ledger
+                assert ledger["closes"] is None or adds_up(ledger), ledger
         finally:
             await home.close()
 
     asyncio.run(run())
+
+
+def adds_up(ledger: dict[str, Any]) -> bool:
+    """Whether the numbers that are shown are what docs/queues.md says of them."""
+    went = ("acknowledged", "collapsed", "collapsed_unseen", "vanished", "given_up", "handed_on")
+    left = ledger["waiting"] + ledger["in_flight"]
+    return bool(ledger["found"] + ledger["eligible"] == sum(ledger[word] for word in went) + left)
 
 
 def keys(*names: bytes) -> list[Key]:
@@ -352,6 +361,8 @@ def test_a_queue_that_discards_keeps_its_limit_and_names_what_it_gave_up() -> No
         (gap,) = home.acts.gaps("q")
         assert (gap["what"], gap["count_at_least"]) == ("discard", 10)
         assert (await home.acts.ledger("q"))["given_up"] == 10
+        (lag,) = await home.acts.lags()
+        assert "gaps are open: isthmus gaps q" in lag["reason"]
         await home.crash()
         await home.start()
         assert await home.drain() == names[:10]
@@ -396,6 +407,7 @@ def test_a_throttled_queue_gives_out_no_more_than_it_may() -> None:
         home.clock.skew_ms += 500
         assert len((await home.fetch(link=1, wait_ms=0)).items) == 5
         shown = (await home.queues.listing())[0]["throttle"]
+        assert "throttled: the limit of objects a second binds" in (await home.queues.listing())[0]["reason"]
         assert shown["configured"]["objects_per_second"] == 10
         assert shown["binding"] == "objects"
         assert (shown["set"]["by"], shown["set"]["reason"]) == ("ann", "because")
@@ -460,6 +472,37 @@ def test_the_ledger_closes_over_fetches_failures_and_hot_keys() -> None:
         assert ledger["acknowledged"] == 2
         assert ledger["outcomes"] == {"applied": 1, "merged": 1, "superseded": 0, "rejected": 0}
         assert ledger["collapsed"] + ledger["waiting"] + ledger["acknowledged"] == 17
+
+    alive(test)
+
+
+def test_the_ledger_adds_up_over_leaderships_and_moved_cursors() -> None:
+    """What waits when a leadership ends, or when an operator clears, is handed on, and found by whoever leads next: the
+    columns that are shown add up at every moment."""
+
+    async def test(home: Home) -> None:
+        await home.fetch(wait_ms=0)
+        await settled(home)
+        await caught_up(home)
+        home.put(b"a", b"b", b"c")
+        assert adds_up(ledger := await home.acts.ledger("q")), ledger
+        home.queues.leadership(PARTITIONS[0], False, 0)
+        ledger = await home.acts.ledger("q")
+        assert adds_up(ledger), ledger
+        assert (ledger["handed_on"], ledger["waiting"]) == (3, 0)
+        home.lead(PARTITIONS[0])
+        await home.until(lambda: len(home.served()[0].machine.windows) == len(PARTITIONS))
+        await settled(home)
+        await caught_up(home)
+        ledger = await home.acts.ledger("q")
+        assert adds_up(ledger), ledger
+        assert (ledger["found"], ledger["handed_on"], ledger["waiting"]) == (3, 3, 3)
+        await home.acts.clear("q", told(home))
+        await settled(home)
+        await caught_up(home)
+        ledger = await home.acts.ledger("q")
+        assert adds_up(ledger), ledger
+        assert (ledger["handed_on"], ledger["waiting"], ledger["closes"]) == (6, 0, True)
 
     alive(test)
 
