@@ -164,7 +164,8 @@ class ServedQueue:
         items = batch.items()
         try:
             if batch.priority != REAL_TIME:
-                resolved = await self._read_anywhere(items, size)
+                # In a task of its own: a fetch may run in none, which requests to other nodes do not know.
+                resolved = await asyncio.get_running_loop().create_task(self._read_anywhere(items, size))
             elif unread := sum([not item[8] for item in items]):
                 if unread <= READ_HERE_COUNT:
                     resolved, ends = read_batch(self._store, items, size)

@@ -22,7 +22,7 @@ from node.http.old_forms import OldForms
 from node.http.openapi import add_openapi
 from node.http.program import program_version
 from node.http.queue_pushes import Pushing, QueuePushes
-from node.http.queues import ByReference, Fetching, QueueRoutes
+from node.http.queues import FETCH_ROUTE, ByReference, Fetching, QueueRoutes
 from node.http.riak_views import RiakViews, Sights
 from node.http.statuses import Refused, Reply
 from node.http.whole import Whole
@@ -91,25 +91,38 @@ class HttpFace(Face):
                 raise (lacking(parts) if unanswered else None) or refused from None
 
     def prompt(self, request: Whole) -> Coroutine[Any, Any, Reply] | None:
-        """See `quick.Prompt`: requests for objects, with a body that may be stored."""
-        named = _object_named(request.raw_path.split(b"/"))
-        if named is None or not self._objects.fits(len(request.body)):
-            return None
-        return self._prompt(request, named)
+        """See `quick.Prompt`: requests for objects, with a body that may be stored, and sinks' fetches."""
+        parts = request.raw_path.split(b"/")
+        named = _object_named(parts)
+        if named is not None:
+            if not self._objects.fits(len(request.body)):
+                return None
+            return self._prompt(request, named)
+        if len(parts) == 4 and parts[1] == b"queues" and parts[3] == b"fetch" and self._queues.fits(request):
+            return self._prompt(request, None)
+        return None
 
-    async def _prompt(self, request: Whole, named: Named) -> Reply:
+    def left(self, request: Whole) -> None:
+        """See `quick.Prompt`: a long poll ends."""
+        self._queues.left(request)
+
+    async def _prompt(self, request: Whole, named: Named | None) -> Reply:
+        """Of the object that is named, else of a fetch."""
         method, raw_path, query_string, headers, body = request
         try:
             if self.guard is not None:
                 self.guard.check(method, raw_path, headers)
-            reply = await self._objects.reply(method, query_string, headers, body, named)
+            if named is None:
+                reply = await self._queues.fetch(request)
+            else:
+                reply = await self._objects.reply(method, query_string, headers, body, named)
         except IsthmusError as error:
             return self.refused(error, method)
         except Exception:
             log.exception("http.bug", method=method, path=shown_path(raw_path))
             return self.refused(a_bug(), method)
         if len(reply.body) <= SMALL_BODY_BYTES:
-            self.counts.add(ROUTE, method, reply.status)
+            self.counts.add(FETCH_ROUTE if named is None else ROUTE, method, reply.status)
         return reply
 
     async def say(self, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,7 +132,8 @@ class HttpFace(Face):
     async def _say(self, reply: Reply, scope: Scope, send: Send) -> None:
         await self.send_reply(scope, send, reply)
         if len(reply.body) > SMALL_BODY_BYTES:
-            self.counts.add(ROUTE, scope["method"], reply.status)
+            fetched = scope["raw_path"].startswith(b"/queues/")
+            self.counts.add(FETCH_ROUTE if fetched else ROUTE, scope["method"], reply.status)
 
     def stop(self) -> None:
         """The node is stopping: end long polls, so that they do not hold up the listener's drain."""

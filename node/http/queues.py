@@ -2,7 +2,8 @@
 /queues/Q/object: for one object that it has not kept.
 
 Moves bodies only; what is in them is `queues.wire`'s, what is given out is decided in `queues.registry`. A long poll
-ends when its client goes, so that no batch is leased to nobody, and at once when the node stops.
+ends when its client goes, so that no batch is leased to nobody, and at once when the node stops. The usual fetch is
+answered by its connection itself (`quick`), any other by way of ASGI.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import asyncio
 from typing import Final, Protocol
 
 from node.http.asgi import MSGPACK, Face, Request
+from node.http.router import decode_segment
 from node.http.statuses import Headers, Refused, Reply
+from node.http.whole import Whole
 from queues.by_reference import ASKING_BYTES_MAX, ObjectReply, ObjectRequest, decode_asking, encode_object_reply
 from queues.polls import Until
 from queues.wire import (
@@ -29,7 +32,16 @@ FETCHES_MAX: Final = 1024
 """Fetches that wait or run at once; one more is refused with 503. A hundred sink nodes of eight workers fit; each
 waiting one holds a task and a connection, about 40 KB."""
 
+FETCH_ROUTE: Final = "/queues/{queue}/fetch"
+
+PROMPT_BYTES_MAX: Final = 4_096
+"""Largest body of a fetch that its connection answers itself: several times the usual one. Bodies up to here are not
+counted as held; with FETCHES_MAX they come to 4 MB."""
+
 _HEADERS: Final[Headers] = [(b"content-type", MSGPACK)]
+
+
+_CUT_SHORT: Final = "the connection was closed for sending while the fetch waited"
 
 
 class Fetching(Protocol):
@@ -37,7 +49,8 @@ class Fetching(Protocol):
 
     async def fetch(self, queue: str, request: FetchRequest, until: Until) -> FetchReply:
         """Acknowledge, then the next batch, waiting for it by `until`. Raises UnknownQueue, OwnedByOther, OwnCluster,
-        Retryable. When it is cancelled while it waits, or `until` raises, nothing is given out."""
+        Retryable. When it is cancelled while it waits, or `until` raises, nothing is given out. It may run in no task,
+        so it awaits futures alone."""
 
 
 class ByReference(Protocol):
@@ -58,8 +71,12 @@ class QueueRoutes:
         self._stopping = False
         self._waits: set[asyncio.Future[None]] = set()
         """What long polls wait for."""
+        self._polls: dict[int, asyncio.Future[None]] = {}
+        """Those of fetches that their connections answer, by the request's identity."""
+        self._left: set[int] = set()
+        """Such requests whose client has gone while they wait."""
         self.running = 0
-        face.router.add("POST", "/queues/{queue}/fetch", self._fetch)
+        face.router.add("POST", FETCH_ROUTE, self._fetch)
         face.router.add("POST", "/queues/{queue}/object", self._object)
 
     def stop(self) -> None:
@@ -73,13 +90,36 @@ class QueueRoutes:
         wanted = decode_request(await request.body(REQUEST_BYTES_MAX, "a fetch's limit"))
         queue = request.text("queue")
         self._check_certificate(request, wanted.cluster_name)
+        return await self._fetched(queue, wanted, lambda waiter: self._wait(waiter, request))
+
+    def fits(self, request: Whole) -> bool:
+        """Whether `fetch` may answer it: usual, and nothing of its connection must be looked at."""
+        usual = request.method == "POST" and len(request.body) <= PROMPT_BYTES_MAX and not request.query_string
+        return usual and not self._certified
+
+    async def fetch(self, request: Whole) -> Reply:
+        """As `_fetch`, of a request that `fits`. Awaits futures alone: see `quick.Prompt`."""
+        try:
+            name = decode_segment(request.raw_path.split(b"/")[2]).decode()
+        except UnicodeDecodeError:
+            raise Refused(400, "bad-path", "the queue in the URL is not UTF-8") from None
+        return await self._fetched(name, decode_request(request.body), lambda waiter: self._poll(waiter, request))
+
+    def left(self, request: Whole) -> None:
+        """The client of a fetch that is answered by `fetch` has gone: it waits no more."""
+        waiter = self._polls.get(id(request))
+        if waiter is not None:
+            self._left.add(id(request))
+            waiter.cancel()
+
+    async def _fetched(self, queue: str, wanted: FetchRequest, until: Until) -> Reply:
         if self._stopping:
             raise NotReady("this node is stopping")
         if self.running >= FETCHES_MAX:
             raise Overloaded(f"{FETCHES_MAX} fetches wait on this node, which is its limit")
         self.running += 1
         try:
-            reply = await self._queues.fetch(queue, wanted, lambda waiter: self._wait(waiter, request))
+            reply = await self._queues.fetch(queue, wanted, until)
         finally:
             self.running -= 1
         if wanted.compress != ZSTD or sum(len(item[8]) for item in reply.items) < OFF_LOOP_FROM_BYTES:
@@ -99,6 +139,24 @@ class QueueRoutes:
             sentence = f"a sink of cluster {cluster_name[:64]!r} shows a certificate of it; this one names {names}"
             raise Refused(403, "wrong-certificate", sentence)
 
+    async def _poll(self, waiter: asyncio.Future[None], request: Whole) -> None:
+        """As `_wait`, of a request that its connection answers."""
+        place = id(request)
+        self._waits.add(waiter)
+        self._polls[place] = waiter
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if place in self._left:
+                raise Refused(400, "cut-short", _CUT_SHORT) from None
+            if self._stopping:
+                raise NotReady("this node is stopping") from None
+            raise
+        finally:
+            self._waits.discard(waiter)
+            self._left.discard(place)
+            del self._polls[place]
+
     async def _wait(self, waiter: asyncio.Future[None], request: Request) -> None:
         """Until `waiter` is done; raises when the client goes first, or this node stops."""
         gone = asyncio.ensure_future(request.gone())
@@ -112,5 +170,5 @@ class QueueRoutes:
             gone.cancel()
         if waiter.cancelled():
             if has_gone:
-                raise Refused(400, "cut-short", "the connection was closed for sending while the fetch waited")
+                raise Refused(400, "cut-short", _CUT_SHORT)
             raise NotReady("this node is stopping")

@@ -37,6 +37,9 @@ class Prompt(Application, Protocol):
         """What makes the answer; None: ask by ASGI. The coroutine raises nothing but CancelledError, and as it runs in
         no task it may await futures alone, not call what asks for the current task (`asyncio.timeout`)."""
 
+    def left(self, request: Whole) -> None:
+        """The client of a request that is being worked on has gone, or sends no more."""
+
     async def say(self, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
         """Send an answer that `prompt` made by ASGI's messages."""
 
@@ -72,6 +75,19 @@ class QuickConnection(Connection):
                         self._begin(request, work)
                         return
         super().data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._tell_leaving()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        stays = super().eof_received()
+        self._tell_leaving()
+        return stays
+
+    def _tell_leaving(self) -> None:
+        if self._work is not None and self._asked is not None:
+            self._prompt.left(self._asked)
 
     def _new_cycle(self, scope: dict[str, Any]) -> Cycle:
         """A request that did not come by the parser."""

@@ -9,7 +9,8 @@ import struct
 import msgpack
 
 from queues.source_queue import Session
-from queues.wire import FetchReply, FetchRequest, decode_reply, encode_request
+from queues.wire import MEDIA_TYPE, FetchReply, FetchRequest, decode_reply, encode_request
+from repl.transport.loop_client import LoopPeer
 
 REQUEST = FetchRequest(Session(b"\x03" * 16, "w1", b"i" * 8, 0), "west", wait_ms=5_000)
 BODY = encode_request(REQUEST)
@@ -102,3 +103,41 @@ def test_answers_are_compressed_for_who_asks(room):
     for size in (2_000, 200_000):
         assert len(answer(size, REQUEST)) > size
         assert len(answer(size, REQUEST._replace(compress="zstd"))) < size // 5
+
+
+def test_a_sinks_own_fetch_is_answered_by_its_connection_and_a_strange_one_by_asgi(room, server, monkeypatch):
+    """What sinks send is the usual fetch: answers of all sizes come whole by the quick way; one with a long body is
+    answered the other way, and both are counted alike."""
+    taken, prompt = [], room.face.prompt
+
+    def noting(request):
+        work = prompt(request)
+        taken.append(work is not None)
+        return work
+
+    monkeypatch.setattr(room.face, "prompt", noting)
+    item = (1, 2, 3, b"default", b"b", b"k", b"o" * 16, 7, b"v" * 200_000)
+    small = FetchReply(b"\x02" * 16, "east", 3, b"", 30_000, 7, "serving", ())
+    replies = [small, small._replace(batch=b"id", items=(item,))]
+
+    async def fetch(_queue, request, _until):
+        return replies[request.max_count]
+
+    room.queue.fetch = fetch
+
+    async def ask(path, request):
+        peer = LoopPeer(f"http://127.0.0.1:{server.port}")
+        try:
+            return await peer.post(path, request, media_type=MEDIA_TYPE, timeout_ms=5_000, limit_bytes=1_000_000)
+        finally:
+            peer.cut()
+
+    for count in (0, 1):
+        body = asyncio.run(ask("/queues/q/fetch", encode_request(REQUEST._replace(max_count=count))))
+        assert decode_reply(body) == replies[count]
+    assert taken == [True, True]
+    types = {b"%d" % n: b"d" * 8 for n in range(500)}
+    long = encode_request(REQUEST._replace(max_count=0, properties=types))
+    assert decode_reply(asyncio.run(ask("/queues/q/fetch", long))) == small
+    assert taken == [True, True, False]
+    assert room.face.counts["/queues/{queue}/fetch", "POST", 200] == 3
