@@ -305,28 +305,27 @@ class Connection(HttpToolsProtocol):
             return True
         if self.flow.write_paused:
             return False
-        parts = [STATUS_LINE[status], self.server_state.date_line]
-        for name, value in headers:
-            parts += (name, b": ", value, b"\r\n")
-        lines = 3 + len(headers)
-        if status not in _BODILESS:
-            parts.append(b"content-length: %d\r\n" % len(body))
-            lines += 1
-        if not cycle.keep_alive:
-            parts.append(b"connection: close\r\n")
-            lines += 1
-        parts.append(b"\r\n")
-        whole = b"".join(parts)
-        if whole.count(b"\n") != lines or whole.count(b"\r") != lines or b"\0" in whole:
+        whole = self.whole_answer(status, headers, body, head=head, keep_alive=cycle.keep_alive)
+        if whole is None:
             return False
         cycle.response_started = cycle.response_complete = True
         cycle.waiting_for_100_continue = False
-        self.transport.write(whole if head else whole + body)
+        self.transport.write(whole)
         cycle.message_event.set()
         if not cycle.keep_alive:
             self.transport.close()
         cycle.on_response()
         return True
+
+    def whole_answer(self, status: int, headers: Headers, body: bytes, *, head: bool, keep_alive: bool) -> bytes | None:
+        """The bytes of an answer with at least one header; None when a header would break the head apart."""
+        lines = b"\r\n".join([b": ".join(header) for header in headers])
+        if len(lines) - len(lines.translate(None, b"\r\n\0")) != 2 * (len(headers) - 1):
+            return None
+        end = b"\r\n" if status in _BODILESS else b"\r\ncontent-length: %d\r\n" % len(body)
+        if not keep_alive:
+            end += b"connection: close\r\n"
+        return b"".join((STATUS_LINE[status], self.server_state.date_line, lines, end, b"\r\n", b"" if head else body))
 
     # -- refusing ---------------------------------------------------------------------------------------
 

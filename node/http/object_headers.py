@@ -58,6 +58,9 @@ _KNOWN: Final = {
     b"x-riak-clientid": _OTHER,
 }
 
+_new: Final = tuple.__new__
+"""Makes a named tuple of all its fields, in order, at half the price of its own constructor."""
+
 _TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _LINK_VALUE: Final = re.compile(rb'\s*<([^>]*)>\s*;\s*(riaktag|rel)\s*=\s*"?([^",]*)"?\s*(?:,|$)')
@@ -122,16 +125,19 @@ def parse_headers(headers: Headers) -> ObjectHeaders:
     condition: Condition | None = None
     if conditions is not None or unmodified is not None:
         condition = write_condition(conditions or [])._replace(clock=unmodified)
-    return ObjectHeaders(
-        declared,
-        context,
-        content_type,
-        content_encoding,
-        tuple(metadata) if metadata else (),
-        tuple(links) if links else (),
-        tuple(indexes) if indexes else (),
-        request_id,
-        condition,
+    return _new(
+        ObjectHeaders,
+        (
+            declared,
+            context,
+            content_type,
+            content_encoding,
+            tuple(metadata) if metadata else (),
+            tuple(links) if links else (),
+            tuple(indexes) if indexes else (),
+            request_id,
+            condition,
+        ),
     )
 
 

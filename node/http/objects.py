@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from config.settings import LimitSettings
 from node.http.asgi import Face, Receive, Request, Scope, Send, read_body
@@ -34,6 +34,9 @@ GENERATED_KEY_BYTES: Final = 18
 _REPEATED: Final = (b"x-isthmus-repeated", b"true")
 
 Result = TypeVar("Result")
+
+_new: Final = tuple.__new__
+"""Makes a named tuple of all its fields, in order, at half the price of its own constructor."""
 
 Named = tuple[bytes, bytes, bytes]
 """Bucket type, bucket and key as in the path, still encoded."""
@@ -61,21 +64,19 @@ class ObjectRoutes:
         await self._face.send_reply(scope, send, reply)
         self._counts.add(ROUTE, method, reply.status)
 
-    async def reply(
+    def reply(
         self, method: str, query_string: bytes, headers: Headers, body: bytes | Receive, named: Named
-    ) -> Reply:
-        """The answer to one request for a key. `body` is what was received, or how to receive it; `named` as in the
-        path, still encoded. Waits for futures alone, so that it may run without a task (`quick`)."""
+    ) -> Coroutine[Any, Any, Reply]:
+        """What makes the answer to one request for a key. `body` is what was received, or how to receive it; `named` as
+        in the path, still encoded. Waits for futures alone, so that it may run without a task (`quick`)."""
         place = self._place(named)
         query = parse_object_query(query_string) if query_string else NO_QUERY
         if method == "PUT" or method == "POST":
-            return await self._put(place, query, headers, body)
+            return self._put(place, query, headers, body)
         if method == "GET" or method == "HEAD":
-            return await self._get(place, query, headers)
+            return self._get(place, query, headers)
         if method == "DELETE":
-            said = parse_headers(headers)
-            request = WriteRequest(place, TOMBSTONE, said.context, said.request_id, False, said.condition)
-            return _deleted(await self._write(request, query.timeout_s))
+            return self._delete(place, query, headers)
         raise method_not_allowed(method, METHODS)
 
     def fits(self, size: int) -> bool:
@@ -93,35 +94,31 @@ class ObjectRoutes:
         limit = self._key_limit
         if not 0 < len(bucket) <= limit or not 0 < len(key) <= limit:
             raise self._bad_key()
-        return Key(bucket_type, bucket, key)
+        return _new(Key, (bucket_type, bucket, key))
 
     async def _put(self, place: Key, query: ObjectQuery, raw_headers: Headers, body: bytes | Receive) -> Reply:
-        headers = parse_headers(raw_headers)
-        _check_content_type(headers.content_type)
+        declared, context, content_type, encoding, metadata, links, indexes, request_id, condition = parse_headers(
+            raw_headers
+        )
+        _check_content_type(content_type)
         budget = self._budget
-        if isinstance(body, bytes):
+        if type(body) is bytes:
             value = body
             budget.take(len(value))
         else:
             limit = self._object_limit
-            value = await read_body(body, headers.declared_bytes, limit, "limits.object_bytes", budget)
+            value = await read_body(cast(Receive, body), declared, limit, "limits.object_bytes", budget)
         try:
-            written = await self._write(
-                WriteRequest(
-                    place,
-                    _content(value, headers),
-                    headers.context,
-                    headers.request_id,
-                    query.returnbody,
-                    headers.condition,
-                ),
-                query.timeout_s,
-            )
+            content = _new(Content, (value, content_type, encoding, metadata, links, indexes, False))
+            request = _new(WriteRequest, (place, content, context, request_id, query.returnbody, condition))
+            write = self._kv.write(request)
+            timeout_s = query.timeout_s
+            written = await (write if timeout_s is None else self._within(timeout_s, write, OutcomeUnknown))
         finally:
             budget.used_bytes -= len(value)
-        if not query.returnbody:
-            return Reply(204, _written_headers(written))
-        return await self._returned(place, written, raw_headers)
+        if query.returnbody:
+            return await self._returned(place, written, raw_headers)
+        return _new(Reply, (204, _written_headers(written), b""))
 
     async def _get(self, place: Key, query: ObjectQuery, raw_headers: Headers) -> Reply:
         condition = read_condition(raw_headers)
@@ -132,6 +129,12 @@ class ObjectRoutes:
         if condition is None:
             return show(payload, query.vtag, raw_headers)
         return show_if(condition, payload, query.vtag, raw_headers, self._time.wall_ms() // 1000)
+
+    async def _delete(self, place: Key, query: ObjectQuery, raw_headers: Headers) -> Reply:
+        headers = parse_headers(raw_headers)
+        request = WriteRequest(place, TOMBSTONE, headers.context, headers.request_id, False, headers.condition)
+        written = await self._write(request, query.timeout_s)
+        return Reply(204, _written_headers(written)) if written.created else absent(written.clock)
 
     async def _create(self, request: Request) -> Reply:
         """POST to .../keys: a write under a key made here; 201 and its Location."""
@@ -206,9 +209,3 @@ def _content(value: bytes, headers: ObjectHeaders) -> Content:
 def _written_headers(written: Written) -> Headers:
     clock = vclock_header(written.clock)
     return [clock, _REPEATED] if written.repeated else [clock]
-
-
-def _deleted(written: Written) -> Reply:
-    if written.created:
-        return Reply(204, _written_headers(written))
-    return absent(written.clock)

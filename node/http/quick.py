@@ -65,16 +65,24 @@ class QuickConnection(Connection):
         self._quick: Cycle | None = None
 
     def data_received(self, data: bytes) -> None:
-        if not (self._work is not None or self._in_head or self._in_body or self._broken or self._too_many):
-            running = self._running
-            if (running is None or running.response_complete) and not self.flow.write_paused:
-                request = read_whole(data, self._head_limit)
-                if request is not None and not self.transport.is_closing():
-                    work = self._prompt.prompt(request)
-                    if work is not None:
-                        self._begin(request, work)
-                        return
-        super().data_received(data)
+        running = self._running
+        if (
+            (running is None or running.response_complete)
+            and not (self._in_head or self._in_body or self._broken or self._too_many or self.flow.write_paused)
+            and (request := read_whole(data, self._head_limit)) is not None
+            and not self.transport.is_closing()
+            and (work := self._prompt.prompt(request)) is not None
+        ):
+            quick = self._quick
+            if quick is None:
+                quick = self._quick = self._new_cycle({})
+            quick.response_complete = False
+            self.cycle = self._running = quick
+            self._asked = request
+            self._work = work
+            self._go_on()
+        else:
+            super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -105,16 +113,6 @@ class QuickConnection(Connection):
             on_response=self.on_response_complete,
         )
 
-    def _begin(self, request: Whole, work: Coroutine[Any, Any, Reply]) -> None:
-        quick = self._quick
-        if quick is None:
-            quick = self._quick = self._new_cycle({})
-        quick.response_started = quick.response_complete = False
-        self.cycle = self._running = quick
-        self._asked = request
-        self._work = work
-        self._go_on()
-
     def _go_on(self, waited: asyncio.Future[Any] | None = None) -> None:
         """Run the coroutine until it waits again, or is done."""
         if waited is not None:
@@ -141,10 +139,24 @@ class QuickConnection(Connection):
 
     def _answer(self, reply: Reply) -> None:
         asked, self._asked = self._asked, None
+        quick = self._quick
         assert asked is not None
+        assert quick is not None
+        if quick.disconnected:
+            return
         status, headers, body = reply
-        if len(body) > SMALL_BODY_BYTES or not self.reply(status, headers, body, head=asked.method == "HEAD"):
-            self._say(asked, reply)
+        keep_alive = quick.keep_alive
+        if len(body) <= SMALL_BODY_BYTES and not self.flow.write_paused:
+            head = asked.method == "HEAD"
+            whole = self.whole_answer(status, headers, body, head=head, keep_alive=keep_alive)
+            if whole is not None:
+                quick.response_complete = True
+                self.transport.write(whole)
+                if not keep_alive:
+                    self.transport.close()
+                self.on_response_complete()
+                return
+        self._say(asked, reply)
 
     def _say(self, asked: Whole, reply: Reply) -> None:
         """The long way out: by ASGI's messages, as the client reads."""

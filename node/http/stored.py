@@ -6,12 +6,17 @@ What `KeyValue.get` returns was made by `encode_object` and checked when it came
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgpack
 
 from repl.model.errors import Corruption
 from repl.model.objects import OBJECT_VERSION, Sibling
+
+_new: Final = tuple.__new__
+"""Makes a named tuple of all its fields, in order, at half the price of its own constructor."""
+
+_FIELDS: Final = len(Sibling._fields)
 
 
 class Stored(NamedTuple):
@@ -30,9 +35,12 @@ def read_stored(payload: bytes) -> Stored:
     """The object in canonical bytes from our own store. Raises Corruption when they are not."""
     try:
         version, clock, rows = msgpack.unpackb(payload, use_list=False)
-        siblings = tuple([Sibling((row[0], row[1]), *row[2:]) for row in rows])
+        siblings = tuple([_new(Sibling, (row[:2], *row[2:])) for row in rows])
     except (ValueError, TypeError, IndexError, msgpack.exceptions.UnpackException) as error:
         raise Corruption(f"stored bytes are not an object: {error}") from error
+    for sibling in siblings:
+        if len(sibling) != _FIELDS:
+            raise Corruption(f"stored bytes are not an object: a sibling of {len(sibling)} fields")
     if version != OBJECT_VERSION or not siblings:
         raise Corruption(f"a stored object of version {version!r}, this program reads {OBJECT_VERSION}")
-    return Stored(clock, siblings)
+    return _new(Stored, (clock, siblings))
