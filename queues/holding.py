@@ -20,6 +20,7 @@ import structlog
 
 from queues.decrees import CLEARED, Decree
 from queues.held import Held, bound_for, of_node
+from queues.leftovers import Leftovers
 from queues.lower import Lower
 from queues.serving import ServedQueue
 from queues.steering import Lost, Steering
@@ -55,6 +56,7 @@ class Holding:
         self._spawn = spawn
         self._of: dict[ServedQueue, _Marks] = {}
         self._away_since: dict[str, int] = {}
+        self._leftovers = Leftovers(steering, node, time)
 
     async def begin(self, queue: ServedQueue) -> None:
         """The queue is new in this process, which holds nothing of it: what a life before held is lost. Raises
@@ -100,8 +102,10 @@ class Holding:
 
     def tick(self, queues: Collection[ServedQueue]) -> None:
         """What is due once a second: marks that say too much, or that another node has taken for a dead one's; marks of
-        nodes that stay away."""
+        nodes that stay away; what is left of queues that are not here."""
         now = self._time.now_ms()
+        if self._leftovers.due(self.live(), now):
+            self._spawn(self._look_at_leftovers())
         away = self._staying_away(queues, now)
         for queue in queues:
             marks = self._of.get(queue)
@@ -155,6 +159,12 @@ class Holding:
             return set()
         return {node for node, since in self._away_since.items() if now_ms - since >= AWAY_MS}
 
+    async def _look_at_leftovers(self) -> None:
+        try:
+            await self._leftovers.look(lambda: {queue.settings.name for queue in self._of}, self.live())
+        except IsthmusError as error:
+            log.info("queue.marks_not_looked_at", reason=error.reason)
+
     async def _lose_for(self, queue: ServedQueue, node: str) -> None:
         try:
             await self._lose(queue, node)
@@ -166,7 +176,10 @@ class Holding:
     async def give_up(self, queue: ServedQueue, what: str, by: str) -> None:
         """Drop what is held here, and keep a record of it. Raises NotReady; the record is then made later, or its mark
         becomes one."""
-        marks, lost = self._of[queue], []
+        marks = self._of.get(queue)
+        if marks is None:
+            return  # it never began here: it was delisted before this process began
+        lost = []
         for lower in queue.machine.lower:
             cleared = lower.clear()
             if cleared is not None:

@@ -44,14 +44,18 @@ class Owner:
         return not self.cluster and (cluster != self.former or now_ms - self.since_ms >= FORMER_WAITS_MS)
 
 
+QUEUES_PATH: Final = "/queues"
+"""Below it stands what is kept of each queue, by name."""
+
+
 def owner_path(queue: str) -> str:
     """Where the owner of `queue` is kept."""
-    return f"/queues/{queue}/owner"
+    return f"{QUEUES_PATH}/{queue}/owner"
 
 
 def path_of(queue: str, what: str) -> str:
-    """Where something else of `queue` is kept: "suspension", "decree", "rates", "lost"."""
-    return f"/queues/{queue}/{what}"
+    """Where something else of `queue` is kept: "suspension", "decree", "rates", "lost", "held"."""
+    return f"{QUEUES_PATH}/{queue}/{what}"
 
 
 def encode_owner(owner: Owner) -> bytes:
@@ -84,6 +88,25 @@ async def read_value(metastore: Metastore, path: str) -> Versioned | None:
     """The value at `path`. Raises NotReady when the metastore cannot be reached."""
     try:
         return await metastore.get(path)
+    except Unavailable as error:
+        raise NotReady("the metastore cannot be reached") from error
+
+
+async def remove_value(metastore: Metastore, path: str, found: Versioned | None) -> None:
+    """Remove what was read as `found`, unless it changed since. Raises NotReady."""
+    if found is not None:
+        try:
+            await metastore.delete(path, found.version)
+        except (Conflict, Ambiguous):
+            log.info("queue.value_kept", path=path)  # who changed it wants it; what is undecided is looked at again
+        except Unavailable as error:
+            raise NotReady("the metastore cannot be reached") from error
+
+
+async def names_below(metastore: Metastore, path: str) -> list[str]:
+    """The names of the values below `path`. Raises NotReady."""
+    try:
+        return await metastore.children(path)
     except Unavailable as error:
         raise NotReady("the metastore cannot be reached") from error
 

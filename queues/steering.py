@@ -19,14 +19,17 @@ from queues.decrees import Decree, Definition, Positions, QueueSuspension
 from queues.filters import parse_filter
 from queues.held import HELD_MAX, Held, decode_held, encode_held, of_node
 from queues.ownership import (
+    QUEUES_PATH,
     Owner,
     change_value,
     decode_owner,
     encode_owner,
     json_object,
+    names_below,
     owner_path,
     path_of,
     read_value,
+    remove_value,
 )  # fmt: skip
 from queues.throttle import Rates
 from repl.metastore.port import Metastore
@@ -257,6 +260,23 @@ class Steering:
 
         await change_value(self._metastore, path_of(name, "held"), changed)
         return len(marks)
+
+    async def names(self) -> list[str]:
+        """Of all queues that ever stood in the metastore."""
+        return await names_below(self._metastore, QUEUES_PATH)
+
+    async def left_of(self, name: str) -> tuple[tuple[Held, ...], bool]:
+        """(what nodes hold of a queue at the lower priorities, whether it is delisted: then that and the records of its
+        losses are removed). Raises CodecError."""
+        paths = path_of(name, "held"), path_of(name, "lost")
+        found = [await read_value(self._metastore, path) for path in paths]
+        marks = decode_held(None if found[0] is None else found[0].value)
+        definition = (await self.definitions()).get(name) if any(found) else None
+        delisted = definition is not None and definition.settings is None
+        if delisted:
+            for path, value in zip(paths, found, strict=True):
+                await remove_value(self._metastore, path, value)
+        return marks, delisted
 
     async def note_lost(self, name: str, lost: Sequence[Lost]) -> None:
         """Lower references were given up; once, however often this is done with the same."""

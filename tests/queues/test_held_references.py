@@ -14,6 +14,8 @@ from config.settings import QueueSettings
 from queues.decrees import PUBLISHING
 from queues.held import FIRST_STEP, HELD_MAX, Held, bound_for, decode_held, encode_held
 from queues.holding import AWAY_MS, REST_MS
+from queues.leftovers import SWEEP_MS
+from queues.ownership import path_of
 from queues.rules import FOLD, FULL_SYNC
 from queues.steering import CRASHED, LOST_MAX, Act, Lost, Steering
 from queues.wire import Ack
@@ -202,6 +204,84 @@ def test_what_a_node_lost_that_stays_away_is_written_down_by_another() -> None:
         await one.until(lambda: not marks(one))
         await ticked(one)
         await one.until(lambda: marks(one) == [("e1", FULL_SYNC, FIRST_STEP)])
+        for home in homes:
+            await home.close()
+
+    asyncio.run(run())
+
+
+async def left(home: Home, what: str = "held", name: str = "q") -> str:
+    """What the metastore has of a queue, as text; empty when there is nothing."""
+    found = await home.metastore.get(path_of(name, what))
+    return "" if found is None else found.value.decode()
+
+
+def test_what_was_held_of_a_queue_that_is_delisted_goes_with_it() -> None:
+    """Its marks, though the node that made them was down when it was delisted, and its records of losses; and when a
+    queue of that name is registered again, it keeps what it then holds."""
+
+    async def run() -> None:
+        ensemble = MemoryEnsemble()
+        one, two = homes = [Home(ensemble=ensemble, node=name) for name in ("e1", "e2")]
+        for home in homes:
+            await home.start(lead=home is one)
+            home.queues.holding.live = lambda: ("e1", "e2")
+        await two.acts.push("q", keys(3), FULL_SYNC, 0)
+        await two.crash()
+        two.queues._queues.clear()  # its process hears of nothing any more
+        one.queues.holding.live = lambda: ("e1",)
+        await one.acts.delist("q", Act("ann", one.clock.wall_ms(), "because"))
+        await one.until(lambda: not one.served())
+        assert "e2" in await left(one)
+        await ticked(one, SWEEP_MS)
+        await asyncio.sleep(0.05)
+        assert (await left(one), await left(one, "lost")) == ("", "")
+        await two.start(lead=False)
+        await ticked(two)
+        assert not two.served()
+        await one.acts.register("q", {}, 0, Act("ann", one.clock.wall_ms(), "again"))
+        await one.until(lambda: one.served())
+        await one.acts.push("q", keys(2), FULL_SYNC, 0)
+        await ticked(one, SWEEP_MS)
+        assert "e1" in await left(one)
+        for home in homes:
+            await home.close()
+
+    asyncio.run(run())
+
+
+def test_a_queue_that_a_file_names_no_more_leaves_a_record_and_no_mark() -> None:
+    """A node that begins again without the queue in its file writes down what its life before held, for those who have
+    the queue; what one held that stays away is written down by the first of the live ones, though that has no such
+    queue."""
+
+    async def run() -> None:
+        ensemble = MemoryEnsemble()
+        homes = [Home(QueueSettings("q"), ensemble=ensemble, node=name) for name in ("e1", "e2")]
+        one, two = homes
+        for home in homes:
+            await home.start(lead=home is one)
+            home.queues.holding.live = lambda: ("e1", "e2")
+            await home.acts.push("q", keys(3), FULL_SYNC, 0)
+        await one.crash()
+        one.settings = (QueueSettings("other"),)
+        await one.start()
+        await ticked(one)
+        await asyncio.sleep(0.05)
+        assert "e1" not in await left(one)
+        assert '"e1"' in await left(one, "lost")
+        await two.until(lambda: two.acts.gaps("q"))
+        (gap,) = two.acts.gaps("q")
+        assert (gap["node"], gap["what"], gap["count_at_most"]) == ("e1", CRASHED, FIRST_STEP)
+        await two.crash()
+        one.queues.holding.live = lambda: ("e1",)
+        await ticked(one, SWEEP_MS)
+        await asyncio.sleep(0.05)
+        assert "e2" in await left(one), "it may only be restarting"
+        await ticked(one, SWEEP_MS)
+        await asyncio.sleep(0.05)
+        assert '"held": []' in await left(one)
+        assert '"e2"' in await left(one, "lost")
         for home in homes:
             await home.close()
 
