@@ -6,23 +6,18 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import queues.batches as batches_room
 from queues import counting
 from queues.batches import IN_FLIGHT_BATCHES_MAX, Session
 from queues.counting import Counting, Waiting
 from queues.cursors import CursorState, Position, decode_soft, decode_state, encode_soft, encode_state, position_of
-from queues.filters import parse_filter
 from queues.pace import ALIVE_MS, GATHER_COUNT, GATHER_MS
 from queues.reading import read_objects
 from queues.rules import FOLD, Budget, Item
 from queues.source_queue import LOWER_COUNT, LOWER_EVERY_MS, QUIET_MS, SourceQueue
-from repl.model.entry import decode_key_row, encode_key_row, row_says_tombstone
-from repl.model.errors import BadConfig, CodecError
+from repl.model.errors import CodecError
 from repl.model.keys import Key
-from repl.model.objects import Content, Summary, decode_object, says_deleted, seal, write
 from repl.model.reference import ReferenceKind
 from repl.store.port import Cursor
 from tests.queues.home import Clock
@@ -531,60 +526,6 @@ def test_waiting_rows_are_counted_from_the_index_within_a_bound(monkeypatch: pyt
     monkeypatch.setattr(counting, "STEP_ROWS", 3)
     monkeypatch.setattr(counting, "ROWS_MAX", 5)
     assert counted() == (None, 101)
-
-
-def test_only_known_filters_are_taken() -> None:
-    """A filter that is not known, or says nothing, is refused in words that name those there are."""
-    assert parse_filter("any").everything
-    assert str(parse_filter("any")) == "any"
-    for wrong in ("bucket:x", "", "bucketname:", "!any", "block_rtq, any", "any, bucketname:b", "bucketname:a,,"):
-        with pytest.raises(BadConfig, match=r"bucketname:B|stands alone|negations"):
-            parse_filter(wrong)
-
-
-@pytest.mark.parametrize(
-    ("text", "bucket_type", "bucket", "offered", "rule"),
-    [
-        ("any", b"t", b"b", True, "any"),
-        ("block_rtq", b"t", b"b", False, "block_rtq"),
-        ("buckettype:t", b"t", b"b", True, "buckettype:t"),
-        ("buckettype:t", b"u", b"b", False, None),
-        ("bucketname:b", b"u", b"b", True, "bucketname:b"),
-        ("bucketprefix:lo", b"t", b"logs", True, "bucketprefix:lo"),
-        ("bucketprefix:lo, bucketname:x", b"t", b"x", True, "bucketname:x"),
-        ("!bucketname:b", b"t", b"b", False, "!bucketname:b"),
-        ("!bucketname:b", b"t", b"c", True, None),
-        ("buckettype:t, !bucketprefix:tmp", b"t", b"tmp1", False, "!bucketprefix:tmp"),
-        ("any, !buckettype:t", b"t", b"b", False, "!buckettype:t"),
-        ("bucketname:a%2Cb", b"t", b"a,b", True, "bucketname:a%2Cb"),
-    ],
-)
-def test_a_filter_says_what_it_offers_and_by_which_rule(
-    text: str, bucket_type: bytes, bucket: bytes, offered: bool, rule: str | None
-) -> None:
-    """A negation that fits decides first, then any rule that fits; with negations alone, all others are offered."""
-    decision = parse_filter(text).decide(bucket_type, bucket)
-    assert decision.offered is offered
-    assert (None if decision.rule is None else str(decision.rule)) == rule
-    assert parse_filter(str(parse_filter(text))) == parse_filter(text)
-
-
-@settings(max_examples=200, deadline=None, derandomize=True)
-@given(st.binary(max_size=40), st.booleans(), st.integers(0, (1 << 44) - 1), st.integers(0, 1 << 40))
-def test_the_tombstone_flag_of_a_row_is_found_without_decoding(
-    clock: bytes, tombstone: bool, offset: int, size: int
-) -> None:
-    """The peek and the decoder agree for every offset."""
-    row = encode_key_row(Summary(clock, 1 << 63, 1_700_000_000_000, size, 1, tombstone), offset)
-    assert row_says_tombstone(row, offset) is decode_key_row(row).tombstone is tombstone
-
-
-def test_a_deleted_object_is_told_from_its_bytes() -> None:
-    """The short look at an object's bytes and its decoder agree."""
-    for content in (Content(b""), Content(b"x" * 1000), Content(b"", tombstone=True)):
-        data, _ = seal(write(None, (), content, (b"a" * 20, 5), 1))
-        assert says_deleted(data) is decode_object(data).deleted is content.tombstone
-    assert BUCKET
 
 
 def test_while_changes_come_a_sink_holds_one_small_batch_of_lower_priorities() -> None:
