@@ -13,10 +13,14 @@ from typing import Final
 import structlog
 
 from repl.partition import Partition
+from repl.replog.log import RESERVE_BYTES
 from repl.replog.port import Replog
 from repl.telemetry import Sample
 
 log = structlog.get_logger(__name__)
+
+ROOM_WANTED: Final = f"{RESERVE_BYTES >> 20} MiB must stay free"
+"""For people: what a disk with some space left lacks."""
 
 HAND_OVER_AFTER_MS: Final = 10_000
 """How long a leader waits for room before it offers its leaderships to members in sync: an operator's or a trimming's
@@ -25,7 +29,9 @@ quick relief comes first, since the others' disks are often as full. Once each t
 HAND_OVER_MS: Final = 5_000
 """How long each such attempt lasts before the leader leads on, refusing writes."""
 
-TROUBLE: Final = "out-of-storage: the log's disk is full, what the leader sends is not taken: free space"
+TROUBLE: Final = (
+    f"out-of-storage: the log's disk is full, what the leader sends is not taken: free space ({ROOM_WANTED})"
+)
 
 
 class FullDisk:

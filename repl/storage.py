@@ -15,6 +15,7 @@ from concurrent.futures import Future
 import structlog
 
 from repl.apply import Applier, ApplyJob, Checkpointer
+from repl.full_disk import ROOM_WANTED
 from repl.isr import effects as fx
 from repl.model.entry import Entry, EntryKind, make_entry
 from repl.model.errors import IsthmusError, LocalFault, OutOfStorage, Overloaded, TooLarge
@@ -117,7 +118,7 @@ class Storage:
         if size > limit and any(len(entry.wire) > limit for entry in entries):
             return TooLarge(f"an object that takes more than {limit} bytes with all its siblings is not replicated")
         if not self._replog.has_room(size):
-            return OutOfStorage("the log's disk is full: free space; reads go on")
+            return OutOfStorage(f"the log's disk is full: free space ({ROOM_WANTED}); reads go on")
         return None
 
     def persist(self, partition: Partition, entries: Sequence[Entry]) -> None:

@@ -61,7 +61,7 @@ class LoopPeer:
         """
         try:
             request = self._head(path, media_type) + b"%d\r\n\r\n" % len(body) + body
-            connection = self._idle.pop() if self._idle else await self._connect(timeout_ms)
+            connection = self._resting() or await self._connect(timeout_ms)
             try:
                 answer = await connection.exchange(request, timeout_ms / 1000, limit_bytes)
             finally:
@@ -82,6 +82,14 @@ class LoopPeer:
         self._is_cut = True
         for connection in list(self._open):
             connection.abort()
+
+    def _resting(self) -> _Connection | None:
+        """One that is kept and still stands; those that the other end has closed meanwhile are forgotten."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+        return None
 
     def _head(self, path: str, media_type: str) -> bytes:
         """The head of a request up to the value of its last header, the body's length."""
@@ -218,6 +226,7 @@ class _Connection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """See asyncio: the transport closes itself, and `connection_lost` says what it means."""
+        self.usable = False
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""

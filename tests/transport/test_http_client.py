@@ -52,6 +52,9 @@ class Answers(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(b"only this")
             self.close_connection = True
+        elif what == "bye":
+            self._reply(200, b"bye")
+            self.close_connection = True  # without a word, as one does whose keep-alive is over
         elif what == "owned":
             self._reply(409, b"queue q belongs to\ncluster south\n", ("X-Isthmus-Reason", "owned-by-other"))
         elif what == "moved":
@@ -113,6 +116,16 @@ def test_an_answer_comes_back_and_its_connection_is_kept(dial: Dial, url: str) -
     for _ in range(3):
         assert post(peer, "echo") == b"application/x body"
     assert len(Answers.connections) == 1
+    peer.cut()
+
+
+def test_a_connection_that_was_closed_while_it_rested_is_not_used_again(dial: Dial, url: str) -> None:
+    """The other end may close what it keeps at any time: the next request gets a new connection, and no error."""
+    peer = dial(url, 1)
+    for _ in range(3):
+        assert post(peer, "bye") == b"bye"
+        time.sleep(0.05)
+    assert post(peer, "echo") == b"application/x body"
     peer.cut()
 
 
