@@ -1,12 +1,14 @@
 """What Spark's jobs take: reading all keys, comparing two clusters, and what nodes and their clients notice of it.
 
-    python -m bench.spark [--json] [--keys 1000000] [--large 5000000] [--rate 500]
+    python -m bench.spark [--json] [--keys 1000000] [--rate 500]
+    python -m bench.spark --large 5000000 [--keys 1000000]
 
 Two clusters, of two nodes and of one, are filled with the same objects but for 1,000, which differ in every way. A
 session of local[2] with 2 GB then compares them by segments and in full, counts the rows of the view `keys` over all
-columns, and reads on while clients write at a steady rate; at last the one-node cluster grows to `--large` keys (0: it
-does not), and is read again. Looks follow each other at once (settle 0): nobody writes while clusters are compared.
-Spark's processes run at a lower priority than the nodes, as those of `isthmus reconcile` do. Needs Java 17 or later.
+columns, and reads on while clients write at a steady rate. Looks follow each other at once (settle 0): nobody writes
+while clusters are compared. With `--large` it is another comparison alone: two clusters of one node each are read and
+compared in full at both sizes, and what a key costs is held against what it cost before. Spark's processes run at a
+lower priority than the nodes, as those of `isthmus reconcile` do. Needs Java 17 or later.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -36,7 +39,7 @@ SEGMENTS: Final = Target(8, "s", at_least=False)
 FULL: Final = Target(20, "s", at_least=False)
 SLOWER: Final = Target(2, "× the p99 without a reader", at_least=False)
 MORE: Final = Target(64, "MB more on a node", at_least=False)
-LINEAR: Final = Target(1.25, "× the CPU of a row of the smaller one", at_least=False)
+LINEAR: Final = Target(1.25, "× the CPU of a key of the smaller one", at_least=False)
 
 TOPOLOGY: Final = """\
 [clusters.left.replication]
@@ -55,6 +58,16 @@ name = "r1"
 LEFT: Final = ("l1", "l2")
 RIGHT: Final = ("r1",)
 
+SINGLE: Final = """\
+[clusters.left]
+[[clusters.left.nodes]]
+name = "l1"
+[clusters.right]
+[[clusters.right.nodes]]
+name = "r1"
+"""
+"""Where what a key costs is compared at two sizes: half as much to fill."""
+
 BUCKET: Final = b"filled"
 VALUE: Final = b"v" * 200
 BATCH: Final = 500
@@ -63,8 +76,17 @@ PUSHERS: Final = 4
 
 DIFFERENCES: Final = 1_000
 CONNECTIONS: Final = 8
-MEASURED_MIN_S: Final = 10.0
-"""Least time of load for a percentile that says something."""
+WINDOWS: Final = 7
+"""Stretches of load with a reader, and as many without, in turn: one sync of the disk that takes 100 ms makes up a
+percent of five seconds, so single percentiles tell of the disk; their medians tell of the reader."""
+
+WINDOW_S: Final = 5.0
+
+IDLE_SHARE: Final = 0.1
+"""CPU of a node, as a share of a core, below which it has done what filling has left to do: compaction above all."""
+
+IDLE_WITHIN_S: Final = 60.0
+"""How long that is waited for. Then it is measured as it is."""
 
 A, B = actor_of(b"A" * 16, 1), actor_of(b"B" * 16, 1)
 
@@ -113,6 +135,14 @@ def fill(nodes: Nodes, names: Sequence[str], side: int, first: int, end: int) ->
         jobs = [pool.submit(push, at, names[at % len(names)]) for at in range(PUSHERS * len(names))]
         for job in jobs:
             job.result()
+
+
+def settled(nodes: Nodes, names: Sequence[str]) -> None:
+    """Wait until nodes have nothing to do, or IDLE_WITHIN_S."""
+    for _ in range(round(IDLE_WITHIN_S)):
+        used = nodes.measured(lambda: time.sleep(1.0))
+        if all(used[name].total < IDLE_SHARE for name in names):
+            return
 
 
 def session() -> Any:
@@ -191,15 +221,17 @@ def reading(spark: Any, nodes: Nodes, names: Sequence[str], keys: int) -> Figure
     )  # fmt: skip
 
 
-def comparing(spark: Any, nodes: Nodes, keys: int, output: str, *, full: bool) -> Figure:
-    """One run of `reconcile`, whose findings are those that were made."""
+def comparing(
+    spark: Any, nodes: Nodes, sides: tuple[Sequence[str], Sequence[str]], keys: int, output: str, run_id: str
+) -> Figure:
+    """One run of `reconcile`, in full unless its id is `segments`, whose findings are those that were made."""
     from aae.reconcile.reconcile import ReconcileOptions, run
 
-    options = ReconcileOptions(output, "full" if full else "segments", full=full, settle_s=0.0)
+    full = run_id != "segments"
+    options = ReconcileOptions(output, run_id, full=full, settle_s=0.0)
+    left, right = (urls(nodes, names) for names in sides)
     summary: dict[str, Any] = {}
-    seconds, cpu = measured(
-        spark, nodes, lambda: summary.update(run(spark, urls(nodes, LEFT), urls(nodes, RIGHT), options))
-    )
+    seconds, cpu = measured(spark, nodes, lambda: summary.update(run(spark, left, right, options)))
     found = (summary["outcome"], summary["verdicts"]["diverged"])
     if found != ("differ", DIFFERENCES):
         raise BenchFailed(f"reconcile says {found}, with {summary['error'] or summary['reasons']}")
@@ -210,68 +242,100 @@ def comparing(spark: Any, nodes: Nodes, keys: int, output: str, *, full: bool) -
 
 
 def beside(spark: Any, nodes: Nodes, load: LoadProcess, keys: int, rate: float) -> Figure:
-    """p99 of steady writes while all is read again and again, against the p99 without."""
-    count = round(rate * MEASURED_MIN_S)
+    """p99 of steady writes while all is read again and again, against the p99 without: medians of stretches in turn."""
+    count = round(rate * WINDOW_S)
     phase = Phase("put", first=0, count=count, space=count, connections=CONNECTIONS, rate=rate)
     load.run(phase)  # the keys are there, and their contexts known
-    quiet: Result = load.run(phase)
-    passes = 0
-    with ThreadPoolExecutor(1) as pool:
-        began_s = time.perf_counter()
-        writing = pool.submit(load.run, phase)
-        while not writing.done():
-            read_all(spark, nodes, LEFT)
-            passes += 1
-        seconds = time.perf_counter() - began_s
-        busy = writing.result()
+    settled(nodes, LEFT)
+    quiet: list[Result] = []
+    busy: list[Result] = []
+    passes, seconds = 0, 0.0
+    for _ in range(WINDOWS):
+        quiet.append(load.run(phase))
+        with ThreadPoolExecutor(1) as pool:
+            began_s = time.perf_counter()
+            writing = pool.submit(load.run, phase)
+            while not writing.done():
+                read_all(spark, nodes, LEFT)
+                passes += 1
+            seconds += time.perf_counter() - began_s
+            busy.append(writing.result())
+    p99s = [[one.p99_ms for one in each] for each in (quiet, busy)]
     values = {
-        "p99_quiet_ms": quiet.p99_ms, "p99_reading_ms": busy.p99_ms, "p50_quiet_ms": quiet.p50_ms,
-        "p50_reading_ms": busy.p50_ms, "rows_per_s_meanwhile": passes * keys / seconds,
+        "p99_quiet_ms": median(p99s[0]), "p99_reading_ms": median(p99s[1]),
+        "p50_quiet_ms": median(one.p50_ms for one in quiet), "p50_reading_ms": median(one.p50_ms for one in busy),
+        "p99_quiet_worst_ms": max(p99s[0]), "p99_reading_worst_ms": max(p99s[1]),
+        "rows_per_s_meanwhile": passes * keys / seconds,
     }  # fmt: skip
-    work = f"{rate:g} PUT/s beside a reader"
-    return Figure(work, f"{keys:,} keys", 0, 0.0, {}, values, SLOWER, busy.p99_ms / quiet.p99_ms)
+    work = f"{rate:g} PUT/s beside a reader, median of {WINDOWS} stretches"
+    return Figure(work, f"{keys:,} keys", 0, 0.0, {}, values, SLOWER, values["p99_reading_ms"] / values["p99_quiet_ms"])
 
 
-def cpu_per_row(figure: Figure) -> float:
+def cpu_per_key(figure: Figure) -> float:
     """Microseconds of all processes."""
     return sum(one.total for one in figure.cpu.values()) * 1e6 / figure.objects
+
+
+def whole(keys: int, rate: float, output: str) -> list[Figure]:
+    """All at one size."""
+    with Nodes(TOPOLOGY, None) as nodes, LoadProcess(nodes.http[LEFT[0]]) as load:
+        fill(nodes, LEFT, 0, 0, keys)
+        fill(nodes, RIGHT, 1, 0, keys)
+        spark = session()
+        figures = [comparing(spark, nodes, (LEFT, RIGHT), keys, output, "segments")]
+        figures.append(comparing(spark, nodes, (LEFT, RIGHT), keys, output, "full"))
+        read_all(spark, nodes, LEFT)  # the Java is warm from here on
+        alone = reading(spark, nodes, LEFT, keys)
+        memory = Figure(
+            "memory of a node while it serves", alone.key_space, 0, 0.0, {}, {}, MORE,
+            alone.values["node_memory_more_mb"],
+        )  # fmt: skip
+        figures += [alone, memory, beside(spark, nodes, load, keys, rate)]
+        spark.stop()
+    return figures
+
+
+def growing(keys: int, large: int, output: str) -> list[Figure]:
+    """What a key costs at two sizes, to read and to compare."""
+    left, right = ("l1",), ("r1",)
+    with Nodes(SINGLE, None) as nodes:
+        spark = session()
+        found: list[tuple[Figure, Figure]] = []
+        for first, end in ((0, keys), (keys, large)):
+            with ThreadPoolExecutor(2) as pool:
+                jobs = [pool.submit(fill, nodes, names, side, first, end) for side, names in enumerate((left, right))]
+                for job in jobs:
+                    job.result()
+            settled(nodes, (*left, *right))
+            if not found:  # the Java is warm from here on
+                for _ in range(2):
+                    read_all(spark, nodes, right)
+                comparing(spark, nodes, (left, right), end, output, "warm")
+            read = reading(spark, nodes, right, end)
+            found.append((read, comparing(spark, nodes, (left, right), end, output, f"full-{end}")))
+        spark.stop()
+    figures: list[Figure] = []
+    for what, small, grown in zip(("read", "compare in full"), *found, strict=True):
+        values = {"small_us_a_key": cpu_per_key(small), "large_us_a_key": cpu_per_key(grown)}
+        times = values["large_us_a_key"] / values["small_us_a_key"]
+        sizes = f"{large:,} against {keys:,} keys"
+        figures += [small, grown, Figure(f"cost of a key: {what}", sizes, 0, 0.0, {}, values, LINEAR, times)]
+    return figures
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--keys", default=1_000_000, show_default=True)
-@click.option("--large", default=5_000_000, show_default=True, help="Keys of the larger read; 0: there is none.")
+@click.option("--large", type=click.IntRange(1), help="Only what a key costs with so many, and with --keys.")
 @click.option("--rate", default=500.0, show_default=True, help="Writes a second beside the reader.")
-def main(as_json: bool, keys: int, large: int, rate: float) -> None:
+def main(as_json: bool, keys: int, large: int | None, rate: float) -> None:
     """Measure and print."""
+    if large is not None and large <= keys:
+        raise click.UsageError("--large is more than --keys")
     where = machine()
-    figures: list[Figure] = []
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix="isthmus-bench-") as output,
-            Nodes(TOPOLOGY, None) as nodes,
-            LoadProcess(nodes.http[LEFT[0]]) as load,
-        ):
-            fill(nodes, LEFT, 0, 0, keys)
-            fill(nodes, RIGHT, 1, 0, keys)
-            spark = session()
-            figures += [comparing(spark, nodes, keys, output, full=full) for full in (False, True)]
-            read_all(spark, nodes, LEFT)  # the Java is warm from here on
-            alone = reading(spark, nodes, LEFT, keys)
-            memory = Figure(
-                "memory of a node while it serves", alone.key_space, 0, 0.0, {}, {}, MORE,
-                alone.values["node_memory_more_mb"],
-            )  # fmt: skip
-            figures += [alone, memory, beside(spark, nodes, load, keys, rate)]
-            if large > keys:
-                small = reading(spark, nodes, RIGHT, keys)
-                fill(nodes, RIGHT, 1, keys, large)
-                grown = reading(spark, nodes, RIGHT, large)
-                values = {"small_us_a_row": cpu_per_row(small), "large_us_a_row": cpu_per_row(grown)}
-                times = values["large_us_a_row"] / values["small_us_a_row"]
-                key_space = f"{large:,} against {keys:,} keys"
-                figures += [grown, Figure("cost of a larger read", key_space, 0, 0.0, {}, values, LINEAR, times)]
-            spark.stop()
+        with tempfile.TemporaryDirectory(prefix="isthmus-bench-") as output:
+            figures = whole(keys, rate, output) if large is None else growing(keys, large, output)
     except BenchFailed as error:
         raise SystemExit(f"bench.spark: {error}") from error
     report("spark", where, figures, as_json, [])

@@ -7,11 +7,13 @@ A large export is made in slices of the key space, each a directory of its own t
 
 so one that was killed goes on when it is called again, and `spark.read.parquet(PATH)` reads all. An import may be
 called twice as well; of one that has a run id the slices that are done are not pushed again. Where the path is no
-directory of this machine (`hdfs://`, `s3a://`) an export is one slice, and begins anew.
+directory of this machine (`hdfs://`, `s3a://`) a slice is done when it has Spark's `_SUCCESS`, since files there are
+written once (`stores`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +26,7 @@ from aae.reconcile.jobs import NO_OPTIONS, read, source_options
 from aae.reconcile.options import parse_options
 from aae.reconcile.reading import write_json
 from aae.reconcile.runs import IMPORT, RunDirectory
+from aae.reconcile.stores import Store, is_store
 from repl.model.errors import BadInput, LocalFault
 
 EXPORTED: Final = "bucket_type,bucket,key,last_modified,object"
@@ -53,25 +56,28 @@ def export_objects(
     not finished is finished; any other directory that is there is refused. A damaged row fails the job: a copy without
     it would look whole. Raises BadInput."""
     asked = source_options(urls, bucket_type, bucket, options)
-    if "://" in path:
-        _write(read(spark, **_args(asked), view="objects", columns=f"{EXPORTED},fault"), path, "errorifexists")
-        return int(spark.read.parquet(path).count())
-    root = Path(path).absolute()
-    state = known_part(path, asked) or {"asked": _question(asked), "slices": _slices(asked), "done": []}
+    store = Store(spark, path) if is_store(path) else None
+    root = str(Path(path).absolute()) if store is None else store.url
+    known = known_part(path, asked) if store is None else _stored_state(store, _question(asked))
+    state = known or {"asked": _question(asked), "slices": _slices(asked), "done": []}
     first, end = parse_options(asked).segments
     count = state["slices"]
-    write_json(root, MARK, state)
+    if store is None:
+        write_json(Path(root), MARK, state)
+    elif known is None:
+        store.write(MARK, json.dumps(state))
     for number in range(count):
         if number in state["done"]:
             continue
         cuts = [first + (end - first) * (number + at) // count for at in range(2)]
         rows = read(spark, **_args(asked), view="objects", columns=f"{EXPORTED},fault", segments=f"{cuts[0]}-{cuts[1]}")
-        _write(rows, str(root / f"slice={number:04}"), "overwrite")
+        _write(rows, f"{root}/{_slice(number)}")
         state["done"].append(number)
-        write_json(root, MARK, state)
+        if store is None:
+            write_json(Path(root), MARK, state)
         if told is not None and count > 1:
             told(f"exported {len(state['done'])} of {count} slices")
-    return _count(spark, str(root))
+    return _count(spark, root)
 
 
 def import_objects(
@@ -86,7 +92,7 @@ def import_objects(
     keeps which slices are done. Of `options` bucket, prefix and times choose rows. Raises BadInput."""
     chosen = parse_options({"urls": urls, **options})
     sending = {name: value for name, value in options.items() if name not in _CHOOSING}
-    slices = check_whole(path)
+    slices = _stored_slices(Store(spark, path)) if is_store(path) else check_whole(path)
     done: list[str] = []
     if directory is not None:
         directory.opened({"path": path, "urls": urls, **{name: options[name] for name in _CHOOSING & options.keys()}})
@@ -107,16 +113,21 @@ def import_objects(
 
 
 def check_whole(path: str) -> list[str]:
-    """The slices of an export, none for other Parquet. Raises BadInput for one that is not there or not finished."""
-    if "://" in path:
+    """The slices of an export, none for other Parquet. Raises BadInput for one that is not there or not finished; a
+    store is looked at once Spark is there."""
+    if is_store(path):
         return []
     if not Path(path).exists():
         raise BadInput(f"{path}: there is no export")
     slices = [str(one) for one in sorted(Path(path).glob("slice=*"))]
     state = _read_mark(Path(path)) if slices else None
+    _check_finished(path, state)
+    return slices
+
+
+def _check_finished(path: str, state: Mapping[str, Any] | None) -> None:
     if state is not None and len(state["done"]) < state["slices"]:
         raise BadInput(f"{path}: the export is not finished: {len(state['done'])} of {state['slices']} slices are")
-    return slices
 
 
 def import_directory(output: str, run_id: str) -> RunDirectory:
@@ -151,10 +162,10 @@ def _args(asked: Mapping[str, str]) -> dict[str, Any]:
     return {"urls": asked["urls"], "bucket_type": asked["bucket_type"], "options": rest}
 
 
-def _write(rows: DataFrame, path: str, mode: str) -> None:
+def _write(rows: DataFrame, path: str) -> None:
     damaged = F.raise_error(F.concat(F.lit("damaged: "), F.col("fault")))
     sound = rows.withColumn("object", F.when(F.col("fault").isNotNull(), damaged).otherwise(F.col("object")))
-    sound.drop("fault").write.mode(mode).parquet(path)
+    sound.drop("fault").write.mode("overwrite").parquet(path)
 
 
 def _slices(asked: Mapping[str, str]) -> int:
@@ -166,9 +177,9 @@ def _slices(asked: Mapping[str, str]) -> int:
 
 
 def known_part(path: str, asked: Mapping[str, str]) -> dict[str, Any] | None:
-    """How far the export is that lies at a path, None when none does; `asked` as `jobs.source_options` gives it. Raises
-    BadInput for anything else than a part of this one."""
-    return None if "://" in path else _state(Path(path).absolute(), _question(asked))
+    """How far the export is that lies at a path, None when none does; a store is looked at once Spark is there;
+    `asked` as `jobs.source_options` gives it. Raises BadInput for anything else than a part of this one."""
+    return None if is_store(path) else _state(Path(path).absolute(), _question(asked))
 
 
 def _question(asked: Mapping[str, str]) -> dict[str, str]:
@@ -179,26 +190,60 @@ def _state(root: Path, question: Mapping[str, str]) -> dict[str, Any] | None:
     """How far the export is that lies there. Raises BadInput for anything else than a part of this one."""
     if not root.exists() or (root.is_dir() and not any(root.iterdir())):
         return None
-    state = _read_mark(root)
+    return _part(str(root), _read_mark(root), question)
+
+
+def _stored_state(store: Store, question: Mapping[str, str]) -> dict[str, Any] | None:
+    """The same of a store."""
+    return None if store.is_empty() else _part(store.url, _stored_mark(store), question)
+
+
+def _part(path: str, state: dict[str, Any] | None, question: Mapping[str, str]) -> dict[str, Any]:
     if state is None:
-        raise BadInput(f"{root} is there already, and is no export: name a new directory")
+        raise BadInput(f"{path} is there already, and is no export: name a new directory")
     if state["asked"] != question:
-        raise BadInput(f"{root} has an export of something else: {state['asked']}; name a new directory")
+        raise BadInput(f"{path} has an export of something else: {state['asked']}; name a new directory")
     if len(state["done"]) == state["slices"]:
-        raise BadInput(f"{root} has this export already: name a new directory")
+        raise BadInput(f"{path} has this export already: name a new directory")
     return state
 
 
-def _read_mark(root: Path) -> dict[str, Any] | None:
-    import json
+def _stored_slices(store: Store) -> list[str]:
+    """As `check_whole`."""
+    if store.is_empty():
+        raise BadInput(f"{store.url}: there is no export")
+    state = _stored_mark(store)
+    _check_finished(store.url, state)
+    return [] if state is None else [f"{store.url}/{_slice(number)}" for number in range(state["slices"])]
 
+
+def _stored_mark(store: Store) -> dict[str, Any] | None:
+    text = store.read(MARK)
+    if text is None:
+        return None
+    state = _parsed(f"{store.url}/{MARK}", text)
+    return state | {"done": [at for at in range(state["slices"]) if store.has(f"{_slice(at)}/_SUCCESS")]}
+
+
+def _slice(number: int) -> str:
+    return f"slice={number:04}"
+
+
+def _read_mark(root: Path) -> dict[str, Any] | None:
     try:
-        raw = json.loads((root / MARK).read_text(encoding="utf-8"))
-        return {"asked": dict(raw["asked"]), "slices": int(raw["slices"]), "done": list(map(int, raw["done"]))}
+        return _parsed(str(root / MARK), (root / MARK).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise LocalFault(f"{root / MARK} cannot be read: {error!r:.100}") from error
+
+
+def _parsed(path: str, text: str) -> dict[str, Any]:
+    try:
+        raw = json.loads(text)
+        return {"asked": dict(raw["asked"]), "slices": int(raw["slices"]), "done": list(map(int, raw["done"]))}
+    except (ValueError, KeyError, TypeError) as error:
+        raise LocalFault(f"{path} cannot be read: {error!r:.100}") from error
 
 
 def _count(spark: SparkSession, path: str) -> int:

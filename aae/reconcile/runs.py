@@ -18,8 +18,11 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+from xxhash import xxh64_intdigest
 
 from repl.model.errors import BadInput, LocalFault
 
@@ -35,6 +38,14 @@ SECOND: Final = "second"
 
 FORM: Final = 1
 """Version of the documents."""
+
+
+def program_version() -> str:
+    """Of the code that works here, as it was installed or came in the archive; "unknown" of a tree that was neither."""
+    try:
+        return version("isthmus")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 class Chunk(NamedTuple):
@@ -97,6 +108,12 @@ class RunDirectory:
                 "or the same options"
             )
         return True
+
+    def options_hash(self) -> str:
+        """Of the options that say what the run is about, in hexadecimal: the same for the same question. "" before
+        there are any."""
+        known = self.read("run.json")
+        return "" if known is None else f"{xxh64_intdigest(json.dumps(known, sort_keys=True).encode()):016x}"
 
     def read(self, name: str) -> dict[str, Any] | None:
         """A document; None when there is none. Raises LocalFault when it is none of ours."""
@@ -190,10 +207,10 @@ def runs_of(segments: Sequence[int]) -> list[tuple[int, int]]:
     return found
 
 
-def known_runs(output: str) -> list[RunDirectory]:
-    """The runs under an output directory."""
+def known_runs(output: str, kind: str = RUN) -> list[RunDirectory]:
+    """The runs of a kind under an output directory."""
     return [
-        RunDirectory(output, path.name.partition("=")[2])
-        for path in sorted(Path(output).glob(f"{RUN}=*"))
+        RunDirectory(output, path.name.partition("=")[2], kind)
+        for path in sorted(Path(output).glob(f"{kind}=*"))
         if RUN_ID.match(path.name.partition("=")[2])
     ]

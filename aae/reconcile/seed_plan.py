@@ -6,9 +6,12 @@ in `seeding`.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from contextlib import closing
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 from aae.reconcile.client import Plan
 from aae.reconcile.handover import HandOver
@@ -19,7 +22,8 @@ from aae.reconcile.reading import RangeStream, ranges_of
 from aae.reconcile.seed_tasks import SeedChunk
 from aae.row_blobs import Blobs
 from aae.row_wire import Consistency, RowsAsked
-from repl.model.errors import BadInput, IsthmusError
+from repl.model.errors import BadInput, IsthmusError, PeerFault
+from repl.transport.http_client import HttpPeer
 
 CHUNK_ROWS: Final = 20_000
 """Rows of a chunk, about: seconds of a task, and what a killed run may do again for each task."""
@@ -31,6 +35,14 @@ CHUNKS_MAX: Final = 65_536
 
 SAMPLED: Final = 8
 """Partitions of which a frame is read to tell how large objects are, about."""
+
+
+PROPERTIES_TIMEOUT_MS: Final = 5_000
+PROPERTIES_BYTES_MAX: Final = 1024 * 1024
+"""Many times what the properties of a bucket type take."""
+
+NOT_COMPARED: Final = frozenset({"name", "n_val"})
+"""How many replicas a cluster keeps is its own affair."""
 
 
 class SeedOptions(NamedTuple):
@@ -74,6 +86,7 @@ def planned(source: str, target: str, options: SeedOptions, queue: HandOver | No
     objects, held = map(_objects, plans)
     size = _object_bytes(sides[0], plans[0])
     rate = options.rows_per_second
+    properties = [_properties(side) for side in sides]
     return {
         "form": 1,
         "source": plans[0].cluster_name,
@@ -83,6 +96,7 @@ def planned(source: str, target: str, options: SeedOptions, queue: HandOver | No
         "objects": objects,
         "bytes": None if objects is None or size is None else round(objects * size),
         "target_objects": held,
+        "properties_differing": differing_properties(*properties),
         "seconds": round(objects / rate, 1) if objects is not None and rate else None,
         "partitions": len(plans[0].partitions),
         "chunks": [list(chunk) for chunk in chunks],
@@ -93,6 +107,30 @@ def planned(source: str, target: str, options: SeedOptions, queue: HandOver | No
             str(one.partition): min((copy.offset for copy in one.copies), default=0) for one in plans[0].partitions
         },
     }
+
+
+def differing_properties(source: Mapping[str, Any] | None, target: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Of the bucket type's properties those that differ, as [source's, target's]; None when a side does not tell."""
+    if source is None or target is None:
+        return None
+    names = sorted((source.keys() | target.keys()) - NOT_COMPARED)
+    return {name: [source.get(name), target.get(name)] for name in names if source.get(name) != target.get(name)}
+
+
+def _properties(side: SideSpec) -> dict[str, Any] | None:
+    """What counts for buckets of the type without properties of their own. None when no node tells, or the token may
+    not read it: a seed does not need to know."""
+    path = f"/types/{quote(side.bucket_type, safe='')}/props"
+    for url in side.urls:
+        peer = HttpPeer(url, 1, side.credentials.access())
+        try:
+            found = json.loads(peer.get(path, timeout_ms=PROPERTIES_TIMEOUT_MS, limit_bytes=PROPERTIES_BYTES_MAX))
+            return dict(found["props"])
+        except (PeerFault, ValueError, TypeError, KeyError, RecursionError):
+            continue
+        finally:
+            peer.cut()
+    return None
 
 
 def sides_of(source: str, target: str, options: SeedOptions) -> list[SideSpec]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic, sleep, time
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ from aae.reconcile.handover import HandOver
 from aae.reconcile.looks import SideSpec
 from aae.reconcile.reconcile import ReconcileOptions
 from aae.reconcile.reconcile import run as reconciled
-from aae.reconcile.runs import SEED, RunDirectory
+from aae.reconcile.runs import SEED, RunDirectory, program_version
 from aae.reconcile.seed_plan import ABOUT, SeedOptions, planned, sides_of
 from aae.reconcile.seed_tasks import NAMED_MAX, ROW, SeedChunk, SeedJob, copies, encode_chunk
 from aae.reconcile.summary import EXIT_CODES, Outcome
@@ -111,6 +111,15 @@ def seed(
     return _Seed(spark, directory, options, sides_of(source, target, options), plan, queue, told or _silent).run()
 
 
+def properties_warning(plan: Mapping[str, Any]) -> str:
+    """What to say of properties of the bucket type that are not the same in both clusters; "" of none."""
+    differing = plan.get("properties_differing", {})
+    if differing is None:
+        return "whether both clusters have the same properties for the bucket type is not known; none are copied"
+    said = ", ".join(f"{name} {one[0]!r} at the source, {one[1]!r} at the target" for name, one in differing.items())
+    return said and f"the target has other properties for the bucket type, which are not copied: {said}"
+
+
 def positions_of(done: Iterable[dict[str, Any]]) -> dict[int, int]:
     """Where the queue goes on in each partition: the lowest offset as of which any part of it was read. Every change
     below it was in what was read."""
@@ -159,6 +168,9 @@ class _Seed:
         self._waves = len(works)
 
     def run(self) -> dict[str, Any]:
+        warning = properties_warning(self._plan)
+        if warning:
+            self._told(f"warning: {warning}")
         try:
             self._hold()
             self._copy()
@@ -319,12 +331,15 @@ class _Seed:
         summary = {
             "form": 1,
             "run_id": self._directory.run_id,
+            "version": program_version(),
+            "options_hash": self._directory.options_hash(),
             "outcome": str(outcome),
             "exit_code": 0 if outcome == COPIED else EXIT_CODES[Outcome(outcome)],
             "error": error,
             "source": self._plan["source"],
             "target": self._plan["target"],
             "bucket_type": self._plan["bucket_type"],
+            "properties_differing": self._plan.get("properties_differing", {}),
             "objects": sum(one["rows"] for one in done.values()),
             "bytes": sum(one["bytes"] for one in done.values()),
             "outcomes": dict(outcomes),

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from aae.reconcile.planning import Planned
-from aae.reconcile.runs import Done, RunDirectory, Standing
+from aae.reconcile.runs import Done, RunDirectory, Standing, program_version
 from repl.model.errors import Corruption
 from repl.model.keys import SEGMENT_COUNT
 
@@ -57,6 +57,8 @@ def summary_of(
     return {
         "form": FORM,
         "run_id": directory.run_id,
+        "version": program_version(),
+        "options_hash": directory.options_hash(),
         "outcome": outcome.value,
         "exit_code": EXIT_CODES[outcome],
         "error": error,

@@ -14,14 +14,14 @@ from urllib.parse import quote, quote_from_bytes
 
 import click
 
-from aae.reconcile.runs import RunDirectory, known_runs
+from aae.reconcile.runs import SEED, RunDirectory, known_runs
 from node.cli.exits import CommandFailed, Exit
 from node.cli.fullsync import time_of
 from node.cli.output import echo_facts, echo_json, echo_table
 from node.cli.queue import BY
 from node.cli.reconcile_files import FORMAT, duration_s
 from node.cli.reconcile_jobs import export, import_, java_home, stats, trees
-from node.cli.reconcile_seed import seed
+from node.cli.reconcile_seed import SEED_COLUMNS, seed, seed_row, show_seed
 from node.cli.remote import AdminClient, admin_option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -127,18 +127,27 @@ def run(**given: Any) -> None:
 @OUTPUT
 @FORMAT
 def show(run_id: str | None, output: str, format_: str) -> None:
-    """The runs of a directory; of RUN_ID its totals, its findings by verdict and bucket, and its repairs."""
+    """The runs and seeds of a directory; of RUN_ID its totals, its findings by verdict and bucket, and its repairs, of
+    a seed how far it is, and where its queue goes on."""
     if run_id is None:
         rows = [_listed(one) for one in known_runs(output)]
+        seeds = [seed_row(one) for one in known_runs(output, SEED)]
         if format_ == "json":
-            echo_json({"runs": rows})
-        else:
-            columns = ("run", "outcome", "keys", "diverged", "segments", "of", "seconds")
-            echo_table(columns, ([row[column] for column in columns] for row in rows))
+            echo_json({"runs": rows, "seeds": seeds})
+            return
+        columns = ("run", "outcome", "keys", "diverged", "segments", "of", "seconds")
+        echo_table(columns, ([row[column] for column in columns] for row in rows))
+        if seeds:
+            click.echo()
+            echo_table(SEED_COLUMNS, ([row[column] for column in SEED_COLUMNS] for row in seeds))
         return
     from aae.reconcile.findings import counted
     from aae.reconcile.repair import repairs_of
 
+    as_seed = RunDirectory(output, run_id, SEED)
+    if as_seed.read("plan.json") is not None and RunDirectory(output, run_id).read("run.json") is None:
+        show_seed(as_seed, format_)
+        return
     directory = _known(output, run_id)
     summary = directory.read("summary.json")
     found = counted(directory.path / "findings")
@@ -253,7 +262,7 @@ def _moment(text: str | None) -> int:
 def _known(output: str, run_id: str) -> RunDirectory:
     directory = RunDirectory(output, run_id)
     if directory.read("run.json") is None:
-        raise CommandFailed(Exit.USAGE, "bad-input", f"there is no run {run_id} in {output}")
+        raise CommandFailed(Exit.USAGE, "bad-input", f"there is no run or seed {run_id} in {output}")
     return directory
 
 

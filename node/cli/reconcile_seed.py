@@ -1,19 +1,21 @@
 """`isthmus reconcile seed`: fill a new cluster from another on Spark, and hand over to real time.
 
-Shows the plan, starts Spark, prints what comes of it; what it means is told in docs/spark.md. Exit codes: 0 the same,
-or copied without verifying; 1 something differs; 2 error; 3 incomplete, and the same run id goes on.
+Shows the plan, starts Spark, prints what comes of it, now and for `isthmus reconcile show`; what it means is told in
+docs/spark.md. Exit codes: 0 the same, or copied without verifying; 1 something differs; 2 error; 3 incomplete, and the
+same run id goes on.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import click
 
+from aae.reconcile.runs import RunDirectory
 from node.cli.exits import CommandFailed, Exit
-from node.cli.output import echo_facts, echo_json, printable
+from node.cli.output import echo_facts, echo_json, echo_table, printable
 from node.cli.queue import BY
 from node.cli.reconcile_files import FORMAT, duration_s, files_of
 from node.cli.remote import AdminClient, admin_option
@@ -86,6 +88,47 @@ def seed(context: click.Context, /, admin: AdminClient, format_: str, **given: A
         raise click.exceptions.Exit(summary["exit_code"])
 
 
+SEED_COLUMNS: Final = ("seed", "outcome", "objects", "ranges", "of", "queue", "hand_over", "verified")
+
+
+def seed_row(directory: RunDirectory) -> dict[str, Any]:
+    """A seed, for the list of them: what is copied so far, and how its queue stands."""
+    plan, summary = directory.read("plan.json") or {}, directory.read("summary.json") or {}
+    works = sorted((directory.path / "work").glob("[0-9]*.json"))
+    told = [one for path in works for one in (directory.read(f"work/{path.name}") or {"done": []})["done"]]
+    done = {one["chunk"]: one["rows"] for one in told if not one["error"]}
+    return {
+        "seed": directory.run_id,
+        "outcome": summary.get("outcome", "not ended"),
+        "source": plan.get("source"),
+        "target": plan.get("target"),
+        "bucket_type": plan.get("bucket_type"),
+        "objects": sum(done.values()),
+        "ranges": len(done),
+        "of": len(plan.get("chunks", ())),
+        "queue": plan.get("queue") or None,
+        "hand_over": (directory.read("handover.json") or {}).get("state"),
+        "verified": (summary.get("verified") or {}).get("outcome"),
+    }
+
+
+def show_seed(directory: RunDirectory, output: str) -> None:
+    """One seed: what is copied, its summary once it ended, and the positions at which its queue goes on."""
+    row, summary, handed = seed_row(directory), directory.read("summary.json"), directory.read("handover.json")
+    if output == "json":
+        echo_json({"seed": row, "summary": summary, "handover": handed})
+        return
+    if summary is None:
+        click.echo(f"seed {directory.run_id} has not ended; `isthmus reconcile seed` with its id goes on")
+        echo_facts((name.replace("_", " "), value) for name, value in row.items())
+    else:
+        _echo_summary(summary, output)
+    if handed is not None and handed["queue"]:
+        what = "goes on at" if handed["state"] == "handed over" else "is held from"
+        click.echo(f"queue {printable(handed['queue'])} {what}:")
+        echo_table(("partition", "offset"), handed["positions"].items())
+
+
 class _Admin:
     """The admin listener as a seed wants it: what fails there leaves the seed incomplete."""
 
@@ -120,6 +163,8 @@ def _echo_plan(plan: dict[str, Any], output: str) -> None:
         return
     standing = "to be made" if plan["queue_is_new"] else "there is one"
     queue = f"{plan['queue']}: {standing}" if plan["queue"] else "none"
+    differing = plan["properties_differing"]
+    properties = "not known" if differing is None else ", ".join(differing) or "none"
     echo_facts(
         [
             ("source", plan["source"]),
@@ -131,6 +176,7 @@ def _echo_plan(plan: dict[str, Any], output: str) -> None:
             ("partitions", plan["partitions"]),
             ("ranges", len(plan["chunks"])),
             ("seconds at this rate", plan["seconds"]),
+            ("properties that differ", properties),
             ("queue", queue),
         ]
     )
@@ -147,6 +193,8 @@ def _echo_summary(summary: dict[str, Any], output: str) -> None:
     if summary["error"]:
         facts.append(("error", summary["error"]))
     facts += [(f"  {outcome}", count) for outcome, count in sorted(summary["outcomes"].items())]
+    if summary["properties_differing"]:
+        facts.append(("properties that differ", ", ".join(summary["properties_differing"])))
     facts += [("damaged", summary["damaged"])] if summary["damaged"] else []
     facts += [("  named", name) for name in summary["named"]]
     facts.append(("ranges", f"{summary['chunks']['done']} of {summary['chunks']['of']}"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aae.reconcile import sessions
+from aae.reconcile import runs, sessions
 from node.cli.exits import Exit
 from node.cli.main import main
 
@@ -79,3 +79,36 @@ def test_a_seed_whose_cluster_is_not_there_is_unavailable(words: list[str], caps
     assert main(["reconcile", *words]) == Exit.UNAVAILABLE
     assert "no node says who holds what" in capsys.readouterr().err
     assert not list(Path().iterdir())
+
+
+def test_a_seed_is_shown_beside_runs_with_its_hand_over(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is copied so far, once for each range, and the offsets at which its queue goes on; one that is neither a run
+    nor a seed is said to be unknown."""
+    directory = runs.RunDirectory("runs", "fill", runs.SEED)
+    directory.write("plan.json", {"source": "east", "target": "west", "bucket_type": "default", "queue": "to-west",
+                                  "chunks": [[0, 0, 0, 9], [1, 0, 9, 18], [2, 1, 18, 20]]})  # fmt: skip
+    done = [{"chunk": 0, "rows": 7, "error": ""}, {"chunk": 1, "rows": 0, "error": "peer-fault: gone"}]
+    directory.write("work/00000.json", {"done": done})
+    directory.write("work/00001.json", {"done": [{"chunk": 1, "rows": 5, "error": ""}]})
+    directory.write("handover.json", {"queue": "to-west", "state": "held", "positions": {"0": 12, "1": 0}})
+    assert main(["reconcile", "show", "--output", "runs", "-o", "json"]) == 0
+    [row] = json.loads(capsys.readouterr().out)["seeds"]
+    assert (row["seed"], row["outcome"], row["objects"], row["ranges"], row["of"], row["hand_over"]) == (
+        "fill", "not ended", 12, 2, 3, "held",
+    )  # fmt: skip
+    assert main(["reconcile", "show", "fill", "--output", "runs"]) == 0
+    said = capsys.readouterr().out
+    assert "queue to-west is held from:" in said
+    assert "seed fill has not ended" in said
+    assert main(["reconcile", "show", "--output", "runs"]) == 0
+    assert "to-west" in capsys.readouterr().out
+    assert main(["reconcile", "show", "other", "--output", "runs"]) == Exit.USAGE
+    assert "no run or seed other" in capsys.readouterr().err
+
+
+def test_a_java_home_is_printed_for_sparks_own_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a Java that Spark can start as it is: nothing is written then."""
+    assert main(["reconcile", "java-home", "java"]) == 0
+    home = Path(capsys.readouterr().out.strip())
+    assert (home / "bin" / "java").exists()
+    assert home == Path("java").absolute() or not list(Path().iterdir())

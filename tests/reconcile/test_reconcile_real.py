@@ -21,7 +21,7 @@ from aae.reconcile.sessions import session
 from aae.row_wire import decode_rows_asked
 from node.cli.reconcile import AdminQueue
 from node.cli.remote import AdminClient
-from repl.model.errors import BadInput
+from repl.model.errors import BadInput, LocalFault
 from tests.reconcile.pairs import (
     BUCKET,
     TRUTH,
@@ -217,6 +217,43 @@ def test_jobs_count_copy_and_prove(spark: Any, pair: Pair, tmp_path: Path) -> No
         assert exporting.import_objects(spark, str(tmp_path / "private"), pair.right) == 1
     run(spark, pair.left, pair.right, options(tmp_path, "copied", bucket=b"private"))
     assert said(tmp_path, "copied") == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_export_to_a_store_goes_on_where_it_was_broken_off(
+    spark: Any, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a path that is a URL of Hadoop's: slices that are done stay as they are, an unfinished export is not imported,
+    a finished one is not made again, and what is no export, or of an unknown kind of store, is refused."""
+    monkeypatch.setattr(exporting, "SLICE_ROWS", 500)
+    url = f"file://{tmp_path}/store/copy"
+    told: list[str] = []
+
+    def broken_off(line: str) -> None:
+        told.append(line)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        exporting.export_objects(spark, pair.left, "default", "b", url, told=broken_off)
+    done = {path: path.stat().st_mtime_ns for path in (tmp_path / "store" / "copy").glob("slice=*/*.parquet")}
+    assert {path.parent.name for path in done} == {"slice=0000", "slice=0001"}
+    with pytest.raises(BadInput, match="not finished: 2 of"):
+        exporting.import_objects(spark, url, pair.left)
+    with pytest.raises(BadInput, match="an export of something else"):
+        exporting.export_objects(spark, pair.left, "default", "private", url)
+    assert exporting.export_objects(spark, pair.left, "default", "b", url, told=told.append) == 2_006
+    assert done.items() <= {path: path.stat().st_mtime_ns for path in done}.items()
+    assert exporting.import_objects(spark, url, pair.left) == 2_006
+    with pytest.raises(BadInput, match="has this export already"):
+        exporting.export_objects(spark, pair.left, "default", "b", url)
+    with pytest.raises(BadInput, match="is no export"):
+        exporting.export_objects(spark, pair.left, "default", "b", f"file://{tmp_path}/store")
+    with pytest.raises(BadInput, match="there is no export"):
+        exporting.import_objects(spark, f"file://{tmp_path}/nowhere", pair.left)
+    with pytest.raises(LocalFault, match="nosuch"):
+        exporting.export_objects(spark, pair.left, "default", "b", "nosuch://place/copy")
 
 
 @pytest.mark.slow

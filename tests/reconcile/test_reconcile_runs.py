@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 
 import pyarrow as pa
@@ -73,7 +74,8 @@ def test_verdicts_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_id_stands_for_one_question(tmp_path: Path) -> None:
-    """The same question goes on, another one is refused by name of what differs; waves come back as they were."""
+    """The same question goes on, another one is refused by name of what differs; waves come back as they were. The
+    summary has the code's version and a hash that runs of the same question share."""
     run = RunDirectory(str(tmp_path), "r")
     assert not run.opened({"left": "a", "full": True})
     assert run.opened({"left": "a", "full": True})
@@ -81,6 +83,12 @@ def test_a_run_id_stands_for_one_question(tmp_path: Path) -> None:
         run.opened({"left": "a", "full": False})
     with pytest.raises(BadInput, match="run id"):
         RunDirectory(str(tmp_path), "../r")
+    other = RunDirectory(str(tmp_path), "s")
+    assert other.options_hash() == ""
+    other.opened({"full": True, "left": "a"})
+    assert other.options_hash() == run.options_hash() != ""
+    told = summary_of(run, None, standing(()), "x", 1.0, FACTS)
+    assert (told["options_hash"], told["version"]) == (run.options_hash(), version("isthmus"))
     wave = Wave(3, FIRST, 5, (done(0, match=3), done(1, "x")))
     run.finished(wave)
     assert run.waves() == [wave]

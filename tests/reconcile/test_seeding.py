@@ -127,6 +127,7 @@ def planned_with(monkeypatch: pytest.MonkeyPatch, source: Plan, target: Plan) ->
     plans = {"http://s": source, "http://t": target}
     monkeypatch.setattr(seed_plan, "plan_of", lambda side: plans[side.urls[0]])
     monkeypatch.setattr(seed_plan, "_object_bytes", lambda *_: 100.0)
+    monkeypatch.setattr(seed_plan, "_properties", lambda side: {"name": "default", "host": side.urls[0]})
 
 
 def test_the_plan_covers_every_segment_once_and_begins_below_every_copy(
@@ -143,6 +144,19 @@ def test_the_plan_covers_every_segment_once_and_begins_below_every_copy(
     assert len(chunks) > 60
     assert plan["begin"] == {"0": 490, "1": 490, "2": 490}
     assert (plan["objects"], plan["bytes"], plan["target_objects"]) == (None, None, 0)
+    assert plan["properties_differing"] == {"host": ["http://s", "http://t"]}
+
+
+def test_properties_that_differ_are_told_before_anything_is_copied() -> None:
+    """By name and value of both sides, but for the number of replicas; that they are not known is told, too."""
+    ours, theirs = {"n_val": 3, "allow_mult": True, "dvv_enabled": True}, {"n_val": 1, "allow_mult": False}
+    differing = seed_plan.differing_properties(ours, theirs)
+    assert differing == {"allow_mult": [True, False], "dvv_enabled": [True, None]}
+    said = seeding.properties_warning({"properties_differing": differing})
+    assert "allow_mult True at the source, False at the target, dvv_enabled True" in said
+    assert seed_plan.differing_properties(ours, None) is None
+    assert "not known" in seeding.properties_warning({"properties_differing": None})
+    assert seeding.properties_warning({"properties_differing": {}}) == ""
 
 
 def test_a_target_with_objects_is_refused_unless_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
