@@ -21,7 +21,8 @@ WHOLE: Final = frozenset({Verdict.IN_SYNC, Verdict.REPAIRED, Verdict.DIFFERING})
 
 def last_comparisons(manager: Manager, key: Key) -> list[dict[str, Any]]:
     """One row for each peer that compares the key's bucket type: {"fullsync", "verdict", "difference", "reason",
-    "check", "by", "kind", "at_ms", "proven_ms"}; the times are when a check began, null when there was none."""
+    "check", "by", "kind", "at_ms", "proven_ms", "suspended"}; the times are when a check began, null when there was
+    none; `suspended`: by whom, null when it is not."""
     name = key.bucket_type.decode(errors="replace")
     return [_row(peer, name, key) for peer in manager.peers.values() if name in peer.settings.bucket_types.split(",")]
 
@@ -43,6 +44,7 @@ def _row(peer: Peer, bucket_type: str, key: Key) -> dict[str, Any]:
         "kind": None if newest is None else newest.kind.value,
         "at_ms": None if newest is None else newest.began_ms,
         "proven_ms": remembered.proven_ms.get(bucket_type),
+        "suspended": None if remembered.suspended is None else remembered.suspended.by,
     }
 
 

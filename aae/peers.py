@@ -99,9 +99,10 @@ class PeerTrees:
                     limit_bytes=wire.MESSAGE_BYTES_MAX,
                 )
             except Refused as error:
+                told = error if str(error).startswith(peer.url) else _named(peer.url, error)
                 if error.status < 500:
-                    raise  # what is wrong with the question is wrong for every node
-                trouble = error
+                    raise told from error  # what is wrong with the question is wrong for every node
+                trouble = told
             except PeerFault as error:
                 trouble = error
             else:
@@ -121,3 +122,8 @@ class PeerTrees:
             raise WrongCluster(f"{url} answers for cluster {told.cluster.hex()}, others for {self.cluster.hex()}")
         self.cluster = told.cluster
         return told.body
+
+
+def _named(url: str, error: Refused) -> Refused:
+    """What a node refused, with its name: who reads it does not know yet on which side to look."""
+    return Refused(f"{url}: {error}", error.status, error.reason)

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from aae.compare import Difference
+from aae.compare import Difference, Kind
+from aae.compare import Side as Where
 from aae.exchange import (
     SEGMENTS_AT_ONCE,
     Ask,
@@ -109,9 +110,22 @@ def _why(verdict: Verdict, findings: Findings) -> str:
         case Verdict.INCOMPLETE:
             return f"{findings.segments_unexplained} segments differ by changes outside the range"
         case Verdict.DIFFERING:
-            return f"{findings.differences - findings.queued} keys differ and were not queued"
+            return _left(findings)
         case _:
             return ""
+
+
+def _left(findings: Findings) -> str:
+    """How many keys were not queued, and what would bring them."""
+    left = findings.differences - findings.queued
+    there = sum(count for (_, side), count in findings.by_kind.items() if side is Where.SOURCE)
+    corrupt = sum(count for (kind, _), count in findings.by_kind.items() if kind is Kind.CORRUPT)
+    found = [f"{left} keys differ and were not queued"]
+    if there and left >= there:
+        found.append(f"{there} are ahead on the other side (its full-sync sends them, or bidirectional = true)")
+    if corrupt:
+        found.append(f"{corrupt} have the same clock and other content (write them again)")
+    return ": ".join((found[0], ", ".join(found[1:]))) if found[1:] else found[0]
 
 
 async def _driven(

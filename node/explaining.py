@@ -134,7 +134,12 @@ def joined(said: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
         dot["cluster"] = names.get(dot["uuid"] or "")
     queues = first["queues"] if led_by is not None else None
     lower = [{"node": node, **row} for node, one in told.items() for row in one["lower"]]
-    compared = [{"node": node, **row} for node, one in told.items() for row in one.get("compared", ())]
+    changed_ms = (found or {}).get("applied_ms") or -1
+    compared = [
+        {"node": node, **row, "changed_since": (row.get("at_ms") or changed_ms + 1) <= changed_ms}
+        for node, one in told.items()
+        for row in one.get("compared", ())
+    ]
     silent = sorted(said.keys() - told.keys())
     return {
         "partition": first["partition"],
@@ -152,6 +157,33 @@ def joined(said: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+NOT_HERE: Final = "write it, or look at the other cluster: a full-sync finds keys that are missing here"
+ALL_SENT: Final = "nothing in real time; where the other side lacks it, run a full-sync"
+
+
+def with_other_sides(answer: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
+    """`answer` of `joined` with what other clusters have of the key now, as `node.other_side` tells it; where this
+    cluster has nothing more to send, they decide what comes next."""
+    step, states = answer["next"], {side["state"] for side in others}
+    if step in (NOT_HERE, ALL_SENT):
+        if "ahead" in states:
+            step = (
+                "the other side is ahead: its own queue or full-sync sends it here, or bidirectional = true in a "
+                "[[fullsync]] of this cluster has it sent"
+            )
+        elif "concurrent" in states:
+            step = "both sides have changed it: a full-sync sends ours, and both become siblings there"
+        elif states == {"equal"} and any(_corrupt(row) for row in answer["compared"]):
+            step = "both sides have the same clock and other content: write the right one again"
+        elif states == {"equal"}:
+            step = "nothing: the other side has the same"
+    return {**answer, "other_sides": others, "next": step}
+
+
+def _corrupt(row: dict[str, Any]) -> bool:
+    return str(row["difference"]).startswith("corrupt") and not row["changed_since"]
+
+
 def _next(
     led_by: str | None, found: Any, queues: list[dict[str, Any]] | None, lower: list[dict[str, Any]], reap: Any
 ) -> str:
@@ -163,7 +195,7 @@ def _next(
             f"queue {row['queue']} sends it at the {row['priority'].replace('_', '-')} priority from node {row['node']}"
         )
     if found is None:
-        return "write it, or look at the other cluster: a full-sync finds keys that are missing here"
+        return NOT_HERE
     for state in ("in-flight", "waiting", "not-read", "gap", "not-offered", "unknown"):
         for one in queues or ():
             if one["state"] == state:
@@ -173,5 +205,5 @@ def _next(
     if not queues:
         return "nothing: this cluster has no queue"
     if any(one["state"] == "acknowledged" for one in queues):
-        return "nothing in real time; where the other side lacks it, run a full-sync"
+        return ALL_SENT
     return "nothing in real time: no queue offers it"

@@ -5,6 +5,7 @@ Reads only. docs/queues.md tells what the words mean, `node.knowing` and `node.e
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -45,6 +46,10 @@ def lag_command(over: float | None, admin: AdminClient, output: str) -> None:
             proven = row.get("proven_ms")
             shown.append([*plain, "never" if proven is None else moment(proven), row.get("reason")])
         echo_table(("cluster", "queue", "type", "seconds", "objects", "bytes", "proven as of", "reason"), shown)
+        gaps = Counter(str(gap.get("queue")) for gap in listed(admin.get("/admin/gaps"), "gaps"))
+        for queue, count in sorted(gaps.items()):
+            gaps_of = "1 gap" if count == 1 else f"{count} gaps"
+            click.echo(printable(f"{queue}: {gaps_of} that no full-sync has proven yet (`isthmus gaps {queue}`)"))
     if over is None:
         return
     late = [row for row in rows if row.get("seconds") is not None and row["seconds"] > over]
@@ -144,7 +149,7 @@ def _print(answer: dict[str, Any], bucket_type: str, bucket: str, object_key: st
     elif found is None:
         facts.append(("state", "not here: never written, or reaped"))
     else:
-        what = "a tombstone" if found["tombstone"] else f"a value of {found['bytes']} bytes"
+        what = "a tombstone" if found["tombstone"] else f"an object of {found['bytes']} bytes, its clock included"
         facts.append(("state", f"{what}, last modified {moment(found['last_modified_ms'])}"))
         facts.append(("changed here", f"offset {found['offset']}, {moment(found['applied_ms'])}"))
         facts += [("accepted", _dot(dot)) for dot in found["siblings"]]
@@ -176,8 +181,10 @@ def _compared(row: dict[str, Any]) -> str:
     what = f"{row['verdict']}{': ' + row['difference'] if row.get('difference') else ''}"
     why = f" ({row['reason']})" if row.get("reason") else ""
     looked = f", compared {moment(row['at_ms'])}: {row['check']}" if row.get("at_ms") else ""
+    since = "; it has changed here since" if row.get("changed_since") else ""
     proven = f"; proven in sync as of {moment(row['proven_ms'])}" if row.get("proven_ms") else "; never proven in sync"
-    return f"{what}{looked}{why}{proven}"
+    suspended = f"; suspended by {row['suspended']}" if row.get("suspended") else ""
+    return printable(f"{what}{looked}{why}{since}{proven}{suspended}")
 
 
 def _dot(dot: dict[str, Any]) -> str:

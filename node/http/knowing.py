@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from config.settings import PeerSettings
-from node.explaining import joined
+from node.explaining import joined, with_other_sides
 from node.http.asgi import Request, json_reply
 from node.http.router import Router, decode_segment
 from node.http.statuses import Refused, Reply
@@ -91,7 +91,7 @@ class KnowingAdmin:
             )
         )
         others = [{"fullsync": one.name, **side} for (one, _), side in zip(peers, sides, strict=True)]
-        return json_reply({**answer, "other_sides": others, "at_ms": self._node.time.wall_ms()})
+        return json_reply({**with_other_sides(answer, others), "at_ms": self._node.time.wall_ms()})
 
     def _names(self) -> dict[str, str]:
         """Names of clusters by uuid, as far as this node knows."""

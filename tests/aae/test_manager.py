@@ -133,6 +133,13 @@ class Desk:
         self.clock.ms = end_ms
 
 
+async def ended(desk: Desk) -> None:
+    """Let what began come to its end."""
+    await asyncio.sleep(0)
+    while desk.manager._taken:
+        await asyncio.sleep(0.002)
+
+
 class NoGaps(Gaps):
     """A queue that gave nothing up."""
 
@@ -357,7 +364,7 @@ def test_a_check_that_could_not_look_is_tried_again_soon(tmp_path: Path) -> None
         checker.outcomes = [Verdict.ERROR] * 20
         checker.unseen = "roots: no connection"
         desk.bell.call()
-        await asyncio.sleep(0.02)
+        await ended(desk)
         (row,) = shown(desk)["peers"]
         assert (row["next_ms"], row["next_kind"]) == (START + 30_000, "auto")
         assert row["retry"] == {"tries": 1, "reason": "roots: no connection"}
@@ -389,11 +396,11 @@ def test_a_try_again_follows_the_rules_of_every_check(tmp_path: Path) -> None:
         assert peer.retry is None
         checker.outcomes = [Verdict.ERROR]
         desk.bell.call()
-        await asyncio.sleep(0.02)
+        await ended(desk)
         assert peer.retry is not None
         desk.clock.ms = START + HOUR_MS // 2 + 40_000
         desk.bell.call()
-        await asyncio.sleep(0.02)
+        await ended(desk)
         assert [(one.kind, one.reason) for one in peer.skipped] == [(Kind.HOUR, "late")]
         assert (len(checker.checks), peer.retry) == (2, None)
         for hour, end in ((1, "suspend"), (2, "run")):

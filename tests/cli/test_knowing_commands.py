@@ -10,7 +10,7 @@ import pytest
 
 from node.cli import main as cli
 from node.cli.exits import Exit
-from node.explaining import joined
+from node.explaining import ALL_SENT, joined, with_other_sides
 from node.knowing import OUTCOMES, SENT, lag_rows, ledger_rows, received_rows
 from node.other_side import compared
 from repl.model.record import Incarnation, PartitionRecord
@@ -92,12 +92,16 @@ def test_ledgers_of_all_nodes_are_added_and_one_that_does_not_close_is_an_alarm(
 def test_lag_over_a_limit_is_exit_code_1_and_unknown_is_3(
     listener: ToldListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Monitors can tell late from unknown; without --over it is shown, and the code is 0."""
+    """Monitors can tell late from unknown; without --over it is shown, with what was never to be sent, and the code is
+    0."""
     row = {"cluster": "west", "queue": "q", "bucket_type": "notes", "seconds": 7.5, "objects": 2, "bytes": None,
            "proven_ms": None, "reason": ""}  # fmt: skip
     listener.tell("/admin/lag", {"lag": [row], "at_ms": 1})
+    listener.tell("/admin/gaps", {"gaps": [{"queue": "q"}, {"queue": "q"}], "unknown": []})
     assert cli.main(["lag"]) == Exit.OK
-    assert "unknown" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "unknown" in told
+    assert "q: 2 gaps that no full-sync has proven yet (`isthmus gaps q`)" in told
     assert cli.main(["lag", "--over", "8"]) == Exit.OK
     assert cli.main(["lag", "--over", "7", "-o", "json"]) == Exit.DIFFERS
     shown = capsys.readouterr()
@@ -141,6 +145,28 @@ def test_a_key_is_explained_by_its_leader_or_not_at_all() -> None:
     assert answer["lower"] == [{"node": "e1", **lower}]
 
 
+def test_what_comes_next_goes_by_the_other_side() -> None:
+    """Where this cluster has sent all: nothing if both are equal, unless a check found other content under the same
+    clock; who is ahead sends; what waits here goes first, whatever the other side has."""
+    sent = {"queue": "q", "state": "acknowledged", "next": ""}
+    found = {"seen": [], "siblings": [], "applied_ms": 50}
+
+    def step(*states: str, at_ms: int = 60, difference: str | None = None, queue: dict[str, Any] = sent) -> str:
+        row = {"fullsync": "west", "difference": difference, "at_ms": at_ms}
+        says = {**node_says(leads=True, queues=[queue], object=found), "compared": [row]}
+        answer = with_other_sides(joined({"e2": says}, {}), [{"state": state} for state in states])
+        assert answer["compared"][0]["changed_since"] is (at_ms <= 50)
+        return str(answer["next"])
+
+    assert step() == step("behind") == step("unknown", "equal") == ALL_SENT
+    assert step("equal") == "nothing: the other side has the same"
+    assert "write the right one again" in step("equal", difference="corrupt@both")
+    assert step("equal", difference="corrupt@both", at_ms=50) == "nothing: the other side has the same"
+    assert "other side is ahead: its own queue" in step("ahead", "equal")
+    assert "siblings there" in step("concurrent")
+    assert step("ahead", queue={"queue": "q", "state": "gap", "next": "run a full-sync"}) == "queue q: run a full-sync"
+
+
 def test_clocks_of_both_sides_are_compared_by_what_they_have_seen() -> None:
     """Equal, ahead, behind, concurrent; a key that is not here is ahead there."""
     one, two, other = ((b"a", 1, 0),), ((b"a", 2, 0),), ((b"b", 1, 0),)
@@ -154,6 +180,7 @@ def test_explain_prints_what_a_node_answers(listener: ToldListener, capsys: pyte
     """Facts a line, the next step last; JSON is the node's answer."""
     looked = {"verdict": "diverged", "difference": "missing@sink", "reason": "", "check": "repaired", "by": "ann"}
     compared = {"fullsync": "west", **looked, "kind": "all", "at_ms": 1_700_000_000_000, "proven_ms": None}
+    compared["suspended"] = "ann"
     never = {**compared, "fullsync": "north", "verdict": "unreachable", "difference": None, "at_ms": None}
     answer = joined({"e2": {**node_says(leads=True), "compared": [compared, never]}}, {})
     listener.tell("/admin/explain?type=notes&bucket=b&key=k", answer)
@@ -163,7 +190,7 @@ def test_explain_prints_what_a_node_answers(listener: ToldListener, capsys: pyte
     told = [line for line in lines if line.startswith("full-sync ")]
     assert told[0].startswith("full-sync north of e2: unreachable; never")
     assert told[1].startswith("full-sync west of e2: diverged: missing@sink, compared 2023-11-14")
-    assert told[1].endswith("Z: repaired; never proven in sync")
+    assert told[1].endswith("Z: repaired; never proven in sync; suspended by ann")
     assert lines[-1].startswith("next: write it")
     assert cli.main(["explain", "notes/b", "k", "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out) == answer
