@@ -143,6 +143,13 @@ class Healing:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
+    def wait_s(self, name: str) -> float | None:
+        """Until the next check for gaps or repairs of a peer may begin; None when none is wanted."""
+        healed = self.peers.get(name)
+        if healed is None or not healed.next_ms:
+            return None
+        return max(0.0, (healed.next_ms - self._time.now_ms()) / 1000)
+
     async def _run(self) -> None:
         while True:
             for name in list(self._manager.peers):

@@ -13,7 +13,7 @@ from typing import Any, Final
 from aae.compared import Peer
 from aae.exchange import Findings
 from aae.folding import text_of
-from aae.healing import Healed, Healing
+from aae.healing import Healing
 from aae.keeping import Trees
 from aae.manager import Manager
 from aae.memory import Result
@@ -77,15 +77,16 @@ def listed(manager: Manager, healing: Healing, results: int, wall_ms: int) -> di
             "queued": running.findings.queued,
             "estimate_s": _estimate_s(running.began_ms, running.findings, wall_ms),
         },
-        "peers": [_peer(manager, peer, healing.peers.get(name), results) for name, peer in manager.peers.items()],
+        "peers": [_peer(manager, peer, healing, results) for peer in manager.peers.values()],
     }
 
 
-def _peer(manager: Manager, peer: Peer, healed: Healed | None, results: int) -> dict[str, Any]:
+def _peer(manager: Manager, peer: Peer, healing: Healing, results: int) -> dict[str, Any]:
     settings, remembered = peer.settings, peer.remembered
     upcoming = manager.upcoming(settings.name)
     suspended, learned = remembered.suspended, remembered.standing.learned
     bucket_types = settings.bucket_types.split(",")
+    healed = healing.peers.get(settings.name)
     return {
         "name": settings.name,
         "urls": settings.urls.split(","),
@@ -101,6 +102,7 @@ def _peer(manager: Manager, peer: Peer, healed: Healed | None, results: int) -> 
         "retry": None if peer.retry is None else {"tries": peer.retry.tries, "reason": peer.retry.reason},
         "range": None if learned is None else _ranged(learned),
         "gaps_open": None if healed is None else healed.open_count,
+        "gaps_wait_s": healing.wait_s(settings.name),
         "gaps_closed": 0 if healed is None else healed.closed_count,
         "proven_ms": {name: remembered.proven_ms.get(name) for name in bucket_types},
         "named": _named(peer),

@@ -158,14 +158,15 @@ def joined(said: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
 
 
 NOT_HERE: Final = "write it, or look at the other cluster: a full-sync finds keys that are missing here"
-ALL_SENT: Final = "nothing in real time; where the other side lacks it, run a full-sync"
+NOTHING: Final = "nothing in real time"
+ALL_SENT: Final = f"{NOTHING}; where the other side lacks it, run a full-sync"
 
 
 def with_other_sides(answer: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
     """`answer` of `joined` with what other clusters have of the key now, as `node.other_side` tells it; where this
     cluster has nothing more to send, they decide what comes next."""
     step, states = answer["next"], {side["state"] for side in others}
-    if step in (NOT_HERE, ALL_SENT):
+    if step == NOT_HERE or step.startswith(NOTHING):
         if "ahead" in states:
             step = (
                 "the other side is ahead: its own queue or full-sync sends it here, or bidirectional = true in a "
@@ -206,4 +207,4 @@ def _next(
         return "nothing: this cluster has no queue"
     if any(one["state"] == "acknowledged" for one in queues):
         return ALL_SENT
-    return "nothing in real time: no queue offers it"
+    return f"{NOTHING}: no queue offers it"

@@ -72,9 +72,11 @@ def status(results: int, admin: AdminClient, output: str) -> None:
             times = f"{moment(learned['since_ms'])} to {moment(learned['before_ms'])}"
             click.echo(printable(f"{peer.get('name')}: the next check of kind range looks at changes of {times}{of}"))
         if peer.get("gaps_open"):
-            name, queue = peer.get("name"), peer.get("queue")
+            name, queue, wait_s = peer.get("name"), peer.get("queue"), peer.get("gaps_wait_s")
+            soon = "" if wait_s is None else f"; checked again in {milliseconds(1000 * wait_s)} or at the next look"
             click.echo(
-                f"{name}: gaps of queue {queue} that are not proven yet: {peer['gaps_open']} (`isthmus gaps {queue}`)"
+                f"{name}: gaps of queue {queue} that are not proven yet: {peer['gaps_open']} "
+                f"(`isthmus gaps {queue}`){soon}"
             )
     found = [(peer.get("name"), result) for peer in peers for result in peer.get("results", ())]
     if found:
