@@ -159,7 +159,10 @@ def joined(said: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
 
 NOT_HERE: Final = "write it, or look at the other cluster: a full-sync finds keys that are missing here"
 NOTHING: Final = "nothing in real time"
-ALL_SENT: Final = f"{NOTHING}; where the other side lacks it, run a full-sync"
+ALL_SENT: Final = (
+    f"{NOTHING}; where the other side lacks it, look whether its nodes keep it as a dead letter (isthmus sink "
+    "dead-letters list), or run a full-sync"
+)
 
 
 def with_other_sides(answer: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:

@@ -131,10 +131,15 @@ def ledger_rows(ledgers: Said, owners: Mapping[str, tuple[str | None, str | None
             if silent
             else f"partition {open_[0]}: not all that waits is known"
             if open_
-            else ""
+            else _rejected(row["outcomes"]["rejected"])
         )
         rows.append(row)
     return rows
+
+
+def _rejected(count: int | None) -> str:
+    """What the sinks said that they refuse for good: it is settled here, and missing there."""
+    return f"{count} refused there for good: isthmus sink dead-letters list at its nodes" if count else ""
 
 
 def received_rows(sinks: Said) -> list[dict[str, Any]]:

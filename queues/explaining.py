@@ -21,7 +21,7 @@ NEXT: Final = {
     "waiting": "the owner's next fetch takes it, once what waits before it has gone",
     "not-read": "it is read from the change index when its turn comes",
     "in-flight": "the owner acknowledges it, or it is offered again when its lease is over",
-    "acknowledged": "nothing: the owner has stored it, or something newer",
+    "acknowledged": "nothing: the owner has stored it, or something newer, or keeps it as a dead letter",
     "gap": "a full-sync finds it and sends it; isthmus gaps shows the gap",
     "filtered": "nothing in real time; isthmus queue push sends it all the same",
     "origin": "nothing: its own cluster offers it; cascade = true would offer it here, too",

@@ -299,7 +299,12 @@ class Sink:
         suspended = sum(map(self._held, links))
         if suspended == len(links):
             return {"actor": "sink", "state": "suspended", "reason": f"by {self._suspensions[0].by}"}
-        return {"actor": "sink", "state": "running", "reason": f"{suspended} links suspended" if suspended else ""}
+        failing = [link.last_error for name, link in self._crew.links.items() if self._crew.roster.errors(name)]
+        letters = self._letters.counts()[0]
+        told = [f"{suspended} links suspended"] * (suspended > 0)
+        told += [f"{len(failing)} of {len(links)} links fail: {failing[0]}"] if failing else []
+        told += [f"dead letters: {letters} (isthmus sink dead-letters list)"] * (letters > 0)
+        return {"actor": "sink", "state": "running", "reason": "; ".join(told)}
 
     def listing(self) -> list[dict[str, Any]]:
         """One row a link."""

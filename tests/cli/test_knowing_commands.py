@@ -80,6 +80,12 @@ def test_ledgers_of_all_nodes_are_added_and_one_that_does_not_close_is_an_alarm(
         assert (row["state"], row["closes"]) == ("alarm", False)
     (row,) = ledger_rows({"e1": [one_ledger()], "e2": None}, owners)
     assert (row["state"], row["eligible"], row["reason"]) == ("unknown", None, "node e2 does not answer")
+    refused = one_ledger(outcomes={**dict.fromkeys(OUTCOMES, 0), "rejected": 5})
+    (row,) = ledger_rows({"e1": [refused]}, owners)
+    assert (row["state"], row["reason"]) == (
+        "closed",
+        "5 refused there for good: isthmus sink dead-letters list at its nodes",
+    )
     waiting = one_ledger(closes=None, partitions_not_known=[3])
     (row,) = ledger_rows({"e1": [waiting]}, owners)
     assert (row["state"], row["closes"]) == ("unknown", None)

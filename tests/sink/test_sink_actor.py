@@ -165,6 +165,7 @@ def test_rejected_changes_are_acknowledged_and_kept_for_people() -> None:
         assert json.dumps(letter)
         row = sink.listing()[0]
         assert (row["rejected"], row["applied"], row["failed"]) == (1, 2, 0)
+        assert sink.status()["reason"] == "dead letters: 1 (isthmus sink dead-letters list)"
 
     joined(test)
 
@@ -184,6 +185,7 @@ def test_a_refusing_source_is_named_and_asked_less_often() -> None:
             row = sink.listing()[0]
             assert row["state"] == "failing"
             assert words in row["last_error"]
+            assert sink.status()["reason"].startswith("1 of 1 links fail: ")
             assert row["running"] <= 1, "one slot probes a link that fails"
         assert owner.listing()[0]["state"] != "failing"
 
