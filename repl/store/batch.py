@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from repl.model.entry import EntryKind, decode_key_row
 from repl.store import rows
+from repl.store.key_names import SLOT_MASK
 from repl.store.port import REAPED, PartitionStep
 from repl.store.progress import End, Progress
 from repl.store.reaped import encode_gone, gone_name
@@ -44,7 +45,7 @@ def fill(
     remembered: Remembered,
 ) -> tuple[End, ...]:
     """Put the rows of `steps` into `batch`; returns where they leave their partitions.
-    What they leave of what is `remembered` is in the batch too.
+    What they leave of what is `remembered` is in the batch too; names of key rows are noted before they can be read.
 
     A partition's entries are contiguous and go on where its last ones ended, or, in a replay, where its floor
     was (asserted). All rows are absolute, so entries written again change nothing.
@@ -52,7 +53,7 @@ def fill(
     put, delete = batch.put, batch.delete
     pack_u64, pack_head = rows.U64.pack, rows.CHANGE_HEAD.pack
     bucket, head = b"", rows.bucket_head(b"")
-    requests = remembered.requests
+    requests, slots = remembered.requests, remembered.names.slots
     ends = []
     for step in steps:
         partition, entries = step.partition, step.entries
@@ -78,7 +79,9 @@ def fill(
                 tail = head + key
                 number = pack_u64(offset)
                 put(object_prefix + tail, payload)
-                put(key_prefix + (hash64 >> 44).to_bytes(3, "big") + tail, row)
+                name = key_prefix + (hash64 >> 44).to_bytes(3, "big") + tail
+                slots[hash(name) & SLOT_MASK] = 1
+                put(name, row)
                 put(change_prefix + number, pack_head(kind, hash64, time_ms) + origin + tail)
                 if previous >= 0:
                     delete(change_prefix + pack_u64(previous))

@@ -238,6 +238,7 @@ class LevelFar:
             if mine is not None:
                 batch.delete(prefixes.change + rows.U64.pack(decode_key_row(mine).offset))
             put(prefixes.object + tail, row.object)
+            self._remembered.names.note(name)
             put(name, row.key_row)
             put(prefixes.change + rows.U64.pack(row.offset), row.change)
         kind = FarKind.WHOLE if before.whole and not found and upto == before.position else FarKind.PARTIAL
@@ -292,6 +293,7 @@ class LevelFar:
             if before is not None and rows.change_place(stale, before)[1] == tail:
                 batch.delete(prefixes.change + rows.U64.pack(stale))
         batch.put(prefixes.object + tail, row.object)
+        self._remembered.names.note(name)
         batch.put(name, row.key_row)
         batch.put(prefixes.change + rows.U64.pack(row.offset), row.change)
         self._write(batch)

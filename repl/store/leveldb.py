@@ -287,11 +287,12 @@ class LevelStore(Reads):
     def checkpoint(self) -> None:
         """Move the durable floors to what is written now: sync, then note it; nothing when nothing was written.
 
-        Also thins the time marks of at most one partition. Raises LocalFault, then and ever after."""
+        Also thins the time marks of one partition, and reads names of keys. Raises LocalFault, then and ever after."""
         with self._checkpointing:
             self._refuse_after_failure()
             self._note_floors(self._floors.boot_id)
             self._thin_one_partition()
+            self._remembered.names.learn(self._source)
 
     def rest(self) -> None:
         """Nothing was written for a while: give back the memory that was for writing."""

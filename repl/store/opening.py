@@ -83,6 +83,7 @@ def found_remembered(source: Source, directory: Path, progress: Progress, offset
     try:
         for partition in progress.applied_offsets():
             read_remembered(source, remembered, partition, progress.next(partition).offset)
+        remembered.names.learn(source)
     except Corruption as error:
         raise damaged(str(error), directory) from error
     return remembered

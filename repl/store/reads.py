@@ -15,6 +15,7 @@ from repl.model.entry import NO_OFFSET
 from repl.model.errors import Corruption
 from repl.model.keys import SEGMENT_COUNT, key_hash, segment_of
 from repl.store import rows
+from repl.store.key_names import SLOT_MASK
 from repl.store.port import Change, Cursor, ListedKey
 from repl.store.progress import Progress
 from repl.store.remembered import Remembered
@@ -60,7 +61,11 @@ class Reads:
         if of != bucket:
             head = rows.bucket_head(bucket)
             self._head = bucket, head
-        return self._source.get(prefix + (key_hash >> 44).to_bytes(3, "big") + head + key)
+        name = prefix + (key_hash >> 44).to_bytes(3, "big") + head + key
+        names = self._remembered.names
+        if names.whole and not names.slots[hash(name) & SLOT_MASK]:
+            return None
+        return self._source.get(name)
 
     def object(self, partition: int, bucket: bytes, key: bytes) -> bytes | None:
         """The canonical object bytes, or None."""

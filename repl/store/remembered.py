@@ -1,7 +1,9 @@
-"""What a store remembers of its partitions in memory, each row of it on disk, too: requests, and reaped keys. Pure."""
+"""What a store remembers of its partitions in memory, all of it on disk, too: requests, reaped keys, and which keys
+cannot be there. Pure."""
 
 from __future__ import annotations
 
+from repl.store.key_names import KeyNames
 from repl.store.reaped import ReapedWindows
 from repl.store.requests import WINDOW_OFFSETS, RequestWindows
 
@@ -12,8 +14,9 @@ class Remembered:
     def __init__(self, request_window_offsets: int = WINDOW_OFFSETS) -> None:
         self.requests = RequestWindows(request_window_offsets)
         self.reaped = ReapedWindows()
+        self.names = KeyNames()
 
     def forget(self, partition: int) -> None:
-        """Remember nothing of a partition."""
+        """Remember nothing of a partition; names that are noted stay so, since that proves nothing."""
         self.requests.forget(partition)
         self.reaped.forget(partition)
