@@ -48,6 +48,7 @@ bench: venv
 	@$(BIN)/python -m bench.yardstick $(filter-out --profile,$(ARGS))
 	@$(BIN)/python bench/put.py $(ARGS)
 	@$(BIN)/python bench/replicate.py $(ARGS)
+	@$(BIN)/python -m bench.firing $(filter-out --profile,$(ARGS))
 	@$(BIN)/python -m bench.isr $(ARGS)
 	@$(BIN)/python -m bench.far $(ARGS)
 	@$(BIN)/python -m bench.fullsync $(ARGS)
