@@ -294,11 +294,11 @@ class LevelStore(Reads):
             self._thin_one_partition()
             self._remembered.names.learn(self._source)
 
-    def rest(self) -> None:
-        """Nothing was written for a while: give back the memory that was for writing."""
+    def rest(self, *, idle: bool) -> None:
+        """Nothing was written for a while: give back the memory that was for writing; see the port."""
         with self._checkpointing:
             if not self._closed:
-                rest(self._db, self._directory / ROWS_NAME)
+                rest(self._db, self._directory / ROWS_NAME, idle=idle)
 
     def size_bytes(self) -> int:
         """Size of the database's files, among them obsolete ones that LevelDB has yet to delete."""

@@ -143,7 +143,7 @@ class MemoryStore:
         with self._lock:
             self._progress.checkpointed(self._progress.written())
 
-    def rest(self) -> None:
+    def rest(self, *, idle: bool) -> None:
         """Nothing was written for a while: nothing to give back."""
 
     def key_row(self, partition: int, key_hash: int, bucket: bytes, key: bytes) -> bytes | None:  # noqa: ARG002

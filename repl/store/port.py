@@ -219,8 +219,9 @@ class Store(Protocol):
         """Note the applied offsets, sync the logs and the directory, persist the noted offsets as
         the durable floors. Runs beside `write` in the writer thread or between writes."""
 
-    def rest(self) -> None:
-        """Nothing was written for a while: give back the memory that was for writing. Runs as `checkpoint` does."""
+    def rest(self, *, idle: bool) -> None:
+        """Nothing was written for a while: give back the memory that was for writing. `idle`: the node did nothing else
+        either, so what was for reading goes, too. Runs as `checkpoint` does."""
 
     def key_row(self, partition: int, key_hash: int, bucket: bytes, key: bytes) -> bytes | None:
         """The encoded key row, or None."""

@@ -356,10 +356,10 @@ def test_a_store_that_rests_keeps_all_and_goes_on(store: Store) -> None:
     history.put(b"b", b"one", b"1" * 6_000_000)
     store.write([history.step(0)])
     store.checkpoint()
-    store.rest()
+    store.rest(idle=True)
     assert store.object(3, b"b", b"one") == b"1" * 6_000_000
     history.put(b"b", b"two", b"2")
     store.write([history.step(1)])
-    store.rest()
+    store.rest(idle=False)
     assert store.object(3, b"b", b"two") == b"2"
     assert [change.offset for change in store.changes(3, 0, 10)] == [0, 1]
