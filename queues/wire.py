@@ -103,6 +103,8 @@ TYPES_MAX: Final = 1_024
 
 DIGEST_BYTES: Final = 8
 
+_pack: Final = msgpack.Packer().pack  # of requests alone, which are made on the event loop: see repl.model.vclock
+
 OUTCOME_FIELDS: Final = 4
 """Applied, merged, superseded, rejected."""
 
@@ -176,7 +178,7 @@ class FetchReply(NamedTuple):
 def encode_request(request: FetchRequest) -> bytes:
     """The request's body."""
     session = request.session
-    packed: bytes = msgpack.packb(
+    packed: bytes = _pack(
         {
             "v": WIRE_VERSION,
             "cluster": session.cluster,

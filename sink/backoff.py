@@ -48,7 +48,7 @@ class Backoff:
         delays = self.delays
         match result:
             case Result.ITEMS:
-                return Backoff(delays)
+                return self if not (self.delay_ms or self.errors) else Backoff(delays)
             case Result.EMPTY if waited_ms >= delays.empty_max_ms:
                 return Backoff(delays)
             case Result.EMPTY:

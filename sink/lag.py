@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 EXACT_MS: Final = 128
@@ -65,7 +65,7 @@ class Lag:
         self.all = LagHistogram()
         self._slices: dict[int, LagHistogram] = {}
 
-    def note(self, times_ms: Iterable[int], now_ms: int) -> None:
+    def note(self, times_ms: Sequence[int], now_ms: int) -> None:
         """Changes that were made at `times_ms` (wall clock of their leader) are stored `now_ms` (ours)."""
         number = now_ms // SLICE_MS
         current = self._slices.get(number)
@@ -73,7 +73,8 @@ class Lag:
             current = self._slices[number] = LagHistogram()
             for old in [n for n in self._slices if n <= number - SLICES]:
                 del self._slices[old]
-        for time_ms, count in Counter(times_ms).items():
+        counts = Counter(times_ms) if len(times_ms) > 1 else dict.fromkeys(times_ms, 1)
+        for time_ms, count in counts.items():
             self.all.add(now_ms - time_ms, count)
             current.add(now_ms - time_ms, count)
 

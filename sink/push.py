@@ -8,7 +8,7 @@ counts per source cluster and queue, over links that come and go: it is the sink
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from queues.rules import Item
@@ -30,11 +30,11 @@ def pushes(items: Sequence[Item], source: bytes) -> list[PushItem]:
     return [_new(PushItem, (_new(Key, item[3:6]), source, item[8], item[0] == _LEAVING)) for item in items]
 
 
-def outcomes_of(results: Sequence[PushResult]) -> Counter[PushOutcome]:
-    """How many came to what."""
+def outcomes_of(results: Sequence[PushResult]) -> Mapping[PushOutcome, int]:
+    """How many came to what; what nothing came to is not there."""
     first = results[0]
     if results.count(first) == len(results):  # as a rule it is one object again and again: nothing is hashed
-        return Counter({first.outcome: len(results)})
+        return {first.outcome: len(results)}
     return Counter([result.outcome for result in results])
 
 
@@ -75,9 +75,10 @@ class Tally:
         self._fetched += count
         self._fetched_bytes += size
 
-    def pushed(self, outcomes: Counter[PushOutcome], now_ms: int) -> None:
+    def pushed(self, outcomes: Mapping[PushOutcome, int], now_ms: int) -> None:
         """It has its outcomes."""
-        self._outcomes.update(outcomes)
+        for outcome, count in outcomes.items():
+            self._outcomes[outcome] += count
         self.last_batch_ms = now_ms
 
     def shown(self) -> dict[str, Any]:

@@ -16,7 +16,6 @@ at a time; one whose changes this cluster did not store is not, since the slot t
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
@@ -90,6 +89,9 @@ class Roster:
         self._random = random
         self._turn = 0
         self._links: dict[LinkName, _Link] = {}
+        self._busy: dict[str, int] = {}
+        """Workers of each peer in a cycle; a peer without any is not in it."""
+        self._busy_count = 0
         self.workers = workers
         self.peer_limit_set = peer_limit
         """Workers that one peer may have; 0: an equal share."""
@@ -141,13 +143,15 @@ class Roster:
 
     def take(self, now_ms: int) -> Turn | None:
         """The slot whose turn it is now, which is fetching from here on; None when there is none."""
-        busy = self._busy_workers()
-        if busy.total() >= self.workers:
+        if self._busy_count >= self.workers:
             return None
-        limit = self.peer_limit()
+        limit = 0
         best: tuple[int, LinkName, int] | None = None
         for name, link in self._links.items():
-            if link.due_ms > now_ms or not link.may_run() or busy[name.peer] >= limit:
+            if link.due_ms > now_ms or not link.may_run():
+                continue
+            limit = limit or self.peer_limit()
+            if self._busy.get(name.peer, 0) >= limit:
                 continue
             for slot, since in enumerate(link.rested_since):
                 if slot not in link.fetching and slot not in link.pushing and (best is None or since < best[0]):
@@ -156,13 +160,9 @@ class Roster:
             return None
         _, name, slot = best
         self._links[name].fetching.add(slot)
+        self._busy_count += 1
+        self._busy[name.peer] = self._busy.get(name.peer, 0) + 1
         return Turn(name, slot, not self._crowded(name.peer, limit))
-
-    def _busy_workers(self) -> Counter[str]:
-        busy: Counter[str] = Counter()
-        for name, link in self._links.items():
-            busy[name.peer] += link.running
-        return busy
 
     def _crowded(self, peer: str, limit: int) -> bool:
         """True when more workers are wanted than there are, in the pool or for this peer."""
@@ -187,22 +187,27 @@ class Roster:
         link = self._links[name]
         link.fetching.discard(slot)
         link.pushing.discard(slot)
+        self._busy_count -= 1
+        left = self._busy.pop(name.peer) - 1
+        if left:
+            self._busy[name.peer] = left
         self._turn += 1
         link.rested_since[slot] = self._turn
         link.probing = result is Result.ERROR
         if result is Result.EMPTY or result is Result.ERROR:
             link.busy = link.full = False
         link.backoff = link.backoff.after(result, waited_ms)
-        link.due_ms = now_ms + link.backoff.pause_ms(self._random)
+        link.due_ms = now_ms + link.backoff.pause_ms(self._random) if link.backoff.delay_ms else now_ms
 
     def next_due_ms(self) -> int | None:
         """When a link that may run is due; None when there is none, or no worker for it."""
-        busy = self._busy_workers()
-        limit = self.peer_limit()
-        if busy.total() >= self.workers:
+        if self._busy_count >= self.workers:
             return None
-        due = [link.due_ms for name, link in self._links.items() if link.may_run() and busy[name.peer] < limit]
-        return min(due, default=None)
+        may_run = [(name.peer, link.due_ms) for name, link in self._links.items() if link.may_run()]
+        if not may_run:
+            return None
+        limit = self.peer_limit()
+        return min((due_ms for peer, due_ms in may_run if self._busy.get(peer, 0) < limit), default=None)
 
     # ---------------------------------------------------------------- what is shown
 
@@ -229,7 +234,7 @@ class Roster:
 
     def running_count(self) -> int:
         """Slots of all links that are in a cycle."""
-        return sum(link.running for link in self._links.values())
+        return self._busy_count
 
     def names(self) -> list[LinkName]:
         """All links, in the order in which they came."""

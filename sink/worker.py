@@ -119,22 +119,23 @@ class Slot:
         tally.fetched(len(reply.items), self.fetcher.answer_bytes)
         results = await self._push(reply.items, reply.cluster)
         outcomes = outcomes_of(results)
-        if outcomes[PushOutcome.REJECTED]:
+        if PushOutcome.REJECTED in outcomes:
             results = await self._kept(reply, results)
             outcomes = outcomes_of(results)
         now_ms = time.wall_ms()
         times = [item[7] for item in reply.items]
         failed: tuple[int, ...] = ()
-        if outcomes[PushOutcome.FAILED]:
+        if PushOutcome.FAILED in outcomes:
             failed = failed_indexes(results)
             again = set(failed)
             times = [time_ms for n, time_ms in enumerate(times) if n not in again]
-        applied, merged, superseded, rejected = (outcomes[outcome] for outcome in ENDS)
+        applied, merged, superseded, rejected = [outcomes.get(outcome, 0) for outcome in ENDS]
         self.fetcher.ack = Ack(reply.batch, reply.owner_version, failed, (applied, merged, superseded, rejected))
         tally.pushed(outcomes, now_ms)
         link.batches += 1
         link.last_batch_ms = now_ms
-        link.outcomes.update(outcomes)
+        for outcome, count in outcomes.items():
+            link.outcomes[outcome] += count
         if reply.priority == REAL_TIME:
             link.lag.note(times, now_ms)
         if failed:
