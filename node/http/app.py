@@ -87,8 +87,9 @@ class HttpFace(Face):
             try:
                 await super().answer(scope, receive, send)
             except Refused as refused:
-                unanswered = refused.reason in ("unknown-path", "method-not-allowed")
-                raise (lacking(parts) if unanswered else None) or refused from None
+                unknown = refused.reason == "unknown-path"
+                unread = refused.reason == "method-not-allowed" and scope["method"] in ("GET", "HEAD")
+                raise (lacking(parts) if unknown or unread else None) or refused from None
 
     def prompt(self, request: Whole) -> Coroutine[Any, Any, Reply] | None:
         """See `quick.Prompt`: requests for objects, with a body that may be stored, and sinks' fetches."""

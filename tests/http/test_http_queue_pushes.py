@@ -130,6 +130,7 @@ def test_pushes_are_bounded_and_a_queue_that_is_not_there_is_named(caller: Calle
     missing = caller.push(one, queue="nobody")
     assert (missing.status, missing.reason) == (404, "unknown-queue")
     assert caller.ask("GET", "/queuename/repairs?object_format=internal").status == 501
+    assert caller.ask("PUT", "/queuename/repairs", b"{}").status == 405
 
 
 def test_a_full_queue_is_told_and_keeps_what_it_took(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
