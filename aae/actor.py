@@ -6,15 +6,19 @@ name clusters to compare with, runs the exchanges. Without such settings it answ
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from random import Random
+
+import structlog
 
 from aae import listing
 from aae.agreement import Agreement
 from aae.alarm import SchedulerAlarm
 from aae.check import Checker, Repairs
+from aae.foreign_rows import foreign_objects
 from aae.healing import Gaps, Healing
 from aae.keeping import Trees
 from aae.kept import Copy, State
@@ -26,10 +30,13 @@ from aae.peers import PeerTrees
 from aae.row_audit import RowAudit
 from aae.whole import Members, WholeTrees
 from config.fullsync import FullSyncSettings
+from repl.model.errors import IsthmusError
 from repl.model.ports import TimeSource
 from repl.store.port import Store
 from repl.telemetry import Sample
 from repl.transport.http_client import Access
+
+log = structlog.get_logger(__name__)
 
 
 class FullSync:
@@ -61,9 +68,16 @@ class FullSync:
         checks. `access_to` tells how to come in at another cluster; the rest as `aae.keeping`, `aae.local`,
         `aae.whole`, `aae.mending` (`in_sync`, `mend`) and `aae.manager` want it."""
         self._time = time
+        self._access_to = access_to
         self.trees = Trees(store, directory=directory / "trees", copies=copies, time=time, rebuild_ms=tree_rebuild_ms)
         self.mending = Mending(
-            store, others=in_sync, request=request, mend=mend, leaf_of=self.trees.leaf, pool=read_pool
+            store,
+            others=in_sync,
+            request=request,
+            mend=mend,
+            leaf_of=self.trees.leaf,
+            elsewhere=self._elsewhere,
+            pool=read_pool,
         )
         self.mending.on_mended = self.trees.doubt
         self.audit = RowAudit(self.trees, store, mending=self.mending, copies=copies, pool=read_pool)
@@ -122,6 +136,26 @@ class FullSync:
         await self.agreement.stop()
         await self.audit.stop()
         await self.trees.stop(save=save)
+
+    async def _elsewhere(self, partition: int, segment: int) -> Mapping[str, Mapping[bytes, bytes]]:
+        """The objects of a segment as the clusters have them that are compared with; who does not answer has none."""
+        kept = self.trees.kept.get(partition)
+        found: dict[str, Mapping[bytes, bytes]] = {}
+        for peer in (one.settings for one in self.manager.peers.values()):
+            if kept is None or kept.bucket_type.decode() not in peer.bucket_types.split(","):
+                continue
+            try:
+                found[peer.name] = await asyncio.to_thread(
+                    foreign_objects,
+                    peer.urls.split(","),
+                    self._access_to(peer),
+                    peer.timeout_ms,
+                    kept.bucket_type,
+                    segment,
+                )
+            except IsthmusError as error:
+                log.info("trees.not_mended_from", fullsync=peer.name, partition=partition, error=str(error))
+        return found
 
     def metrics(self) -> list[Sample]:
         """For Prometheus."""

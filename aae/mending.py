@@ -1,4 +1,4 @@
-"""Rows that are damaged are fetched again: from another replica of their partition, or made from their own object.
+"""Rows that are damaged are fetched again: from another replica, or made from their own object, or another cluster's.
 
 A row is the effect of one entry, so replicas that have applied as much hold the same bytes. Whose row is damaged is not
 guessed. Either it contradicts itself: it cannot be read, or is not what its object says; then another replica's row
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from itertools import islice
@@ -21,23 +21,19 @@ from typing import Final, NamedTuple
 import msgpack
 import structlog
 
-from aae.row_leaves import leaf_of_row
-from repl.model.entry import decode_key_row, encode_key_row
-from repl.model.errors import BadInput, CodecError, Corruption, IsthmusError, NotReady
+from aae.row_proofs import fold, made_of, newest_changes, rows_of, says_so, tail_of, whole
+from repl.model.entry import decode_key_row
+from repl.model.errors import CodecError, Corruption, IsthmusError, NotReady
 from repl.model.keys import key_hash, segment_of
-from repl.model.objects import summarize_encoded
 from repl.store import transfer
-from repl.store.port import Change, Snapshot, Store
-from repl.store.rows import SEGMENT_BYTES, change_place, segment_name, split_tail
+from repl.store.port import Store
+from repl.store.rows import CHANGE_HEAD, SEGMENT_BYTES, segment_name, split_tail
 from repl.telemetry import Sample
 
 log = structlog.get_logger(__name__)
 
 ROWS_ASKED: Final = "aae.rows_again"
 LOOK_ASKED: Final = "aae.look_again"
-
-ROWS_MAX: Final = 5_000
-"""Rows of a segment that are mended: about 1 MB without objects, and 5 billion keys in a tree. Larger ones are left."""
 
 TIMEOUT_MS: Final = 10_000
 """How long another replica may take to answer."""
@@ -46,6 +42,8 @@ APPLIED_S: Final = 3.0
 """How long a replica that is asked waits until it has applied as much as who asks."""
 
 POLL_S: Final = 0.05
+
+NO_PROOF: Final = "no other replica in sync proves what it should be, nor its object, nor another cluster"
 
 VERSION: Final = 1
 
@@ -81,16 +79,18 @@ class Mending:
         request: Callable[[str, str, bytes, int], Awaitable[bytes]],
         mend: Callable[[int, bytes, bytes | None, int], Awaitable[bool]],
         leaf_of: Callable[[int, int], int | None],
+        elsewhere: Callable[[int, int], Awaitable[Mapping[str, Mapping[bytes, bytes]]]],
         pool: Executor,
     ) -> None:
         """`others(partition)`: nodes with a copy in sync, where this one's is, too, the leader first. `mend` as
         `FarStore.mend`, False of a copy that is not whole. `leaf_of(partition, segment)`: what the tree says, None
-        without a tree."""
+        without a tree. `elsewhere(partition, segment)`: objects as other clusters have them, by name of the cluster."""
         self._store = store
         self._others = others
         self._request = request
         self._mend = mend
         self._leaf_of = leaf_of
+        self._elsewhere = elsewhere
         self._pool = pool
         self._turns = asyncio.Lock()
         self.on_mended: Callable[[int], None] = lambda _partition: None
@@ -115,6 +115,17 @@ class Mending:
         elif found.reason:
             log.warning("trees.rows_not_mended", partition=partition, segment=segment, reason=found.reason)
         return found
+
+    async def look(self, partition: int, segments: Sequence[int]) -> None:
+        """Mend what contradicts itself in these segments. Raises nothing but cancellation."""
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(self._pool, self._contradicting, partition, segments)
+        except IsthmusError as error:
+            log.info("trees.audit_put_off", partition=partition, error=str(error))
+            return
+        for segment in found:
+            await self.segment(partition, segment)
 
     async def keys(self, partition: int, keys: Iterable[tuple[bytes, bytes]]) -> tuple[int, Counter[str]]:
         """Mend these (bucket, key); how many were, and why others were not."""
@@ -141,7 +152,7 @@ class Mending:
             ours = await self._read(partition, segment)
         except IsthmusError as error:
             return Mended(reason=f"its rows cannot be read: {error}")
-        if not ours.damaged and leaf in (None, _fold(ours.rows)):
+        if not ours.damaged and leaf in (None, fold(ours.rows)):
             return Mended()
         reasons = []
         for node in self._others(partition):
@@ -154,11 +165,15 @@ class Mending:
                 return Mended(keys, f"node {node}")
         try:
             keys = await self._made(partition, ours, leaf)
+            if keys:
+                return Mended(keys, "their own objects")
+            for cluster, objects in (await self._elsewhere(partition, segment)).items():
+                keys = await self._made(partition, ours, leaf, objects)
+                if keys:
+                    return Mended(keys, f"cluster {cluster}")
         except IsthmusError as error:
-            return Mended(reason=str(error))
-        if keys:
-            return Mended(keys, "their own objects")
-        return Mended(reason="; ".join(reasons) or "no other replica in sync proves what it should be, nor its object")
+            reasons.append(str(error))
+        return Mended(reason="; ".join(reasons) or NO_PROOF)
 
     async def _taken(
         self, node: str, partition: int, segment: int, ours: _Seen, leaf: int | None
@@ -168,61 +183,65 @@ class Mending:
         theirs = dict(rows)
         other = {tail for tail, row in theirs.items() if ours.rows.get(tail) != row}
         wanted = {tail for tail in theirs if tail in ours.damaged}
-        if leaf is not None and _fold({**ours.rows, **theirs}) == leaf != _fold(ours.rows):
+        if leaf is not None and fold({**ours.rows, **theirs}) == leaf != fold(ours.rows):
             wanted |= other
         taken = []
         for tail in sorted(wanted):
             upto, [(chunk, _)] = await self._asked(node, partition, segment, tail, ours.applied)
             row = transfer.decode_one(chunk)
-            if row.key_row != theirs[tail] or not _says_so(row) or _tail(row) != tail:
+            if row.key_row != theirs[tail] or not says_so(row) or tail_of(row) != tail:
                 raise Corruption("its row is not what its object says either, or has changed meanwhile")
             if await self._mend(partition, chunk, ours.rows.get(tail), min(applied, upto)):
                 taken.append(split_tail(tail))
         return tuple(taken)
 
-    async def _made(self, partition: int, ours: _Seen, leaf: int | None) -> tuple[tuple[bytes, bytes], ...]:
-        """Make damaged key rows anew from their objects, if the tree says that these are right, or if there is no tree
-        and nothing to be read of the row; the keys."""
-        if leaf is None:
-            ours = ours._replace(
-                damaged=frozenset(t for t in ours.damaged if transfer.offset_seen(ours.rows[t]) is None)
-            )
-        if not ours.damaged:
+    async def _made(
+        self, partition: int, ours: _Seen, leaf: int | None, objects: Mapping[bytes, bytes] | None = None
+    ) -> tuple[tuple[bytes, bytes], ...]:
+        """Make damaged rows anew from their objects, or from `objects` of elsewhere: if the tree says that these are
+        right, or the key row does, or both objects are the same; or if there is no tree and nothing to be read of the
+        row. The keys."""
+        wanted = ours.damaged
+        if objects is not None:
+            wanted &= objects.keys()
+        elif leaf is None:
+            wanted = frozenset(tail for tail in wanted if transfer.offset_seen(ours.rows[tail]) is None)
+        if not wanted:
             return ()
         loop = asyncio.get_running_loop()
-        chunks = await loop.run_in_executor(self._pool, self._chunks_of_objects, partition, ours.damaged)
-        if chunks is None:
-            return ()
-        rows = {**ours.rows, **{tail: transfer.decode_one(chunk).key_row for tail, chunk in chunks.items()}}
-        if leaf is not None and _fold(rows) != leaf:
-            return ()
-        return tuple(
-            [
-                split_tail(tail)
-                for tail, chunk in chunks.items()
-                if await self._mend(partition, chunk, ours.rows[tail], ours.applied)
-            ]
-        )
+        rows, same = await loop.run_in_executor(self._pool, self._rows_of_objects, partition, wanted, objects)
+        made = {**ours.rows, **{tail: row.key_row for tail, row in rows.items()}}
+        fits = leaf is not None and fold(made) == leaf
+        if not fits and (leaf is not None or objects is not None):  # then each must prove itself
+            rows = {tail: row for tail, row in rows.items() if row.key_row == ours.rows[tail] or tail in same}
+        done = []
+        for tail, row in rows.items():
+            if await self._mend(partition, transfer.encode([row]), ours.rows[tail], ours.applied):
+                done.append(split_tail(tail))
+        return tuple(done)
 
-    def _chunks_of_objects(self, partition: int, tails: Iterable[bytes]) -> dict[bytes, bytes] | None:
-        """In a thread: the rows of keys as their objects say they should be; None when one says nothing."""
-        found: dict[bytes, bytes] = {}
+    def _rows_of_objects(
+        self, partition: int, tails: Iterable[bytes], objects: Mapping[bytes, bytes] | None
+    ) -> tuple[dict[bytes, transfer.Row], set[bytes]]:
+        """In a thread: the rows of keys as their objects say that they should be; a key whose object says nothing, or
+        that has no change, is left out. And those of which `objects` has what is here."""
+        found: dict[bytes, transfer.Row] = {}
+        same: set[bytes] = set()
         with closing(self._store.far.snapshot(partition)) as snapshot:
-            wanted = {split_tail(tail): tail for tail in tails}
-            for change in _changes(self._store, partition):
-                tail = wanted.get((change.bucket, change.key))
-                data = None if tail is None else snapshot.named_object(tail)
-                if tail is None or data is None:
+            for tail, change in newest_changes(self._store, partition, tails).items():
+                ours = snapshot.named_object(tail)
+                data = ours if objects is None else objects[tail]
+                if data is None:
                     continue
                 try:
-                    row = _made_of(data, change.offset)
+                    row = made_of(data, change.offset)
                 except CodecError:
-                    return None
-                head = transfer.decode_one(snapshot.rows(change.offset, 1).rows)
-                found[tail] = transfer.encode([(change.offset, head.change, row, data)])
-                if len(found) == len(wanted):
-                    return found
-        return None
+                    continue
+                head = CHANGE_HEAD.pack(change.kind, change.key_hash, change.time_ms) + change.origin
+                found[tail] = transfer.Row(change.offset, head + tail, row, data)
+                if objects is not None and data == ours:
+                    same.add(tail)
+        return found, same
 
     async def _asked(
         self, node: str, partition: int, segment: int, tail: bytes | None, applied: int
@@ -260,7 +279,7 @@ class Mending:
     def _given(self, partition: int, segment: int, tail: bytes | None) -> tuple[int, list[tuple[bytes, bytes]]]:
         """In a thread: what `_asked` wants."""
         with closing(self._store.far.snapshot(partition)) as snapshot:
-            rows = _rows(snapshot, segment)
+            rows = rows_of(snapshot, segment)
             if tail is None:
                 return snapshot.end.offset, list(rows.items())
             if tail not in rows:
@@ -281,9 +300,18 @@ class Mending:
 
     def _seen(self, partition: int, segment: int) -> _Seen:
         with closing(self._store.far.snapshot(partition)) as snapshot:
-            rows = _rows(snapshot, segment)
-            damaged = frozenset(tail for tail, row in rows.items() if not _whole(snapshot, tail, row))
+            rows = rows_of(snapshot, segment)
+            damaged = frozenset(tail for tail, row in rows.items() if not whole(snapshot, tail, row))
             return _Seen(snapshot.end.offset, rows, damaged)
+
+    def _contradicting(self, partition: int, segments: Sequence[int]) -> list[int]:
+        """In a thread: those of `segments` with a row that contradicts itself."""
+        with closing(self._store.far.snapshot(partition)) as snapshot:
+            return [
+                segment
+                for segment in segments
+                if not all(whole(snapshot, tail, row) for tail, row in rows_of(snapshot, segment).items())
+            ]
 
     def unreadable(self, partition: int, most: int) -> list[int]:
         """In a thread: up to `most` segments with a key row that cannot be decoded. Raises Corruption when the store
@@ -305,62 +333,6 @@ class Mending:
     def metrics(self) -> list[Sample]:
         """For Prometheus."""
         return [("isthmus_tree_rows_mended_total", {}, self.mended_total)]
-
-
-def _rows(snapshot: Snapshot, segment: int) -> dict[bytes, bytes]:
-    with closing(snapshot.segments([(segment, segment + 1)])) as parts:
-        rows = {name[SEGMENT_BYTES:]: row for name, row in next(parts)}
-    if len(rows) > ROWS_MAX:
-        raise BadInput(f"segment {segment} has {len(rows)} rows, {ROWS_MAX} at most are mended")
-    return rows
-
-
-def _changes(store: Store, partition: int) -> Iterator[Change]:
-    offset = 0
-    while found := store.changes(partition, offset, 1_000):
-        yield from found
-        offset = found[-1].offset + 1
-
-
-def _made_of(data: bytes, offset: int) -> bytes:
-    """The key row of an object that was stored at `offset`. Raises CodecError."""
-    return encode_key_row(summarize_encoded(data), offset)
-
-
-def _whole(snapshot: Snapshot, tail: bytes, row: bytes) -> bool:
-    """Whether a key row is what its object says, and the change at its offset is the key's."""
-    offset = transfer.offset_seen(row)
-    if offset is None or snapshot.named_object(tail) is None:
-        return False
-    try:
-        found = transfer.decode_one(snapshot.rows(offset, 1).rows)
-    except Corruption:  # another key's, which is damaged itself
-        return False
-    return _tail(found) == tail and _says_so(found)
-
-
-def _says_so(row: transfer.Row) -> bool:
-    """Whether a key row is what its object says."""
-    try:
-        return _made_of(row.object, row.offset) == row.key_row
-    except CodecError:
-        return False
-
-
-def _tail(row: transfer.Row) -> bytes:
-    """Of which key a row is."""
-    return change_place(row.offset, row.change)[1]
-
-
-def _fold(rows: Mapping[bytes, bytes]) -> int | None:
-    """What the rows make their leaf; None when one cannot be read."""
-    leaf = 0
-    try:
-        for tail, row in rows.items():
-            leaf ^= leaf_of_row(*split_tail(tail), row)
-    except Corruption:
-        return None
-    return leaf
 
 
 def _names(keys: Sequence[tuple[bytes, bytes]]) -> list[str]:

@@ -145,7 +145,9 @@ class RowAudit:
         found: list[int] = []
         suspects, self._suspects = self._suspects, {}
         for partition in {partition for partition, _ in suspects}:
-            found += await self._confirmed(partition, sorted(s for p, s in suspects if p == partition))
+            segments = sorted(s for p, s in suspects if p == partition)
+            found += await self._confirmed(partition, segments)
+            await self._mending.look(partition, segments)
         return found
 
     async def look(self, partition: int) -> list[int]:

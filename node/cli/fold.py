@@ -95,7 +95,9 @@ def find_tombs(output: str, **scope: Any) -> None:
 
 
 @fold_group.command("repair-keys")
-@click.option("--mend", is_flag=True, help="Fetch what is damaged again from another replica, and check once more.")
+@click.option(
+    "--mend", is_flag=True, help="Fetch what is damaged again from another replica or cluster, and check once more."
+)
 @scope_options
 def repair_keys(mend: bool, output: str, **scope: Any) -> None:
     """Read every object at its leader and check it against its key row; name what is damaged. Exit code 1 if anything

@@ -15,6 +15,11 @@ async def nobody(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
     raise NotReady(f"no connection to {node}")
 
 
+async def nowhere(partition: int, segment: int) -> dict[str, dict[bytes, bytes]]:
+    """There is no other cluster."""
+    return {}
+
+
 def alone(
     store: Store, pool: Executor, request: Callable[[str, str, bytes, int], Awaitable[bytes]] = nobody
 ) -> Mending:
@@ -24,5 +29,11 @@ def alone(
         return store.far.mend(partition, chunk, seen, upto)
 
     return Mending(
-        store, others=lambda _: [], request=request, mend=mend, leaf_of=lambda _partition, _segment: None, pool=pool
+        store,
+        others=lambda _: [],
+        request=request,
+        mend=mend,
+        leaf_of=lambda _partition, _segment: None,
+        elsewhere=nowhere,
+        pool=pool,
     )

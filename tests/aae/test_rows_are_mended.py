@@ -46,6 +46,7 @@ class Replica:
         self.pool = ThreadPoolExecutor(1)
         self.other: Replica | None = None
         self.in_sync = True
+        self.west: dict[bytes, bytes] | None = None
         self.told: list[int] = []
         self.mending = Mending(
             self.store,
@@ -53,6 +54,7 @@ class Replica:
             request=self.request,
             mend=self.mend,
             leaf_of=lambda _partition, _segment: None,
+            elsewhere=self.elsewhere,
             pool=self.pool,
         )
         self.mending.on_mended = self.told.append
@@ -60,6 +62,10 @@ class Replica:
     async def mend(self, partition: int, chunk: bytes, seen: bytes | None, upto: int) -> bool:
         """As the writer of the store does it."""
         return self.store.far.mend(partition, chunk, seen, upto)
+
+    async def elsewhere(self, partition: int, segment: int) -> dict[str, dict[bytes, bytes]]:
+        """What another cluster has."""
+        return {} if self.west is None else {"west": self.west}
 
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         """To the other replica."""
@@ -202,6 +208,51 @@ def test_alone_a_key_row_is_made_from_its_object_if_the_tree_agrees(pair: tuple[
     assert mine.all_rows() == other.all_rows()
     mine.damage(OBJECTS, lambda data: data[:-4] + b"nope")
     assert "nor its object" in mended(mine, leaf_is).reason
+
+
+def test_alone_an_object_is_taken_from_another_cluster_if_the_key_row_or_the_tree_proves_it(
+    pair: tuple[Replica, Replica],
+) -> None:
+    """By the key row an object that is damaged or gone; by the tree one whose key row is damaged, too. Any other
+    object, be it newer or broken, is left where it is, and a key row that is damaged is no proof."""
+    mine, other = pair
+    mine.other = None
+    leaf_is = right_leaf(mine)
+    tail = rows.bucket_head(b"b") + b"7"
+    right = mine.store.object(PARTITION, b"b", b"7")
+    newer, broken = entry(90, b"7", b"newer").payload, b"\xc1"
+    assert right is not None
+    for damage in (lambda data: data[:-4] + b"nope", None):
+        mine.damage(OBJECTS, damage) if damage else mine.damage(OBJECTS, None)
+        for wrong in ({}, {tail: newer}, {tail: broken}, {b"other\0\x01k": right}):
+            mine.west = wrong
+            assert mended(mine).keys == mended(mine, leaf_is).keys == ()
+        mine.west = {tail: right}
+        assert mended(mine).by == "cluster west"
+        assert mine.all_rows() == other.all_rows()
+    mine.damage(OBJECTS, lambda data: data[:-4] + b"nope")
+    mine.damage(KEY_ROWS, other_hash)
+    mine.west = {tail: newer}
+    assert mended(mine, leaf_is).keys == ()
+    mine.west = {tail: right}
+    assert "nor another cluster" in mended(mine).reason
+    assert mended(mine, leaf_is).by == "cluster west"
+    assert mine.all_rows() == other.all_rows()
+    mine.damage(KEY_ROWS, other_hash)  # two objects are the same, whatever a tree says that was built from this row
+    assert mended(mine, right_leaf(mine)).by == "cluster west"
+    assert mine.all_rows() == other.all_rows()
+
+
+def test_what_an_exchange_reads_is_looked_through(pair: tuple[Replica, Replica]) -> None:
+    """Of the segments that are asked for those with damage are mended, the others left alone; a segment that cannot be
+    read is no bug."""
+    mine, other = pair
+    mine.damage(OBJECTS, None)
+    others = [segment_of(key_hash(b"b", key)) for key in KEYS if key != b"7"]
+    asyncio.run(mine.mending.look(PARTITION, sorted(others)))
+    assert mine.all_rows() != other.all_rows()
+    asyncio.run(mine.mending.look(PARTITION, sorted([*others, SEGMENT])))
+    assert mine.all_rows() == other.all_rows()
 
 
 def test_keys_are_mended_one_by_one_and_others_told_of(pair: tuple[Replica, Replica]) -> None:
