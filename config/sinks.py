@@ -37,7 +37,7 @@ class SinkSettings:
     peers: tuple[PeerSettings, ...] = ()
 
     workers: int = 24
-    """Threads that fetch, as many as Riak has; most of them wait in a long poll. `isthmus sink set-workers` changes
+    """Fetches and pushes at once, as many as Riak has threads; most wait in a long poll. `isthmus sink set-workers` changes
     it while the node runs."""
 
     peer_limit_count: int = 0
