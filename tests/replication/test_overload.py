@@ -66,8 +66,8 @@ def loaded(node: LabNode, phase: Phase, results: list[Result]) -> None:
 @pytest.mark.timeout(400)
 def test_more_than_can_be_served_is_refused_and_nothing_else_happens(tmp_path: Path) -> None:
     """Batches over 64 connections, reads over 64, and 48 fetchers that never acknowledge, all as fast as they can, at
-    both nodes of the source: what is not done is refused as such, memory stays bounded, no leadership changes, none ends;
-    then all of what was acknowledged arrives, the ledger closes, and a write goes through as usual."""
+    both nodes of the source: what is not done is refused as such, memory stays bounded, no leadership changes and no
+    process ends; then all that was acknowledged arrives, the ledger closes, and a write goes through as usual."""
     with Clusters(tmp_path, (("east", "west"),), nodes=2) as clusters:
         east = list(clusters.labs["east"].nodes.values())
         put(east[0].place, "first", b"x")
