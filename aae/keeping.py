@@ -34,8 +34,9 @@ from repl.telemetry import Sample
 log = structlog.get_logger(__name__)
 
 RETRY_MS: Final = 30_000
-RETRY_MS_MAX: Final = 1_800_000
-"""Pause before a build that failed is tried again, doubled each time: what it cannot read seldom mends itself."""
+RETRY_MS_MAX: Final = 300_000
+"""Pause before a build that failed is tried again, doubled each time: each reads up to the row that it cannot read. At
+most as long as an operator may wait after the key was written again, who asks for a build if not."""
 
 HOLD_MS: Final = 60_000
 """How long the build of a tree that was doubted waits at most until somebody has tried to mend the rows."""
@@ -259,7 +260,7 @@ class Trees:
             if not copy.whole:
                 kept.tree, kept.reason = None, "far: rows are still to come, or are written again after a power loss"
             elif kept.tree is None:
-                if not kept.reason or now_ms >= kept.retry_at_ms:
+                if not kept.reason or now_ms >= kept.retry_at_ms or partition in self._wanted:
                     due.append((False, partition))
             elif partition in self._wanted or self._again(partition, kept, now_ms):
                 due.append((True, partition))

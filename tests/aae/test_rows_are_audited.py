@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from aae import row_audit
+from aae import keeping, row_audit
 from aae.kept import State
 from aae.row_audit import RowAudit
 from repl.model.entry import decode_key_row, encode_key_row
@@ -148,6 +149,51 @@ def test_a_row_that_cannot_be_read_leaves_no_tree_to_prove_anything(tmp_path: Pa
         kept = lab.trees.kept[PARTITION]
         assert kept.state is State.WAITING
         assert "b'b'/b'7' cannot be read" in kept.reason
+        await ended(audit)
+
+    run(tmp_path, story)
+
+
+def test_a_tree_that_cannot_be_built_is_told_of_once_and_tried_after_growing_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a reason, however often it is tried: each pause is twice the one before, up to a bound, and the reason is
+    shown all the time. Whoever asks for a build need not wait; once it has been built, the next failure is told of."""
+    monkeypatch.setattr(keeping, "RETRY_MS", 20)
+    monkeypatch.setattr(keeping, "RETRY_MS_MAX", 100)
+
+    async def story(lab: Lab) -> None:
+        audit = await prepared(lab, 50)
+        kept = lab.trees.kept[PARTITION]
+        pauses_ms: list[int] = []
+
+        def wrong(_partition: int, leaves: Mapping[int, int]) -> None:
+            assert not leaves
+            pauses_ms.append(kept.retry_at_ms - lab.trees._time.now_ms())
+
+        lab.trees.on_wrong = wrong
+        with capture_logs() as logged:
+            damage(lab, b"7", lambda data: b"\xc1" + data)
+            lab.trees.doubt(PARTITION)
+            await until(lambda: kept.failures == 6)
+            assert kept.state is not State.READY
+            assert "b'7' cannot be read" in kept.reason or kept.reason == "rebuilding"
+            for pause_ms, wanted_ms in zip(pauses_ms, (20, 40, 80, 100, 100, 100), strict=False):
+                assert wanted_ms - 18 < pause_ms <= wanted_ms
+            assert [one["again_in_s"] for one in logged if one["event"] == "trees.build_failed"] == [0]
+            monkeypatch.setattr(keeping, "RETRY_MS_MAX", 100_000)
+            monkeypatch.setattr(keeping, "RETRY_MS", 50_000)
+            tries = kept.failures
+            await until(lambda: kept.failures > tries)
+            damage(lab, b"7", lambda data: data[1:])
+            assert not ready(lab)
+            lab.trees.rebuild(PARTITION)
+            await until(lambda: ready(lab) and lab.right())
+            assert kept.failures == 0
+            damage(lab, b"7", lambda data: b"\xc1" + data)
+            lab.trees.doubt(PARTITION)
+            await until(lambda: kept.failures == 1)
+            assert [one["again_in_s"] for one in logged if one["event"] == "trees.build_failed"] == [0, 50]
         await ended(audit)
 
     run(tmp_path, story)
