@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import islice
 from time import perf_counter, process_time, sleep, thread_time
 from typing import Final, NamedTuple
 
@@ -55,6 +56,19 @@ ESTIMATE_KEPT_S: Final = 5.0
 """How long an estimate is told again: each task of a batch job asks for a plan, and a node may have many copies."""
 
 
+SLICE_ROWS: Final = 256
+"""Rows that the thread reads at once: a third of a millisecond. A request has a dozen turns in the interpreter, each of
+which may have to wait for the thread's; that it meets one slice costs little, to meet a frame's all costs ten times."""
+
+FRAME_SLICES: Final = FRAME_ROWS_MAX // SLICE_ROWS
+
+SLICE_OBJECTS: Final = 64
+"""Objects likewise."""
+
+REST_MIN_S: Final = 0.001
+"""A shorter rest is put off until more is due: to fall asleep and wake takes a tenth of this."""
+
+
 class Held(NamedTuple):
     """A copy on this node, of the segments [first, end). `leads`: and serves; `whole`: its rows are those of its
     applied offset."""
@@ -88,6 +102,9 @@ class RowStreams:
         self._confirm = confirm
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rows")
         self._pace = Pace()
+        self._slice_began_s = 0.0
+        self._due_s = 0.0
+        """Rest that was put off."""
         self._stopping = False
         self._estimates: dict[Held, tuple[float, int | None]] = {}
         self.running = 0
@@ -121,7 +138,9 @@ class RowStreams:
             if not held.leads:
                 raise NotLeader(f"this node does not lead partition {asked.partition}")
             await self._confirm(asked.partition)
-        return await self._opened(asked.partition, asked.first, asked.end, lambda snapshot: _frames(snapshot, asked))
+        return await self._opened(
+            asked.partition, asked.first, asked.end, lambda snapshot: _frames(snapshot, asked, self._rest)
+        )
 
     async def changes(self, asked: ChangesAsked) -> AsyncGenerator[bytes, None]:
         """The frames of a stream of changes, opened. Raises NotReady when this copy is not applied as far."""
@@ -130,7 +149,7 @@ class RowStreams:
         if applied < asked.end:
             raise NotReady(f"this copy of partition {asked.partition} is applied to {applied}, not to {asked.end}")
         return await self._opened(
-            asked.partition, asked.first, asked.end, lambda snapshot: _changed(self._store, snapshot, asked)
+            asked.partition, asked.first, asked.end, lambda snapshot: _changed(self._store, snapshot, asked, self._rest)
         )
 
     def estimate(self, held: Held) -> int | None:
@@ -168,15 +187,23 @@ class RowStreams:
         return found
 
     def _next(self, frames: Iterator[Rows]) -> tuple[int, bytes]:
-        """In the thread: the next frame and its rows, 0 of them at the end; then a rest."""
-        began_s = perf_counter()
+        """In the thread: the next frame and its rows, 0 of them at the end."""
+        self._slice_began_s = perf_counter()
         rows = next(frames, None)
         if rows is None:
             return 0, b""
         data = encode_frame(rows)
-        now_s = perf_counter()
-        sleep(self._pace.rest_s(now_s - began_s, now_s, process_time() - thread_time()))
+        self._rest()
         return len(rows.names), data
+
+    def _rest(self) -> None:
+        """In the thread, after a slice."""
+        now_s = perf_counter()
+        self._due_s += self._pace.rest_s(now_s - self._slice_began_s, now_s, process_time() - thread_time())
+        if self._due_s >= REST_MIN_S:
+            sleep(self._due_s)
+            self._due_s = 0.0
+        self._slice_began_s = perf_counter()
 
     def applied(self, partition: int) -> Applied:
         """How far a copy is applied."""
@@ -242,21 +269,30 @@ def _let_go(frames: Iterator[Rows], snapshot: Snapshot) -> None:
     snapshot.close()
 
 
-def _frames(snapshot: Snapshot, asked: RowsAsked) -> Iterator[Rows]:
+def _frames(snapshot: Snapshot, asked: RowsAsked, rest: Callable[[], None]) -> Iterator[Rows]:
     start = asked.after + b"\0" if asked.after else segment_name(asked.first)
     start = max(start, segment_name(asked.first))
     head = bucket_head(asked.bucket) + asked.prefix if asked.bucket else b""
-    with closing(snapshot.key_pages(start, asked.end, FRAME_ROWS_MAX, FRAME_BYTES)) as pages:
-        for names, key_rows in pages:
-            kept = _kept(asked, head, names, key_rows)
-            if kept is not None:
-                names, key_rows = kept
+    with closing(snapshot.key_pages(start, asked.end, SLICE_ROWS, FRAME_BYTES // FRAME_SLICES)) as pages:
+        while True:
+            names: list[bytes] = []
+            key_rows: list[bytes] = []
+            slices = 0
+            for page in islice(pages, FRAME_SLICES):
+                kept = _kept(asked, head, *page) or page
+                names += kept[0]
+                key_rows += kept[1]
+                slices += 1
+                if slices < FRAME_SLICES:
+                    rest()
+            if not slices:
+                return
             if not names:
                 continue
             if asked.view is View.KEYS:
                 yield Rows(names, key_rows, ())
             else:
-                yield from _with_objects(snapshot, names, key_rows)
+                yield from _with_objects(snapshot, names, key_rows, rest)
 
 
 def _kept(
@@ -279,7 +315,9 @@ def _modified_ms(row: bytes, unknown: int) -> int:
         return unknown
 
 
-def _with_objects(snapshot: Snapshot, names: list[bytes], key_rows: list[bytes]) -> Iterator[Rows]:
+def _with_objects(
+    snapshot: Snapshot, names: list[bytes], key_rows: list[bytes], rest: Callable[[], None]
+) -> Iterator[Rows]:
     """Frames of whole objects, each of about FRAME_BYTES. An object that is missing is b""."""
     first, size = 0, 0
     objects: list[bytes] = []
@@ -290,6 +328,8 @@ def _with_objects(snapshot: Snapshot, names: list[bytes], key_rows: list[bytes])
         if size > FRAME_BYTES:
             yield Rows(names[first : at + 1], key_rows[first : at + 1], objects)
             first, size, objects = at + 1, 0, []
+        elif at % SLICE_OBJECTS == SLICE_OBJECTS - 1:
+            rest()
     if objects:
         yield Rows(names[first:], key_rows[first:], objects)
 
@@ -298,7 +338,7 @@ CHANGES_READ: Final = 1_024
 """Change rows that are looked up at once."""
 
 
-def _changed(store: Store, snapshot: Snapshot, asked: ChangesAsked) -> Iterator[Rows]:
+def _changed(store: Store, snapshot: Snapshot, asked: ChangesAsked, rest: Callable[[], None]) -> Iterator[Rows]:
     """The keys changed in the range and not since, as they are in the snapshot. A row that changed behind the range
     stands there in the index, and comes with the range in which it now is."""
     at = asked.first
@@ -318,7 +358,7 @@ def _changed(store: Store, snapshot: Snapshot, asked: ChangesAsked) -> Iterator[
             if asked.view is View.KEYS:
                 yield Rows(names, key_rows, ())
             else:
-                yield from _with_objects(snapshot, names, key_rows)
+                yield from _with_objects(snapshot, names, key_rows, rest)
         if len(found) < CHANGES_READ:
             return
         at = found[-1].offset + 1

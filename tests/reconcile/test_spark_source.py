@@ -180,7 +180,8 @@ def test_a_node_sends_only_what_was_asked_for(store: LevelStore, other: dict[str
 
 def test_a_stream_goes_on_behind_any_row(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever a stream is taken up again, what comes is what was left, no row twice and none passed over."""
-    monkeypatch.setattr("aae.row_streams.FRAME_ROWS_MAX", 7)
+    monkeypatch.setattr("aae.row_streams.SLICE_ROWS", 7)
+    monkeypatch.setattr("aae.row_streams.FRAME_SLICES", 1)
 
     async def run() -> None:
         streams = streams_of(store)
