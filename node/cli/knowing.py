@@ -46,6 +46,8 @@ def lag_command(over: float | None, admin: AdminClient, output: str) -> None:
             proven = row.get("proven_ms")
             shown.append([*plain, "never" if proven is None else moment(proven), row.get("reason")])
         echo_table(("cluster", "queue", "type", "seconds", "objects", "bytes", "proven as of", "reason"), shown)
+        if not rows:
+            click.echo("no queue is registered: no change is sent in real time (`isthmus queue register`)")
         gaps = Counter(str(gap.get("queue")) for gap in listed(admin.get("/admin/gaps"), "gaps"))
         for queue, count in sorted(gaps.items()):
             gaps_of = "1 gap" if count == 1 else f"{count} gaps"

@@ -116,6 +116,9 @@ def test_lag_over_a_limit_is_exit_code_1_and_unknown_is_3(
     listener.tell("/admin/lag", {"lag": [{**row, "seconds": None, "reason": "node e2 does not answer"}], "at_ms": 1})
     assert cli.main(["lag", "--over", "7"]) == Exit.UNAVAILABLE
     assert "node e2 does not answer" in capsys.readouterr().err
+    listener.tell("/admin/lag", {"lag": [], "at_ms": 1})
+    assert cli.main(["lag"]) == Exit.OK
+    assert "no queue is registered" in capsys.readouterr().out
 
 
 def test_a_ledger_that_does_not_close_is_exit_code_1(
