@@ -27,6 +27,15 @@ def last_comparisons(manager: Manager, key: Key) -> list[dict[str, Any]]:
     return [_row(peer, name, key) for peer in manager.peers.values() if name in peer.settings.bucket_types.split(",")]
 
 
+def differs(manager: Manager, key: Key) -> str:
+    """Which peer's newest check found the key different, and how; "" when none did, or none is known to. Asked by who
+    reaps (docs/protocol.md R-REAP): where the other side has an older value, only the tombstone can repair it."""
+    for row in last_comparisons(manager, key):
+        if row["verdict"] == KeyVerdict.DIVERGED:
+            return f"full-sync {row['fullsync']}: its newest check found the key different: {row['difference']}"
+    return ""
+
+
 def _row(peer: Peer, bucket_type: str, key: Key) -> dict[str, Any]:
     remembered = peer.remembered
     newest = next((one for one in reversed(remembered.results) if one.bucket_type == bucket_type), None)

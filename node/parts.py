@@ -14,7 +14,7 @@ from aae import listing
 from aae.actor import FullSync
 from aae.folding import Folding
 from aae.folds import Folds
-from aae.last_comparison import last_comparisons
+from aae.last_comparison import differs, last_comparisons
 from aae.local import Led
 from config.settings import PeerSettings, Settings
 from node.assembly import (
@@ -221,6 +221,7 @@ class Parts:
             pool=self.read_pool,
             compared=lambda key: last_comparisons(self.fullsync.manager, key),
         )
+        self.reaper.differs = lambda key: differs(self.fullsync.manager, key)
         self.coordinator.owed = self.queues.owed
         self.repairs = QueueRepairs(self.queues, self.time)
         self.fullsync = self._build_fullsync()

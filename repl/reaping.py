@@ -104,6 +104,8 @@ class Reaper:
         self._properties_of = properties_of
         self._settled = settled
         self._timeout_ms = request_timeout_ms
+        self.differs: Callable[[Key], str] = lambda _key: ""
+        """Which full-sync of this node last found the key different, in a sentence. Set by who knows them."""
         self._led: dict[int, _Led] = {}
         self._task: asyncio.Task[None] | None = None
         self.reaped_count = 0
@@ -279,7 +281,8 @@ class Reaper:
         missing = sorted(set(record.replicas) - {member.node for member in record.isr}) if record is not None else ["?"]
         if missing:
             return f"replica {missing[0]} is not in sync: it may not have the tombstone"
-        return self._settled.waits(place.id, found.offset, place.bucket_type, found.bucket)
+        waits = self._settled.waits(place.id, found.offset, place.bucket_type, found.bucket)
+        return waits or self.differs(Key(place.bucket_type, found.bucket, found.key))
 
     def _append(self, place: Partition, proposal: ReapProposal) -> None:
         """Raises Retryable: nothing was appended."""

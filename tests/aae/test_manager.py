@@ -19,7 +19,7 @@ from aae.compare import Difference, Row, Side
 from aae.compare import Kind as DifferenceKind
 from aae.exchange import Findings, Verdict
 from aae.healing import Gap, Gaps, Healing
-from aae.last_comparison import last_comparisons
+from aae.last_comparison import differs, last_comparisons
 from aae.listing import listed, samples, scheduled
 from aae.manager import Busy, Manager, UnknownPeer
 from aae.memory import NAMED_BYTES, Memory, Named, _plain
@@ -500,7 +500,7 @@ def test_what_is_repaired_and_what_is_left(both_ways: bool) -> None:
 def test_the_last_comparison_of_a_key_is_told(tmp_path: Path) -> None:
     """Equal after a check in sync; what a check named is diverged, what it did not is equal only if it looked at all
     and named all; what it could not look at, never looked at, or no longer remembers is unreachable, and what the
-    queue's filter leaves out is filtered. A restart forgets none of it."""
+    queue's filter leaves out is filtered. A restart forgets none of it. Who reaps is told of what is diverged."""
 
     async def work() -> None:
         desk = Desk(tmp_path, WEST, replace(WEST, name="north", bucket_types="other"))
@@ -510,6 +510,7 @@ def test_the_last_comparison_of_a_key_is_told(tmp_path: Path) -> None:
         def told(of: Key = key) -> tuple[str, str | None]:
             (row,) = last_comparisons(desk.manager, of)
             assert row["fullsync"] == "west"
+            assert ("full-sync west" in differs(desk.manager, of)) == (row["verdict"] == "diverged")
             return row["verdict"], row["difference"]
 
         async def checked(verdict: Verdict, *named: bytes, every: bool = True) -> None:

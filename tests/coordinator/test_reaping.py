@@ -252,6 +252,26 @@ def test_one_key_is_reaped_when_an_operator_asks_at_any_node() -> None:
     asyncio.run(story())
 
 
+def test_a_tombstone_waits_while_full_sync_calls_its_key_different() -> None:
+    """The other side may have an older value that only the tombstone can repair: asked for or due, it stays until the
+    newest check finds the key equal."""
+
+    async def story() -> None:
+        async with world(IMMEDIATE) as w:
+            found = {KEY: "full-sync west: its newest check found the key different: missing@source"}
+            for reaper in w.reapers.values():
+                reaper.differs = lambda key: found.get(key, "")
+            await w.delete()
+            await w.delete(SECOND)
+            await w.gone(SECOND)
+            await w.until_it_waits("full-sync west")
+            assert (await w.reapers["n2"].ask(KEY)).outcome == "waits"
+            found.clear()
+            await w.gone(KEY)
+
+    asyncio.run(story())
+
+
 def test_a_write_meets_a_reap_that_is_not_applied_as_nothing() -> None:
     """While the REAP entry waits, the key reads and writes as absent, and nothing is resurrected."""
 
