@@ -35,6 +35,10 @@ log = structlog.get_logger(__name__)
 ROWS_ASKED: Final = "aae.rows_again"
 LOOK_ASKED: Final = "aae.look_again"
 
+LOOKED_MAX: Final = 2_000
+"""Rows whose objects are read at once because an exchange reads their segments: some tenth of a second of a thread.
+What lies beyond is looked at when the next exchange reads it, if it still differs."""
+
 TIMEOUT_MS: Final = 10_000
 """How long another replica may take to answer."""
 
@@ -305,13 +309,18 @@ class Mending:
             return _Seen(snapshot.end.offset, rows, damaged)
 
     def _contradicting(self, partition: int, segments: Sequence[int]) -> list[int]:
-        """In a thread: those of `segments` with a row that contradicts itself."""
+        """In a thread: those of `segments` with a row that contradicts itself, as far as LOOKED_MAX rows reach."""
+        found: list[int] = []
+        looked = 0
         with closing(self._store.far.snapshot(partition)) as snapshot:
-            return [
-                segment
-                for segment in segments
-                if not all(whole(snapshot, tail, row) for tail, row in rows_of(snapshot, segment).items())
-            ]
+            for segment in segments:
+                rows = rows_of(snapshot, segment)
+                looked += len(rows)
+                if looked > LOOKED_MAX:
+                    break
+                if not all(whole(snapshot, tail, row) for tail, row in rows.items()):
+                    found.append(segment)
+        return found
 
     def unreadable(self, partition: int, most: int) -> list[int]:
         """In a thread: up to `most` segments with a key row that cannot be decoded. Raises Corruption when the store

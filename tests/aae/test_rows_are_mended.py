@@ -243,12 +243,17 @@ def test_alone_an_object_is_taken_from_another_cluster_if_the_key_row_or_the_tre
     assert mine.all_rows() == other.all_rows()
 
 
-def test_what_an_exchange_reads_is_looked_through(pair: tuple[Replica, Replica]) -> None:
-    """Of the segments that are asked for those with damage are mended, the others left alone; a segment that cannot be
-    read is no bug."""
+def test_what_an_exchange_reads_is_looked_through(
+    pair: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the segments that are asked for those with damage are mended, the others left alone, up to a limit of rows."""
     mine, other = pair
     mine.damage(OBJECTS, None)
     others = [segment_of(key_hash(b"b", key)) for key in KEYS if key != b"7"]
+    monkeypatch.setattr(mending, "LOOKED_MAX", len(KEYS) - 1)
+    asyncio.run(mine.mending.look(PARTITION, [*sorted(others), SEGMENT]))
+    assert mine.all_rows() != other.all_rows()
+    monkeypatch.setattr(mending, "LOOKED_MAX", len(KEYS))
     asyncio.run(mine.mending.look(PARTITION, sorted(others)))
     assert mine.all_rows() != other.all_rows()
     asyncio.run(mine.mending.look(PARTITION, sorted([*others, SEGMENT])))
