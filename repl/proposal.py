@@ -120,7 +120,10 @@ class Proposal:
         return data
 
     def _object(self, current: Current, key: Key) -> Object:
-        return decode_object(self._bytes(current, key))
+        try:
+            return decode_object(self._bytes(current, key))
+        except CodecError as error:  # the stored one: whoever writes has sent nothing wrong
+            raise Corruption(f"the stored object of {key.bucket!r}/{key.key!r} cannot be read: {error}") from error
 
     def write(self, request: WriteRequest, hash64: int) -> tuple[object, int]:
         """(answer, offset below which all must be applied before it may be given; 0 for at once)."""

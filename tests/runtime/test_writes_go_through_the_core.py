@@ -13,11 +13,22 @@ import pytest
 from repl.isr import events as ev
 from repl.isr.options import Options
 from repl.metastore.memory import MemoryEnsemble
-from repl.model.errors import BadInput, IsthmusError, NotReady, OutcomeUnknown, OutOfStorage, Overloaded, TooLarge
+from repl.model.errors import (
+    BadInput,
+    Corruption,
+    IsthmusError,
+    NotReady,
+    OutcomeUnknown,
+    OutOfStorage,
+    Overloaded,
+    TooLarge,
+)
 from repl.model.keys import Key
 from repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, merge, write
 from repl.model.requests import PushItem, PushOutcome, WriteRequest, Written
 from repl.model.vclock import Clock, actor_of, decode_clock, pack_counter
+from repl.store import transfer
+from repl.store.rows import CHANGE_HEAD, bucket_head
 
 Houses = Callable[..., AbstractAsyncContextManager]
 
@@ -187,6 +198,33 @@ def test_pushes_are_judged_by_their_clocks(tmp_path: Path, house: Houses) -> Non
                 [PushItem(key(b"n"), OTHER, encode_object(o)) for o in (one, one, two, one)]
             )
             assert [r.outcome.value for r in together] == ["applied", "superseded", "applied", "superseded"]
+
+    asyncio.run(story())
+
+
+def test_a_stored_object_that_cannot_be_read_is_not_the_writers_fault(tmp_path: Path, house: Houses) -> None:
+    """A write that is to be merged with it is refused as corruption, which is this node's; one that has seen all of it
+    takes its place."""
+
+    async def story() -> None:
+        async with house(tmp_path, MemoryEnsemble()) as h:
+            written = await h.coordinator.write(WriteRequest(key(b"k"), Content(b"one")))
+            store = h.runtime.store
+            (found,) = [
+                (partition, row, change)
+                for partition in h.runtime.partitions
+                for _, _, name, row in store.key_rows(partition, 0, 1 << 20)
+                for change in store.changes(partition, 0, 100)
+                if name == change.key == b"k"
+            ]
+            partition, row, change = found
+            head = CHANGE_HEAD.pack(change.kind, change.key_hash, change.time_ms) + change.origin
+            broken = (change.offset, head + bucket_head(change.bucket) + change.key, row, b"\xc1")
+            assert store.far.mend(partition, transfer.encode([broken]), row, change.offset + 1)
+            with pytest.raises(Corruption, match="b'k' cannot be read"):
+                await h.coordinator.write(WriteRequest(key(b"k"), Content(b"blind")))
+            await h.coordinator.write(WriteRequest(key(b"k"), Content(b"anew"), decode_object(written.payload).clock))
+            assert values(await h.coordinator.get(key(b"k"))) == [b"anew"]
 
     asyncio.run(story())
 
