@@ -98,7 +98,7 @@ def _held(queue: ServedQueue) -> str:
         return f"serving is suspended by {queue.suspension.by}{because}"
     if owner is None or not owner.cluster:
         return "no sink cluster has fetched from the queue"
-    return "" if queue.machine.heard_lately else f"no node of {owner.name} asks for changes here"
+    return "" if queue.machine.heard_lately or queue.waiters else f"no node of {owner.name} asks for changes here"
 
 
 def _next(queue: ServedQueue, state: str) -> str:
@@ -107,7 +107,7 @@ def _next(queue: ServedQueue, state: str) -> str:
     if state in ("waiting", "not-read"):
         if queue.suspension is not None:
             return f"isthmus queue resume {queue.settings.name}"
-        if not queue.machine.heard_lately:
+        if not queue.machine.heard_lately and not queue.waiters:
             return "a sink must fetch: look at isthmus sink show of the other cluster"
     return NEXT[state]
 

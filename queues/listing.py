@@ -41,6 +41,10 @@ HELP: Final[Mapping[str, str]] = {
 """Name -> what it counts."""
 
 
+SILENT_MS: Final = 20_000
+"""Without a fetch for so long, and none that waits here, a sink is told to ask no more: beyond the usual time of a poll
+and the longest delay after errors (5 s and 8 s by default)."""
+
 NAMES_TOLD: Final = 20
 """Queues that a refusal names: a line that can be read."""
 
@@ -119,7 +123,7 @@ def reason(queue: ServedQueue, now_ms: int) -> str:
         told.append("no sink cluster has fetched yet" if owner is None else f"released by {owner.by}")
     elif behind := sum(1 for w in machine.windows.values() if w.owner_version != machine.owner_version):
         told.append(f"{behind} partitions wait for the owner's cursor entry")
-    elif machine.windows and not machine.heard_lately:
+    elif machine.windows and not queue.waiters and machine.unheard(now_ms, SILENT_MS):
         told.append(f"no node of {owner.name} asks for changes here")
     if binding := queue.throttle.binding(now_ms):
         told.append(f"throttled: the limit of {binding} a second binds")

@@ -25,6 +25,10 @@ class Reckoning:
         """The owner has fetched within QUIET_MS."""
         return self._heard_ms is not None
 
+    def unheard(self, now_ms: int, patience_ms: int) -> bool:
+        """The owner has not begun a fetch for longer than `patience_ms`."""
+        return self._heard_ms is None or now_ms - self._heard_ms > patience_ms
+
     def waiting_count(self) -> int:
         """References that wait in memory, of windows that serve."""
         version = self.owner_version

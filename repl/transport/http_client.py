@@ -311,6 +311,9 @@ def cause_of(error: BaseException) -> str:
         if not isinstance(deeper, BaseException):
             break
         inner = deeper
+    args = inner.args
+    if len(args) == 2 and isinstance(args[1], str) and not isinstance(args[0], int | str):
+        return " ".join(args[1].split())  # urllib3 puts the object of its connection first
     text = " ".join(str(inner).split())
     if text.startswith(("HTTP", "Reporting")):
         text = text.partition("): ")[2] or text  # a connection that shows itself before what became of it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -53,6 +54,30 @@ def test_a_key_that_keeps_changing_cannot_make_lag_young() -> None:
         held = await lag(home)
         assert (held["in_flight"], held["objects"]) == (1, 1), "the key is one, under lease and rewritten"
         assert held["seconds"] > 9
+
+    alive(run)
+
+
+def test_a_sink_that_asks_no_more_is_told_and_one_that_waits_is_not() -> None:
+    """Twenty seconds without a fetch are a reason; a poll that waits here for longer is none."""
+
+    async def run(home: Home) -> None:
+        async def reason() -> str:
+            (row,) = await home.queues.listing()
+            assert row["reason"] == (await home.acts.lags())[0]["reason"]
+            return str(row["reason"])
+
+        await home.fetch(wait_ms=0)
+        await settled(home)
+        assert await reason() == ""
+        poll = asyncio.get_running_loop().create_task(home.fetch(wait_ms=60_000))
+        await asyncio.sleep(0.02)
+        home.clock.skew_ms += 25_000
+        assert await reason() == ""
+        home.put(b"a")
+        await poll
+        home.clock.skew_ms += 25_000
+        assert await reason() == "no node of west asks for changes here"
 
     alive(run)
 

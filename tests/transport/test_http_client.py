@@ -9,9 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
 import pytest
+from urllib3.exceptions import ConnectTimeoutError
 
 from repl.model.errors import PeerFault
-from repl.transport.http_client import HttpPeer, Refused
+from repl.transport.http_client import HttpPeer, Refused, cause_of
 from tests.transport.on_loop import PeerOnLoop
 
 Dial = type[HttpPeer] | type[PeerOnLoop]
@@ -189,6 +190,13 @@ def test_a_peer_that_is_not_there_is_a_fault_in_one_line(dial: Dial) -> None:
         assert "0x" not in str(caught.value)
         assert what
         peer.cut()
+
+
+def test_a_time_out_of_connecting_is_told_without_objects() -> None:
+    """What urllib3 raises has its connection's object first: people get the sentence."""
+    error = ConnectTimeoutError(object(), "Connection to 10.0.0.7 timed out. (connect timeout=5.0)")
+    assert cause_of(error) == "Connection to 10.0.0.7 timed out. (connect timeout=5.0)"
+    assert cause_of(OSError(111, "Connection refused")) == "[Errno 111] Connection refused"
 
 
 def test_a_silent_peer_is_left_after_the_time_out(dial: Dial, url: str) -> None:
