@@ -37,8 +37,8 @@ class SinkSettings:
     peers: tuple[PeerSettings, ...] = ()
 
     workers: int = 24
-    """Fetches and pushes at once, as many as Riak has threads; most wait in a long poll. `isthmus sink set-workers` changes
-    it while the node runs."""
+    """Fetches and pushes at once, as many as Riak has threads; most wait in a long poll. `isthmus sink set-workers`
+    changes it while the node runs."""
 
     peer_limit_count: int = 0
     """Workers that may be busy with one peer at once. 0: an equal share of all workers for each peer, so that one
