@@ -130,6 +130,9 @@ def scheduled(manager: Manager) -> list[dict[str, Any]]:
         {
             "name": name,
             "suspended": peer.remembered.suspended is not None,
+            "retry": None
+            if peer.retry is None
+            else {"at_ms": peer.retry.at_ms, "kind": peer.retry.kind.value, "tries": peer.retry.tries},
             "checks": [{"at_ms": at_ms, "kind": kind.value} for at_ms, kind in manager.upcoming(name)],
             "skipped": [{"at_ms": one.at_ms, "kind": one.kind.value, "reason": one.reason} for one in peer.skipped],
         }

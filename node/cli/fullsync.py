@@ -124,6 +124,9 @@ def schedule(admin: AdminClient, output: str) -> None:
     for peer in listed(answer, "peers"):
         name = peer.get("name")
         rows += [[name, moment(one["at_ms"]), one["kind"], f"left out: {one['reason']}"] for one in peer["skipped"]]
+        retry = peer.get("retry")
+        if isinstance(retry, dict):
+            rows.append([name, moment(retry["at_ms"]), retry["kind"], f"tried again, for the {retry['tries']}. time"])
         state = "suspended" if peer.get("suspended") else "due"
         rows += [[name, moment(one["at_ms"]), one["kind"], state] for one in peer["checks"]]
     echo_table(("peer", "when", "kind", "state"), rows)

@@ -368,6 +368,7 @@ def test_a_check_that_could_not_look_is_tried_again_soon(tmp_path: Path) -> None
         (row,) = shown(desk)["peers"]
         assert (row["next_ms"], row["next_kind"]) == (START + 30_000, "auto")
         assert row["retry"] == {"tries": 1, "reason": "roots: no connection"}
+        assert scheduled(desk.manager)[0]["retry"] == {"at_ms": START + 30_000, "kind": "auto", "tries": 1}
         assert row["reason"] == "could not look, tried again (1 of 5): roots: no connection"
         await desk.pass_until(START + HOUR_MS - 1)
         began = [(check.began_ms - START) // 1000 for check in checker.checks]

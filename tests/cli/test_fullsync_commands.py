@@ -52,6 +52,27 @@ def test_status_tells_who_compares_what_is_next_and_what_is_open(
         "west: gaps of queue to-west that are not proven yet: 2 (`isthmus gaps to-west`)",
     ):
         assert line in shown
+    waits = {**PEER, "gaps_wait_s": 35.0}
+    listener.tell("/admin/fullsync?results=5", {"node": "e1", "state": "scheduled", "peers": [waits]})
+    assert cli.main(["fullsync", "status"]) == Exit.OK
+    assert "(`isthmus gaps to-west`); checked again in 35" in capsys.readouterr().out
+
+
+def test_the_schedule_shows_what_was_left_out_what_is_tried_again_and_what_is_due(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the order of their times."""
+    skipped = [{"at_ms": AT_MS, "kind": "hour", "reason": "late"}]
+    checks = [{"at_ms": AT_MS + 9_000_000, "kind": "all"}]
+    peer = {"name": "west", "suspended": False, "skipped": skipped, "checks": checks}
+    retry = {"at_ms": AT_MS + 30_000, "kind": "auto", "tries": 2}
+    for told in (None, retry):
+        listener.tell("/admin/fullsync/schedule", {"node": "e1", "peers": [{**peer, "retry": told}]})
+        assert cli.main(["fullsync", "schedule"]) == Exit.OK
+        lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+        states = [line.partition("Z ")[2] for line in lines[1:]]
+        tried = [] if told is None else ["auto tried again, for the 2. time"]
+        assert states == ["hour left out: late", *tried, "all due"]
 
 
 @pytest.mark.parametrize(
