@@ -10,7 +10,7 @@ import pytest
 
 from repl.model.objects import Object, Sibling, encode_object
 from repl.model.vclock import decode_clock
-from tests.faults.load import Connection
+from tests.faults.load import Broken, Connection, NotSent
 from tests.replication.clusters import BUCKET, Clusters, ask, key_path, put, until
 from tests.replication.liar import LIAR, QUEUE, Item, Liar, lying, peer_lines
 
@@ -43,17 +43,31 @@ def old_items(clusters: Clusters) -> list[Item]:
 
 
 def delete(clusters: Clusters, cluster: str, key: str) -> None:
-    """One delete, of what is there."""
+    """One delete, of what is there; again while its partition has no leader."""
     connection = Connection(clusters.node(cluster).place)
-    reply = connection.request("DELETE", key_path(key), {})
+    until("it is deleted", lambda: connection.request("DELETE", key_path(key), {}).status in (204, 404))
     connection.close()
-    assert reply.status == 204, reply.reason
 
 
 def reap(clusters: Clusters, cluster: str, key: str) -> tuple[str, str]:
-    """An operator asks for one key: (outcome, reason)."""
-    found = ask(clusters.node(cluster).admin, "POST", "/admin/reaps", {"bucket": BUCKET, "key": key})
-    return found["outcome"], found["reason"]
+    """An operator asks for one key, again while its partition has no leader: (outcome, reason)."""
+    body = json.dumps({"bucket": BUCKET, "key": key}).encode()
+    connection = Connection(clusters.node(cluster).admin, 20.0)
+
+    def answered() -> tuple[str, str] | None:
+        try:
+            reply = connection.request("POST", "/admin/reaps", {"Content-Type": "application/json"}, body)
+        except (NotSent, Broken):
+            return None
+        found = json.loads(reply.body)
+        assert reply.status in (200, 503, 504), found
+        return (found["outcome"], found["reason"]) if reply.status == 200 else None
+
+    try:
+        outcome, reason = until("it may be asked", answered)
+        return outcome, reason
+    finally:
+        connection.close()
 
 
 def reaped(clusters: Clusters, cluster: str) -> bool:
