@@ -55,8 +55,8 @@ def spark() -> Iterator[Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_clusters_that_are_each_behind_the_other_are_equal_after_both_repairs(spark: Any, tmp_path: Path) -> None:
-    """`behind` is of one side. A key of which each side has what the other lacks is `concurrent`; clusters of which some
-    keys are behind there and others here are told so key by key. Repaired both ways everything has arrived, and what
+    """`behind` is of one side. A key of which each side has what the other lacks is `concurrent`; clusters of which
+    some keys are behind there and others here are told so by key. Repaired both ways everything has arrived, and what
     both had changed has its siblings on both sides."""
     with up(tmp_path, TOPOLOGY) as described:
         pair = Pair(described)
