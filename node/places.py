@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Final
 
 from node import supervisor
@@ -270,7 +271,11 @@ def _progress(places: Iterable[Place], told: Mapping[str, Online], enough: Calla
         clusters.setdefault(place.cluster, []).append(place.name)
     parts = []
     for cluster, names in clusters.items():
-        lacking = [f"{name} {told[name].text[:PROGRESS_CHARACTERS_MAX]}" for name in names if not enough(told[name])]
+        lacking = [
+            f"{name} {shorten(told[name].text, PROGRESS_CHARACTERS_MAX, placeholder=' ...')}"
+            for name in names
+            if not enough(told[name])
+        ]
         why = f" ({lacking[0]}{'; ...' * (len(lacking) > 1)})" if lacking else ""
         parts.append(f"{cluster}: {len(names) - len(lacking)} of {len(names)} nodes ready{why}")
     return ", ".join(parts)

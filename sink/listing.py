@@ -57,6 +57,8 @@ def row(
     name = link.name
     errors = roster.errors(name)
     state, reason = state_of(link, errors, suspended, roster.leaving(name), binding)
+    if state == "waiting" and link.last_answer_ms is not None:
+        reason += f", as it answered {max(0, now_ms - link.last_answer_ms) / 1000:.0f} s ago"
     recent = link.lag.recent(now_ms)
     counts = link.outcomes
     return {

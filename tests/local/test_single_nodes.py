@@ -15,6 +15,7 @@ from node import places, supervisor
 from node.cli.local import PROGRESS_INTERVAL_S, Progress
 from node.cli.main import main
 from node.local import LocalClusters
+from node.readiness import Online
 from node.topology import load_topology, parse_topology
 from repl.model.errors import BadInput, LocalFault
 
@@ -170,3 +171,11 @@ def test_progress_in_a_log_is_a_line_now_and_then(capsys: pytest.CaptureFixture[
         now[0] = second * PROGRESS_INTERVAL_S / 5
         progress.show(f"state {second}")
     assert capsys.readouterr().err == "state 5\nstate 10\n"
+
+
+def test_what_a_node_lacks_is_cut_between_words() -> None:
+    """A long reason is shortened where a word ends, and shows that it was."""
+    place = places.Place("east", "e1", "http://h:1", "http://h:2")
+    text = "not ready: no partitions are known yet: waits for 2 more nodes: replication.factor is 3, and one is here"
+    line = places._progress([place], {"e1": Online(caught_up=False, complete=False, text=text)}, lambda _: False)
+    assert line == "east: 0 of 1 nodes ready (e1 not ready: no partitions are known yet: waits for 2 more nodes: ...)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Callable, Coroutine
 from random import Random
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import sink.worker as worker_room
+from queues.steering import Act
 from repl.model.errors import BadInput
 from repl.model.requests import PushOutcome
 from sink.actor import Sink
@@ -188,6 +190,21 @@ def test_a_refusing_source_is_named_and_asked_less_often() -> None:
             assert sink.status()["reason"].startswith("1 of 1 links fail: ")
             assert row["running"] <= 1, "one slot probes a link that fails"
         assert owner.listing()[0]["state"] != "failing"
+
+    joined(test)
+
+
+def test_what_a_source_said_of_itself_is_told_with_its_age() -> None:
+    """A source that gives nothing out says so in its answers; between two of them that may be over."""
+
+    async def test(pair: Pair) -> None:
+        sink = await pair.sink()
+        await until(lambda: sink.listing()[0]["fetches"])
+        await pair.home.acts.suspend("q", "serving", None, Act("ann", 1, ""))
+        await until(lambda: sink.listing()[0]["state"] == "waiting")
+        assert re.fullmatch(r"the source is suspended, as it answered \d+ s ago", sink.listing()[0]["reason"])
+        await pair.home.acts.resume("q", "serving", None, Act("ann", 2, ""))
+        await until(lambda: sink.listing()[0]["state"] == "running")
 
     joined(test)
 
