@@ -1,0 +1,41 @@
+"""What the admin listener answers to slips about queues, of a whole node in memory."""
+
+from __future__ import annotations
+
+import json
+import time
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+from tests.http.living import living
+
+QUEUES = '[[queues]]\nname = "to-west"\n[[queues]]\nname = "to-north"\n'
+
+
+def test_slips_about_queues_are_refused_with_what_would_be_right(tmp_path: Path) -> None:
+    """Unknown queues and nodes are told with those that there are, a beginning that lies ahead and references of a
+    bucket type that there is not are refused; nothing of it changes anything."""
+    with living(tmp_path, QUEUES) as node:
+
+        def post(path: str, **wish: Any) -> tuple[int, str]:
+            connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
+            connection.request("POST", f"/admin/queues/{path}", json.dumps(wish), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            said = json.loads(answer.read())
+            connection.close()
+            return answer.status, str(said.get("error", ""))
+
+        ahead_ms = int(time.time() * 1000) + 3_600_000
+        for path, wish, words in (
+            ("to-wset/suspend", {}, "there is no queue named 'to-wset' here; there are: to-west, to-north"),
+            ("to-west/suspend", {"node": "n9"}, "no node 'n9' of this cluster is live; there are: n1"),
+            ("register", {"name": "new", "from": ahead_ms}, "from must not lie ahead"),
+            ("to-west/release", {"from": ahead_ms}, "from must not lie ahead"),
+            ("to-west/push", {"bucket_type": "nots", "bucket": "b", "keys": ["k"]}, "'nots' does not exist"),
+        ):
+            status, error = post(path, **wish)
+            assert 400 <= status < 500, (path, status, error)
+            assert words in error, (path, error)
+        assert post("register", name="new", **{"from": ahead_ms - 3_600_000})[0] == 200
+        assert post("to-west/push", bucket="b", keys=["k"])[0] == 200
