@@ -80,6 +80,9 @@ queue = "to-b"
 SETTLE_SECONDS: Final = 2.0
 """Quiet time before a measurement, so that what the one before it left over is done."""
 
+REST_SECONDS: Final = 65.0
+"""After a load: time for two checkpoints, after which a node gives memory back."""
+
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -132,7 +135,7 @@ def main(
         if overwritten:
             runs.overwrite(overwritten)
         runs.references(references)
-        runs.idle("after all that")
+        runs.idle("after all that and a minute's rest", REST_SECONDS)
 
     def six(runs: _Runs) -> None:
         runs.sustained("3 + 3 nodes: PUT, one object a request", "put", SINGLE_CONNECTIONS, keys, None)
@@ -164,9 +167,9 @@ class _Runs:
         self.figures: list[Figure] = []
         self.profile: list[str] = []
 
-    def idle(self, when: str) -> None:
-        """Memory and CPU of nodes that have nothing to do."""
-        time.sleep(SETTLE_SECONDS)
+    def idle(self, when: str, rest_s: float = SETTLE_SECONDS) -> None:
+        """Memory and CPU of nodes that have had nothing to do for `rest_s`."""
+        time.sleep(rest_s)
         cpu = self._nodes.measured(lambda: time.sleep(IDLE_SECONDS))
         for name in ("a", "b"):
             share = 100 * cpu[name].total / IDLE_SECONDS

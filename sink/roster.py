@@ -23,8 +23,7 @@ from typing import NamedTuple
 from sink.backoff import Backoff, Delays, Result
 
 
-@dataclass(frozen=True, slots=True)
-class LinkName:
+class LinkName(NamedTuple):
     """One queue at one peer."""
 
     queue: str
