@@ -1,7 +1,8 @@
 """Fetches that wait at a queue until there is something for them: long polls, who came first goes first.
 
 When there is something, and for whom, is decided by the queue's machine (`queues.source_queue`); this room keeps who
-waits, and looks once a turn of the event loop, however many partitions a store batch was of.
+waits, and looks at most twice for all that one turn of the event loop brings, however many partitions a store batch was
+of: who is woken takes along what came behind.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ async def patiently(waiter: asyncio.Future[None]) -> None:
 
 
 class Polls:
-    """Of one queue. `look()` wakes who is to be woken (`wake`); it is called in a turn of the loop of its own."""
+    """Of one queue. `look()` wakes who is to be woken (`wake`)."""
 
     def __init__(self, name: str, look: Callable[[], None]) -> None:
         self._name = name
         self._look = look
         self._waiting: deque[tuple[asyncio.Future[None], Session]] = deque()
-        self._looks = False
+        self._looked = False
+        """In this turn of the loop, already."""
+        self._again = False
         self._later: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -70,10 +73,16 @@ class Polls:
             let_go(self._waiting.popleft()[0])
 
     def soon(self) -> None:
-        """Something may be there for somebody: look in the loop's next turn."""
-        if self._waiting and not self._looks:
-            self._looks = True
-            asyncio.get_running_loop().call_soon(self._looking)
+        """Something may be there for somebody: look, or look again in the loop's next turn, once who was woken had
+        theirs."""
+        if not self._waiting:
+            return
+        if self._looked:
+            self._again = True
+            return
+        self._looked = True
+        self._look()
+        asyncio.get_running_loop().call_soon(self._turned)
 
     def in_ms(self, wait_ms: int) -> None:
         """Look after `wait_ms` at the latest."""
@@ -85,9 +94,10 @@ class Polls:
             self._later.cancel()
         self._later = loop.call_at(at_s, self._looking_later)
 
-    def _looking(self) -> None:
-        self._looks = False
-        self._look()
+    def _turned(self) -> None:
+        again, self._looked, self._again = self._again, False, False
+        if again:
+            self._look()
 
     def _looking_later(self) -> None:
         self._later = None

@@ -12,6 +12,7 @@ import pytest
 
 import queues.counting as counting_room
 import queues.polls as polls_room
+import queues.serving as serving_room
 from config.settings import QueueSettings
 from queues import pace
 from queues.cursors import decode_state, position_of
@@ -254,8 +255,9 @@ def test_several_fetches_at_once_get_distinct_changes() -> None:
     alive(test)
 
 
-def test_a_fetch_that_is_given_up_takes_nothing_with_it() -> None:
-    """Cancelling a long poll, or one that reads its objects, leaves every change to the next fetch."""
+def test_a_fetch_that_is_given_up_takes_nothing_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelling a long poll, or one that reads its objects beside the loop, leaves every change to the next fetch."""
+    monkeypatch.setattr(serving_room, "READ_HERE_COUNT", 0)
 
     async def test(home: Home) -> None:
         await home.fetch(wait_ms=0)
