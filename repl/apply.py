@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Final
 
 from repl.model.entry import Entry
@@ -78,10 +79,9 @@ class Applier:
         self._soft: dict[int, dict[bytes, bytes]] = {}
         self._asides: deque[Callable[[], None]] = deque()
         self._busy = False
-        self._work: _Work | None = None
+        self._work: SimpleQueue[_Work | None] = SimpleQueue()
+        """What the thread is to do, at most one at a time; None ends it."""
         self._rest: ApplyJob | None = None
-        self._wake = threading.Condition(threading.Lock())
-        self._stopping = False
         self.steps_written = 0
         self.entries_written = 0
         self._thread = threading.Thread(target=self._run, name="apply", daemon=True)
@@ -139,9 +139,7 @@ class Applier:
     def stop(self, timeout_s: float) -> bool:
         """End the thread and write the last soft cursors; False when it did not end within `timeout_s`. Blocks;
         call when `idle`, from any thread, with the loop no longer using this."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
+        self._work.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             return False
@@ -198,19 +196,11 @@ class Applier:
 
     def _give(self, work: _Work) -> None:
         self._busy = True
-        with self._wake:
-            assert self._work is None
-            self._work = work
-            self._wake.notify()
+        self._work.put(work)
 
     def _run(self) -> None:
         try:
-            while True:
-                with self._wake:
-                    self._wake.wait_for(lambda: self._work is not None or self._stopping)
-                    work, self._work = self._work, None
-                if work is None:
-                    return
+            while (work := self._work.get()) is not None:
                 if work.read is not None:
                     self._write_read_back(work.read, work.soft)
                 elif work.aside is not None:

@@ -22,6 +22,11 @@ class Replay:
         self._fail = fail
         self._targets: dict[int, int] = {}
 
+    @property
+    def waits(self) -> bool:
+        """True while some partition is below what was found applied."""
+        return bool(self._targets)
+
     def first_offset(self, partition: int) -> int:
         """Where a partition's applying begins in this process."""
         found = self._store.applied(partition).offset

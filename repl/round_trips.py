@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from typing import Final
+from typing import Final, assert_never
 
 import structlog
 
 from repl.identity import Identity
+from repl.isr import effects as fx
 from repl.isr import events as ev
 from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
 from repl.model.errors import LocalFault, WrongIdentity
@@ -49,6 +50,22 @@ class RoundTrips:
         self._renewals: dict[int, asyncio.Task[None]] = {}
         self._syncs: dict[int, asyncio.Task[None]] = {}
         self._nonces: dict[int, int] = {}
+
+    def perform(
+        self, partition: Partition, effect: fx.PersistEpoch | fx.WriteRecord | fx.SyncRecord | fx.RenewGen
+    ) -> None:
+        """Carry out one of the core's effects of this kind."""
+        match effect:
+            case fx.PersistEpoch(epoch):
+                self.persist_epoch(partition, epoch)
+            case fx.WriteRecord(record, needs):
+                self.write_record(partition, record, needs)
+            case fx.SyncRecord(nonce):
+                self.sync_record(partition, nonce)
+            case fx.RenewGen(reason):
+                self.renew_gen(partition, reason)
+            case _:
+                assert_never(effect)
 
     # -- the data directory -----------------------------------------------------------------------
 

@@ -5,9 +5,10 @@ about the protocol; the order "durable, then applied, then answered" is the core
 on the event loop; the threads of log and store report back through `call_soon_threadsafe`. Group commit and
 apply steps span partitions: one loop turn makes one batch.
 
-This room is the loop between events and effects. What takes a round trip is in `round_trips`, what goes to other nodes
-in `outbox`, log and store in `storage`, how a replica comes to be in `attaching`, what callers wait for in
-`promises`. What it may not do: resolve clocks or answer clients; that is `repl.coordinator`.
+This room is the loop between events and effects; what log and store report comes by way of `reports`. What takes a
+round trip is in `round_trips`, what goes to other nodes in `outbox`, log and store in `storage`, how a replica comes to
+be in `attaching`, what callers wait for in `promises`. What it may not do: resolve clocks or answer clients; that is
+`repl.coordinator`.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ from repl.partition import Partition
 from repl.promises import Promises, refusal
 from repl.registering import Registrar
 from repl.replog.port import Replog
+from repl.reports import Reports
 from repl.rollback_alarm import RollbackAlarm
 from repl.round_trips import RoundTrips
 from repl.storage import Storage, barrier
-from repl.store.port import PartitionStep, Store
+from repl.store.port import Store
 from repl.telemetry import Sample
 from repl.ticking import Ticking
 from repl.transport.port import Delivery, Links
@@ -95,8 +97,8 @@ class Runtime:
             window_bytes=window_bytes,
             entry_limit_bytes=entry_limit_bytes,
             checkpoint_interval_ms=checkpoint_interval_ms,
-            on_durable=self._durable,
-            on_applied=self._applied,
+            on_durable=lambda ends, truncations: self._reports.durable(ends, truncations),
+            on_applied=lambda steps: self._reports.applied(steps),
             fail=self._fail,
         )
         self.mend = self._storage.mend
@@ -124,6 +126,19 @@ class Runtime:
         self._full_disk = FullDisk(replog)
         self._inbox = Inbox(self.partitions, replog, self._full_disk, self._feed, self.soft_cursor)
         self._ticking = Ticking(self.partitions, time, lambda p: self._feed(p, ev.Tick()), self._storage.flush)
+        self._reports = Reports(
+            self.partitions,
+            self.hooks,
+            time,
+            copies=self._copies,
+            far=self._far,
+            entry_times=self.entry_times,
+            promises=self._promises,
+            ticking=self._ticking,
+            feed=self._feed_at,
+            perform=self._perform,
+            flush=self._storage.flush,
+        )
         self._rollback_alarm = RollbackAlarm()
         self._second: asyncio.TimerHandle | None = None
         self._fatal: Exception | None = None
@@ -215,7 +230,8 @@ class Runtime:
         if error is None:
             replica = partition.replica
             now_ms = self.time.now_ms()
-            refused = self._perform(partition, replica.step(ev.Append(replica.epoch, tuple(entries)), now_ms))
+            effects = replica.step(ev.Append(replica.epoch, tuple(entries)), now_ms)
+            refused = self._perform(partition, effects, now_ms)
             if refused is None:
                 self.entry_times.appended(partition, entries[0].kind, len(entries), now_ms)
                 self._ticking.arm()
@@ -257,23 +273,30 @@ class Runtime:
         self._storage.flush()
 
     def _feed(self, partition: Partition, event: ev.Event) -> None:
+        self._feed_at(partition, event, self.time.now_ms())
+        self._ticking.arm()
+
+    def _feed_at(self, partition: Partition, event: ev.Event, now_ms: int) -> None:
+        """For many at one time; whoever calls it lets the deadlines be looked at."""
         if self._closed:
             return
         try:
-            self._perform(partition, partition.replica.step(event, self.time.now_ms()))
+            effects = partition.replica.step(event, now_ms)
+            if effects:
+                self._perform(partition, effects, now_ms)
         except Exception as bug:  # noqa: BLE001 - an effect may be lost: this copy must not go on as if it were not
             self._quarantine(partition, bug)
-        self._ticking.arm()
 
     def _quarantine(self, partition: Partition, bug: Exception) -> None:
         """A fault of this program: this copy is left as it is, the others go on."""
         log.error("runtime.bug", partition=partition.id, exc_info=bug)
         reason = f"bug: {bug or type(bug).__name__}; report it with this node's log, then start the node again"
-        self._perform(partition, partition.replica.step(ev.PersistFailed(reason), self.time.now_ms()))
+        now_ms = self.time.now_ms()
+        self._perform(partition, partition.replica.step(ev.PersistFailed(reason), now_ms), now_ms)
 
     # -- effects of the core --------------------------------------------------------------------------------
 
-    def _perform(self, partition: Partition, effects: Sequence[fx.Effect]) -> fx.Refused | None:
+    def _perform(self, partition: Partition, effects: Sequence[fx.Effect], now_ms: int) -> fx.Refused | None:
         """Carry out effects in order; returns the refusal among them, if any."""
         refused: fx.Refused | None = None
         for effect in effects:
@@ -286,26 +309,20 @@ class Runtime:
                     self._outbox.send(partition, effect)
                 case fx.Apply():
                     self._storage.apply(partition, effect.end)
-                    self.entry_times.committed(partition, effect.end, self.time.now_ms())
+                    self.entry_times.committed(partition, effect.end, now_ms)
                 case fx.ReadReady():
                     self._promises.read_ready(partition, effect.tokens)
                 case fx.ReadRefused():
                     self._promises.read_refused(partition, effect.tokens, effect.reason)
                 case fx.AppendBarrier():
                     self._storage.persist(partition, [barrier(effect, self.cluster_uuid, self.time.wall_ms())])
-                    self.entry_times.appended(partition, EntryKind.BARRIER, 1, self.time.now_ms())
+                    self.entry_times.appended(partition, EntryKind.BARRIER, 1, now_ms)
                 case fx.Truncate():
                     self._storage.truncate(partition, effect.to_offset, effect.epoch)
-                case fx.PersistEpoch():
-                    self._round_trips.persist_epoch(partition, effect.epoch)
-                case fx.WriteRecord():
-                    self._round_trips.write_record(partition, effect.record, effect.needs)
-                case fx.SyncRecord():
-                    self._round_trips.sync_record(partition, effect.nonce)
+                case fx.PersistEpoch() | fx.WriteRecord() | fx.SyncRecord() | fx.RenewGen():
+                    self._round_trips.perform(partition, effect)
                 case fx.ReadRecord():
                     self.on_record_hint()
-                case fx.RenewGen():
-                    self._round_trips.renew_gen(partition, effect.reason)
                 case fx.GoFar() | fx.InstallRows() | fx.InstallState() | fx.EndFar() | fx.SendFar():
                     self._far.perform(partition, effect)
                 case fx.Promoted():
@@ -339,45 +356,14 @@ class Runtime:
         for hook in self.hooks:
             hook.leadership(partition.id, False, partition.replica.applied)
 
-    # -- reports of log and store ---------------------------------------------------------------------------
-
-    def _durable(self, ends: Mapping[int, int], truncations: Mapping[int, int]) -> None:
-        for partition_id, end in ends.items():
-            partition = self.partitions.get(partition_id)
-            if partition is None:
-                if partition_id in truncations:
-                    self._copies.log_restarted(partition_id)
-                continue
-            if partition_id in truncations and not self._far.log_restarted(partition_id):
-                self._feed(partition, ev.Truncated(truncations[partition_id]))
-            if partition.replica.far_position is None:
-                self._feed(partition, ev.Persisted(end))
-        self._storage.flush()
-
-    def _applied(self, steps: list[PartitionStep]) -> None:
-        now_ms = self.time.now_ms()
-        for step in filter(lambda step: step.entries, steps):
-            entries = step.entries
-            partition = self.partitions[step.partition]
-            partition.forget_pending(entries)
-            end = entries[-1].offset + 1
-            ready = partition.replica.ready
-            effects = partition.replica.step(ev.AppliedTo(end), now_ms)
-            self.entry_times.applied(partition, entries, now_ms)
-            self._promises.applied(partition, end)
-            for hook in self.hooks:
-                hook.applied(step.partition, entries, ready)
-            self._perform(partition, effects)
-            self._ticking.arm()
-        self._storage.flush()
-
     def _fail(self, error: Exception) -> None:
         if self._fatal is not None:
             return
         self._fatal = error
         log.error("runtime.failed", error=str(error), kind=type(error).__name__)
+        now_ms = self.time.now_ms()
         for partition in self.partitions.values():
-            self._perform(partition, partition.replica.step(ev.PersistFailed(str(error)), self.time.now_ms()))
+            self._perform(partition, partition.replica.step(ev.PersistFailed(str(error)), now_ms), now_ms)
         self._on_fatal(error)
 
     # -- beside all this --------------------------------------------------------------------------------------

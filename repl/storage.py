@@ -130,11 +130,11 @@ class Storage:
             self._fail(error)
             return
         unapplied = partition.unapplied
-        before = unapplied.held_bytes
-        unapplied.append(entries)
-        if self.held_bytes + unapplied.held_bytes - before > self._window_bytes and not partition.leads:
+        self.held_bytes += unapplied.append(entries)
+        if self.held_bytes > self._window_bytes and not partition.leads:
+            before = unapplied.held_bytes
             unapplied.release(partition.replica.durable)
-        self.held_bytes += unapplied.held_bytes - before
+            self.held_bytes += unapplied.held_bytes - before
 
     def truncate(self, partition: Partition, to_offset: int, epoch: int) -> None:
         """Drop the log's entries from `to_offset` on."""
@@ -214,12 +214,10 @@ class Storage:
         for step in steps:
             if not step.entries:
                 continue
-            unapplied = self._partitions[step.partition].unapplied
             if not read_back:
-                before = unapplied.held_bytes
-                unapplied.applied(step.entries)
-                self.held_bytes += unapplied.held_bytes - before
-            self.replay.passed(step.partition, step.entries[-1].offset + 1)
+                self.held_bytes -= self._partitions[step.partition].unapplied.applied(step.entries)
+            if self.replay.waits:
+                self.replay.passed(step.partition, step.entries[-1].offset + 1)
         self._on_applied(steps)
 
     # -- from the threads -----------------------------------------------------------------------------------

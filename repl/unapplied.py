@@ -10,9 +10,12 @@ is dropped from memory from its durable end only, since the log reads back nothi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Final, NamedTuple
 
 from repl.model.entry import Entry
+
+_WIRE: Final = itemgetter(Entry._fields.index("wire"))
 
 
 class Stretch(NamedTuple):
@@ -25,7 +28,7 @@ class Stretch(NamedTuple):
 
 def wire_bytes(entries: Sequence[Entry]) -> int:
     """Bytes of the encoded entries."""
-    return sum([len(entry.wire) for entry in entries])
+    return sum(map(len, map(_WIRE, entries)))
 
 
 class Unapplied:
@@ -41,15 +44,20 @@ class Unapplied:
         self.held_bytes = 0
         self._entries: list[Entry] = []
 
-    def append(self, entries: Sequence[Entry]) -> None:
-        """Entries that go to the log's end. What a store has applied already (its log was lost) is not kept."""
+    def append(self, entries: Sequence[Entry]) -> int:
+        """Entries that go to the log's end. What a store has applied already (its log was lost) is not kept. Returns
+        the bytes that are."""
         offset = entries[0].offset
-        kept = entries[self.first - offset :] if offset < self.first else entries
-        if not kept:
-            return
-        assert kept[0].offset == self.first + len(self._entries), "entries do not follow on what is in memory"
-        self._entries.extend(kept)
-        self.held_bytes += wire_bytes(kept)
+        if offset < self.first:
+            entries = entries[self.first - offset :]
+            if not entries:
+                return 0
+            offset = entries[0].offset
+        assert offset == self.first + len(self._entries), "entries do not follow on what is in memory"
+        self._entries.extend(entries)
+        size = wire_bytes(entries)
+        self.held_bytes += size
+        return size
 
     def held(self, start: int, end: int) -> list[Entry] | None:
         """Entries [start, end), or None when not all of them are here."""
@@ -79,9 +87,11 @@ class Unapplied:
             return [Stretch(start, first, None), Stretch(first, end, entries)]
         return [Stretch(start, end, entries)]
 
-    def applied(self, entries: Sequence[Entry]) -> None:
-        """Entries that were handed over in memory are in the store."""
-        self.held_bytes -= wire_bytes(entries)
+    def applied(self, entries: Sequence[Entry]) -> int:
+        """Entries that were handed over in memory are in the store; returns their bytes."""
+        size = wire_bytes(entries)
+        self.held_bytes -= size
+        return size
 
     def truncate(self, to_offset: int) -> None:
         """The log ends at `to_offset` now. Nothing of what was handed over is ever dropped from the log."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from repl.isr.epochs import EpochTable
 from repl.isr.messages import FarAsk, Forward, Message
@@ -42,15 +43,13 @@ class AppendBarrier:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Persist:
+class Persist(NamedTuple):
     """Append these entries to the log; answered by Persisted once they are durable."""
 
     entries: tuple[Entry, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Apply:
+class Apply(NamedTuple):
     """All entries below `end` are committed: apply them in order; answered by AppliedTo."""
 
     end: int

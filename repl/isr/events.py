@@ -2,12 +2,14 @@
 
 Each is a fact that somebody else saw: the metastore's session, a record, the disk, the store, a client.
 Facts may come late, twice or in another order than they happened; the core sorts that out by versions,
-epochs and offsets. Entries come in batches. The answers are in `effects.py`.
+epochs and offsets. Entries come in batches. The answers are in `effects.py`. What comes with every write is a plain
+tuple, since making a frozen object costs as much as handling it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from repl.isr.epochs import EpochTable
 from repl.isr.messages import Message
@@ -63,16 +65,14 @@ class EpochPersisted:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(NamedTuple):
     """A client's or a sink's batch, made for this epoch at the log's end; not empty."""
 
     epoch: int
     entries: tuple[Entry, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Persisted:
+class Persisted(NamedTuple):
     """All entries below `end` are durable in the log."""
 
     end: int
@@ -85,8 +85,7 @@ class PersistFailed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class AppliedTo:
+class AppliedTo(NamedTuple):
     """All entries below `end` are in the store and visible."""
 
     end: int

@@ -63,14 +63,16 @@ class Leadership:
         """
         if too_few_in_sync(record) or record.elr:
             return None
-        end = durable
+        end, acked = durable, self.acked
         for member in self.maximal(record):
-            end = min(end, self.acked.get(member, 0))
+            at = acked.get(member, 0)
+            if at < end:
+                end = at
         return end if end > self.barrier else None
 
     def maximal(self, record: PartitionRecord) -> frozenset[Member]:
         """The ISR that commits go by: the confirmed one, and whom an undecided write may have added."""
-        return maximal_isr(record, self.pending.adds if self.pending else frozenset())
+        return record.isr if self.pending is None else maximal_isr(record, self.pending.adds)
 
     def electable(self, record: PartitionRecord) -> frozenset[Member]:
         """Everybody who may be elected, for all that this leader knows."""

@@ -39,7 +39,8 @@ class Progress:
     def persisted(self, end: int) -> None:
         """Entries below `end` are durable."""
         assert end <= self.leo, f"durable up to {end}, but the log ends at {self.leo}"
-        self.durable = max(self.durable, end)
+        if end > self.durable:
+            self.durable = end
 
     def truncated(self, to_offset: int) -> None:
         """The log ends at `to_offset`; nothing that is committed goes."""
@@ -50,4 +51,5 @@ class Progress:
     def applied_to(self, end: int) -> None:
         """Entries below `end` are applied."""
         assert end <= self.hw, f"applied up to {end}, but committed only up to {self.hw}"
-        self.applied = max(self.applied, end)
+        if end > self.applied:
+            self.applied = end

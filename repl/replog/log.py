@@ -229,7 +229,7 @@ class FileLog:
         if not self._fits(size_bytes, self._reserve_bytes // 2):
             raise OutOfStorage("the disk of the log is full: free some space, or lower replication.log_size")
         at = 0
-        for until in self._run_ends(entries, lengths, size_bytes):
+        for until in self._run_ends(entries, lengths, size_bytes) if leo - base > 1 else (1,):
             epoch, first = entries[at].epoch, base + at
             previous_epoch = last_epoch(end.table)
             if epoch != previous_epoch:
@@ -237,8 +237,9 @@ class FileLog:
             buffers = encode_entries(
                 RunKind.ENTRIES, partition, epoch, previous_epoch, first, wires[at:until], lengths[at:until]
             )
-            size_bytes = sum(map(len, buffers))
-            self._queue(Queued(partition, RunKind.ENTRIES, epoch, first, until - at, size_bytes, buffers))
+            self._queue(
+                Queued(partition, RunKind.ENTRIES, epoch, first, until - at, sum(map(len, buffers)), buffers, ())
+            )
             at = until
         end.leo = leo
         self._entries_queued += len(entries)

@@ -161,7 +161,7 @@ def test_a_copy_that_is_not_believed_takes_another_gen(tmp_path: Path, town: Tow
             await t.level()
             doubted = t.followers()[0]
             before = doubted.partition().replica.member
-            doubted.runtime._perform(doubted.partition(), [fx.RenewGen("a test doubts it")])
+            doubted.runtime._perform(doubted.partition(), [fx.RenewGen("a test doubts it")], 0)
             await until(lambda: doubted.partition().replica.member != before)
             after = doubted.partition().replica.member
             assert doubted.identity.gens()[0] == after.gen
