@@ -163,6 +163,10 @@ class Guard:
         self._digests = [(INCLUDES[Role(name)], watched_digests(path)) for name, path in settings.files.items()]
         self._open = HTTP_OPEN[settings.http_open] if listener == "http" else frozenset()
         self._metrics_open = settings.metrics_open
+        self._in_force: list[tuple[bytes, ...]] = []
+        self._grants: dict[bytes, frozenset[Role]] = {}
+        """Digests of tokens that were shown and known -> what they grant, while what is in force stays the same. No
+        more than the files hold; what is not known is compared each time, in a time that tells nothing."""
         self.refused: dict[int, int] = {}
         self._said_s = -LOG_INTERVAL_S
 
@@ -186,10 +190,19 @@ class Guard:
 
     def _granted(self, token: bytes) -> tuple[bool, frozenset[Role]]:
         digest = digest_of(token)
+        in_force = [watched.current() for _, watched in self._digests]
+        if in_force != self._in_force:
+            self._in_force = in_force
+            self._grants.clear()
+        granted = self._grants.get(digest)
+        if granted is not None:
+            return True, granted
         known, granted = False, frozenset[Role]()
-        for roles, watched in self._digests:
-            if is_among(digest, watched.current()):
+        for (roles, _), digests in zip(self._digests, in_force, strict=True):
+            if is_among(digest, digests):
                 known, granted = True, granted | roles
+        if known:
+            self._grants[digest] = granted
         return known, granted
 
     def _count(self, status: int) -> None:

@@ -1,8 +1,9 @@
-"""A request that arrived whole, in one piece and in the usual words: read at a glance, without the parser. Pure.
+"""A request that arrived whole, in one piece and in the usual words: read at a glance, without the parser.
 
 What is taken here is a small, strict part of HTTP/1.1 that can be read in one way only; the parser would take each such
 request, too, and read the same in it (a test compares the two). All else is not refused here but left to the parser:
-other framing, other versions, doubtful bytes, more or less than one request. The story goes on in `quick`.
+other framing, other versions, doubtful bytes, more or less than one request. Pure but for a memory of header lines. The
+story goes on in `quick`.
 """
 
 from __future__ import annotations

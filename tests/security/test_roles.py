@@ -177,6 +177,30 @@ def test_tokens_are_exchanged_while_it_runs(tmp_path: Path) -> None:
     assert f"{file}:1" in watched.why
 
 
+def test_what_a_token_may_ends_with_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that was let in before may no more than the files say now: in another file it has that role, in none it
+    is unknown; the others keep theirs."""
+    monkeypatch.setattr("repl.transport.watched_files.RECHECK_S", 0.0)
+    files = {role: tmp_path / f"{role.value}.token" for role in (R, W)}
+
+    def say(**tokens_of: str) -> None:
+        for role, file in files.items():
+            file.write_text(tokens_of.get(role.value, "nobodys-token-0000000") + "\n")
+            file.chmod(0o600)
+
+    def answers(token: str) -> list[int]:
+        return [status(guard, method, "/buckets/b/keys/k", f"Bearer {token}") for method in ("GET", "PUT", "GET")]
+
+    one, other = "one-token-0123456789", "other-token-9876543210"
+    say(read=other, write=one)
+    guard = Guard("http", TokenSettings(**{role.value: file for role, file in files.items()}))
+    assert (answers(one), answers(other)) == ([200, 200, 200], [200, 403, 200])
+    say(read=f"{other}\n{one}")
+    assert (answers(one), answers(other)) == ([200, 403, 200], [200, 403, 200])
+    say(read=other)
+    assert (answers(one), answers(other)) == ([401, 401, 401], [200, 403, 200])
+
+
 def test_files_that_everybody_may_read_are_refused(tmp_path: Path) -> None:
     """A token file with rights for others, one that is missing, and one with too many tokens, each in one sentence."""
     file = tmp_path / "t"
