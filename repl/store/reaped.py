@@ -21,7 +21,7 @@ GONE: Final = b"\0gone"
 """Then the offset (8 bytes) of a REAP entry: its row among the cursors; no queue has such a name."""
 
 REMEMBERED_MAX: Final = 10_000
-"""Reaped keys of one partition that are remembered: 2 MB of memory, and as much on disk. What is under way while ten
+"""Reaped keys of one partition that are remembered: 3.4 MB of memory, half as much on disk. What is under way while ten
 thousand tombstones go, each at least as old as a round trip, is late by far more than any lease. A guess."""
 
 REMEMBERED_BYTES_MAX: Final = 8_000_000
