@@ -63,6 +63,7 @@ def test_a_queue_of_nobody_is_no_unknown(listener: ToldListener, capsys: pytest.
     lag = {"queue": "q", "cluster": None, "uuid": None, "bucket_type": "notes", "seconds": 0.0, "objects": 0,
            "bytes": 0, "proven_ms": None, "reason": ""}  # fmt: skip
     listener.tell("/admin/lag", {"lag": [lag]})
+    listener.tell("/admin/gaps", {"gaps": []})
     assert cli.main(["lag"]) == Exit.OK
     assert capsys.readouterr().out.splitlines()[-1].startswith("nobody yet")
     sent = {"direction": "sent", "queue": "q", "cluster": None, "uuid": None, "state": "closed", "reason": ""}
