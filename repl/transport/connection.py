@@ -195,6 +195,12 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self.pump()
 
+    def abandoned(self) -> None:
+        """Whoever dialled was cancelled after the socket stood: the loop closes it, and some loops tell nobody."""
+        if self._transport is not None:
+            self._transport.abort()
+            self.connection_lost(None)  # coming twice, it changes nothing
+
     def connection_lost(self, error: Exception | None) -> None:
         """The socket is gone."""
         self._closing = True
@@ -301,8 +307,7 @@ class Connection(asyncio.Protocol):
     # Writing
 
     def put(self, lane: Lane, item: Parts, length: int) -> bool:
-        """Queue an item of `length` bytes; False when the connection is closing, or is closed now because its reader
-        does not read."""
+        """Queue an item of `length` bytes; False when the connection closes, or is closed as its reader reads not."""
         if self._closing:
             return False
         waiting = self._outbox.waiting_bytes(lane)

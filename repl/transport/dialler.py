@@ -84,13 +84,19 @@ class Dialler:
             if not ended.done():
                 ended.set_result(None)
 
+        begun: list[Connection] = []
         connection: Connection | None = None
+
+        def begin() -> Connection:
+            begun.append(self._connect(self.node, on_lost))
+            return begun[-1]
+
         try:
             host, port = host_and_port(self.address)
             async with asyncio.timeout(self._timeout_s):
                 context = None if self._context is None else self._context()
                 _, connection = await loop.create_connection(
-                    lambda: self._connect(self.node, on_lost),
+                    begin,
                     host,
                     port,
                     ssl=context,
@@ -109,5 +115,7 @@ class Dialler:
         except ValueError as error:
             return False, str(error)
         finally:
-            if connection is not None:
-                connection.close("not wanted any more")
+            for each in begun:
+                each.close("not wanted any more")
+                if each is not connection:
+                    each.abandoned()

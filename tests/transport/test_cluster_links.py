@@ -10,6 +10,7 @@ import structlog.testing
 
 from repl.isr.messages import Fenced, Hello, HelloOk, HelloRefused, Nack, Probe, ProbeOk, Refusal
 from repl.telemetry import HELP
+from repl.transport.connection import Connection
 from repl.transport.frames import FrameKind
 from repl.transport.handshake import Introduction, decode_refusal
 from tests.transport.wire_world import (
@@ -334,5 +335,32 @@ def test_every_number_has_its_line_of_help(loop: str) -> None:
             assert a.number("isthmus_link_frames_total", lane="live", direction="sent") == 1
             assert b.number("isthmus_link_frames_total", lane="live", direction="received") == 1
             assert b.number("isthmus_link_bytes_total", lane="live", direction="received") > 10
+
+    run(story(), loop)
+
+
+def test_a_dial_that_is_cancelled_as_its_socket_stands_leaves_nothing(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is dialled goes, or the time is over, in the turn in which the socket stands: the connection is forgotten,
+    though the loop tells nobody of its end, and the node can stop."""
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.node("a"), await here.node("b")
+            stands = Connection.connection_made
+            dialled: list[Connection] = []
+
+            def cancelled(connection: Connection, transport: asyncio.BaseTransport) -> None:
+                stands(connection, transport)
+                if connection.dialled:
+                    dialled.append(connection)
+                    a.links.set_nodes({})
+
+            monkeypatch.setattr(Connection, "connection_made", cancelled)
+            a.links.set_nodes({"b": b.address})
+            await until(lambda: dialled)
+            async with asyncio.timeout(5):
+                await a.links.stop()
 
     run(story(), loop)
