@@ -14,10 +14,10 @@ REST_SHARE: Final = 0.1
 BUSY_FREE: Final = 0.05
 """A share of a core that the other threads may take and be called idle: heartbeats, metrics, a checkpoint."""
 
-REST_SHARE_BUSY: Final = 8.0
-"""And more, by how much of a core they take beyond: at a third of one, it works a third of the time."""
+REST_SHARE_BUSY: Final = 16.0
+"""And more, by how much of a core they take beyond: at a sixth of one, it works a third of the time."""
 
-REST_SHARE_MAX: Final = 12.0
+REST_SHARE_MAX: Final = 16.0
 """And no more than this, so that a build, or a stream of rows, comes to its end however busy the node is."""
 
 BUSY_OVER_S: Final = 0.05
