@@ -24,6 +24,9 @@ CONNECTIONS = 64
 OBJECTS = 100
 """Of a batch; with all connections many times what a node takes in at once."""
 
+WINDOW_ENTRIES = 1_000
+"""Writes of a partition that may be under way: a third of what the load would have there."""
+
 STRAYS = 48
 """Fetchers beside the sink's own, which acknowledge nothing."""
 
@@ -68,8 +71,12 @@ def test_more_than_can_be_served_is_refused_and_nothing_else_happens(tmp_path: P
     """Batches over 64 connections, reads over 64, and 48 fetchers that never acknowledge, all as fast as they can, at
     both nodes of the source: what is not done is refused as such, memory stays bounded, no leadership changes and no
     process ends; then all that was acknowledged arrives, the ledger closes, and a write goes through as usual."""
-    with Clusters(tmp_path, (("east", "west"),), nodes=2) as clusters:
-        east = list(clusters.labs["east"].nodes.values())
+    clusters = Clusters(tmp_path, (("east", "west"),), nodes=2)
+    east = list(clusters.labs["east"].nodes.values())
+    for node in east:
+        text = node.config.read_text()
+        node.config.write_text(text.replace("[replication]\n", f"[replication]\nwindow_entries = {WINDOW_ENTRIES}\n"))
+    with clusters:
         put(east[0].place, "first", b"x")
         clusters.labs["east"].wait_applied(60)
         (owner,) = {row["owner"]["uuid"] for row in clusters.queue_rows("east", "west") if row["owner"]}
@@ -97,6 +104,8 @@ def test_more_than_can_be_served_is_refused_and_nothing_else_happens(tmp_path: P
         assert len(results) == 2 * len(east)
         for result in results:
             assert {status for status in result.failed if status != "404"} <= RIGHT_ANSWERS, result
+        refused = sum(count for result in results for status, count in result.failed.items() if status in RIGHT_ANSWERS)
+        assert refused, "nothing was refused: this was no overload"
         assert seen[200]
         assert {*seen} <= {0, 200, 503}, seen
         assert epochs(clusters) == before
