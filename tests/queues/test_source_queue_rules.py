@@ -12,7 +12,7 @@ from queues import counting
 from queues.batches import IN_FLIGHT_BATCHES_MAX, Session
 from queues.counting import Counting, Waiting
 from queues.cursors import CursorState, Position, decode_soft, decode_state, encode_soft, encode_state, position_of
-from queues.pace import ALIVE_MS, GATHER_COUNT, GATHER_MS
+from queues.pace import ALIVE_MS, GATHER_COUNT, GATHER_MOST_MS, GATHER_MS, SILENCE_MS, Pace, gather_ms
 from queues.reading import read_objects
 from queues.rules import FOLD, Budget, Item
 from queues.source_queue import LOWER_COUNT, LOWER_EVERY_MS, QUIET_MS, SourceQueue
@@ -433,7 +433,8 @@ def test_a_sink_that_is_away_costs_no_memory() -> None:
 
 
 def test_lag_comes_first_at_low_rates_and_batches_at_high_ones() -> None:
-    """A lone change leaves at once; a flood gathers, for a few milliseconds at most or until enough wait."""
+    """A lone change leaves at once; a flood gathers, for a few milliseconds at most or until enough wait; and what
+    comes alone after the flood leaves at once again."""
     desk = Desk()
     desk.now = 1_000
     desk.write(b"lone")
@@ -444,11 +445,32 @@ def test_lag_comes_first_at_low_rates_and_batches_at_high_ones() -> None:
         desk.write(b"%d" % number)
         desk.ack(desk.take()[0])
     desk.write(b"next")
-    assert desk.queue.due_in_ms(desk.now) == GATHER_MS
-    assert desk.queue.due_in_ms(desk.now + GATHER_MS) == 0
+    assert desk.queue.due_in_ms(desk.now) == GATHER_MOST_MS
+    assert desk.queue.due_in_ms(desk.now + GATHER_MOST_MS) == 0
     for number in range(GATHER_COUNT):
         desk.write(b"more%d" % number)
     assert desk.queue.due_in_ms(desk.now) == 0
+    desk.ack(desk.take()[0])
+    desk.now += SILENCE_MS
+    desk.write(b"alone")
+    assert desk.queue.due_in_ms(desk.now) == 0
+
+
+def test_a_fetch_gathers_longer_the_more_comes_and_never_beyond_its_bound() -> None:
+    """Below 300 changes a second nothing waits; up to 1,500, where lag counts, it waits 2 ms; from 3,000 on, where the
+    cost of a round counts, 10 ms; in between the wait never falls as the rate rises."""
+    assert [gather_ms(rate) for rate in (0.0, 0.29, 0.3, 1.0, 1.5)] == [0, 0, GATHER_MS, GATHER_MS, GATHER_MS]
+    assert [gather_ms(rate) for rate in (3.0, 5.0, 1_000.0)] == [GATHER_MOST_MS] * 3
+    waits = [gather_ms(rate / 100) for rate in range(400)]
+    assert waits == sorted(waits)
+    for per_ms, expected in ((0.1, 0), (1.0, GATHER_MS), (8.0, GATHER_MOST_MS)):
+        pace, now = Pace(), 5_000
+        for now in range(5_000, 5_400):
+            pace.arrived(int((now + 1) * per_ms) - int(now * per_ms), now)
+            pace.emptied()
+        pace.arrived(1, now)
+        assert pace.wait_ms(1, now) == expected
+        assert pace.wait_ms(1, now + expected) == 0
 
 
 def test_soft_cursors_count_only_on_top_of_their_entry_and_forward() -> None:

@@ -153,14 +153,16 @@ def test_a_waiting_fetch_is_answered_by_the_next_change() -> None:
 
 def test_a_flood_is_gathered_and_still_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a high rate a waiting fetch leaves with many changes, and nothing waits for ever."""
-    monkeypatch.setattr(pace, "GATHER_MS", 300)  # the real 2 ms pass between two lines of a busy machine
 
     async def test(home: Home) -> None:
         await home.fetch(wait_ms=0)
         waiting = asyncio.ensure_future(home.fetch())
         await home.until(lambda: home.served()[0].waiters)
         machine = home.served()[0].machine
-        machine._pace._per_ms = 100.0
+        monkeypatch.setattr(pace, "SILENCE_MS", 60_000)
+        machine._pace.arrived(0, home.clock.now_ms())
+        machine._pace._gather_ms = 300  # the real 10 ms pass between two lines of a busy machine
+        machine._pace.emptied()
         home.put(b"a")
         assert machine.due_in_ms(home.clock.now_ms()) != 0
         await asyncio.sleep(0)
