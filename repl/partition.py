@@ -82,6 +82,7 @@ class Partition:
         "reaped_pushes",
         "replica",
         "soft",
+        "told_leading",
         "trouble",
         "unapplied",
     )
@@ -108,6 +109,9 @@ class Partition:
         """Committed reads that wait for the core's word, by token."""
         self.reaped_pushes = ReapedPushes()
         self.soft = SoftCursors()
+        self.told_leading = False
+        """The hooks know that this node leads, from its barrier on until it steps down: also while it hands over, which
+        may not come about. Whatever is applied meanwhile is theirs."""
         self.trouble = ""
         """What keeps this replica from its work that the core does not know of: "code: sentence"."""
         self.deletion = ""

@@ -78,12 +78,12 @@ class Reports:
             replica = partition.replica
             partition.forget_pending(entries)
             end = entries[-1].offset + 1
-            ready = replica.ready
+            leading = partition.told_leading
             effects = replica.step(ev.AppliedTo(end), now_ms)
             self._entry_times.applied(partition, entries, now_ms)
             self._promises.applied(partition, end)
             for hook in self._hooks:
-                hook.applied(partition_id, entries, ready)
+                hook.applied(partition_id, entries, leading)
             if effects:
                 self._perform(partition, effects, now_ms)
         self._ticking.arm()

@@ -348,11 +348,13 @@ class Runtime:
 
     def _ready(self, partition: Partition) -> None:
         log.info("isr.ready", partition=partition.id, epoch=partition.replica.epoch)
+        partition.told_leading = True
         for hook in self.hooks:
             hook.leadership(partition.id, True, partition.replica.applied)
 
     def _stepped_down(self, partition: Partition, effect: fx.SteppedDown) -> None:
         self._promises.stepped_down(partition, effect)
+        partition.told_leading = False
         for hook in self.hooks:
             hook.leadership(partition.id, False, partition.replica.applied)
 

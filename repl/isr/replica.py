@@ -352,8 +352,7 @@ class Replica(Roles):
         if isinstance(state, Leadership):
             if not state.ready and standing.progress.applied > state.barrier:
                 state.ready = True
-                if isinstance(state, Leader):
-                    standing.effects.append(fx.LeadershipReady(state.epoch))
+                standing.effects.append(fx.LeadershipReady(state.epoch))  # it may yet lead on
             state.reads.applied(standing)
             if isinstance(state, Resigning):
                 self._want(state, now_ms)

@@ -28,7 +28,8 @@ class AfterApply(Protocol):
     """Told of entries once they are applied, in offset order, on the event loop; must not block."""
 
     def applied(self, partition: int, entries: Sequence[Entry], leader: bool) -> None:
-        """`entries` are in the store and visible; `leader` says if this node led when applying."""
+        """`entries` are in the store and visible; `leader` says if this node leads: all entries between
+        two calls of `leadership`, also those of a hand-over that does not come about."""
 
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
         """This node began (after its barrier applied) or ceased to lead `partition`."""

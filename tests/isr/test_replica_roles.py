@@ -91,6 +91,19 @@ def test_clients_are_served_once_the_barrier_is_applied() -> None:
     assert replica.step(ev.AppliedTo(21), 0) == []
 
 
+def test_who_becomes_ready_while_handing_over_says_so_too() -> None:
+    """I-TOLD: the hand-over may not come about, and who leads on then must have told the floors above."""
+    replica = a_leader()
+    isr = frozenset({replica.member, Member("n2", 7)})
+    replica.step(ev.RecordSeen(online(replicas=(NODE, "n2"), isr=isr, version=13)), 0)
+    replica.step(ev.HandOver("n2", 1_000), 0)
+    assert replica.role is Role.RESIGNING
+    assert fx.LeadershipReady(5) in replica.step(ev.AppliedTo(21), 0)
+    effects = replica.step(ev.Tick(), 1_000)
+    assert (replica.role, replica.ready) == (Role.LEADER, True)
+    assert fx.LeadershipReady(5) not in effects
+
+
 def test_leadership_of_an_earlier_session_is_never_resumed() -> None:
     """A record that names this node in another session makes nobody leader (H11)."""
     replica = a_replica()

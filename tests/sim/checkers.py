@@ -48,6 +48,8 @@ class Checkers:
         """(node, partition, gen) -> how far that log went when it was lost."""
         self._answered: dict[tuple[str, int], tuple[int, dict[Member, int]]] = {}
         """(process, partition) -> hw when the known record came, and what members have said of their copies since."""
+        self._told: set[tuple[str, int]] = set()
+        """(process, partition) where the floors above know that it leads."""
         self.declared = Declarations(self)
         self._steps = 0
         self.beyond_promise = False
@@ -112,6 +114,7 @@ class Checkers:
         self._answered[process.name, partition] = (0, {})
         self.declared.attached(process.node, partition)
         self._views.pop((process.name, partition), None)
+        self._told.discard((process.name, partition))
         self._deep(process, partition)
 
     def condemned(self, node: Node, partition: int) -> None:
@@ -247,12 +250,18 @@ class Checkers:
                 self._check_truncate(process, partition, effect)
             elif kind is fx.RoleChanged:
                 self._check_role(process, partition, event, effect)
+            elif kind is fx.LeadershipReady:
+                self._told.add(key)
+            elif kind is fx.SteppedDown:
+                self._told.discard(key)
             elif kind is fx.Send and far and type(effect.message) is ms.Ack:
                 raise Violation("I-FAR-NO-ACK", f"{process.name} acknowledges, and its copy is far")
             elif kind is fx.Send and type(effect.message) in (ms.HelloOk, ms.HelloRefused, ms.Nack, ms.Fenced):
                 self._count_message(effect.message)
             elif kind is fx.Send and self.declared.acts and type(effect.message) is ms.Ack:
                 self.declared.acknowledges(process, partition)
+        if replica.ready != (key in self._told) and replica.role is not Role.RESIGNING:
+            raise Violation("I-TOLD", f"{process.name} as {replica.role.value} has told {key in self._told}")
         if process.holds_directory():
             self._check_log(process, partition, replica)
             if self._steps % DEEP_EVERY == 0 and not any(type(effect) is fx.Truncate for effect in effects):

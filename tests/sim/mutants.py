@@ -341,6 +341,7 @@ def reads_before_the_barrier(patch: Patch) -> None:
         sound(self, now_ms)
         if isinstance(self._state, Leader):
             self._state.ready = True
+            self._standing.effects.append(fx.LeadershipReady(self.epoch))
 
     patch.setattr(Replica, "_lead", lead)
 
