@@ -229,7 +229,7 @@ class Clusters:
             assert listed.status == 200, listed.reason
             found = {}
             for key in json.loads(listed.body)["keys"]:
-                reply = connection.request("GET", key_path(key), {})
+                reply = connection.request("GET", key_path(key), {"Accept": "multipart/mixed"})
                 found[key] = reply.status, reply.headers.get("X-Riak-Vclock"), sorted(values_of(reply))
             return found
         finally:

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import base64
-import json
 from pathlib import Path
 
 import pytest
 
 from repl.model.objects import Object, Sibling, encode_object
 from repl.model.vclock import decode_clock
-from tests.faults.load import Broken, Connection, NotSent
+from tests.faults.load import Connection
 from tests.replication.clusters import BUCKET, Clusters, ask, key_path, put, until
 from tests.replication.liar import LIAR, QUEUE, Item, Liar, lying, peer_lines
+from tests.replication.reaps import delete, heed_reaps, reap, reaped
 
 KEYS = tuple(f"key{number}" for number in range(8))
 BOTH_WAYS = (("east", "west"), ("west", "east"))
-
-
-def heed_reaps(clusters: Clusters) -> None:
-    """`repl_reap` at both."""
-    for cluster in clusters.labs:
-        connection = Connection(clusters.node(cluster).place)
-        body = json.dumps({"props": {"repl_reap": True}}).encode()
-        reply = connection.request("PUT", "/types/default/props", {"Content-Type": "application/json"}, body)
-        connection.close()
-        assert reply.status == 204, reply.body
 
 
 def old_items(clusters: Clusters) -> list[Item]:
@@ -40,42 +30,6 @@ def old_items(clusters: Clusters) -> list[Item]:
         found.append((0, 0, number, b"default", BUCKET.encode(), key.encode(), LIAR, 1, encode_object(old)))
     connection.close()
     return found
-
-
-def delete(clusters: Clusters, cluster: str, key: str) -> None:
-    """One delete, of what is there; again while its partition has no leader."""
-    connection = Connection(clusters.node(cluster).place)
-    until("it is deleted", lambda: connection.request("DELETE", key_path(key), {}).status in (204, 404))
-    connection.close()
-
-
-def reap(clusters: Clusters, cluster: str, key: str) -> tuple[str, str]:
-    """An operator asks for one key, again while its partition has no leader: (outcome, reason)."""
-    body = json.dumps({"bucket": BUCKET, "key": key}).encode()
-    connection = Connection(clusters.node(cluster).admin, 20.0)
-
-    def answered() -> tuple[str, str] | None:
-        try:
-            reply = connection.request("POST", "/admin/reaps", {"Content-Type": "application/json"}, body)
-        except (NotSent, Broken):
-            return None
-        found = json.loads(reply.body)
-        assert reply.status in (200, 503, 504), found
-        return (found["outcome"], found["reason"]) if reply.status == 200 else None
-
-    try:
-        outcome, reason = until("it may be asked", answered)
-        return outcome, reason
-    finally:
-        connection.close()
-
-
-def reaped(clusters: Clusters, cluster: str) -> bool:
-    """Whether nothing is left of any key; whoever asks does not let one go that is not on its way out."""
-    connection = Connection(clusters.node(cluster).place)
-    replies = [connection.request("GET", key_path(key), {}) for key in KEYS]
-    connection.close()
-    return all(reply.status == 404 and "X-Riak-Vclock" not in reply.headers for reply in replies)
 
 
 def superseded(clusters: Clusters, cluster: str) -> int:
@@ -122,7 +76,7 @@ def test_what_was_reaped_on_both_sides_stays_gone(tmp_path: Path) -> None:
             clusters.crash(clusters.node("west"), "west")
             clusters.labs["west"].wait_well(90)
             for cluster in clusters.labs:
-                until(f"{cluster} has reaped all", lambda c=cluster: reaped(clusters, c))
+                until(f"{cluster} has reaped all", lambda c=cluster: reaped(clusters, c, KEYS))
             clusters.check()
             for cluster, lab in clusters.labs.items():
                 for node in lab.nodes.values():
