@@ -1,10 +1,13 @@
-"""Apply: committed entries into the store, in offset order, by one writer thread.
+"""Apply: committed entries into the store, in offset order, by one writer.
 
-The batch is *prepared* on the event loop and *written* in the thread: plyvel lets go of the interpreter for every row
+The batch is *prepared* on the event loop and *written* in a thread: plyvel lets go of the interpreter for every row
 that it takes, so a thread that fills a batch beside a busy loop waits a switch interval every few rows, while
 the write itself is one long call without the interpreter. One batch is being written at a time; what is
-committed meanwhile waits and makes the next one. The loop never waits for the store: a saturated LevelDB
+committed meanwhile waits and makes the next one. The loop does not wait for the store: a saturated LevelDB
 may hold a write for a second and more. What waits in memory is bounded by the replicas' windows.
+
+A few entries that the store would take at once (`Store.takes_at_once`) are written on the loop itself, in its next
+turn: that costs it less than waking the thread and being woken by it, and they are applied and answered sooner.
 
 Entries that are no longer in memory (after a restart, or because the store is slow) are read back from the log and
 written by the thread alone, a part at a time; the partitions take turns, so that one that has much to catch up does not
@@ -33,6 +36,9 @@ STEP_ENTRIES_MAX: Final = 2_000
 STEP_BYTES_MAX: Final = 8_000_000
 """Most bytes read back from the log for one store batch."""
 
+HERE_ENTRIES_MAX: Final = 64
+"""Most entries that are written on the loop: some 5 us each."""
+
 SOFT_CURSOR_INTERVAL_MS: Final = 1_000
 """Soft cursors that found no apply batch to travel with are written alone after this long."""
 
@@ -59,9 +65,9 @@ class _Work:
 
 
 class Applier:
-    """The store's writer. All methods belong to the event loop; `on_written(steps, read_back)` and `on_failure(error)`
-    are called from the thread, and the former's receiver calls `written` on the loop. `read_back`: the entries came
-    from the log, not from a job."""
+    """The store's writer. All methods belong to the event loop, and so do the calls of `on_written(steps, read_back)`,
+    whose receiver calls `written`, and `on_failure(error)`. `read_back`: the entries came from the log, not from a job.
+    `soon` has something called in the loop's next turn, `from_thread` likewise from the thread."""
 
     def __init__(
         self,
@@ -69,11 +75,19 @@ class Applier:
         log: Replog,
         on_written: Callable[[list[PartitionStep], bool], None],
         on_failure: Callable[[Exception], None],
+        *,
+        soon: Callable[..., object],
+        from_thread: Callable[..., object],
     ) -> None:
         self._store = store
         self._log = log
         self._on_written = on_written
         self._on_failure = on_failure
+        self._soon = soon
+        self._from_thread = from_thread
+        self._stopping = threading.Lock()
+        """Held by who writes on the loop, and by who says that nothing is written there any more."""
+        self._stopped = False
         self._jobs: dict[int, deque[ApplyJob]] = {}
         """By partition, whose turns go round; a partition without jobs is not in it."""
         self._soft: dict[int, dict[bytes, bytes]] = {}
@@ -139,6 +153,8 @@ class Applier:
     def stop(self, timeout_s: float) -> bool:
         """End the thread and write the last soft cursors; False when it did not end within `timeout_s`. Blocks;
         call when `idle`, from any thread, with the loop no longer using this."""
+        with self._stopping:
+            self._stopped = True
         self._work.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -192,7 +208,22 @@ class Applier:
         except LocalFault as error:
             self._on_failure(error)
             return
-        self._give(_Work(steps, prepared))
+        if sum(len(step.entries) for step in steps) <= HERE_ENTRIES_MAX and self._store.takes_at_once(prepared):
+            self._busy = True
+            self._soon(self._write_here, steps, prepared)
+        else:
+            self._give(_Work(steps, prepared))
+
+    def _write_here(self, steps: list[PartitionStep], prepared: Prepared) -> None:
+        try:
+            with self._stopping:
+                if self._stopped:
+                    return
+                self._store.commit(prepared)
+        except Exception as error:  # noqa: BLE001 - as in the thread
+            self._on_failure(error)
+            return
+        self._on_written(steps, False)
 
     def _give(self, work: _Work) -> None:
         self._busy = True
@@ -205,13 +236,13 @@ class Applier:
                     self._write_read_back(work.read, work.soft)
                 elif work.aside is not None:
                     work.aside()
-                    self._on_written([], False)
+                    self._from_thread(self._on_written, [], False)
                 else:
                     assert work.prepared is not None
                     self._store.commit(work.prepared)
-                    self._on_written(work.steps, False)
+                    self._from_thread(self._on_written, work.steps, False)
         except Exception as error:  # noqa: BLE001 - whatever it was, the process must not go on
-            self._on_failure(error)
+            self._from_thread(self._on_failure, error)
 
     def _write_read_back(self, job: ApplyJob, soft: Mapping[bytes, bytes]) -> None:
         """Read a bounded part of a job's entries from the log and write it; the loop asks for the rest."""
@@ -221,7 +252,7 @@ class Applier:
         self._store.write(steps)
         reached = entries[-1].offset + 1
         self._rest = ApplyJob(job.partition, reached, job.end, None) if reached < job.end else None
-        self._on_written(steps, True)
+        self._from_thread(self._on_written, steps, True)
 
 
 EARLY_PAUSE_S: Final = 0.1

@@ -61,7 +61,9 @@ class Storage:
         self._fail = fail
         self._loop = asyncio.get_running_loop()
         self._jobs: list[ApplyJob] = []
-        self._applier = Applier(store, replog, self._applied_threadsafe, self._failed_threadsafe)
+        self._applier = Applier(
+            store, replog, self._applied, self._fail, soon=self._loop.call_soon, from_thread=self._call
+        )
         self._checkpointer = Checkpointer(
             store,
             replog,
@@ -205,9 +207,6 @@ class Storage:
         self.mending.add(partition.id)
         self._applier.aside(work)
         return await asyncio.wrap_future(done)
-
-    def _applied_threadsafe(self, steps: list[PartitionStep], read_back: bool) -> None:
-        self._call(self._applied, steps, read_back)
 
     def _applied(self, steps: list[PartitionStep], read_back: bool) -> None:
         self._applier.written(steps)

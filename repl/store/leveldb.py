@@ -19,13 +19,14 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Lock
+from time import monotonic
 from typing import Any, Final, NamedTuple
 
 import plyvel
 
 from repl.model.errors import Corruption, LocalFault
 from repl.slots import Slots
-from repl.store import rows
+from repl.store.at_once import AtOnce
 from repl.store.batch import fill
 from repl.store.checkpoint import FLOORS_NAME, Disk, Floors, encode_floors, read_floors, sync_rows
 from repl.store.far import LevelFar
@@ -36,7 +37,7 @@ from repl.store.reads import Reads, Source
 from repl.store.remembered import Remembered
 from repl.store.requests import WINDOW_OFFSETS
 from repl.store.resting import rest, size_of
-from repl.store.time_marks import THIN_EVERY_S, excess_marks
+from repl.store.time_marks import THIN_EVERY_S, thinning
 
 BLOOM_FILTER_BITS: Final = 10
 """Bits a key in each table's filter: about one absent key in a hundred costs a block read."""
@@ -55,10 +56,8 @@ SPARE_BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 
 
 class View:
-    """A `Source` on a LevelDB database or a snapshot of it; the driver's errors become ours here.
-
-    Blocks that come from disk are checked against their checksums; scans leave the block cache alone.
-    """
+    """A `Source` on a LevelDB database or a snapshot of it; the driver's errors become ours here. Blocks that come from
+    disk are checked against their checksums; scans leave the block cache alone."""
 
     def __init__(self, driver: Any, directory: Path) -> None:
         self._driver = driver
@@ -152,6 +151,7 @@ class LevelStore(Reads):
         floors: Floors,
         boot_id: str,
         disk: Disk,
+        write_buffer_bytes: int,
     ) -> None:
         """For `open` only."""
         view = View(db, directory)
@@ -165,6 +165,7 @@ class LevelStore(Reads):
         self._needs_replay = progress.replaying()
         self._thinned_at_s: dict[int, int] = {}
         self._spare_batches: list[Any] = []
+        self._at_once = AtOnce(db.get_property, monotonic, write_buffer_bytes)
         self._checkpointing = Lock()
         self._failure = ""
         self._closed = False
@@ -225,7 +226,7 @@ class LevelStore(Reads):
             assert floors is not None
             progress = found_progress(view, directory, floors, trusted=whole)
             remembered = found_remembered(view, directory, progress, request_window_offsets)
-            store = cls(directory, db, progress, remembered, slots, floors, boot_id, disk)
+            store = cls(directory, db, progress, remembered, slots, floors, boot_id, disk, write_buffer_bytes)
             store.far.reopened(trusted=whole)
             if not store._needs_replay:
                 store._note_floors(boot_id)
@@ -276,13 +277,21 @@ class LevelStore(Reads):
         batch = self._spare_batches.pop() if self._spare_batches else self._db.write_batch()
         return Prepared(batch, fill(batch, steps, self._progress, self._prefixes_of, self._remembered))
 
+    def takes_at_once(self, prepared: Prepared) -> bool:
+        """See the port; `repl.store.at_once` knows."""
+        return self._at_once.takes(prepared.batch.approximate_size())
+
     def commit(self, prepared: Prepared) -> None:
         """Write a prepared batch; readers see all of it or nothing. Raises LocalFault."""
-        self._write_batch(prepared.batch)
-        self._progress.wrote(prepared.ends)
-        if prepared.batch.approximate_size() <= SPARE_BATCH_BYTES_MAX and len(self._spare_batches) < SPARE_BATCHES:
-            prepared.batch.clear()
-            self._spare_batches.append(prepared.batch)
+        batch, ends = prepared
+        began_s = monotonic()
+        self._write_batch(batch)
+        size_bytes = batch.approximate_size()
+        self._at_once.wrote(size_bytes, monotonic() - began_s)
+        self._progress.wrote(ends)
+        if size_bytes <= SPARE_BATCH_BYTES_MAX and len(self._spare_batches) < SPARE_BATCHES:
+            batch.clear()
+            self._spare_batches.append(batch)
 
     def checkpoint(self) -> None:
         """Move the durable floors to what is written now: sync, then note it; nothing when nothing was written.
@@ -340,13 +349,8 @@ class LevelStore(Reads):
             if newest_s - self._thinned_at_s.get(partition, 0) < THIN_EVERY_S:
                 continue
             self._thinned_at_s[partition] = newest_s
-            prefix = self._prefixes_of(partition).mark
-            with closing(self._source.names(prefix, rows.after_prefix(prefix))) as names:
-                seconds = [rows.decode_u64(name[len(prefix) :]) for name in names]
-            batch = self._db.write_batch()
-            for second in excess_marks(seconds, newest_s):
-                batch.delete(prefix + rows.U64.pack(second))
-            self._write_batch(batch)
+            marks, batch = self._prefixes_of(partition).mark, self._db.write_batch()
+            self._write_batch(thinning(self._source, marks, newest_s, batch))
             return
 
     def _write_batch(self, batch: Any) -> None:

@@ -83,6 +83,10 @@ class MemoryStore:
         """The steps themselves."""
         return steps
 
+    def takes_at_once(self, prepared: Prepared) -> bool:  # noqa: ARG002
+        """Always."""
+        return True
+
     def commit(self, prepared: Prepared) -> None:
         """As `write`."""
         self.write(prepared)

@@ -212,6 +212,9 @@ class Store(Protocol):
     def prepare(self, steps: Sequence[PartitionStep]) -> Prepared:
         """The batch that applies the steps. Each prepared batch must be committed, in order."""
 
+    def takes_at_once(self, prepared: Prepared) -> bool:
+        """Whether `commit` of it would not wait for anything, as far as anybody can know: then the event loop may."""
+
     def commit(self, prepared: Prepared) -> None:
         """Write a prepared batch; readers see all of it or nothing. Raises LocalFault."""
 

@@ -1,4 +1,4 @@
-"""Which time marks of a partition may go. Pure; `repl.store.leveldb` deletes what this names.
+"""Which time marks of a partition may go.
 
 A mark (second, offset) says: no change below `offset` was made in that second or later, by the leaders' clocks. That
 stays true of each mark alone when others go, so thinning never makes an answer wrong, only coarser: what
@@ -8,7 +8,12 @@ is found from an older mark begins earlier than asked for.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from contextlib import closing
+from typing import Final, TypeVar
+
+from repl.store import rows
+from repl.store.batch import Batch
+from repl.store.reads import Source
 
 FULL_FOR_S: Final = 3_600
 """Every mark of the last hour stays: lag and "since" are asked about the recent past. A guess."""
@@ -19,6 +24,8 @@ MINUTES_FOR_S: Final = 86_400
 THIN_EVERY_S: Final = 600
 """A partition is thinned once its newest mark has moved by this: at most 600 marks too many, and a scan of
 some 6,000 small rows (about 10 ms) every ten minutes."""
+
+B = TypeVar("B", bound=Batch)
 
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3_600
@@ -41,3 +48,12 @@ def excess_marks(seconds: Iterable[int], newest_s: int) -> list[int]:
             excess.append(second)
         kept = share
     return excess
+
+
+def thinning(source: Source, prefix: bytes, newest_s: int, batch: B) -> B:
+    """`batch`, with which the excess marks go of the partition whose marks' names begin with `prefix`."""
+    with closing(source.names(prefix, rows.after_prefix(prefix))) as names:
+        seconds = [rows.decode_u64(name[len(prefix) :]) for name in names]
+    for second in excess_marks(seconds, newest_s):
+        batch.delete(prefix + rows.U64.pack(second))
+    return batch

@@ -31,14 +31,18 @@ class Bench:
         self.store = MemoryStore()
         self.steps: list[tuple[int, int, int, bool]] = []
         self.failures: list[Exception] = []
-        self._loop = asyncio.get_running_loop()
-        self.applier = Applier(self.store, self.log, self._written, self.fail)
+        loop = asyncio.get_running_loop()
+        self.applier = Applier(
+            self.store,
+            self.log,
+            self.on_written,
+            self.fail,
+            soon=loop.call_soon,
+            from_thread=loop.call_soon_threadsafe,
+        )
 
     def fail(self, error: Exception) -> None:
         self.failures.append(error)
-
-    def _written(self, steps: list[PartitionStep], read_back: bool) -> None:
-        self._loop.call_soon_threadsafe(self.on_written, steps, read_back)
 
     def on_written(self, steps: list[PartitionStep], read_back: bool) -> None:
         self.steps += [

@@ -327,6 +327,7 @@ def test_a_write_without_an_outcome_in_time_is_unknown(
 
             with monkeypatch.context() as patch:
                 patch.setattr(h.runtime.store, "commit", slow)
+                patch.setattr(h.runtime.store, "takes_at_once", lambda _prepared: False)
                 with pytest.raises(OutcomeUnknown):
                     await h.coordinator.write(WriteRequest(key(b"k"), Content(b"v")))
                 held.set()
@@ -356,6 +357,7 @@ def test_an_answer_that_rests_on_a_pending_entry_waits_for_it(
 
             with monkeypatch.context() as patch:
                 patch.setattr(h.runtime.store, "commit", slow)
+                patch.setattr(h.runtime.store, "takes_at_once", lambda _prepared: False)
                 first = asyncio.create_task(h.coordinator.write(WriteRequest(key(b"k"), TOMBSTONE)))
                 await asyncio.sleep(0.05)
                 second = asyncio.create_task(h.coordinator.write(WriteRequest(key(b"k"), TOMBSTONE)))
