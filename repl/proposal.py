@@ -33,6 +33,7 @@ from repl.model.siblings import resolved, written
 from repl.model.vclock import Clock, counter_of, decode_clock, descends, increment, offset_of, pack_counter
 from repl.model.vclock import merge as merge_clocks
 from repl.partition import Partition
+from repl.reaped_pushes import Stamp, gone_with, reap_entry
 from repl.store.port import REAPED, Store
 from repl.store.requests import request_name
 from repl.write_limits import Warned, WriteLimits, check_siblings, check_size, note_siblings
@@ -185,9 +186,7 @@ class Proposal:
         current = self._current(hash64, key.bucket, key.key)
         leaving = leaving and summary.tombstone and self._properties.of(key.bucket).repl_reap
         if current is None:
-            if leaving:
-                return PushResult(PushOutcome.SUPERSEDED), 0  # it is gone here
-            answer, end = self._reaped(key, summary, hash64)
+            answer, end = self._reaped(item, summary, hash64, leaving=leaving)
             if answer is not None:
                 return answer, end
         outcome, kind = PushOutcome.APPLIED, EntryKind.DATA
@@ -277,23 +276,28 @@ class Proposal:
         dot = (self._partition.actor, pack_counter(self._epoch, self._next))
         return Object(increment(merged.clock, *dot, self._now_ms // 1000), merged.siblings)
 
-    def _reaped(self, key: Key, summary: Summary, hash64: int) -> tuple[object, int]:
+    def _reaped(self, item: PushItem, summary: Summary, hash64: int, *, leaving: bool) -> tuple[object, int]:
         """As `push`, for a key that is not here, if it was reaped (R-REAP): of what the tombstone had seen nothing is
-        new. One that has seen a write of ours was reaped some time: a tombstone says nothing new, a value may be from
-        before, and must come again. None for an answer: it is to be taken."""
-        place, name = self._partition, (key.bucket, key.key)
+        new. One that has seen a write of ours was reaped some time: a tombstone is not taken again, but remembered,
+        like one that leaves elsewhere; a value may be from before, and must come again. No answer: it is to be had."""
+        place, key = self._partition, item.key
+        name = (key.bucket, key.key)
         pending = self.fresh.get(name) or place.pending_rows.get(name)
-        nothing_new = PushResult(PushOutcome.SUPERSEDED), 0 if pending is None else pending.offset + 1
+        under_way = 0 if pending is None else pending.offset + 1
         last = self._reaped_clock(name)
         if last and descends(last, decode_clock(summary.clock)):
-            return nothing_new
-        under_way = nothing_new[1]
-        if place.actor not in summary.clock:
-            return None, under_way
-        if pending is None and self._store.cursor(place.id, REAPED).entry_offset < 0:
-            return None, 0
+            return PushResult(PushOutcome.SUPERSEDED), under_way
+        if not leaving:
+            if place.actor not in summary.clock:
+                return None, under_way
+            if pending is None and self._store.cursor(place.id, REAPED).entry_offset < 0:
+                return None, 0
         if summary.tombstone:
-            return nothing_new
+            seen = gone_with(last, decode_object(item.payload))
+            if seen is not None:
+                self._take(reap_entry(self._stamp(), self._own, key, hash64, NO_OFFSET, summary._replace(clock=seen)))
+                under_way = self._next
+            return PushResult(PushOutcome.SUPERSEDED), under_way
         if place.reaped_pushes.comes_again(hash64, summary.hash64):
             return None, under_way
         return StalePush("the key was reaped here: what is there now is to be fetched once more"), 0
@@ -304,6 +308,9 @@ class Proposal:
         return TooLarge(
             f"the object with all its siblings would make an entry of {size} bytes; other nodes take {limit}"
         )
+
+    def _stamp(self) -> Stamp:
+        return Stamp(self._epoch, self._next, self._now_ms)
 
     def _take(self, entry: Entry) -> None:
         self._next = entry.offset + 1

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from repl.model.entry import EntryKind, KeyRow, encode_key_row, make_entry
+from repl.model.entry import EntryKind, KeyRow
 from repl.model.keys import Key
 from repl.model.objects import Object, Summary, seal
 from repl.model.vclock import counter_of, increment, pack_counter
 from repl.proposal import Current, Proposal
+from repl.reaped_pushes import reap_entry
 
 
 class ReapProposal(Proposal):
@@ -17,21 +18,7 @@ class ReapProposal(Proposal):
         current = self._tombstone(key, hash64, offset)
         if current is None:
             return False
-        self._take(
-            make_entry(
-                EntryKind.REAP,
-                self._epoch,
-                self._next,
-                request_id=b"",
-                origin=self._own,
-                time_ms=self._now_ms,
-                key_hash=hash64,
-                previous_offset=offset,
-                bucket=key.bucket,
-                key=key.key,
-                row=encode_key_row(Summary(*current[:-1]), offset),
-            )
-        )
+        self._take(reap_entry(self._stamp(), self._own, key, hash64, offset, Summary(*current[:-1])))
         return True
 
     def restate(self, key: Key, hash64: int, offset: int, *, leaving: bool = False) -> bool:

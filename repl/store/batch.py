@@ -99,7 +99,8 @@ def fill(
                 tail = rows.bucket_head(entry_bucket) + key
                 delete(object_prefix + tail)
                 delete(key_prefix + (hash64 >> 44).to_bytes(3, "big") + tail)
-                delete(change_prefix + pack_u64(previous))
+                if previous >= 0:  # else it was not here, and is only remembered
+                    delete(change_prefix + pack_u64(previous))
                 number = pack_u64(offset)
                 put(cursor_prefix + REAPED, number)
                 if row:  # a release before these rows made the entry otherwise

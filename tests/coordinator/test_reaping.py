@@ -396,6 +396,40 @@ def test_a_late_push_brings_nothing_back_beside_what_a_third_cluster_wrote() -> 
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("remembered", [True, False])
+def test_a_later_tombstone_of_a_reaped_key_is_remembered(remembered: bool) -> None:
+    """I-NO-RESURRECT: a key of ours was deleted elsewhere, reaped here, and written and deleted there once more. That
+    tombstone is not stored, or it would go round; what it has seen brings nothing back, though it comes late and twice.
+    The same tombstone written once more makes no entry."""
+
+    async def story() -> None:
+        async with world() as w:
+            coordinator, runtime = w.made.coordinators["n1"], w.made.runtimes["n1"]
+            dots = [(actor_of(OTHER, 0), pack_counter(1, number)) for number in (1, 2, 3, 4)]
+            ours = decode_object((await coordinator.write(WriteRequest(KEY, Content(b"old")))).payload)
+            first = write(ours, ours.clock, TOMBSTONE, dots[0], 2)
+            value = write(first, first.clock, Content(b"again"), dots[1], 3)
+            second = write(value, value.clock, TOMBSTONE, dots[2], 4)
+            gone, late, more = (PushItem(KEY, OTHER, encode_object(obj)) for obj in (first, value, second))
+            assert (await coordinator.push([gone]))[0].outcome is PushOutcome.APPLIED
+            assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
+            await w.gone()
+            assert (await coordinator.push([late]))[0].outcome is PushOutcome.FAILED, "it would be taken next time"
+            if not remembered:
+                w.made.store._remembered.reaped = ReapedWindows()
+            assert (await coordinator.push([more]))[0].outcome is PushOutcome.SUPERSEDED
+            end = runtime.partitions[0].replica.leo
+            restated = Object(increment(second.clock, *dots[3], 5), second.siblings)
+            for item in (late, late, more, more._replace(payload=encode_object(restated))):
+                assert (await coordinator.push([item]))[0].outcome is PushOutcome.SUPERSEDED
+                assert w.in_store() is None
+            assert runtime.partitions[0].replica.leo == end
+            written = await coordinator.write(WriteRequest(KEY, Content(b"new")))
+            assert descends(decode_object(written.payload).clock, second.clock)
+
+    asyncio.run(story())
+
+
 def test_a_push_that_only_has_what_is_gone_makes_nothing() -> None:
     """Though its clock has seen more than the tombstone that was reaped: no object without a sibling is stored."""
 
@@ -473,7 +507,7 @@ def test_other_clusters_are_told_before_a_tombstone_goes() -> None:
 @pytest.mark.parametrize("taken", [True, False])
 def test_a_tombstone_that_leaves_elsewhere_leaves_here(taken: bool) -> None:
     """Told by another cluster, a tombstone that ours has not seen beyond goes by our own rules, and is named while it
-    waits; where `repl_reap` is off, it stays. A later write or an unknown key make no entry."""
+    waits; where `repl_reap` is off, it stays. After a later write, and of an unknown key, nothing is stored."""
 
     async def story() -> None:
         async with world(DEFAULTS._replace(repl_reap=taken)) as w:

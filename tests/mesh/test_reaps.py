@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from repl.model.objects import Content
-from repl.model.requests import PushOutcome
+from repl.model.requests import PushOutcome, PushResult
 from repl.store.memory import MemoryStore
+from sink.backoff import Result
 from tests.mesh.test_towns_converge import TOPOLOGIES, both_ways
 from tests.mesh.towns import KEYS, LEASE_MS
 from tests.mesh.world import Errand, World
@@ -94,6 +97,53 @@ def a_late_push() -> World:
     world.drain()
     world.equal()
     return world
+
+
+def test_a_push_that_is_late_brings_nothing_back_where_the_tombstone_came_as_one_that_leaves() -> None:
+    """I-NO-RESURRECT: in a chain, what c has not fetched from b yet is deleted at a, and reaped there, so that c hears
+    of the delete only as one that is about to go, and never had the key. Then a worker of c that was slow goes on."""
+    world = World(1, TOPOLOGIES["chain"], faults=False, reaps=True, repl_reap=True)
+    a, b, c = world.towns.values()
+
+    def goes_on_until(done: Callable[[], bool]) -> None:
+        for _ in range(2_000):
+            for _ in range(3):
+                world.fetches()
+                world.goes_on()
+                world.reads()
+                world.applies()
+                world.hears()
+            world.time_passes()
+            for town in world.towns.values():
+                town.save_cursors()
+                if town is a or town.leaves(b"a"):
+                    town.reap(b"a")
+            if done():
+                return
+        raise AssertionError("it does not come about")
+
+    def late() -> Errand | None:
+        return next((errand for errand in world.errands if errand.step == "pushes" and errand.road.sink == "c"), None)
+
+    world.note(a, b"a", (), a.put(b"a", Content(b"old"), ()))
+    goes_on_until(lambda: late() is not None)
+    slow = late()
+    assert slow is not None
+    world.ends(slow, Result.ERROR)
+    world.now += LEASE_MS
+    world.time_passes()
+    world.cut.add(slow.road)
+    current = a.get(b"a")
+    assert current is not None
+    world.note(a, b"a", current.clock, a.delete(b"a", current.clock))
+    goes_on_until(lambda: a.get(b"a") is None)
+    world.cut.clear()
+    goes_on_until(lambda: b.get(b"a") is None)
+    assert c.get(b"a") is None
+    ((answer, _),) = c.push([(item[5], item[8], False) for item in slow.items], b.uuid)
+    assert answer == PushResult(PushOutcome.SUPERSEDED)
+    world.drain()
+    assert not any(world.objects_of(town) for town in world.towns.values())
 
 
 def test_a_push_that_is_late_by_a_lease_brings_nothing_back() -> None:

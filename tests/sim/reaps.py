@@ -294,7 +294,7 @@ class RowClient(Client):
     def _push(self, process: RowProcess) -> str | None:
         proposal = process.proposal(self.partition, Proposal)
         for _ in range(self.world.rng.randint(1, 3)):
-            item = self.peer.say_again()
+            item, before = self.peer.say_again(), len(proposal.entries)
             if item is None:
                 break
             try:
@@ -303,6 +303,10 @@ class RowClient(Client):
                 answer = error
             if isinstance(answer, Corruption):
                 raise Violation("I-CLOCK-STABLE", str(answer))
+            for entry in proposal.entries[before:]:
+                if entry.kind == EntryKind.REAP:
+                    self.world.counts["reaps"] += 1
+                    self.world.counts["reaps_remembered"] += 1
             self.world.counts[f"push_{getattr(answer, 'outcome', None) or type(answer).__name__}"] += 1
         return process.append(self, proposal)
 

@@ -22,8 +22,9 @@ CHUNK = 5
 DEFECT_SEEDS = range(120)
 
 EXPECTED: Mapping[str, int] = {
-    "reaps": 300, "reap_waits_for_copies": 100, "push_superseded": 3_000, "push_merged": 300, "push_applied": 500,
-    "kill": 30, "power_loss": 30, "replay": 30, "elections": 200, "far_rounds": 20, "far_lacks_a_reap": 2,
+    "reaps": 300, "reaps_remembered": 30, "reap_waits_for_copies": 100, "push_superseded": 3_000, "push_merged": 300,
+    "push_applied": 500, "kill": 30, "power_loss": 30, "replay": 30, "elections": 200, "far_rounds": 20,
+    "far_lacks_a_reap": 2,
 }  # fmt: skip
 """What happens at least so often."""
 

@@ -73,6 +73,20 @@ def test_nothing_is_left_of_a_reaped_key_but_the_offset_of_its_reap(store):
     assert store.cursor(0, REAPED).entry_offset == 4
 
 
+def test_a_reap_of_what_was_never_here_is_only_remembered(store):
+    """It touches no other row, and its clock is known from then on."""
+    tombstone = deleted(1)
+    gone = make_entry(
+        EntryKind.REAP, 1, 2, request_id=b"", origin=UUID, time_ms=6, key_hash=key_hash(b"b", b"other"),
+        bucket=b"b", key=b"other", row=tombstone.row,
+    )  # fmt: skip
+    store.write([PartitionStep(0, [barrier(0), tombstone, gone])])
+    assert [change.offset for change in store.changes(0, 0, 10)] == [1]
+    assert store.object(0, b"b", b"k") == tombstone.payload
+    assert store.reaped_clocks(0) == {(b"b", b"other"): decode_key_row(tombstone.row).clock}
+    assert store.cursor(0, REAPED).entry_offset == 2
+
+
 @pytest.mark.parametrize(("give", "take"), [("level", "memory"), ("memory", "level")])
 def test_the_offset_of_the_last_reap_goes_with_the_state_to_a_copy_that_is_far(give, take, room):
     """Whoever leads later knows below which offset a copy may lack a reap."""
