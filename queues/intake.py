@@ -120,6 +120,8 @@ class Intake(Discards):
     def add(self, entries: Sequence[Entry]) -> None:
         """Entries applied at the leader, in offset order, following on `applied`."""
         applied = entries[-1].offset + 1
+        if entries[0].offset > self.applied:
+            self.applied = entries[0].offset  # it was not told of some: they are found in the index
         if not self.tracking:
             self.applied = applied
             self.ledger.eligible += sum(map(self._offered, entries))

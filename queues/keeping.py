@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import structlog
 
-from queues.cursors import CursorState, encode_soft, encode_state, position_of
+from queues.cursors import CursorState, Position, encode_soft, encode_state, position_of
 from queues.decrees import Decree, obeyed
 from queues.gaps import without
 from queues.serving import ServedQueue
@@ -63,7 +63,12 @@ class CursorKeeper:
                 if partition in machine.windows or partition not in self._led:
                     return
                 if position is not None:
-                    machine.lead(partition, self._types()[partition], position, self._led[partition])
+                    machine.lead(
+                        partition,
+                        self._types()[partition],
+                        self._within(queue, partition, position),
+                        self._led[partition],
+                    )
                     return
                 state = CursorState()
                 if queue.word.decree is not None:
@@ -75,6 +80,16 @@ class CursorKeeper:
             except IsthmusError as error:
                 unreadable(queue, partition, error)
                 return
+
+    def _within(self, queue: ServedQueue, partition: int, position: Position) -> Position:
+        """The position, not above what is applied here. A follower may be told of a cursor before it has the entries
+        below; if it is forced to lead without them (docs/protocol.md R-FORCE), others come to stand there."""
+        applied = self._led[partition]
+        if position.cursor <= applied:
+            return position
+        log.warning("queue.cursor_above_log", queue=queue.settings.name, partition=partition, cursor=position.cursor)
+        self._cursors.soft_cursor(partition, queue.name, encode_soft(position.base, applied))
+        return replace(position, cursor=applied)
 
     def claim_all(self, queue: ServedQueue) -> None:
         """See that every led partition gets a CURSOR entry for what was decided and no entry says yet."""
