@@ -209,10 +209,12 @@ def test_i_spark_nofalse_while_a_leader_is_killed_logs_are_trimmed_and_writes_ar
 
 
 def test_damage_is_corrupt_and_ends_nothing(spark: Any, world: World, tmp_path: Path) -> None:
-    """A key row that is no more one, and an object that is not the one of its row, are `corrupt` on their side, the
-    object where bodies are read; all other keys have their verdicts."""
+    """A key row that is no more one, and whose object is damaged too, so that nothing here proves what it was (else the
+    node mends it by itself), and an object that is not the one of its row, are `corrupt` on their side, the latter
+    where bodies are read; all other keys have their verdicts."""
     places.stop_node(world.directory, "right-1")
-    with_damage(world.directory / "right-1" / "data" / "store" / "rows", {b"k7": KEY_TAG, b"k8": OBJECT_TAG})
+    rows = world.directory / "right-1" / "data" / "store" / "rows"
+    with_damage(rows, {b"k7": (KEY_TAG, OBJECT_TAG), b"k8": (OBJECT_TAG,)})
     places.start_node(world.directory, "right-1")
     run(spark, world.left, world.right, options(tmp_path, "rows", full=True, bucket=BUCKET))
     row = TRUTH | {b"k7": ("diverged", "corrupt", "sink")}
@@ -223,11 +225,11 @@ def test_damage_is_corrupt_and_ends_nothing(spark: Any, world: World, tmp_path: 
     assert ended["verdicts"]["match"] == EQUAL - 2 + 1
 
 
-def with_damage(rows: Path, keys: dict[bytes, bytes]) -> None:
-    """Change the last byte of the row of each key that has the given tag."""
+def with_damage(rows: Path, keys: dict[bytes, tuple[bytes, ...]]) -> None:
+    """Damage each key's rows of the given tags: the first byte of a key row, the last one of an object."""
     database = plyvel.DB(str(rows))
     try:
-        for key, tag in keys.items():
+        for key, tag in ((key, tag) for key, tags in keys.items() for tag in tags):
             tail = bucket_head(BUCKET) + key
             [(name, value)] = [(name, value) for name, value in database.iterator(prefix=tag) if name.endswith(tail)]
             damaged = b"\xc1" + value[1:] if tag == KEY_TAG else value[:-1] + bytes((value[-1] ^ 1,))
