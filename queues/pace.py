@@ -3,7 +3,8 @@ whether real time is alive, so that lower priorities leave room for it.
 
     changes a second     a waiting fetch leaves
     below 300            at once
-    from 300             GATHER_MS after the first change that waits: lag counts
+    from 300             at once while the sinks have nothing to do; else GATHER_MS after the first change that waits,
+                         or when they come back: lag counts
     1,500 to 3,000       later by and by
     from 3,000           GATHER_MOST_MS after it, or once GATHER_COUNT wait: the cost of a round counts
 
@@ -74,9 +75,9 @@ class Pace:
         if self._gathering_from_ms is None:
             self._gathering_from_ms = now_ms
 
-    def wait_ms(self, waiting: int, now_ms: int) -> int:
-        """How long a fetch still gathers, when so many wait."""
-        if waiting >= GATHER_COUNT or self._gathering_from_ms is None:
+    def wait_ms(self, waiting: int, now_ms: int, *, idle: bool) -> int:
+        """How long a fetch still gathers, when so many wait. `idle`: the sinks work on nothing that came from here."""
+        if waiting >= GATHER_COUNT or self._gathering_from_ms is None or (idle and self._gather_ms <= GATHER_MS):
             return 0
         return max(0, self._gathering_from_ms + self._gather_ms - now_ms)
 

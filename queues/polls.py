@@ -10,13 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from queues.batches import Session
 from repl.model.errors import Overloaded
 
 WAITING_FETCHES_MAX: Final = 256
 """Long polls of one queue at once; one more is refused as overloaded. A sink node holds one a link."""
+
+CLOCK_STEP_S: Final = 0.001
+"""The event loop's clock goes in steps of 1 ms: whose time is over by less has waited long enough."""
 
 Until = Callable[[asyncio.Future[None]], Awaitable[None]]
 """Waits for a future; raises when whoever wanted to wait for it is not there any more."""
@@ -27,17 +30,27 @@ async def patiently(waiter: asyncio.Future[None]) -> None:
     await waiter
 
 
+class _Waits(NamedTuple):
+    """A fetch that waits, until `until_s` at the latest (the loop's time)."""
+
+    waiter: asyncio.Future[None]
+    session: Session
+    until_s: float
+
+
 class Polls:
     """Of one queue. `look()` wakes who is to be woken (`wake`)."""
 
     def __init__(self, name: str, look: Callable[[], None]) -> None:
         self._name = name
         self._look = look
-        self._waiting: deque[tuple[asyncio.Future[None], Session]] = deque()
+        self._waiting: deque[_Waits] = deque()
         self._looked = False
         """In this turn of the loop, already."""
         self._again = False
         self._later: asyncio.TimerHandle | None = None
+        self._ending: asyncio.TimerHandle | None = None
+        """When somebody looks whose time is over: one timer for all, which nobody's leaving moves."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -48,29 +61,45 @@ class Polls:
             raise Overloaded(f"{WAITING_FETCHES_MAX} fetches wait at queue {self._name} already")
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
-        waits = (waiter, session)
+        waits = _Waits(waiter, session, loop.time() + wait_ms / 1000)
         self._waiting.append(waits)
-        timer = loop.call_later(wait_ms / 1000, let_go, waiter)
+        self._end_at(waits.until_s)
         try:
             await until(waiter)
         finally:
-            timer.cancel()
             if waits in self._waiting:
                 self._waiting.remove(waits)
+
+    def _end_at(self, at_s: float) -> None:
+        if self._ending is not None:
+            if self._ending.when() <= at_s:
+                return
+            self._ending.cancel()
+        self._ending = asyncio.get_running_loop().call_at(at_s, self._end)
+
+    def _end(self) -> None:
+        """Who has waited as long as they wanted waits no more."""
+        self._ending = None
+        now_s = asyncio.get_running_loop().time() + CLOCK_STEP_S
+        for waits in self._waiting:
+            if waits.until_s <= now_s:
+                let_go(waits.waiter)
+        left = [waits.until_s for waits in self._waiting if waits.until_s > now_s]
+        if left:
+            self._end_at(min(left))
 
     def wake(self, may_have: Callable[[Session], bool]) -> None:
         """Wake the first whose session may have what there is."""
         for waits in self._waiting:
-            waiter, session = waits
-            if not waiter.done() and may_have(session):
+            if not waits.waiter.done() and may_have(waits.session):
                 self._waiting.remove(waits)
-                waiter.set_result(None)
+                waits.waiter.set_result(None)
                 return
 
     def wake_all(self) -> None:
         """Everybody looks again."""
         while self._waiting:
-            let_go(self._waiting.popleft()[0])
+            let_go(self._waiting.popleft().waiter)
 
     def soon(self) -> None:
         """Something may be there for somebody: look, or look again in the loop's next turn, once who was woken had

@@ -194,7 +194,7 @@ class SourceQueue(Reckoning):
             return None
         waiting = self._ready_count()
         if waiting:
-            return self._pace.wait_ms(waiting, now_ms)
+            return self._pace.wait_ms(waiting, now_ms, idle=not self.leases.batches)
         if self._lower_turn() is None or (session is not None and self._has_its_share(session, now_ms)):
             return None
         return max(0, self._lower_from_ms - now_ms) if self._pace.alive(now_ms) else 0

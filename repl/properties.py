@@ -253,6 +253,11 @@ PLAIN_DIGEST: Final = _digest(PropertySettings(), "")
 """Of a bucket type of which nothing is set."""
 
 
+def _digests(settings: PropertySettings) -> dict[bytes, bytes]:
+    found = {kind: _digest(settings, kind) for kind in {place.bucket_type for place in settings.places}}
+    return {kind.encode(): digest for kind, digest in found.items() if digest != PLAIN_DIGEST}
+
+
 class PropertyBook:
     """What one node knows of properties, always the newest that it could read. `on_change` are told on the loop."""
 
@@ -262,6 +267,8 @@ class PropertyBook:
         self._task: asyncio.Task[None] | None = None
         self._types: Mapping[bytes, TypeProperties] = {}
         self.settings = PropertySettings()
+        self._digests: dict[bytes, bytes] = {}
+        """Made when they change: every fetch tells them, and every answer to one."""
         """As read last."""
         self.on_change: list[Callable[[], None]] = []
 
@@ -273,12 +280,7 @@ class PropertyBook:
         """Bucket type -> 8 bytes that are equal where the properties that clusters which replicate to each other must
         share (MUST_AGREE) are equal, its buckets' own included. Types of which none is set have those of PLAIN_DIGEST
         and are not there."""
-        found = {}
-        for kind in {place.bucket_type for place in self.settings.places}:
-            digest = _digest(self.settings, kind)
-            if digest != PLAIN_DIGEST:
-                found[kind.encode()] = digest
-        return found
+        return dict(self._digests)
 
     async def start(self) -> None:
         """Read them, and follow every change. When the metastore is away, the defaults count until it is back."""
@@ -299,6 +301,7 @@ class PropertyBook:
         if newest is not None and (settings.version is None or settings.version <= newest):
             return
         self.settings, self._types = settings, settings.effective()
+        self._digests = _digests(settings)
         for told in self.on_change:
             told()
 

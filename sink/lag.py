@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 EXACT_MS: Final = 128
@@ -26,6 +26,13 @@ SLICES: Final = 6
 """What "recent" means: the last minute."""
 
 
+def _bucket(lag_ms: int) -> int:
+    """The number of the bucket of a lag; one below zero counts as zero."""
+    if 0 <= lag_ms < EXACT_MS:
+        return lag_ms
+    return min(bisect_left(_BOUNDS, lag_ms), len(_BOUNDS) - 1)
+
+
 class LagHistogram:
     """Counts of lags in ms."""
 
@@ -37,8 +44,14 @@ class LagHistogram:
 
     def add(self, lag_ms: int, count: int) -> None:
         """`count` changes had this lag; below zero (clocks that disagree) counts as zero."""
-        self._counts[min(bisect_left(_BOUNDS, lag_ms), len(_BOUNDS) - 1)] += count
-        self.total += count
+        self.add_all({_bucket(lag_ms): count}, count)
+
+    def add_all(self, counts: Mapping[int, int], total: int) -> None:
+        """So many changes by bucket, `total` in all."""
+        into = self._counts
+        for bucket, count in counts.items():
+            into[bucket] = into.get(bucket, 0) + count
+        self.total += total
 
     def merge(self, other: LagHistogram) -> None:
         """Add another histogram's counts."""
@@ -73,10 +86,14 @@ class Lag:
             current = self._slices[number] = LagHistogram()
             for old in [n for n in self._slices if n <= number - SLICES]:
                 del self._slices[old]
-        counts = Counter(times_ms) if len(times_ms) > 1 else dict.fromkeys(times_ms, 1)
-        for time_ms, count in counts.items():
-            self.all.add(now_ms - time_ms, count)
-            current.add(now_ms - time_ms, count)
+        counts: dict[int, int] = {}
+        last_ms, bucket = -1, 0
+        for time_ms in times_ms:
+            if time_ms != last_ms:  # what was made at one time stands together, as a rule
+                last_ms, bucket = time_ms, _bucket(now_ms - time_ms)
+            counts[bucket] = counts.get(bucket, 0) + 1
+        self.all.add_all(counts, len(times_ms))
+        current.add_all(counts, len(times_ms))
 
     def recent(self, now_ms: int) -> LagHistogram:
         """The last minute's histogram; empty when nothing was stored in it."""

@@ -161,6 +161,8 @@ class _Connection(asyncio.Protocol):
         self._parser = HttpResponseParser(self)
         self._future: asyncio.Future[bytes] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        """When somebody looks whether the patience is over. It runs on from one exchange into the next, since to set
+        and cancel one each time is a good part of what a small exchange costs; at rest it runs out."""
         self._fault: Exception | None = None
 
     # ---------------------------------------------------------------- for the peer
@@ -183,13 +185,12 @@ class _Connection(asyncio.Protocol):
         self._since_s = self._heard_s = self._loop.time()
         future: asyncio.Future[bytes] = self._loop.create_future()
         self._future = future
-        self._timer = self._loop.call_later(patience_s, self._look)
+        self._look_in(patience_s)
         self._transport.write(request)
         try:
             return await future
         finally:
             self._future = None
-            self._timer.cancel()
 
     def abort(self) -> None:
         """Close at once; whoever waits gets an error."""
@@ -232,16 +233,30 @@ class _Connection(asyncio.Protocol):
         """See asyncio."""
         self.usable = False
         self._among.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
         if exc is None and self._in_body and self._ends_with_connection:
             self._done()
         else:
             self._fail(exc or ConnectionError("the connection was closed before the end of the answer"))
 
+    def _look_in(self, wait_s: float) -> None:
+        """Look after `wait_s` at the latest."""
+        at_s = self._loop.time() + wait_s
+        if self._timer is not None:
+            if self._timer.when() <= at_s:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at_s, self._look)
+
     def _look(self) -> None:
         """The patience may be over."""
+        self._timer = None
+        if self._future is None:
+            return
         left_s = self._heard_s + self._patience_s - self._loop.time()
         if left_s > 0:
-            self._timer = self._loop.call_later(left_s, self._look)
+            self._look_in(left_s)
         else:
             self._fail(TimeoutError(f"timed out: nothing came for {self._patience_s:g} s"))
 

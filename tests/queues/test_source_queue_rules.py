@@ -456,6 +456,28 @@ def test_lag_comes_first_at_low_rates_and_batches_at_high_ones() -> None:
     assert desk.queue.due_in_ms(desk.now) == 0
 
 
+def test_nothing_gathers_at_a_moderate_rate_while_the_sinks_have_nothing_to_do() -> None:
+    """Up to 1,500 changes a second a change leaves at once while no batch is under lease, gathers while one is, and
+    leaves with its acknowledgement; of a flood it gathers in any case."""
+    desk = Desk()
+    for desk.now in range(1_000, 1_200):
+        desk.write(b"%d" % desk.now)
+        desk.ack(desk.take()[0])
+    desk.write(b"idle")
+    assert desk.queue.due_in_ms(desk.now) == 0
+    batch, _ = desk.take()
+    desk.write(b"busy")
+    assert desk.queue.due_in_ms(desk.now) == GATHER_MS
+    desk.ack(batch)
+    assert desk.queue.due_in_ms(desk.now) == 0
+    for number in range(1_000):
+        desk.now += number % 8 == 0
+        desk.write(b"flood%d" % number)
+        desk.ack(desk.take()[0])
+    desk.write(b"more")
+    assert desk.queue.due_in_ms(desk.now) == GATHER_MOST_MS
+
+
 def test_a_fetch_gathers_longer_the_more_comes_and_never_beyond_its_bound() -> None:
     """Below 300 changes a second nothing waits; up to 1,500, where lag counts, it waits 2 ms; from 3,000 on, where the
     cost of a round counts, 10 ms; in between the wait never falls as the rate rises."""
@@ -469,8 +491,8 @@ def test_a_fetch_gathers_longer_the_more_comes_and_never_beyond_its_bound() -> N
             pace.arrived(int((now + 1) * per_ms) - int(now * per_ms), now)
             pace.emptied()
         pace.arrived(1, now)
-        assert pace.wait_ms(1, now) == expected
-        assert pace.wait_ms(1, now + expected) == 0
+        assert pace.wait_ms(1, now, idle=False) == expected
+        assert pace.wait_ms(1, now + expected, idle=False) == 0
 
 
 def test_soft_cursors_count_only_on_top_of_their_entry_and_forward() -> None:

@@ -152,6 +152,28 @@ def test_a_waiting_fetch_is_answered_by_the_next_change() -> None:
     alive(test)
 
 
+def test_long_polls_end_each_at_its_own_time() -> None:
+    """One timer serves all that wait: one that is short ends before a longer one that came first, which stays; and one
+    that goes takes nobody's end along."""
+
+    async def test(home: Home) -> None:
+        began = time.monotonic()
+        long = asyncio.ensure_future(home.fetch(wait_ms=600))
+        await home.until(lambda: len(home.served()[0].waiters) == 1)
+        left = asyncio.ensure_future(home.fetch(wait_ms=50, link=1))
+        short = asyncio.ensure_future(home.fetch(wait_ms=200, link=2))
+        await home.until(lambda: len(home.served()[0].waiters) == 3)
+        left.cancel()
+        assert keys(await short) == []
+        assert time.monotonic() - began >= 0.19
+        assert not long.done()
+        assert keys(await long) == []
+        assert time.monotonic() - began >= 0.59
+        assert not home.served()[0].waiters
+
+    alive(test)
+
+
 def test_a_flood_is_gathered_and_still_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a high rate a waiting fetch leaves with many changes, and nothing waits for ever."""
 

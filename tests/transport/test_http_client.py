@@ -209,6 +209,22 @@ def test_a_silent_peer_is_left_after_the_time_out(dial: Dial, url: str) -> None:
     peer.cut()
 
 
+def test_each_request_on_a_kept_connection_has_its_own_patience(dial: Dial, url: str) -> None:
+    """A short time-out counts behind a long one on the same connection, and a connection that has rested for longer
+    than a request was willing to wait serves on."""
+    peer = dial(url, 1)
+    for timeout_ms in (20_000, 1_000):
+        assert post(peer, "echo", timeout_ms=timeout_ms) == b"application/x body"
+    time.sleep(1.1)
+    assert post(peer, "echo", timeout_ms=20_000) == b"application/x body"
+    assert len(Answers.connections) == 1
+    began = time.monotonic()
+    with pytest.raises(PeerFault, match=r"(?i)timed out"):
+        post(peer, "slow", timeout_ms=200)
+    assert time.monotonic() - began < 5
+    peer.cut()
+
+
 def test_a_long_poll_ends_at_once_when_it_is_cut(dial: Dial, url: str) -> None:
     """`cut` from another thread ends what waits, and everything after fails without a connection."""
     peer = dial(url, 2)
