@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from node.gathering import Facts, ReplicaFacts
+from repl.model.errors import OutOfStorage
 from repl.model.record import Member, PartitionRecord, PartitionStatus, Registration
 
 Records = Mapping[int, PartitionRecord]
@@ -85,14 +86,23 @@ def unclean_elections(records: Records) -> dict[str, int]:
     return {str(p): record.lineage for p, record in sorted(records.items()) if record.lineage}
 
 
-def problems(records: Records, registrations: Registrations, waiting: str, drained: Collection[str] = ()) -> list[str]:
-    """What is not as it should be, a sentence each; empty when every partition is online on all its replicas."""
+def problems(
+    records: Records,
+    registrations: Registrations,
+    waiting: str,
+    drained: Collection[str] = (),
+    facts: Mapping[str, Facts | None] | None = None,
+) -> list[str]:
+    """What is not as it should be, a sentence each; empty when every partition is online on all its replicas, and no
+    disk is full. `facts`: what live nodes say of their replicas, which names the node and the reason."""
     found = [f"bucket type default: {waiting}"] if waiting else []
     found += [
         f"node {row['name']} is {row['state']}: {row['reason']}"
         for row in node_rows(records, registrations)
         if row["state"] != "live" and not (row["name"] in drained and not row["replicas"])
     ]
+    full, others = _told(records, facts or {})
+    found += full
     offline = [r for _, r in sorted(records.items()) if r.status is not PartitionStatus.ONLINE]
     found += [f"partition {r.partition} is {r.status.value}: {r.reason}" for r in offline]
     below = below_min_isr(records)
@@ -101,9 +111,35 @@ def problems(records: Records, registrations: Registrations, waiting: str, drain
     under = under_replicated(records)
     if under:
         found.append(f"replicas are out of sync in {_some(under)}")
+    found += others
     if len(found) > PROBLEMS_MAX:
         found[PROBLEMS_MAX:] = [f"and {len(found) - PROBLEMS_MAX} more; `isthmus partition list` shows all"]
     return found
+
+
+def _told(records: Records, facts: Mapping[str, Facts | None]) -> tuple[list[str], list[str]]:
+    """What nodes say: of full disks, and of what else keeps replicas from being in sync; a sentence a node and reason.
+    One that has such replicas and did not answer is named, too."""
+    full: list[str] = []
+    others: list[str] = []
+    for node, said in sorted(facts.items()):
+        held = {p: r for p, r in records.items() if node in r.replicas and node not in r.removing}
+        if said is None:
+            lacking = [p for p, r in sorted(held.items()) if all(m.node != node for m in r.isr)]
+            if lacking:
+                others.append(f"node {node} did not answer: why it is out of sync in {_some(lacking)} is not known")
+            continue
+        reasons: dict[str, list[int]] = {}
+        for p, replica in sorted(said.items()):
+            record = held.get(p)
+            if record is None:
+                continue
+            if replica.reason.startswith(OutOfStorage.reason) or Member(node, replica.gen) not in record.isr:
+                reasons.setdefault(replica.reason, []).append(p)
+        for reason, where in reasons.items():
+            sentence = f"node {node}, {_some(where)}: {reason}"
+            (full if reason.startswith(OutOfStorage.reason) else others).append(sentence)
+    return full, others
 
 
 def state_of(balancing: Mapping[str, Any] | None, problems: list[str], moving: str = "") -> tuple[str, str]:
@@ -207,6 +243,8 @@ def _reason(record: PartitionRecord, lead: ReplicaFacts | None, states: list[dic
         found.append(f"writes are refused: {len(record.isr)} in sync, min-ISR is {record.effective_min_isr}")
     if lead is not None and not lead.ready:
         found.append(f"not served yet: {lead.reason}")
+    elif lead is not None and lead.reason.startswith(OutOfStorage.reason):
+        found.append(lead.reason)
     if record.adding or record.removing:
         found.append(lead.changing if lead is not None and lead.changing else "its replicas change")
     found += [

@@ -95,17 +95,17 @@ class Gathering:
         packed: bytes = msgpack.packb({partition: list(facts) for partition, facts in self.own().items()})
         return packed
 
-    async def gather(self, nodes: Iterable[str]) -> dict[str, Facts | None]:
+    async def gather(self, nodes: Iterable[str], timeout_ms: int = TIMEOUT_MS) -> dict[str, Facts | None]:
         """What each of `nodes` says; None for who did not answer."""
         names = sorted(set(nodes))
-        found = await asyncio.gather(*(self._ask(name) for name in names))
+        found = await asyncio.gather(*(self._ask(name, timeout_ms) for name in names))
         return dict(zip(names, found, strict=True))
 
-    async def _ask(self, node: str) -> Facts | None:
+    async def _ask(self, node: str, timeout_ms: int) -> Facts | None:
         if node == self._node:
             return self.own()
         try:
-            return _unpacked(await self._request(node, METHOD, b"", TIMEOUT_MS))
+            return _unpacked(await self._request(node, METHOD, b"", timeout_ms))
         except IsthmusError:
             return None
 

@@ -34,6 +34,9 @@ TROUBLE: Final = (
 )
 
 
+LEADER_TROUBLE: Final = f"out-of-storage: the log's disk is full, writes are refused: free space ({ROOM_WANTED})"
+
+
 class FullDisk:
     """What a node remembers of its log's disk."""
 
@@ -48,7 +51,7 @@ class FullDisk:
         if self._replog.has_room(size_bytes):
             return False
         self.refused_count += 1
-        if not partition.trouble:
+        if partition.trouble != TROUBLE:
             partition.trouble = TROUBLE
             log.error("storage.follower_stops", partition=partition.id, bytes=size_bytes)
         return True
@@ -66,6 +69,9 @@ class FullDisk:
         if self._since_ms is None:
             self._since_ms = now_ms
             log.error("storage.full", advice="free space on the disk of node.data_dir")
+        for partition in partitions:
+            if partition.leads and not partition.trouble:
+                partition.trouble = LEADER_TROUBLE
         if now_ms - self._since_ms < HAND_OVER_AFTER_MS:
             return []
         chosen = [

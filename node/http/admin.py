@@ -6,6 +6,7 @@ decides: it shows what the parts say and passes on what an operator wants. docs/
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from config.rules import check_name
@@ -18,7 +19,7 @@ from node.http.folds import add_folds
 from node.http.fullsync import FullSyncAdmin
 from node.http.health import add_health
 from node.http.knowing import KnowingAdmin
-from node.http.leaderships import LeadershipsAdmin, glance
+from node.http.leaderships import GLANCE_MS, LeadershipsAdmin, glance
 from node.http.moves import MovesAdmin
 from node.http.openapi import add_openapi
 from node.http.options import OptionsAdmin
@@ -79,8 +80,8 @@ class Admin(Face):
     # -- the cluster --------------------------------------------------------------------------------------
 
     async def cluster(self, _request: Request) -> Reply:
-        """Who is there, who leads, what is not as it should be. Of the metastore, so it waits for no node; but a moment
-        for the one that controls, which alone knows what it moves."""
+        """Who is there, who leads, what is not as it should be. Of the metastore; but it waits a moment for the node
+        that controls, which alone knows what it moves, and for what the live ones say of their replicas."""
         node, controller = self._node, self._node.controller
         records, registrations = controller.records, controller.registrations
         serves, why_not = node.ready()
@@ -89,9 +90,10 @@ class Admin(Face):
             doubts.append("this node has not read the metastore yet")
         elif node.session is not SessionState.CONNECTED:
             doubts.append(f"this node's session with the metastore is {node.session.value}: what is shown may be old")
-        balancing = await glance(node)
+        live = [name for name, found in registrations.items() if found.active]
+        balancing, facts = await asyncio.gather(glance(node), self._gathering.gather(live, GLANCE_MS))
         drained = controller.placement.drained
-        problems = [*doubts, *cluster_view.problems(records, registrations, controller.waiting, drained)]
+        problems = [*doubts, *cluster_view.problems(records, registrations, controller.waiting, drained, facts)]
         moving = moves_view.glance_of(controller.placement, records, registrations)
         state, state_reason = cluster_view.state_of(balancing, problems, moving["reason"])
         return json_reply(

@@ -155,6 +155,26 @@ def test_problems_are_none_only_when_all_is_online_and_in_sync() -> None:
     assert found[-1] == "and 41 more; `isthmus partition list` shows all"
 
 
+def test_who_is_out_of_sync_is_named_with_what_its_node_says() -> None:
+    """A full disk comes first, also that of a leader whose replicas are all in sync; who does not answer is unknown."""
+    full = "out-of-storage: the log's disk is full"
+    out = {0: record(isr=frozenset({A, B})), 1: record(1, isr=frozenset({A, B}))}
+    said = {**SAID, "c": dict.fromkeys(out, facts(3, 7, reason=full))}
+    lacking = "replicas are out of sync in 2 partitions: 0, 1"
+    assert cluster_view.problems(out, ALL, "", (), said) == [f"node c, 2 partitions: 0, 1: {full}", lacking]
+    said["c"] = {0: facts(3), 1: facts(3)}
+    assert cluster_view.problems(out, ALL, "", (), said) == [lacking, "node c, 2 partitions: 0, 1: following: a leads"]
+    said["c"] = None
+    assert cluster_view.problems(out, ALL, "", (), said) == [
+        lacking,
+        "node c did not answer: why it is out of sync in 2 partitions: 0, 1 is not known",
+    ]
+    refusing = {**SAID, "a": {0: LEADER._replace(reason=full)}}
+    assert cluster_view.problems({0: record()}, ALL, "", (), refusing) == [f"node a, partition 0: {full}"]
+    (shown,) = cluster_view.partition_rows({0: record()}, ALL, refusing)
+    assert shown["reason"] == full
+
+
 def a_replica(partition: int) -> Any:
     """As much of a replica as is told."""
     return SimpleNamespace(

@@ -140,6 +140,7 @@ def test_a_leader_without_room_refuses_and_hands_over(
             assert error is not None
             assert error.reason == "out-of-storage"
             assert await leader.coordinator.get(key(b"k")) is not None
+            await until(lambda: leader.partition().reason.startswith("out-of-storage"))
             new = await t.led_by_another(leader)
             await put(new, b"k2", b"v")
             assert not leader.failures
