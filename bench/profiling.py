@@ -24,7 +24,7 @@ SAMPLES_PER_SECOND: Final = 199
 TOP_COUNT: Final = 20
 STOP_TIMEOUT_S: Final = 60.0
 WAITING: Final = frozenset(
-    {"fdatasync", "fsync", "wait", "_wait_for_tstate_lock", "_next", "readinto", "select", "do_poll"}
+    {"pwritev_synced", "fdatasync", "fsync", "wait", "_wait_for_tstate_lock", "_next", "readinto", "select", "do_poll"}
 )
 """Functions that mostly wait when they are on top: for the disk, a lock, a peer, the next thing to do. Samples there
 are left out; what threads really cost stands beside, from the kernel."""

@@ -26,12 +26,14 @@ log of 1 GB takes at most 16,384 positions of 16 bytes a partition."""
 
 @dataclass(slots=True)
 class LogFile:
-    """One file of the log; `salt` is None when its header cannot be read."""
+    """One file of the log; `salt` is None when its header cannot be read. Behind its `size_bytes` there may be unused
+    room, bytes that were never written; `disk_bytes` counts that, too."""
 
     sequence: int
     path: Path
     salt: int | None
     size_bytes: int
+    disk_bytes: int = 0
 
 
 class Place(NamedTuple):
@@ -217,8 +219,8 @@ class LogIndex:
         return next((file for file in self.files if file.sequence == sequence), None)
 
     def size_bytes(self) -> int:
-        """Bytes in all files."""
-        return sum(file.size_bytes for file in self.files)
+        """Bytes in all files, with the unused room."""
+        return sum(file.disk_bytes for file in self.files)
 
 
 def states(partitions: dict[int, PartitionIndex]) -> Sequence[tuple[int, int, int, EpochTable]]:

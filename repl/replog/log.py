@@ -117,11 +117,10 @@ class FileLog:
                 if is_unfinished(name):
                     io.unlink(directory / name)
             found = recover(io, directory, cluster_uuid, known_durable or {})
-            tail = LogTail(io, directory, cluster_uuid, found.index)
+            tail = LogTail(io, directory, cluster_uuid, found.index, file_bytes=file_bytes)
             begin_new_file = False
             if found.index.files:
-                cut_at = found.end.position if found.torn else None
-                tail.continue_last(found.durable, cut_at=cut_at, marked=found.marked)
+                tail.continue_last(found.durable, marked=found.marked)
                 begin_new_file = bool(found.damage) or tail.end != found.end
             else:
                 tail.roll()

@@ -137,6 +137,15 @@ class LogFileReader:
             position += SEARCH_BYTES
         return None
 
+    def is_unused(self, position: int) -> bool:
+        """Is there nothing but zeros from `position` to the end of the file?"""
+        while position < self.size:
+            chunk = self._io.pread(self._fd, SEARCH_BYTES, position)
+            if not chunk or chunk.count(0) < len(chunk):
+                return False
+            position += len(chunk)
+        return True
+
     def wires(
         self, partition: int, from_offset: int, to_offset: int, position: int, copied: bool
     ) -> Iterator[tuple[int, int, list[bytes]]]:

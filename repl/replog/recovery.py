@@ -10,6 +10,11 @@ last: nothing is cut, and every partition that has a hole there, or that cannot 
 damaged and keeps what stands before the hole. The file is not repaired: once the owner has taken note
 (`FileLog.start`), a new file states where the partitions stand from then on.
 
+*Unused room* is no bad place: zeros from the end of a frame to the end of the file, which a file that was not left in
+order has ahead of its end. In the last file it is cut off; in another it stays, and the next file's STATE tells whether
+anything had stood there. In the last file, where nobody else can tell, something durable that is missing without
+another bad place to blame makes it one.
+
 This module reads; the only writing is `FileLog.open`'s. What the bytes mean is `repl.replog.frames`.
 """
 
@@ -36,13 +41,12 @@ NOWHERE: Final = LogPosition(0, 0)
 @dataclass(slots=True)
 class Recovery:
     """What a log directory holds. `end` is the end of the last whole frame, `durable` the position below
-    which all was known to be on disk; `torn` asks for the last file to be cut at `end`."""
+    which all was known to be on disk. A torn end, or unused room, is not among the last file's `size_bytes`."""
 
     index: LogIndex = field(default_factory=LogIndex)
     damage: dict[int, str] = field(default_factory=dict)
     end: LogPosition = NOWHERE
     durable: LogPosition = NOWHERE
-    torn: bool = False
     marked: bool = False
     """The last frame states where everything stands: nothing above it can be lost unseen."""
 
@@ -86,7 +90,7 @@ class _Scan:
             file = LogFile(sequence, path, None, 0)
             self._found.index.files.append(file)
             with LogFileReader(self._io, file) as reader:
-                file.size_bytes = reader.size
+                file.size_bytes = file.disk_bytes = reader.size
                 self._file(file, reader, is_last=sequence == paths[-1][0])
 
     def _file(self, file: LogFile, reader: LogFileReader, *, is_last: bool) -> None:
@@ -116,8 +120,8 @@ class _Scan:
                 frame = reader.frame(position)
             except BadFrame as bad:
                 following = reader.find_frame_header(position + 1 if bad.end is None else bad.end)
-                if is_last and following is None and position > FILE_HEADER_BYTES and self._nothing_known_is_missing():
-                    self._found.torn = True
+                if following is None and position > FILE_HEADER_BYTES and self._is_end(reader, position, is_last):
+                    file.size_bytes = position
                     return
                 self._bad_place(str(bad))
                 if following is None:
@@ -127,13 +131,25 @@ class _Scan:
                 yield frame
                 position = frame.end
 
-    def _nothing_known_is_missing(self) -> bool:
+    def _is_end(self, reader: LogFileReader, position: int, is_last: bool) -> bool:
+        """Does the file just end at `position`, with nothing behind it but the remains of a write, or unused room?"""
+        missing = self._known_to_be_missing()
+        if not reader.is_unused(position):
+            return is_last and not missing
+        if is_last:
+            partitions = self._found.index.partitions
+            return all(p in self._in_doubt or (self._all_in_doubt and p not in partitions) for p in missing)
+        self._trouble = f"{reader.name} at byte {position}: nothing stands from here on"
+        return True
+
+    def _known_to_be_missing(self) -> list[int]:
+        """The partitions that end below what is known to have been durable."""
         partitions = self._found.index.partitions
-        return all(
-            partition in partitions and offset <= partitions[partition].leo
+        return [
+            partition
             for partition, offset in self._known_durable.items()
-            if offset
-        )
+            if offset and (partition not in partitions or offset > partitions[partition].leo)
+        ]
 
     def _bad_place(self, trouble: str) -> None:
         self._trouble = trouble

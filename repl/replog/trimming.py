@@ -59,7 +59,7 @@ def trim(
     for file in index.files[:-1]:
         if excess_bytes <= 0 or not _extend(plan, io, index, file, floors):
             break
-        excess_bytes -= file.size_bytes
+        excess_bytes -= file.disk_bytes
     if not plan.files:
         return
     if plan.starts:
@@ -129,6 +129,6 @@ def _write_frame(tail: LogTail, copies: list[_Copy], states: list[bytes]) -> lis
     buffers: list[bytes] = []
     for copy in copies:
         buffers += encode_entries(RunKind.COPIED, copy.partition, copy.epoch, 0, copy.base, copy.wires, copy.lengths)
-    at = tail.write([*buffers, *states], len(copies) + len(states))
-    tail.sync()  # each frame before the next: of two that were not synced the later one alone may reach the disk
+    # synced, each frame before the next: of two that were not, the later one alone may reach the disk
+    at = tail.write([*buffers, *states], len(copies) + len(states), synced=True)
     return [(copy, at.sequence, at.position) for copy in copies]

@@ -193,9 +193,9 @@ class LogWriter:
         buffers: list[bytes] = []
         for item in batch:
             buffers += item.buffers
-        at = self._tail.write(buffers, len(batch))
-        if self._synchronous or any(item.kind is RunKind.START for item in batch):
-            self._tail.sync()  # after a START the store forgets what stood in the entries that it drops
+        # after a START the store forgets what stood in the entries that it drops
+        synced = self._synchronous or any(item.kind is RunKind.START for item in batch)
+        at = self._tail.write(buffers, len(batch), synced=synced)
         durable: dict[int, int] = {}
         truncated: dict[int, int] = {}
         entries = 0
@@ -219,9 +219,7 @@ class LogWriter:
 
     def _quiet(self) -> None:
         if self._tail.durable == self._tail.end:
-            self._tail.mark()
-            if self._synchronous:
-                self._tail.sync()
+            self._tail.mark(synced=self._synchronous)
 
     def _trim(self, floors: Mapping[int, int], pins: Mapping[int, int]) -> None:
         """Down to the limit without what is pinned; then down to what pins may cost."""
@@ -248,12 +246,12 @@ class LogWriter:
     def _finish(self) -> None:
         self._tail.sync()
         if not self._tail.marked:
-            self._tail.mark()
-            self._tail.sync()
+            self._tail.mark(synced=False)
+        self._tail.leave()
 
     def check_space(self) -> None:
-        """Look at the free space now. Raises OSError."""
+        """Look at the free space now; the room of the newest file is taken, and free for entries. Raises OSError."""
         free = self._io.free_bytes(self._directory)
-        self.spendable_bytes = self.bytes_written + free
+        self.spendable_bytes = self.bytes_written + free + self._tail.room_bytes
         self._space_checked_at = time.monotonic()
         self._space_checked_bytes = self.bytes_written

@@ -26,6 +26,9 @@ from tests.faults.stage import FAULT, SESSION_S, STORAGE_FAILED, Nemesis, Stage
 
 ATTACH_TIMEOUT_S: Final = 10.0
 
+SYNCS: Final = "fdatasync,pwritev2"
+"""The calls that wait for the disk while a node is written to: the store's, and the log's writes that sync at once."""
+
 
 # -- processes --------------------------------------------------------------------------------------------------
 
@@ -256,7 +259,7 @@ def disk_full(stage: Stage) -> None:
 def sync_error(stage: Stage) -> None:
     """One sync of one node fails with EIO, once."""
     node = stage.victim()
-    with injected(node, "fdatasync", f"error=EIO:when={stage.chance.randrange(1, 20)}"):
+    with injected(node, SYNCS, f"error=EIO:when={stage.chance.randrange(1, 20)}"):
         stage.story.note(f"a sync of {node.name} will fail")
         _wait_for_end(node, 5.0)
 
@@ -264,7 +267,7 @@ def sync_error(stage: Stage) -> None:
 def slow_disk(stage: Stage) -> None:
     """Each sync of one node takes two seconds."""
     node = stage.victim()
-    with injected(node, "fdatasync", "delay_enter=2000000"):
+    with injected(node, SYNCS, "delay_enter=2000000"):
         stage.story.note(f"a sync of {node.name} takes 2 s")
         stage.wait(SESSION_S * 1.5, SESSION_S * 2.5)
     stage.story.note(f"{node.name}'s disk is itself again")
@@ -273,9 +276,7 @@ def slow_disk(stage: Stage) -> None:
 def kill_at_call(stage: Stage) -> None:
     """kill -9 of one node at a random one of its next calls that write, sync, rename or send."""
     node = stage.victim()
-    calls = stage.chance.choice(
-        ["fdatasync", "write,pwrite64,writev", "sendto,sendmsg", "fsync,rename", "write,sendto"]
-    )
+    calls = stage.chance.choice([SYNCS, "write,pwrite64,writev", "sendto,sendmsg", "fsync,rename", "write,sendto"])
     place = stage.chance.choice([1, 2, 3, 5, 8, 13, 21, 34, 55, 89])
     with injected(node, calls, f"signal=SIGKILL:when={place}"):
         stage.story.note(f"{node.name} will be killed at its {place}. {calls}")
@@ -363,7 +364,7 @@ def corrupt(stage: Stage) -> None:
     node = stage.victim()
     node.kill()
     files = sorted((node.data_dir / "log").glob("*.log"), key=lambda path: path.stat().st_mtime)
-    newest = next(path for path in reversed(files) if path.stat().st_size > 1000)
+    newest = next(path for path in reversed(files) if len(path.read_bytes().rstrip(b"\0")) > 1000)
     data = bytearray(newest.read_bytes())
     end = len(bytes(data).rstrip(b"\0"))
     place = stage.chance.randrange(end // 4, end // 2)

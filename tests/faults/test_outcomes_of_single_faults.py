@@ -21,7 +21,7 @@ from tests.faults.campaign import SHORT_LOG, staged
 from tests.faults.lab import PARTITIONS, SESSION_MS, Lab, cluster_address
 from tests.faults.linearizability import check
 from tests.faults.load import BUCKET, Connection, History, Load, Reply, path_of, read_all
-from tests.faults.nemeses import injected
+from tests.faults.nemeses import SYNCS, injected
 
 KEYS: Final = [f"k{number}" for number in range(12)]
 
@@ -119,7 +119,7 @@ def test_a_leader_with_a_slow_disk_hands_over_and_takes_nobody_out(tmp_path: Pat
         load = Load(lab.places, KEYS, history, random.Random(1))
         load.start()
         try:
-            with injected(lab.nodes["n1"], "fdatasync", "delay_enter=2000000"):
+            with injected(lab.nodes["n1"], SYNCS, "delay_enter=2000000"):
                 until("n1 leads nothing", lambda: "n1" not in (lab.leaders() or {0: "n1"}).values(), 30)
                 assert all({"n2", "n3"} <= members for members in isr_by_partition(lab, "n2").values())
         finally:

@@ -12,8 +12,12 @@ from typing import Any, NamedTuple
 from repl.model.entry import Entry, EntryKind, make_entry
 from repl.model.errors import LocalFault
 from repl.replog.epochs import clipped, extended, truncated
+from repl.replog.frames import FILE_HEADER_BYTES
+from repl.replog.index import LogFile
 from repl.replog.log import FileLog
 from repl.replog.port import EpochTable, Replog
+from repl.replog.reader import Frame, LogFileReader
+from tests.replog.memory_disk import MemoryDisk
 
 CLUSTER = bytes(range(16))
 DIRECTORY = Path("/log")
@@ -89,6 +93,18 @@ class Listener:
             while not self.failures:
                 assert self._changed.wait(deadline - time.monotonic()), "the log did not fail"
             return self.failures[0]
+
+
+def whole_frames(disk: MemoryDisk, name: str) -> list[Frame]:
+    """The frames of a log file, all whole, up to its end or to unused room."""
+    frames: list[Frame] = []
+    with LogFileReader(disk, LogFile(0, DIRECTORY / name, None, 0)) as reader:
+        reader.file_header()
+        position = FILE_HEADER_BYTES
+        while not reader.is_unused(position):
+            frames.append(reader.frame(position))
+            position = frames[-1].end
+    return frames
 
 
 def kill(log: FileLog, disk: Any) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from threading import RLock
+from typing import NamedTuple
 
 SECTOR_BYTES = 64
 """Smaller than real ones, so that the small frames of tests tear in many places."""
@@ -22,29 +23,51 @@ class Stopped(OSError):
     """The process was killed here."""
 
 
+class Write(NamedTuple):
+    """Bytes at a place."""
+
+    position: int
+    data: bytes
+
+
+class Cut(NamedTuple):
+    """A smaller size."""
+
+    size: int
+
+
+class Room(NamedTuple):
+    """A larger size; what is new reads as zeros."""
+
+    size: int
+
+
 class File:
     """One file: what reading shows, what is on the platter, and the changes between the two."""
 
     def __init__(self) -> None:
         self.cached = bytearray()
         self.synced = bytearray()
-        self.pending: list[tuple[int, bytes] | int] = []
+        self.pending: list[Write | Cut | Room] = []
 
-    def write(self, position: int, data: bytes) -> None:
-        _write(self.cached, position, data)
-        self.pending.append((position, data))
+    def change(self, change: Write | Cut | Room) -> None:
+        _change(self.cached, change)
+        self.pending.append(change)
 
     def truncate(self, size: int) -> None:
-        del self.cached[size:]
-        self.pending.append(size)
+        self.change(Cut(size))
 
     def sync(self) -> None:
         for change in self.pending:  # and nothing else: what is not known to be dirty is not written
-            if isinstance(change, int):
-                del self.synced[change:]
-            else:
-                _write(self.synced, *change)
+            _change(self.synced, change)
         self.pending.clear()
+
+    def sync_write(self, write: Write) -> None:
+        """That write is on the platter, with a size that holds it; what else is pending is as it was."""
+        assert not any(isinstance(change, Cut) for change in self.pending), "a write waits for a cut to be synced"
+        self.pending.remove(write)
+        _change(self.synced, write)
+        self.pending = [c for c in self.pending if not isinstance(c, Room) or c.size > len(self.synced)]
 
     def survive(self, how: str, random: Random) -> File:
         """The file that the next process finds; all of it is then on the platter."""
@@ -53,9 +76,12 @@ class File:
             data = self.cached[:]
         elif how == "torn":
             for change in self.pending:
-                if isinstance(change, int):
+                if isinstance(change, Cut):
                     if random.random() < 0.5:
-                        del data[change:]
+                        _change(data, change)
+                    continue
+                if isinstance(change, Room):
+                    _change(data, Room(random.choice([0, change.size, random.randint(0, change.size)])))
                     continue
                 position, written = change
                 end = random.choice(
@@ -74,9 +100,15 @@ class File:
         return file
 
 
-def _write(data: bytearray, position: int, written: bytes) -> None:
-    data.extend(bytes(max(0, position - len(data))))
-    data[position : position + len(written)] = written
+def _change(data: bytearray, change: Write | Cut | Room) -> None:
+    match change:
+        case Write(position, written):
+            data.extend(bytes(max(0, position - len(data))))
+            data[position : position + len(written)] = written
+        case Cut(size):
+            del data[size:]
+        case Room(size):
+            data.extend(bytes(max(0, size - len(data))))
 
 
 class MemoryDisk:
@@ -119,15 +151,15 @@ class MemoryDisk:
         """The same disk, all of it on the platter, for trying something on it."""
         return self.survivor("kept", Random(0))
 
-    def _step(self, what: str, write: tuple[File, int, bytes] | None = None) -> None:
+    def _step(self, what: str, write: tuple[File, Write] | None = None) -> None:
         if self.stopped:
             raise Stopped(errno.EIO, "the process was killed")
         self.steps.append(what)
         if self.stop_at is not None and len(self.steps) >= self.stop_at:
             self.stopped = True
             if write is not None and self.tear_write:
-                file, position, data = write
-                file.write(position, data[: len(data) // 2])
+                file, (position, data) = write
+                file.change(Write(position, data[: len(data) // 2]))
             raise Stopped(errno.EIO, "the process was killed")
         error = self.fault(what)
         if error is not None:
@@ -179,10 +211,26 @@ class MemoryDisk:
 
     def pwritev(self, fd: int, buffers: Sequence[bytes], position: int) -> None:
         with self.lock:
-            data = b"".join(buffers)
+            write = Write(position, b"".join(buffers))
             file = self.descriptors[fd]
-            self._step(f"write {len(data)}", (file, position, data))
-            file.write(position, data)
+            self._step(f"write {len(write.data)}", (file, write))
+            file.change(write)
+
+    def pwritev_synced(self, fd: int, buffers: Sequence[bytes], position: int) -> None:
+        with self.lock:
+            self.pwritev(fd, buffers, position)
+            file = self.descriptors[fd]
+            write = file.pending[-1]
+            assert isinstance(write, Write)
+            self._step("dsync")
+            file.sync_write(write)
+
+    def allocate(self, fd: int, position: int, length: int) -> None:
+        with self.lock:
+            file = self.descriptors[fd]
+            assert position == len(file.cached), "room elsewhere than at the end"
+            self._step(f"allocate {length}")
+            file.change(Room(position + length))
 
     def truncate(self, fd: int, size: int) -> None:
         with self.lock:

@@ -9,10 +9,8 @@ import pytest
 
 from repl.model.entry import EntryKind, make_entry
 from repl.replog.frames import FILE_HEADER_BYTES, RunKind
-from repl.replog.index import LogFile
 from repl.replog.log import FileLog
-from repl.replog.reader import LogFileReader
-from tests.replog.log_story import DIRECTORY, History, Listener, entries, kill, open_log, wait_until
+from tests.replog.log_story import History, Listener, entries, kill, open_log, wait_until, whole_frames
 from tests.replog.memory_disk import File, MemoryDisk
 
 FLIPS = (0x01, 0x80, 0xFF)
@@ -70,15 +68,11 @@ def loaded_bytes(disk: MemoryDisk) -> set[tuple[str, int]]:
 
     (A lost truncation is told, and made good, by the next state.)"""
     loaded: set[tuple[str, int]] = set()
-    for name, file in disk.files.items():
-        with LogFileReader(disk, LogFile(0, DIRECTORY / name, None, 0)) as reader:
-            reader.file_header()
-            frames = list(reader.frames(FILE_HEADER_BYTES))
-        for frame in frames:
+    for name in disk.files:
+        for frame in whole_frames(disk, name):
             if any(run.kind is RunKind.ENTRIES for run in frame.runs):
                 loaded.update((name, at) for at in range(frame.position, frame.end))
                 loaded.update((name, at) for at in range(FILE_HEADER_BYTES))
-        assert frames[-1].end == len(file.cached)
     return loaded
 
 
@@ -315,13 +309,11 @@ def test_a_lost_truncation_never_leaves_the_entries_that_it_dropped(close: bool)
         kill(log, disk)
     left = disk.survivor("kept", Random(0))
     name = "0000000000000001.log"
-    with LogFileReader(left, LogFile(1, DIRECTORY / name, None, 0)) as reader:
-        reader.file_header()
-        lost = [
-            frame.position
-            for frame in reader.frames(FILE_HEADER_BYTES)
-            if any(run.kind is RunKind.TRUNCATE or (run.partition == 0 and run.base == 5) for run in frame.runs)
-        ]
+    lost = [
+        frame.position
+        for frame in whole_frames(left, name)
+        if any(run.kind is RunKind.TRUNCATE or (run.partition == 0 and run.base == 5) for run in frame.runs)
+    ]
     for position in lost:
         left = left.flipped(name, position + 50, 2)
     log = open_log(left)

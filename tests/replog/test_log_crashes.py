@@ -122,7 +122,7 @@ THIRD = (append(0, 3, 1), append(3, 1, 1))
 
 def told(disk: MemoryDisk) -> Story:
     """The whole story, or as far as the disk goes."""
-    story = Story(disk, size_limit_bytes=2000)
+    story = Story(disk, size_limit_bytes=2000, file_bytes=1000)
     story.process(*FIRST) and story.process(*SECOND) and story.process(*THIRD)
     return story
 
@@ -133,7 +133,18 @@ def test_the_story_has_all_that_may_go_wrong() -> None:
     story = told(disk)
     assert not disk.stopped
     kinds = {step.split()[0] for step in disk.steps}
-    assert kinds == {"create", "write", "fsync", "fdatasync", "rename", "unlink", "sync"}
+    assert kinds == {
+        "create",
+        "allocate",
+        "write",
+        "dsync",
+        "fdatasync",
+        "truncate",
+        "fsync",
+        "rename",
+        "unlink",
+        "sync",
+    }
     log = open_log(disk)
     assert story.history.recovered_as(log) == len(story.history.states) - 1
     assert log.recovered()[0].start > 0

@@ -35,7 +35,7 @@ def failing(step: str, error: OSError, after: int = 0) -> Callable[[str], OSErro
     return fault
 
 
-@pytest.mark.parametrize("step", ["fdatasync", "write", "create", "fsync", "rename", "sync directory"])
+@pytest.mark.parametrize("step", ["dsync", "write", "allocate", "create", "fsync", "rename", "sync directory"])
 def test_the_first_failure_ends_the_log(step: str) -> None:
     """One failed write or sync is reported once, nothing of it is called durable, and nothing is tried again."""
     disk = MemoryDisk()
@@ -103,7 +103,7 @@ def test_after_a_failed_sync_the_next_process_writes_the_bytes_again() -> None:
     listener = Listener(log)
     log.append(0, entries(1, 0, 1))
     assert listener.wait({0: 1})
-    disk.fault = failing("fdatasync", OSError(errno.EIO, "Input/output error"))
+    disk.fault = failing("dsync", OSError(errno.EIO, "Input/output error"))
     log.append(0, entries(1, 1, 1))
     listener.wait_for_failure()
     with pytest.raises(LocalFault):
@@ -172,10 +172,10 @@ def test_one_sync_serves_all_that_waits() -> None:
     began = threading.Event()
 
     class SlowDisk(MemoryDisk):
-        def fdatasync(self, fd: int) -> None:
+        def pwritev_synced(self, fd: int, buffers: Sequence[bytes], position: int) -> None:
             began.set()
             assert release.wait(20)
-            super().fdatasync(fd)
+            super().pwritev_synced(fd, buffers, position)
 
     disk = SlowDisk()
     log = open_log(disk, file_bytes=1 << 20, batch_bytes=1 << 20)
@@ -322,7 +322,7 @@ def test_reading_rotten_bytes_raises_corruption() -> None:
     assert listener.wait({0: 3})
     file = disk.files["0000000000000001.log"]
     intact = bytes(file.cached)
-    for position in range(112, len(intact)):
+    for position in range(112, log._tail.end.position):
         file.cached[position] ^= 0x10
         with pytest.raises(Corruption):
             log.read(0, 0, 3, 1 << 20)

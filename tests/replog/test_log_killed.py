@@ -19,7 +19,7 @@ from tests.replog.log_story import History, Listener, entries
 ROOT = Path(__file__).parents[2]
 SYSCALLS = [
     "pwritev,pwritev2",
-    "fdatasync",
+    "fallocate",
     "fsync",
     "rename,renameat,renameat2",
     "unlink,unlinkat",
