@@ -35,6 +35,8 @@ and an entry that would need more is refused as too large."""
 
 _FILE_HEADER: Final = Struct("<8sII16sQQQ")
 _FRAME_HEADER: Final = Struct("<4sBBHIIQQQQ")
+_FRAME_HEAD: Final = Struct("<4sBBHIIQQQ")
+"""The same without its checksum."""
 _RUN_HEADER: Final = Struct("<IBBHIIQII")
 _STATE_ROW: Final = Struct("<IQ")
 _U64: Final = Struct("<Q")
@@ -133,17 +135,19 @@ def frame_seed(salt: int, position: int) -> int:
 def encode_frame_header(body: bytes, run_count: int, *, durable: LogPosition, complete: bool, seed: int) -> bytes:
     """The header that goes before `body`."""
     assert len(body) <= MAX_BODY_BYTES
-    head = _FRAME_HEADER.pack(
+    flags = _COMPLETE if complete else 0
+    sequence, position = durable
+    head = _FRAME_HEAD.pack(
         FRAME_MAGIC,
         FORMAT_VERSION,
-        _COMPLETE if complete else 0,
+        flags,
         0,
         len(body),
         run_count,
-        *durable,
+        sequence,
+        position,
         xxh64_intdigest(body, seed),
-        0,
-    )[:-_CHECKSUM_BYTES]
+    )
     return head + _U64.pack(xxh64_intdigest(head, seed))
 
 

@@ -21,6 +21,7 @@ from typing import Final
 from repl.replog.files import NOT_KNOWN, FileIO
 from repl.replog.frames import (
     FILE_HEADER_BYTES,
+    FRAME_HEADER_BYTES,
     FileHeader,
     LogPosition,
     encode_file_header,
@@ -62,16 +63,13 @@ class LogTail:
         self._file = LogFile(0, directory, None, 0)
         self._sync_lock = Lock()
         self._failed = False
+        self.end = LogPosition(0, 0)
+        """Where the next frame goes."""
         self.durable = LogPosition(0, 0)
         self.marked = False
         """True while nothing was written since all partitions were last stated."""
         self.fsync_count = 0
         self.fsync_seconds = 0.0
-
-    @property
-    def end(self) -> LogPosition:
-        """Where the next frame goes."""
-        return LogPosition(self._file.sequence, self._file.size_bytes)
 
     @property
     def room_bytes(self) -> int:
@@ -96,7 +94,7 @@ class LogTail:
             position += len(data)
         self._io.fsync(fd)
         self._io.sync_directory(self._directory)
-        self.durable = self.end
+        self.durable = self.end = LogPosition(file.sequence, file.size_bytes)
         self.marked = marked
 
     def _check_never_failed(self) -> None:
@@ -120,7 +118,8 @@ class LogTail:
         salt = int.from_bytes(os.urandom(8), "little")
         fd = self._io.create(new_path(path))
         header = encode_file_header(FileHeader(self._cluster_uuid, sequence, salt))
-        frame = self._frame(self._state_runs(), len(self._index.partitions), FILE_HEADER_BYTES, salt, complete=True)
+        count = len(self._index.partitions)
+        frame = self._frame(b"".join(self._state_runs()), count, FILE_HEADER_BYTES, salt, complete=True)
         self._io.pwritev(fd, [header, *frame], 0)
         self._io.fsync(fd)
         self._io.rename(new_path(path), path)
@@ -128,10 +127,10 @@ class LogTail:
         with self._sync_lock:
             self.close()
             self._fd = fd
-            size_bytes = sum(map(len, frame)) + FILE_HEADER_BYTES
+            size_bytes = FILE_HEADER_BYTES + sum(map(len, frame))
             self._file = LogFile(sequence, path, salt, size_bytes, size_bytes)
             self._room_refused = False
-            self.durable = self.end
+            self.durable = self.end = LogPosition(sequence, size_bytes)
             with self._index.lock:
                 self._index.files.append(self._file)
         self.marked = True
@@ -139,16 +138,9 @@ class LogTail:
     def _state_runs(self) -> list[bytes]:
         return [encode_state(*state) for state in states(self._index.partitions)]
 
-    def _frame(self, runs: Sequence[bytes], count: int, position: int, salt: int, *, complete: bool) -> list[bytes]:
-        body = b"".join(runs)
-        header = encode_frame_header(
-            body,
-            count,
-            durable=self.durable,
-            complete=complete,
-            seed=frame_seed(salt, position),
-        )
-        return [header, body]
+    def _frame(self, body: bytes, count: int, position: int, salt: int, *, complete: bool) -> tuple[bytes, bytes]:
+        seed = frame_seed(salt, position)
+        return encode_frame_header(body, count, durable=self.durable, complete=complete, seed=seed), body
 
     def write(self, runs: Sequence[bytes], count: int, *, synced: bool) -> LogPosition:
         """Write `count` runs, given as buffers one after another, as one frame; returns where it begins. When it is
@@ -163,42 +155,41 @@ class LogTail:
         self.marked = True
 
     def _write(self, runs: Sequence[bytes], count: int, *, complete: bool, synced: bool) -> LogPosition:
-        file = self._file
-        assert file.salt is not None
-        at = self.end
-        frame = self._frame(runs, count, at.position, file.salt, complete=complete)
+        at, fd, salt = self.end, self._fd, self._file.salt
+        assert fd is not None
+        assert salt is not None
+        body = b"".join(runs)
+        frame = self._frame(body, count, at.position, salt, complete=complete)
+        size_bytes = FRAME_HEADER_BYTES + len(body)
         self._check_never_failed()
         try:
             if synced:
                 with self._sync_lock:
                     if self.durable == at:
-                        self._write_synced(frame, at)
+                        self._make_room(fd, size_bytes)
+                        began = time.perf_counter()
+                        self._io.pwritev_synced(fd, frame, at.position)
+                        self._synced(began)
+                        self._grow(size_bytes)
+                        self.durable = self.end
                         return at
-            assert self._fd is not None
-            self._io.pwritev(self._fd, frame, at.position)
+            self._io.pwritev(fd, frame, at.position)
         except OSError:
             self._failed = True
             raise
-        self._grow(frame)
+        self._grow(size_bytes)
         if synced:  # what stands before it is not: a write can wait for its own bytes alone
             self.sync()
         return at
 
-    def _write_synced(self, frame: Sequence[bytes], at: LogPosition) -> None:
-        assert self._fd is not None
-        self._make_room(sum(map(len, frame)))
-        began = time.perf_counter()
-        self._io.pwritev_synced(self._fd, frame, at.position)
-        self._synced(began)
-        self._grow(frame)
-        self.durable = self.end
-
-    def _grow(self, frame: Sequence[bytes]) -> None:
+    def _grow(self, size_bytes: int) -> None:
         file = self._file
-        file.size_bytes += sum(map(len, frame))
-        file.disk_bytes = max(file.disk_bytes, file.size_bytes)
+        end = file.size_bytes = file.size_bytes + size_bytes
+        if end > file.disk_bytes:
+            file.disk_bytes = end
+        self.end = LogPosition(file.sequence, end)
 
-    def _make_room(self, frame_bytes: int) -> None:
+    def _make_room(self, fd: int, frame_bytes: int) -> None:
         """See to it that a small frame is written into room that the file has, if it can have some."""
         file = self._file
         if frame_bytes <= self.room_bytes or frame_bytes > SMALL_FRAME_BYTES or self._room_refused:
@@ -206,14 +197,13 @@ class LogTail:
         room_to = min(file.size_bytes + ROOM_BYTES, self._file_bytes)
         if room_to < file.size_bytes + frame_bytes:
             return
-        assert self._fd is not None
         try:
-            self._io.allocate(self._fd, file.disk_bytes, room_to - file.disk_bytes)
+            self._io.allocate(fd, file.disk_bytes, room_to - file.disk_bytes)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
             self._room_refused = True
-            room_to = self._io.size(self._fd)
+            room_to = self._io.size(fd)
         file.disk_bytes = room_to
 
     def sync(self) -> None:

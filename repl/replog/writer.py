@@ -164,20 +164,19 @@ class LogWriter:
         batch = [first]
         size = first.size_bytes
         held = self._held
-        try:
-            while size < self._batch_bytes:
-                if not held:
-                    held += self.queue.get_nowait()
-                item = held[0]
-                if not isinstance(item, Queued) or size + item.size_bytes > self._batch_bytes:
+        while size < self._batch_bytes:
+            if not held:
+                if self.queue.empty():
                     break
-                if item.kind in CUTS and any(b.partition == item.partition for b in batch):
-                    break  # an offset stands at most once in a frame: a truncation comes first for its partition
-                held.popleft()
-                batch.append(item)
-                size += item.size_bytes
-        except Empty:
-            pass
+                held += self.queue.get()  # nobody else takes anything from it
+            item = held[0]
+            if not isinstance(item, Queued) or size + item.size_bytes > self._batch_bytes:
+                break
+            if item.kind in CUTS and any(b.partition == item.partition for b in batch):
+                break  # an offset stands at most once in a frame: a truncation comes first for its partition
+            held.popleft()
+            batch.append(item)
+            size += item.size_bytes
         return batch
 
     def _commit(self, batch: list[Queued]) -> None:
@@ -191,8 +190,10 @@ class LogWriter:
             if self._index.size_bytes() > self._size_limit_bytes:
                 self.on_above_limit()
         buffers: list[bytes] = []
+        size_bytes = 0
         for item in batch:
             buffers += item.buffers
+            size_bytes += item.size_bytes
         # after a START the store forgets what stood in the entries that it drops
         synced = self._synchronous or any(item.kind is RunKind.START for item in batch)
         at = self._tail.write(buffers, len(batch), synced=synced)
@@ -214,7 +215,7 @@ class LogWriter:
                 durable[item.partition] = partition.leo
         self.batches_written += 1
         self.entries_written += entries
-        self.bytes_written += sum(item.size_bytes for item in batch)
+        self.bytes_written += size_bytes
         self.on_durable(durable, truncated)
 
     def _quiet(self) -> None:
