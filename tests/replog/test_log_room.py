@@ -13,13 +13,11 @@ import pytest
 
 from repl.model.errors import LocalFault
 from repl.replog import tail as tail_module
-from repl.replog.files import SystemFiles
 from repl.replog.frames import FILE_HEADER_BYTES, LogPosition
-from repl.replog.index import LogFile, LogIndex
+from repl.replog.index import LogFile
 from repl.replog.log import FileLog
 from repl.replog.reader import SEARCH_BYTES, LogFileReader
 from repl.replog.recovery import recover
-from repl.replog.tail import LogTail
 from tests.replog.log_story import CLUSTER, DIRECTORY, Listener, entries, kill, open_log, whole_frames
 from tests.replog.memory_disk import MemoryDisk
 
@@ -180,88 +178,6 @@ def test_a_disk_that_has_no_room_ahead_still_takes_what_fits(number: int, partly
     assert found_in(disk.survivor("lost", Random(0))) == {0: (leo, False)}
 
 
-# -- writes that are their own sync -----------------------------------------------------------------------------
-
-
-def a_tail(disk: MemoryDisk) -> LogTail:
-    tail = LogTail(disk, DIRECTORY, CLUSTER, LogIndex(), file_bytes=FILE_BYTES)
-    tail.roll()
-    return tail
-
-
-def test_a_synced_write_behind_unsynced_ones_syncs_them_all() -> None:
-    """A write can wait for its own bytes alone: with others before it the file is synced, and then `durable` moves."""
-    disk = MemoryDisk()
-    tail = a_tail(disk)
-    tail.write([b"one"], 1, synced=True)
-    assert tail.durable == tail.end
-    assert disk.steps[-1] == "dsync"
-    tail.write([b"two"], 1, synced=False)
-    assert tail.durable < tail.end
-    tail.mark(synced=True)
-    assert tail.durable == tail.end
-    assert disk.steps[-1] == "fdatasync"
-    assert not disk.files[FIRST].pending
-    assert tail.fsync_count == 2
-    tail.close()
-
-
-@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
-def test_a_system_that_cannot_sync_in_a_write_is_asked_once(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A refused flag is no failure: the bytes are written and the file is synced, from then on in two calls."""
-    asked: list[int] = []
-    synced: list[int] = []
-    pwritev, fdatasync = os.pwritev, os.fdatasync
-
-    def refusing(fd: int, buffers: Sequence[bytes], position: int, flags: int = 0) -> int:
-        if flags:
-            asked.append(flags)
-            raise OSError(number, os.strerror(number))
-        return pwritev(fd, buffers, position)
-
-    def counted(fd: int) -> None:
-        synced.append(fd)
-        fdatasync(fd)
-
-    monkeypatch.setattr(os, "pwritev", refusing)
-    monkeypatch.setattr(os, "fdatasync", counted)
-    io = SystemFiles()
-    fd = io.create(tmp_path / "file")
-    io.pwritev_synced(fd, [b"ab", b"c"], 0)
-    io.pwritev_synced(fd, [b"d"], 3)
-    assert io.pread(fd, 9, 0) == b"abcd"
-    assert (len(asked), len(synced)) == (1, 2)
-    io.close(fd)
-
-
-def test_a_synced_write_that_was_short_is_finished_and_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a short write left out follows, and is on disk as well when the call returns; an error in it is one."""
-    synced: list[int] = []
-    pwritev = os.pwritev
-
-    def short(fd: int, buffers: Sequence[bytes], position: int, flags: int = 0) -> int:
-        return pwritev(fd, [b"".join(buffers)[:3]], position, flags)
-
-    monkeypatch.setattr(os, "pwritev", short)
-    monkeypatch.setattr(os, "fdatasync", synced.append)
-    io = SystemFiles()
-    fd = io.create(tmp_path / "file")
-    io.pwritev_synced(fd, [b"ab", b"cde", b"fg"], 2)
-    assert io.pread(fd, 20, 0) == b"\0\0abcdefg"
-    assert synced == [fd]
-
-    def full(fd: int, data: bytes, position: int) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(OSError, match="No space"):
-        io.pwritev_synced(fd, [b"abcd"], 9)
-    assert synced == [fd]
-    io.close(fd)
-
-
 def test_real_files_get_room_that_reads_as_zeros_and_lose_it_again(tmp_path: Path) -> None:
     """On a real file system a killed log's file is longer than what it holds, and a start cuts it; a closed one's is
     not. (Where the file system has no such room the file ends with its last frame.)"""
@@ -378,6 +294,19 @@ def test_a_hole_at_the_end_of_an_old_file_is_found_by_the_next_one() -> None:
     assert log.recovered()[1].damage.endswith(f"({FIRST} at byte {frame.position}: nothing stands from here on)")
     log.close()
     assert found_in(left)[1] == (lost, True)
+
+
+def test_a_torn_frame_before_the_room_of_an_old_file_is_a_bad_place() -> None:
+    """What was not cut off when its file was left was durable: zeros behind it make it no torn end."""
+    disk, leos = two_files()
+    frame = whole_frames(disk, FIRST)[-1]
+    left = zeroed(disk, FIRST, frame.position + 60, frame.end)
+    for data in (left.files[FIRST].cached, left.files[FIRST].synced):
+        data.extend(bytes(1000))
+    assert found_in(left, leos)[1] == (frame.runs[0].base, True)
+    log = open_log(left)
+    assert f"({FIRST} at byte {frame.position}: a frame fails its checksum)" in log.recovered()[1].damage
+    log.close()
 
 
 def test_room_at_the_end_of_an_old_file_is_no_bad_place() -> None:
