@@ -51,7 +51,8 @@ class Build:
         if since is None:
             self._changes += [(e.offset, e.key_hash >> 44, e.leaf_change) for e in entries if e.leaf_change]
         else:
-            self._delta.change_all((e.key_hash >> 44, e.leaf_change) for e in entries if e.offset >= since)
+            changed = (e for e in entries if e.leaf_change and e.offset >= since)  # a barrier is in no segment
+            self._delta.change_all((e.key_hash >> 44, e.leaf_change) for e in changed)
 
     def begins_at(self, offset: int) -> None:
         """The snapshot is of `offset`: of what was gathered, only what came at or above it is not in it."""

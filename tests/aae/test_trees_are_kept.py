@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from aae.building import Build
 from aae.files import save_tree, take_tree
 from aae.keeping import Trees
 from aae.kept import Copy, State
 from aae.row_leaves import leaf_of_row
 from aae.tree import Tree
 from node.timesource import SystemTime
-from repl.model.entry import Entry
+from repl.model.entry import Entry, EntryKind, make_entry
 from repl.store.leveldb import LevelStore
 from repl.store.port import PartitionStep
 from tests.store.histories import History, open_store
@@ -269,3 +270,14 @@ def test_a_tree_file_is_of_one_partition_copy_and_offset(tmp_path: Path) -> None
     assert found is not None
     assert not found.differing_leaves(tree)
     assert take_tree(tmp_path / "t", 4, 2, 100) is None
+
+
+def test_a_barrier_that_is_applied_while_a_tree_is_built_is_in_no_segment() -> None:
+    """A leader's first entry changes no leaf: the build of a tree whose range does not begin at 0 takes it, before the
+    snapshot and after."""
+    barrier = make_entry(EntryKind.BARRIER, 5, 0, request_id=b"", origin=bytes(16), time_ms=0)
+    build = Build(1000, 2000)
+    build.gather([barrier])
+    build.begins_at(0)
+    build.gather([barrier._replace(offset=1)])
+    assert not build.finished(Tree(1000, 2000)).differing_leaves(Tree(1000, 2000))
