@@ -161,8 +161,8 @@ class _Connection(asyncio.Protocol):
         self._parser = HttpResponseParser(self)
         self._future: asyncio.Future[bytes] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        """When somebody looks whether the patience is over. It runs on from one exchange into the next, so that none sets
-        and cancels one of its own; at rest it runs out."""
+        """When somebody looks whether the patience is over. It runs on from one exchange into the next, so that none
+        sets and cancels one of its own; at rest it runs out."""
         self._fault: Exception | None = None
 
     # ---------------------------------------------------------------- for the peer
