@@ -83,8 +83,9 @@ class Network:
         net, _, number = host.address.rpartition(".")
         fresh = host._replace(address=f"{net}.{int(number) + 60 if int(number) < 130 else int(number) - 110}")
         device = ["-n", host.namespace, "addr"]
-        _run("ip", *device, "add", f"{fresh.address}/24", "dev", "eth0")
+        # The old one first: where the kernel does not promote secondary addresses, the new one would go with it.
         _run("ip", *device, "del", f"{host.address}/24", "dev", "eth0")
+        _run("ip", *device, "add", f"{fresh.address}/24", "dev", "eth0")
         self.hosts[name] = fresh
 
     def drop(self, source: str, target: str) -> None:
