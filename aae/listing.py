@@ -5,7 +5,7 @@ Reads only; what is not known is None, never a guess. The story goes on in `node
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from itertools import islice
 from typing import Any, Final
@@ -57,8 +57,8 @@ def samples(manager: Manager, wall_ms: int) -> list[Sample]:
     return found
 
 
-def listed(manager: Manager, healing: Healing, results: int, wall_ms: int) -> dict[str, Any]:
-    """The check that runs, and every peer with its newest `results`."""
+def listed(manager: Manager, healing: Healing, results: int, wall_ms: int, queues: Collection[str]) -> dict[str, Any]:
+    """The check that runs, and every peer with its newest `results`. `queues`: those that there are on this node."""
     running = manager.running
     return {
         "running": None
@@ -77,25 +77,29 @@ def listed(manager: Manager, healing: Healing, results: int, wall_ms: int) -> di
             "queued": running.findings.queued,
             "estimate_s": _estimate_s(running.began_ms, running.findings, wall_ms),
         },
-        "peers": [_peer(manager, peer, healing, results) for peer in manager.peers.values()],
+        "peers": [_peer(manager, peer, healing, results, queues) for peer in manager.peers.values()],
     }
 
 
-def _peer(manager: Manager, peer: Peer, healing: Healing, results: int) -> dict[str, Any]:
+def _peer(manager: Manager, peer: Peer, healing: Healing, results: int, queues: Collection[str]) -> dict[str, Any]:
     settings, remembered = peer.settings, peer.remembered
     upcoming = manager.upcoming(settings.name)
     suspended, learned = remembered.suspended, remembered.standing.learned
     bucket_types = settings.bucket_types.split(",")
-    healed = healing.peers.get(settings.name)
+    delisted = settings.queue not in queues
+    healed = None if delisted else healing.peers.get(settings.name)
     return {
         "name": settings.name,
         "urls": settings.urls.split(","),
         "cluster": settings.cluster or None,
         "queue": settings.queue,
+        "queue_delisted": delisted,
         "bucket_types": bucket_types,
         "bidirectional": settings.bidirectional,
         "state": "suspended" if suspended is not None else "idle" if peer.plan is None else "scheduled",
-        "reason": _why(peer),
+        "reason": _why(peer)
+        if not delisted
+        else f"there is no queue {settings.queue}: delisted, or not registered yet; every check ends with an error",
         "suspended": None if suspended is None else asdict(suspended),
         "next_ms": peer.retry.at_ms if peer.retry is not None else upcoming[0][0] if upcoming else None,
         "next_kind": peer.retry.kind.value if peer.retry is not None else upcoming[0][1].value if upcoming else None,

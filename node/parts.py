@@ -293,7 +293,8 @@ class Parts:
         """What this node says of its full-sync: its `checks`, with newest `results` of each peer, or its `trees`."""
         if what == "trees":
             return listing.trees_listed(self.fullsync.trees)
-        found = listing.listed(self.fullsync.manager, self.fullsync.healing, results, self.time.wall_ms())
+        there = self.queues.machines()
+        found = listing.listed(self.fullsync.manager, self.fullsync.healing, results, self.time.wall_ms(), there)
         return {**self.fullsync.status(), "node": self.settings.node.name, **found}
 
     def _build_folding(self) -> Folding:

@@ -40,6 +40,10 @@ class RiakView:
         """See Sights.preflist."""
         return preflist_of(key, self._parts.controller.records)
 
+    def check_type(self, bucket_type: bytes) -> None:
+        """See Sights.check_type."""
+        self._parts.coordinator.routes.partitions(bucket_type)
+
 
 def stats_of(
     node: str, records: Records, registrations: Mapping[str, Registration], samples: Iterable[Sample]

@@ -5,15 +5,23 @@ They lie on the node that fetched them, so `--admin` says whose are meant. What 
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 
 from node.cli.cluster import listed
 from node.cli.exits import CommandFailed, Exit
+from node.cli.moves import confirm
 from node.cli.output import cell, echo_json, echo_table, moment, output_option
 from node.cli.queue import BY
 from node.cli.remote import AdminClient, admin_option
 
 IDS = click.argument("ids", metavar="[ID]...", nargs=-1, type=click.IntRange(1))
+YES = click.option("--yes", is_flag=True, help="Do not ask before all are dropped.")
+
+IDS_AT_ONCE: Final = 1_000
+"""Letters of one request to the node; more are asked for in several."""
+
 ALL = click.option("--all", "everything", is_flag=True, help="All of them.")
 
 
@@ -58,28 +66,39 @@ def retry(ids: tuple[int, ...], everything: bool, by: str, admin: AdminClient, o
         for letter in retried:
             why = f": {cell(letter.get('error'))}" if letter.get("error") else ""
             click.echo(f"{letter.get('id')}: {cell(letter.get('outcome') or letter.get('reason'))}{why}")
-    taken = all(letter.get("outcome") in ("applied", "superseded", "merged") for letter in retried)
-    return Exit.OK if taken else Exit.DIFFERS
+    taken = sum(letter.get("outcome") in ("applied", "superseded", "merged") for letter in retried)
+    if everything and output != "json":
+        click.echo(f"taken: {taken} of {len(retried)}")
+    return Exit.OK if taken == len(retried) else Exit.DIFFERS
 
 
 @dead_letters_group.command("drop")
 @IDS
 @ALL
+@YES
 @BY
 @admin_option
 @output_option
-def drop(ids: tuple[int, ...], everything: bool, by: str, admin: AdminClient, output: str) -> None:
-    """Forget these. The change stays what it is at its source; full-sync may find that the clusters differ."""
-    answer = admin.post("/admin/sink/dead-letters/drop", {"ids": _chosen(ids, everything), "by": by})
+def drop(ids: tuple[int, ...], everything: bool, yes: bool, by: str, admin: AdminClient, output: str) -> None:
+    """Forget these. The change stays what it is at its source; full-sync may find that the clusters differ. With --all
+    their number is told, and asked about; what comes meanwhile stays."""
+    _chosen(ids, everything)
+    if everything:
+        kept = listed(admin.get("/admin/sink/dead-letters"), "dead_letters")
+        ids = tuple(letter["id"] for letter in kept if type(letter.get("id")) is int)
+        if ids:
+            confirm(yes, f"Drop all {len(ids)} dead letters of this node?")
+    asked, dropped = sorted(set(ids)), 0
+    for start in range(0, len(asked), IDS_AT_ONCE):
+        wish = {"ids": asked[start : start + IDS_AT_ONCE], "by": by}
+        dropped += int(admin.post("/admin/sink/dead-letters/drop", wish).get("dropped") or 0)
     if output == "json":
-        echo_json(answer)
+        echo_json({"dropped": dropped})
     else:
-        click.echo(f"dropped: {cell(answer.get('dropped'))}")
-    left = len(set(ids)) - int(answer.get("dropped") or 0)
-    if left > 0:
-        click.echo(
-            f"{left} of {len(set(ids))} are not kept by this node: letters lie on the node that fetched", err=True
-        )
+        click.echo(f"dropped: {dropped}" + (f" of {len(asked)}" if everything else ""))
+    left = len(asked) - dropped
+    if left > 0 and not everything:
+        click.echo(f"{left} of {len(asked)} are not kept by this node: letters lie on the node that fetched", err=True)
 
 
 def _chosen(ids: tuple[int, ...], everything: bool) -> list[int] | None:

@@ -307,7 +307,7 @@ def _rows(peer: dict[str, Any]) -> list[list[Any]]:
             kind,
             bucket_type,
             "never" if at is None else moment(at),
-            peer.get("queue"),
+            f"{peer.get('queue')} (delisted)" if peer.get("queue_delisted") else peer.get("queue"),
             peer.get("reason"),
         ]
         for bucket_type, at in peer.get("proven_ms", {}).items()

@@ -17,6 +17,7 @@ from node.http.statuses import Refused, Reply
 from queues.rules import FULL_SYNC
 from repl.model.errors import Overloaded
 from repl.model.keys import DEFAULT_BUCKET_TYPE, Key
+from repl.routes import UnknownBucketType
 
 PUSH_MAX: Final = 10_000
 """Most keys in one push, as on the admin face."""
@@ -39,22 +40,44 @@ class Pushing(Protocol):
         """What waits on this node at the fold, full-sync and real-time priority; None: not known."""
 
 
+class Types(Protocol):
+    """Which bucket types there are (`node.http.riak_views.Sights`)."""
+
+    def check_type(self, bucket_type: bytes) -> None:
+        """Raises UnknownBucketType, NotReady."""
+
+
 class QueuePushes:
     """The route."""
 
-    def __init__(self, pushing: Pushing, face: Face) -> None:
+    def __init__(self, pushing: Pushing, types: Types, face: Face) -> None:
         self._pushing = pushing
+        self._types = types
         face.router.add("POST", "/queuename/{queue}", self._push)
 
     async def _push(self, request: Request) -> Reply:
         """References that another cluster should get once more, as Riak takes them."""
         queue = request.text("queue")
         keys = _keys(await request.json())
+        self._check_types(keys)
         taken = await self._pushing.push(queue, keys, FULL_SYNC, WAIT_MS)
         if taken < len(keys):
             raise Overloaded(f"queue {queue} is full: it took the first {taken} of {len(keys)}; push all again")
         lengths = await self._pushing.lengths(queue)
         return text_reply(f"Queue {queue}: {' '.join('unknown' if n is None else str(n) for n in lengths)}\n")
+
+    def _check_types(self, keys: Sequence[Key]) -> None:
+        """Nothing is queued of a bucket type that there is not; its first key is named by its place. Raises
+        UnknownBucketType, NotReady."""
+        seen: set[bytes] = set()
+        for at, key in enumerate(keys):
+            if key.bucket_type in seen:
+                continue
+            seen.add(key.bucket_type)
+            try:
+                self._types.check_type(key.bucket_type)
+            except UnknownBucketType as error:
+                raise UnknownBucketType(f"keys-clocks[{at}]: {error}") from None
 
 
 def _keys(body: Any) -> list[Key]:

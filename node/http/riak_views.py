@@ -43,6 +43,9 @@ class Sights(Protocol):
     def preflist(self, key: Key) -> Sequence[Mapping[str, object]]:
         """Who holds a key, the leader first: `partition`, `node`, `primary`. Raises UnknownBucketType, NotReady."""
 
+    def check_type(self, bucket_type: bytes) -> None:
+        """Raises UnknownBucketType, with those that there are, or NotReady."""
+
 
 class RiakViews:
     """GET /, /stats and .../keys/K/preflist."""

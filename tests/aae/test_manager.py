@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -157,9 +157,9 @@ class NoGaps(Gaps):
         raise AssertionError
 
 
-def shown(desk: Desk) -> dict[str, Any]:
+def shown(desk: Desk, queues: Collection[str] = ("to-west",)) -> dict[str, Any]:
     """What operators see."""
-    return listed(desk.manager, Healing(desk.manager, NoGaps(), desk.clock), 10, desk.clock.ms)
+    return listed(desk.manager, Healing(desk.manager, NoGaps(), desk.clock), 10, desk.clock.ms, queues)
 
 
 def story(work: Callable[[], Awaitable[None]]) -> None:
@@ -184,6 +184,18 @@ def test_a_day_has_the_checks_that_are_wanted(tmp_path: Path) -> None:
         assert Counter(check.kind for check in desk.checkers["west"].checks) == {Kind.HOUR: 48}
         await desk.manager.stop()
         assert desk.bell.at_ms is None
+
+    story(work)
+
+
+def test_a_queue_that_is_there_no_more_is_said_to_be_delisted(tmp_path: Path) -> None:
+    """The reason says what becomes of checks, and its gaps went with it."""
+
+    async def work() -> None:
+        desk = Desk(tmp_path, WEST)
+        (here,), (gone,) = shown(desk)["peers"], shown(desk, ())["peers"]
+        assert (here["queue_delisted"], gone["queue_delisted"], gone["gaps_open"]) == (False, True, None)
+        assert gone["reason"].startswith("there is no queue to-west: delisted")
 
     story(work)
 

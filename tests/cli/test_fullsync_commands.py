@@ -52,6 +52,12 @@ def test_status_tells_who_compares_what_is_next_and_what_is_open(
         "west: gaps of queue to-west that are not proven yet: 2 (`isthmus gaps to-west`)",
     ):
         assert line in shown
+    gone = {**PEER, "queue_delisted": True, "gaps_open": None}
+    listener.tell("/admin/fullsync?results=5", {"node": "e1", "state": "scheduled", "peers": [gone]})
+    assert cli.main(["fullsync", "status"]) == Exit.OK
+    shown = capsys.readouterr().out
+    assert "to-west (delisted)" in shown
+    assert "gaps of queue" not in shown
     waits = {**PEER, "gaps_wait_s": 35.0}
     listener.tell("/admin/fullsync?results=5", {"node": "e1", "state": "scheduled", "peers": [waits]})
     assert cli.main(["fullsync", "status"]) == Exit.OK

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from node.cli import main as cli
@@ -112,5 +114,27 @@ def test_dead_letters_are_listed_retried_and_dropped(
     assert [body for _, body in listener.posted] == [
         {"ids": [4], "by": by}, {"ids": None, "by": by}, {"ids": [4, 5], "by": by},
     ]  # fmt: skip
+    assert capsys.readouterr().out.splitlines()[-2:] == ["taken: 1 of 1", "dropped: 1"]
     assert cli.main(["sink", "dead-letters", "drop"]) == Exit.USAGE
     assert cli.main(["sink", "dead-letters", "drop", "4", "--all"]) == Exit.USAGE
+
+
+def test_all_dead_letters_are_dropped_only_when_somebody_says_so(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody can be asked --yes is needed; what was counted is dropped, and nothing that came since."""
+    monkeypatch.setattr("node.cli.dead_letters.IDS_AT_ONCE", 2)
+    path = "/admin/sink/dead-letters"
+    listener.tell(path, {"dead_letters": [{"id": number} for number in (4, 5, 9)]})
+    assert cli.main(["sink", "dead-letters", "drop", "--all"]) == Exit.USAGE
+    assert "nothing was done" in capsys.readouterr().err
+    assert listener.posted == []
+    listener.tell(f"{path}/drop", {"dropped": 1})
+    assert cli.main(["sink", "dead-letters", "drop", "--all", "--yes"]) == Exit.OK
+    assert capsys.readouterr().out == "dropped: 2 of 3\n"
+    assert [body["ids"] for _, body in listener.posted] == [[4, 5], [9]]
+    assert cli.main(["sink", "dead-letters", "drop", "--all", "--yes", "-o", "json"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out) == {"dropped": 2}
+    listener.tell(path, {"dead_letters": []})
+    assert cli.main(["sink", "dead-letters", "drop", "--all"]) == Exit.OK
+    assert capsys.readouterr().out == "dropped: 0 of 0\n"

@@ -109,6 +109,16 @@ def test_one_bad_element_refuses_the_push_by_its_place(caller: Caller, bad: obje
     assert caller.waiting("repairs") == before
 
 
+def test_a_bucket_type_that_there_is_not_is_named_with_those_that_there_are(caller: Caller) -> None:
+    """404 with the element's place, and nothing of the push is queued."""
+    before = caller.waiting("repairs")
+    good = element(caller, "good")
+    answer = caller.push(good, good, {**good, "bucket-type": "defualt"})
+    assert (answer.status, answer.reason) == (404, "unknown-bucket-type")
+    assert "keys-clocks[2]: bucket type 'defualt' does not exist: known are default" in answer.text
+    assert caller.waiting("repairs") == before
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"{}", b'{"keys-clocks": {}}', b'{"keys-clocks": null}', b"[" * 50_000], ids=len
 )

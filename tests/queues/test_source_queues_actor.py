@@ -15,13 +15,12 @@ import queues.polls as polls_room
 import queues.serving as serving_room
 from config.settings import QueueSettings
 from queues import pace
-from queues.cursors import decode_state, encode_soft, position_of
+from queues.cursors import decode_state, position_of
 from queues.listing import HELP
 from queues.steering import Act
 from queues.wire import SERVING, SUSPENDED, Ack, OwnCluster, OwnedByOther, UnknownQueue
 from repl.metastore.memory import MemoryEnsemble, WriteFault
 from repl.model.errors import BadConfig, BadInput, NotReady, OutcomeUnknown, Overloaded
-from repl.store.port import PartitionStep
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.source_world import OURS, SINK, THIRD
 
@@ -475,43 +474,6 @@ def test_a_partition_that_is_led_elsewhere_is_not_served_here_and_resumes_where_
         assert keys(await home.fetch(wait_ms=50)) == []
         home.lead(P)
         assert await home.drain() == [b"b"]
-
-    alive(test)
-
-
-def test_a_soft_cursor_above_the_log_of_a_forced_leader_hides_no_change() -> None:
-    """A follower may know a cursor above what its own log holds. Forced to lead, it writes those offsets anew: what
-    stands there then is offered, and the store no longer says that it is acknowledged."""
-
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        reply = await home.fetch()
-        await home.fetch(acks=[Ack(reply.batch, reply.owner_version)], wait_ms=0)
-        home.queues.leadership(P, False, home.shelf.ends[P])
-        base = home.store.cursor(P, b"q").entry_offset
-        home.soft_cursor(P, b"q", encode_soft(base, home.shelf.ends[P] + 5))
-        home.lead(P)
-        await home.until(lambda: P in home.queues.machines()["q"].windows)
-        found = position_of(home.store.cursor(P, b"q"))
-        assert found is not None
-        assert found.cursor == home.shelf.ends[P]
-        home.put(b"b", b"c")
-        assert await home.drain() == [b"b", b"c"]
-
-    alive(test)
-
-
-def test_what_a_queue_was_not_told_of_it_finds() -> None:
-    """A window that knew all, and hears of a change behind some that it never heard of, reads those from the store."""
-
-    async def test(home: Home) -> None:
-        home.put(b"a")
-        assert await home.drain() == [b"a"]
-        silent = home.pen.data(P, b"b")
-        home.shelf.put(P, silent)
-        home.store.write([PartitionStep(P, [silent])])
-        home.put(b"c")
-        assert await home.drain() == [b"b", b"c"]
 
     alive(test)
 
