@@ -49,6 +49,7 @@ class Gate:
         self._shut = False
         self.waiting = False
         monkeypatch.setattr(house.runtime.store, "commit", self._pass)
+        monkeypatch.setattr(house.runtime.store, "takes_at_once", lambda _prepared: False)
 
     def _pass(self, prepared: object) -> None:
         self.waiting = self._shut
