@@ -5,8 +5,8 @@ whether real time is alive, so that lower priorities leave room for it.
     below 300            at once
     from 300             at once while the sinks have nothing to do; else GATHER_MS after the first change that waits,
                          or when they come back: lag counts
-    1,500 to 3,000       later by and by
-    from 3,000           GATHER_MOST_MS after it, or once GATHER_COUNT wait: the cost of a round counts
+    1,500 to 2,000       later by and by
+    from 2,000           GATHER_MOST_MS after it, or once GATHER_COUNT wait: the cost of a round counts
 
 The first change after SILENCE_MS without any leaves at once, whatever was before. The story goes back to
 `queues.source_queue`.
@@ -27,7 +27,7 @@ median from 6 to 5 ms on two busy cores; 4 ms gained nothing more."""
 MANY_RATE_PER_MS: Final = 1.5
 """Up to here lag counts, so it gathers no longer than that: a target for lag is set at 1,000 changes a second."""
 
-MOST_RATE_PER_MS: Final = 3.0
+MOST_RATE_PER_MS: Final = 2.0
 """From here on it gathers the longest; in between the wait grows with the rate, so that nothing jumps."""
 
 GATHER_MOST_MS: Final = 10
@@ -44,6 +44,10 @@ ALIVE_MS: Final = 1_000
 RATE_SPAN_MS: Final = 20
 """Over how long arrivals are counted."""
 
+USUAL_SHARE: Final = 0.25
+"""What one such span counts for in the usual rate, so that this is of about the last 100 ms. The lower of the two rates
+is what a fetch gathers by: what comes at once after a hiccup of the source is no flood, and must not wait like one."""
+
 SILENCE_MS: Final = 50
 """After so long without a change the rate of before says nothing of what comes: longer than the hiccups of a load."""
 
@@ -51,13 +55,14 @@ SILENCE_MS: Final = 50
 class Pace:
     """Of one queue."""
 
-    __slots__ = ("_arrived", "_from_ms", "_gather_ms", "_gathering_from_ms", "_last_ms")
+    __slots__ = ("_arrived", "_from_ms", "_gather_ms", "_gathering_from_ms", "_last_ms", "_usual_per_ms")
 
     def __init__(self) -> None:
         self._arrived = 0
         self._from_ms = 0
+        self._usual_per_ms = 0.0
         self._gather_ms = 0
-        """How long a fetch gathers at the rate that was measured last."""
+        """How long a fetch gathers at the rate as it is now."""
         self._gathering_from_ms: int | None = None
         self._last_ms: int | None = None
 
@@ -65,12 +70,14 @@ class Pace:
         """Changes were applied."""
         last = self._last_ms
         if last is None or now_ms - last >= SILENCE_MS:
-            self._arrived, self._from_ms, self._gather_ms = 0, now_ms, 0
+            self._arrived, self._from_ms, self._gather_ms, self._usual_per_ms = 0, now_ms, 0, 0.0
         self._arrived += count
         self._last_ms = now_ms
         span = now_ms - self._from_ms
         if span >= RATE_SPAN_MS:
-            self._gather_ms = gather_ms(self._arrived / span)
+            per_ms = self._arrived / span
+            self._usual_per_ms += USUAL_SHARE * (per_ms - self._usual_per_ms)
+            self._gather_ms = gather_ms(min(per_ms, self._usual_per_ms))
             self._arrived, self._from_ms = 0, now_ms
         if self._gathering_from_ms is None:
             self._gathering_from_ms = now_ms
