@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from repl.full_disk import FullDisk
 from repl.isr import events as ev
-from repl.isr.messages import Forward, Hello
+from repl.isr.messages import FarRows, Forward, Hello
 from repl.partition import Partition
 from repl.replog.port import Replog
 from repl.telemetry import Sample
@@ -48,18 +48,25 @@ class Inbox:
             if partition is None:
                 self._strange_messages += 1
                 continue
-            if isinstance(message, Forward):
+            if isinstance(message, FarRows):
+                if self._full_disk.refuses(partition, len(message.rows)):
+                    continue
+            elif isinstance(message, Forward):
                 if message.entries and self._full_disk.refuses(partition, wire_bytes(message.entries)):
                     continue
                 if cursors and partition.replica.following and message.epoch == partition.replica.epoch:
                     for queue, payload in cursors.items():
                         self._soft_cursor(partition_id, queue, payload)
             elif isinstance(message, Hello):
-                start = self._replog.start_of(partition_id)
-                if start > partition.log_start:
-                    partition.log_start = start
-                    self._step(partition, ev.Trimmed(start))
+                self.look_where_the_log_begins(partition)
             self._step(partition, ev.Received(node, message))
+
+    def look_where_the_log_begins(self, partition: Partition) -> None:
+        """Tell the core if that is not where it was."""
+        start = self._replog.start_of(partition.id)
+        if start > partition.log_start:
+            partition.log_start = start
+            self._step(partition, ev.Trimmed(start))
 
     def metrics(self) -> list[Sample]:
         """What came astray."""

@@ -58,13 +58,22 @@ class _Feed:
 
 
 class Outbox:
-    """Of all partitions of a node. `fail` is told of a log that cannot be read."""
+    """Of all partitions of a node. `fail` is told of a log that cannot be read, `trimmed` of one that begins above what
+    the core wanted to send."""
 
-    def __init__(self, links: Links, replog: Replog, time: TimeSource, fail: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        links: Links,
+        replog: Replog,
+        time: TimeSource,
+        fail: Callable[[Exception], None],
+        trimmed: Callable[[Partition], None],
+    ) -> None:
         self._links = links
         self._replog = replog
         self._time = time
         self._fail = fail
+        self._trimmed = trimmed
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="catch-up")
         self._feeds: dict[tuple[int, str], _Feed] = {}
@@ -119,8 +128,9 @@ class Outbox:
         try:
             while feed.waiting:
                 await self._feed(partition, feed.waiting.popleft())
-        except LookupError as error:  # trimmed meanwhile: the next Hello is told where the log begins
+        except LookupError as error:
             log.info("outbox.trimmed", partition=partition.id, error=str(error))
+            self._trimmed(partition)  # else the core would want the same again for ever: only a Hello tells it, too
         except (LocalFault, OSError) as error:
             self._fail(error)
         finally:

@@ -103,7 +103,7 @@ class Runtime:
         )
         self.mend = self._storage.mend
         self._round_trips = RoundTrips(identity, metastore, registrar, self.dispatch, self._fail)
-        self._outbox = Outbox(links, replog, time, self._fail)
+        self._outbox = Outbox(links, replog, time, self._fail, lambda p: self._inbox.look_where_the_log_begins(p))
         self._far = FarHorizon(links, store, self._storage, time, self._feed, self._fail)
         self._copies = Copies(
             node=node,

@@ -139,7 +139,8 @@ class Truncated:
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """The log begins at `start` now; told no later than before the next Hello is handled."""
+    """The log begins at `start` now; told no later than before the next Hello is handled, or when what
+    was to be sent turns out to be gone."""
 
     start: int
 

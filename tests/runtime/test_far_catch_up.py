@@ -14,12 +14,14 @@ import pytest
 
 from repl import far_serving
 from repl.isr.messages import FarRows, FarState, Message
+from repl.isr.options import Options
 from repl.model.errors import IsthmusError
 from repl.model.keys import Key, key_hash, partition_index
 from repl.model.objects import Content
 from repl.model.requests import WriteRequest
 from repl.store.port import Store
 from tests.runtime.conftest import House, Town, until
+from tests.runtime.test_several_nodes import fill
 
 Towns = Callable[..., AbstractAsyncContextManager[Town]]
 
@@ -120,6 +122,30 @@ def test_a_follower_away_until_the_log_is_gone_comes_back_in_sync(tmp_path: Path
             assert back.runtime.replog.start_of(0) > end
             assert back.partition().replica.far_position is None
             assert back.runtime._far._taking.rounds >= 1
+
+    asyncio.run(story())
+
+
+def test_a_follower_that_the_log_is_trimmed_under_takes_rows(tmp_path: Path, town: Towns) -> None:
+    """One that is connected all the while and takes nothing, its disk being full, comes back once there is room, though
+    nothing made it say Hello: its leader learns that the log begins above it when it cannot send on."""
+
+    async def story() -> None:
+        async with town(tmp_path, options=Options(max_time_lag_ms=400), **SMALL) as t:
+            leader, full = await t.led(), await follower_of(t)
+            await put(leader, b"k", b"v")
+            await t.level()
+            fill(full)
+            await trimmed_beyond(leader, full.partition().replica.leo)
+            begins_at = full.partition().replica.leo
+            await until(lambda: full.partition().replica.far_position is not None)
+            refused = full.runtime._full_disk.refused_count
+            await until(lambda: full.runtime._full_disk.refused_count > refused)
+            assert full.partition().replica.far_position == begins_at, "rows need room, too"
+            full.disk.free = None
+            full.runtime.replog.has_room(0)
+            await same_everywhere(t)
+            assert full.runtime._far._taking.rounds >= 1
 
     asyncio.run(story())
 
