@@ -8,6 +8,7 @@ objects or of rows sees the store as it is at that moment. The world that moves 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -123,6 +124,25 @@ class Town:
         for queue in self.queues.values():
             position = position_of(self.store.cursor(P, queue.name.encode()))
             assert position is not None
+            queue.lead(P, TYPE, position, self.replica.applied)
+
+    def lead_anew(self, *, saved: bool, known: bool) -> None:
+        """Leadership went and came back, and the process lives on: leases stand, windows do not, and what was applied
+        meanwhile was told to nobody who leads. `saved`: moved cursors were written when it went; `known`: soft ones are
+        on the replica that comes to lead, else the last CURSOR entry holds."""
+        if saved:
+            self.save_cursors()
+        for queue in self.queues.values():
+            queue.unlead(P)
+        self.apply(len(self.log))
+        self.untold = []
+        self.place.pending_rows.clear()
+        self.replica.applied = self.replica.leo
+        for queue in self.queues.values():
+            position = position_of(self.store.cursor(P, queue.name.encode()))
+            assert position is not None
+            if not known:
+                position = replace(position, cursor=position.state.cursor)
             queue.lead(P, TYPE, position, self.replica.applied)
 
     def _decide(self, queue: bytes, state: CursorState) -> None:

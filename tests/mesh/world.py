@@ -118,7 +118,7 @@ class World:
         events = [self.client] * 2 + [self.fetches] * 8 + [self.goes_on] * 40 + [self.applies] * 8 + [self.hears] * 8
         events += [self.reads] * 6 + [self.time_passes] * 3 + [self.save] * 2
         if self.faults:
-            events += [self.cut_or_mend] * 2 + [self.restart]
+            events += [self.cut_or_mend] * 2 + [self.restart, self.lead_anew]
         if self.reaps:
             events += [self.reap] * 12 + [self.save] * 6
         for _ in range(steps):
@@ -296,6 +296,10 @@ class World:
     def restart(self) -> None:
         """A node dies and comes back: whatever was under way, and each newest cursor, is forgotten."""
         self.begin(self.any_town().name)
+
+    def lead_anew(self) -> None:
+        """Leadership of a town goes to another node and comes back, whatever is under way."""
+        self.any_town().lead_anew(saved=self.rng.random() < 0.7, known=self.rng.random() < 0.8)
 
     def reap(self) -> None:
         """A tombstone goes, if it may."""
