@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from repl.model.errors import IsthmusError, OutcomeUnknown
+from repl.model.conditions import ConditionFailed
+from repl.model.errors import IsthmusError, OutcomeUnknown, TimedOut
 from repl.partition import Waiter
 
 SWEEP_S: Final = 0.25
@@ -36,6 +37,15 @@ class Expiry:
         self._waiting = {w: deadline for w, deadline in self._waiting.items() if not w.future.done()}
         for waiter in [w for w, deadline in self._waiting.items() if deadline <= now]:
             del self._waiting[waiter]
-            error = OutcomeUnknown(f"no outcome within {self._timeout_s:g} s: the write may yet take effect")
-            waiter.future.set_result([r if isinstance(r, IsthmusError) else error for r in waiter.results])
+            waiter.future.set_result([self._expired(result) for result in waiter.results])
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep) if self._waiting else None
+
+    def _expired(self, result: object) -> IsthmusError:
+        """What an item is told whose time is over, given what it would have been told. A refusal stands; but what a
+        condition was judged against may have been old, or may be dropped yet, if nobody has confirmed it (R-COND)."""
+        if isinstance(result, ConditionFailed):
+            why = "what the key holds could not be confirmed"
+            return TimedOut(f"no outcome within {self._timeout_s:g} s: {why}; nothing was written")
+        if isinstance(result, IsthmusError):
+            return result
+        return OutcomeUnknown(f"no outcome within {self._timeout_s:g} s: the write may yet take effect")

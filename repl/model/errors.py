@@ -97,7 +97,8 @@ class NotReady(Retryable):
 
 
 class TimedOut(Retryable):
-    """A read or listing was not done within the time that its client gave it."""
+    """A read or listing was not done within the time that its client gave it; or nobody confirmed in time what the
+    condition of a write was judged against, and nothing was written."""
 
     reason = "timeout"
 

@@ -9,9 +9,10 @@ import pytest
 
 from repl.kv_wire import decode_write, encode_write
 from repl.model.conditions import ANY, Condition, ConditionFailed, Modified, object_tag
-from repl.model.errors import CodecError, IsthmusError, NotReady
+from repl.model.errors import CodecError, IsthmusError, NotReady, OutcomeUnknown, Retryable, TimedOut
 from repl.model.objects import TOMBSTONE, Content, decode_object
 from repl.model.requests import WriteRequest, Written
+from repl.routes import MOVING
 from tests.coordinator.pair import Cluster, cluster, key_of
 
 KEY = key_of(0)
@@ -138,6 +139,28 @@ def test_a_refusal_waits_for_the_leaders_confirmation() -> None:
             retried = await outcome(c, asked(b"2", NEW))
             assert type(retried) is ConditionFailed, "asked again once leadership was settled"
             assert c.runtimes["n1"].read_refusals == []
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("pending", [False, True], ids=["unconfirmed", "pending"])
+def test_a_refusal_that_nobody_confirms_in_time_is_none(pending: bool) -> None:
+    """A leader that hears of nobody does not know whether it still leads, nor whether what it judged against stays: it
+    must not say so when the client's time is over. That nothing was written it knows."""
+
+    async def story() -> None:
+        async with cluster(request_timeout_ms=300) as c:
+            runtime = c.runtimes["n1"]
+            runtime.hold = pending
+            first = asyncio.ensure_future(outcome(c, asked(b"1", None)))
+            await (asyncio.sleep(0.01) if pending else first)
+            runtime.reads = []
+            answer = await outcome(c, asked(b"2", NEW))
+            assert isinstance(answer, Retryable), answer
+            assert answer.reason == TimedOut.reason
+            assert not isinstance(answer, MOVING)
+            if pending:
+                assert isinstance(await first, OutcomeUnknown)
 
     asyncio.run(story())
 
