@@ -58,10 +58,11 @@ class CursorKeeper:
         machine = queue.machine
         while partition not in machine.windows and partition in self._led and not queue.closed:
             try:
-                rows = await loop.run_in_executor(self._pool, self._store.cursor, partition, queue.name)
-                position = position_of(rows)
+                await loop.run_in_executor(self._pool, self._store.cursor, partition, queue.name)
                 if partition in machine.windows or partition not in self._led:
                     return
+                # Read once more, now out of memory: leadership may have gone and come back, and others have decided.
+                position = position_of(self._store.cursor(partition, queue.name))
                 if position is not None:
                     machine.lead(
                         partition,

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from queues.cursors import encode_soft, position_of
+import asyncio
+import threading
+
+import pytest
+
+from queues.cursors import CursorState, encode_soft, encode_state, position_of
 from queues.wire import Ack
-from repl.store.port import PartitionStep
+from repl.store.port import Cursor, PartitionStep
 from tests.queues.home import PARTITIONS, Home
+from tests.queues.source_world import SINK
 from tests.queues.test_source_queues_actor import alive
 
 P = PARTITIONS[0]
@@ -44,5 +50,38 @@ def test_what_a_queue_was_not_told_of_it_finds() -> None:
         home.store.write([PartitionStep(P, [silent])])
         home.put(b"c")
         assert await home.drain() == [b"b", b"c"]
+
+    alive(test)
+
+
+def test_what_another_leader_decided_while_this_one_read_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leadership goes and comes back while the read of where the queue stands is under way: what counts is the CURSOR
+    entry that came between, not what that read brings."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a")
+        assert await home.drain() == [b"a"]
+        home.queues.leadership(P, False, home.shelf.ends[P])
+        before, read, here = home.store.cursor(P, b"q"), home.store.cursor, threading.current_thread()
+        goes_on = threading.Event()
+
+        def slow(partition: int, queue: bytes) -> Cursor:
+            if threading.current_thread() is here:
+                return read(partition, queue)
+            assert goes_on.wait(5)
+            return before
+
+        monkeypatch.setattr(home.store, "cursor", slow)
+        home.lead(P)
+        await asyncio.sleep(0.02)
+        home.queues.leadership(P, False, home.shelf.ends[P])
+        entry = home.pen.cursor(P, b"q", encode_state(CursorState(home.shelf.ends[P], 1, SINK)))
+        home.shelf.put(P, entry)
+        home.store.write([PartitionStep(P, [entry])])
+        home.lead(P)
+        goes_on.set()
+        windows = home.queues.machines()["q"].windows
+        await home.until(lambda: P in windows)
+        assert windows[P].base == entry.offset
 
     alive(test)
