@@ -16,9 +16,9 @@ import structlog
 
 from queues.cursors import CursorState, Position, encode_soft, encode_state, position_of
 from queues.decrees import Decree, obeyed
-from queues.gaps import without
+from queues.gaps import with_gap, without
 from queues.serving import ServedQueue
-from repl.model.errors import IsthmusError, OutcomeUnknown, Retryable
+from repl.model.errors import IsthmusError, NotReady, OutcomeUnknown, Retryable
 from repl.model.ports import CursorWriter, TimeSource
 from repl.store.port import Store
 
@@ -139,17 +139,28 @@ class CursorKeeper:
 
     async def close_gaps(self, queue: ServedQueue, starts: Mapping[int, list[int]]) -> int:
         """Close gaps, by partition those that begin at these offsets; returns how many. Raises Retryable,
-        OutcomeUnknown: then it may be done again."""
+        OutcomeUnknown: then it may be done again.
+
+        An entry says all of the state, so one is under way at a time, and what was given up since the last one stands
+        in this one, too: that may be in an entry of which nobody knows what became."""
+        if busy := queue.claiming & starts.keys():
+            raise NotReady(f"queue {queue.settings.name}: another cursor entry of partition {min(busy)} is under way")
         closed = 0
         for partition, of_it in starts.items():
             window = queue.machine.windows.get(partition)
-            if window is None:
+            if window is None or partition in queue.claiming:
                 continue
             left = without(window.state.gaps, of_it)
             if left != window.state.gaps:
                 count = len(window.state.gaps) - len(left)
+                for gap in window.claim_gaps():
+                    left = with_gap(left, gap)
                 state = replace(window.state, cursor=window.advance(), gaps=left)
-                await self._cursors.write_cursor(partition, queue.name, encode_state(state))
+                queue.claiming.add(partition)
+                try:
+                    await self._cursors.write_cursor(partition, queue.name, encode_state(state))
+                finally:
+                    queue.claiming.discard(partition)
                 closed += count
         return closed
 

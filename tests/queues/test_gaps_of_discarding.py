@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
+from config.settings import QueueSettings
+from queues.acts import GapChoice
 from queues.cursors import encode_state
+from queues.steering import Act
+from repl.model.errors import NotReady
+from tests.queues.home import PARTITIONS, Home
 from tests.queues.test_source_queue_rules import Desk, P
 
 LIMIT = 10
@@ -26,3 +34,34 @@ def test_what_is_given_up_while_an_entry_is_under_way_is_counted_once() -> None:
     assert (gap.start, gap.end, gap.left_out) == (LIMIT, LIMIT + 12, 12)
     assert desk.queue.windows[P].ledger.given_up == 12
     assert desk.queue.windows[P].close_ledger() == 0
+
+
+def test_a_gap_that_is_closed_takes_none_with_it_whose_entry_is_under_way() -> None:
+    """A full-sync closes an old gap while the CURSOR entry of a new one is being written: both entries say all of the
+    queue's state, and the one that comes last must not forget the new gap, whichever it is."""
+
+    async def test() -> None:
+        home = Home(QueueSettings("q", queue_limit_count=LIMIT, overflow="discard"))
+        await home.start()
+        (queue,) = home.served()
+        await home.drain()
+        for turn in range(2):
+            home.put(*(b"%d/%d" % (turn, number) for number in range(LIMIT + 5)))
+            if not turn:
+                await home.until(lambda: queue.machine.windows[PARTITIONS[0]].state.gaps)
+                assert len(await home.drain()) == LIMIT
+        (old,) = home.acts.gaps("q")
+        home.queues._follow_up(queue)
+        await asyncio.sleep(0)
+        assert PARTITIONS[0] in queue.claiming
+        with contextlib.suppress(NotReady):
+            await home.acts.close_gaps("q", GapChoice((old["id"],)), Act("ann", 1, ""))
+        assert len(await home.drain()) == LIMIT
+        await home.until(lambda: not queue.claiming)
+        left = [gap for gap in home.acts.gaps("q") if gap["id"] != old["id"]]
+        assert [gap["count_at_least"] for gap in left] == [5]
+        await home.acts.close_gaps("q", GapChoice((old["id"],)), Act("ann", 1, ""))
+        assert home.acts.gaps("q") == left
+        await home.close()
+
+    asyncio.run(test())
