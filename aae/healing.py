@@ -12,7 +12,7 @@ decisions (`needed`, `unsettled`) are pure.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
@@ -61,8 +61,9 @@ class Gaps(Protocol):
     async def seen(self, queue: str) -> Sequence[Gap]:
         """Those of a queue; of nodes that do not answer none."""
 
-    async def close(self, queue: str, ids: Sequence[str], by: str, reason: str) -> int:
-        """They are proven; how many could be closed."""
+    async def close(self, queue: str, ids: Sequence[str], upto_ms: int, by: str, reason: str) -> int:
+        """They are proven, as far as they still end at `upto_ms` (wall clock) or before: one that has grown since it
+        was seen has the same id. How many could be closed."""
 
     def waiting(self, queue: str) -> int:
         """References of full-sync that wait on this node, or are under way from it."""
@@ -80,16 +81,22 @@ class Healed:
     """False once a check of the gaps' times was not enough: the next one looks at everything."""
 
 
-def proven(gaps: Iterable[Gap], began_ms: dict[str, int], bucket_types: Iterable[str]) -> list[Gap]:
+def proven(gaps: Iterable[Gap], began_ms: Mapping[str, int], bucket_types: Iterable[str]) -> list[Gap]:
     """Those of `gaps` that are proven: a check that found all equal began behind the gap's end; `began_ms` by bucket
     type. What is of no certain bucket type needs all of `bucket_types`."""
-    every = min((began_ms.get(name, 0) for name in bucket_types), default=0)
+    types = tuple(bucket_types)
     return [
         gap
         for gap in gaps
-        if gap.upto_ms is not None
-        and gap.upto_ms + MARGIN_MS <= (every if gap.bucket_type is None else began_ms.get(gap.bucket_type, 0))
+        if gap.upto_ms is not None and gap.upto_ms <= proven_upto_ms(gap.bucket_type, began_ms, types)
     ]
+
+
+def proven_upto_ms(bucket_type: str | None, began_ms: Mapping[str, int], bucket_types: Iterable[str]) -> int:
+    """Up to when (wall clock) a gap of `bucket_type` may reach and be proven; see `proven`."""
+    if bucket_type is None:
+        return min((began_ms.get(name, 0) for name in bucket_types), default=0) - MARGIN_MS
+    return began_ms.get(bucket_type, 0) - MARGIN_MS
 
 
 def needed(gaps: Iterable[Gap], bucket_types: Iterable[str], now_ms: int) -> TimeRange | None:
@@ -205,7 +212,11 @@ class Healing:
         healed.open_count = len(gaps)
         if not found:
             return gaps
-        closed = await self._gaps.close(settings.queue, [gap.id for gap in found], "full-sync", f"{name} is in sync")
+        closed = 0
+        for bucket_type in {gap.bucket_type for gap in found}:
+            ids = [gap.id for gap in found if gap.bucket_type == bucket_type]
+            upto_ms = proven_upto_ms(bucket_type, peer.remembered.proven_ms, settings.bucket_types.split(","))
+            closed += await self._gaps.close(settings.queue, ids, upto_ms, "full-sync", f"{name} is in sync")
         healed.closed_count += closed
         healed.open_count = len(gaps) - len(found)
         log.info("fullsync.gaps_closed", peer=name, queue=settings.queue, count=closed)

@@ -42,10 +42,12 @@ class ClusterGaps:
             if row["partition"] is None or row["partition"] in self._controller.records
         ]
 
-    async def close(self, queue: str, ids: Sequence[str], by: str, reason: str) -> int:
+    async def close(self, queue: str, ids: Sequence[str], upto_ms: int, by: str, reason: str) -> int:
         """See Gaps. Raises UnknownQueue, Retryable, OutcomeUnknown."""
         act = Act(by, self._time.wall_ms(), reason)
-        found = await self._gathering.gather(self._nodes(), "close", name=queue, ids=list(ids), **act._asdict())
+        found = await self._gathering.gather(
+            self._nodes(), "close", name=queue, ids=list(ids), upto_ms=upto_ms, **act._asdict()
+        )
         return sum(one or 0 for one in found.values())
 
     def _nodes(self) -> set[str]:

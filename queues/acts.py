@@ -39,7 +39,7 @@ SECOND_MS: Final = 1_000
 
 class GapChoice(NamedTuple):
     """Which gaps a full-sync has closed: by their ids, or all of a bucket type (None: any) that lie wholly between two
-    wall-clock times."""
+    wall-clock times. One that is named must not reach beyond `upto_ms` either: it keeps its id when it grows."""
 
     ids: tuple[str, ...] | None = None
     bucket_type: bytes | None = None
@@ -49,7 +49,7 @@ class GapChoice(NamedTuple):
     def takes(self, gap_id: str, bucket_type: bytes | None, from_ms: int, upto_ms: int) -> bool:
         """True when a gap is one of them."""
         if self.ids is not None:
-            return gap_id in self.ids
+            return gap_id in self.ids and upto_ms <= self.upto_ms
         right_type = bucket_type is None or self.bucket_type in (None, bucket_type)
         return right_type and self.from_ms <= from_ms and upto_ms <= self.upto_ms
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -75,10 +75,12 @@ class Told(Checker):
         self.modified_ms = []
         self.buckets = set()
         self.named = {}
+        self.meanwhile: Callable[[], None] = lambda: None
 
     async def check(self, check: Check, findings: Findings) -> Outcome:
         """See Checker."""
         self.checks.append(check)
+        self.meanwhile()
         verdict = self.outcomes.pop(0)
         findings.queued = self.queues if verdict is Verdict.REPAIRED else 0
         findings.branches_differing = int(verdict is not Verdict.IN_SYNC)
@@ -99,11 +101,11 @@ class Book(Gaps):
         assert queue == "to-west"
         return list(self.gaps)
 
-    async def close(self, queue: str, ids: Sequence[str], by: str, reason: str) -> int:
+    async def close(self, queue: str, ids: Sequence[str], upto_ms: int, by: str, reason: str) -> int:
         """See Gaps."""
         assert (queue, by, reason) == ("to-west", "full-sync", "west is in sync")
         before = len(self.gaps)
-        self.gaps = [gap for gap in self.gaps if gap.id not in ids]
+        self.gaps = [g for g in self.gaps if g.id not in ids or g.upto_ms is None or g.upto_ms > upto_ms]
         return before - len(self.gaps)
 
     references = 0
@@ -158,6 +160,32 @@ def test_a_gap_is_checked_until_it_is_proven(tmp_path: Path, explained: bool) ->
         assert manager.peer("west").remembered.standing.learned == TimeRange(1, 2), "the operator's range is unused"
         await healing.look("west")
         await healing.stop()
+        await manager.stop()
+
+    asyncio.run(work())
+
+
+def test_a_gap_that_has_grown_while_it_was_checked_is_not_proven(tmp_path: Path) -> None:
+    """An overflow that goes on, or more gaps than are kept, make a gap longer under the same id: what was left out
+    since the check began is not closed with it, but by the next proof."""
+
+    async def work() -> None:
+        clock, book = Clock(), Book(ENDED)
+        checker = Told([Verdict.IN_SYNC, Verdict.IN_SYNC])
+
+        def grow() -> None:
+            book.gaps = [ENDED._replace(upto_ms=clock.ms + 500)]
+
+        checker.meanwhile = grow
+        manager = manager_of(tmp_path, checker, clock)
+        healing = Healing(manager, book, clock)
+        await healing.look("west")
+        assert len(checker.checks) == 1
+        assert book.gaps == [ENDED._replace(upto_ms=START + 500)]
+        checker.meanwhile = lambda: None
+        clock.ms += WAIT_MS + 1_000 * int(LOOK_S)
+        await healing.look("west")
+        assert book.gaps == []
         await manager.stop()
 
     asyncio.run(work())

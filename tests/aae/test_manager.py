@@ -148,7 +148,7 @@ class NoGaps(Gaps):
         assert queue
         return []
 
-    async def close(self, queue: str, ids: Sequence[str], by: str, reason: str) -> int:
+    async def close(self, queue: str, ids: Sequence[str], upto_ms: int, by: str, reason: str) -> int:
         """See Gaps."""
         raise AssertionError
 

@@ -168,6 +168,8 @@ def test_what_was_published_while_suspended_is_exactly_the_gap() -> None:
         assert rows[b"after"] >= gap["upto_offset"]
         assert await home.acts.close_gaps("q", GapChoice(bucket_type=b"other"), told(home)) == 0
         assert await home.acts.close_gaps("q", GapChoice(upto_ms=gap["upto_ms"] - 1), told(home)) == 0
+        grown = GapChoice((gap["id"],), upto_ms=gap["upto_ms"] - 1)
+        assert await home.acts.close_gaps("q", grown, told(home)) == 0, "it has grown since it was proven"
         assert await home.acts.close_gaps("q", GapChoice((gap["id"],)), told(home)) == 1
         assert gap["id"] not in {one["id"] for one in home.acts.gaps("q")}
 
