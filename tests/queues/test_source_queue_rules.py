@@ -11,15 +11,13 @@ import queues.batches as batches_room
 from queues import counting
 from queues.batches import IN_FLIGHT_BATCHES_MAX, Session
 from queues.counting import Counting, Waiting
-from queues.cursors import CursorState, Position, decode_soft, decode_state, encode_soft, encode_state, position_of
+from queues.cursors import CursorState, Position
 from queues.pace import ALIVE_MS, GATHER_COUNT, GATHER_MOST_MS, GATHER_MS, SILENCE_MS, Pace, gather_ms
 from queues.reading import read_objects
 from queues.rules import FOLD, Budget, Item
 from queues.source_queue import LOWER_COUNT, LOWER_EVERY_MS, QUIET_MS, SourceQueue
-from repl.model.errors import CodecError
 from repl.model.keys import Key
 from repl.model.reference import ReferenceKind
-from repl.store.port import Cursor
 from tests.queues.home import Clock
 from tests.queues.source_world import BUCKET, OURS, SINK, THIRD, Pen, Shelf
 
@@ -507,60 +505,6 @@ def test_a_fetch_gathers_longer_the_more_comes_and_never_beyond_its_bound() -> N
         pace.arrived(1, now)
         assert pace.wait_ms(1, now, idle=False) == expected
         assert pace.wait_ms(1, now + expected, idle=False) == 0
-
-
-def test_soft_cursors_count_only_on_top_of_their_entry_and_forward() -> None:
-    """R-SOFT: a soft state made under another CURSOR entry is nothing; an older one moves nothing back."""
-    entry = encode_state(CursorState(10, 2, SINK))
-    assert position_of(Cursor(-1, None, encode_soft(5, 99))) is None
-    for soft, cursor in [(None, 10), (encode_soft(5, 99), 10), (encode_soft(40, 77), 77), (encode_soft(40, 3), 10)]:
-        position = position_of(Cursor(40, entry, soft))
-        assert position == Position(40, CursorState(10, 2, SINK), cursor)
-
-
-def test_cursor_payloads_refuse_what_they_would_not_write() -> None:
-    """Round trips hold, and other bytes are a CodecError."""
-    assert decode_state(encode_state(CursorState())) == CursorState()
-    assert decode_soft(encode_soft(3, 4)) == (3, 4)
-    for bad in (
-        b"",
-        b"\xc1",
-        b"\x94\x02\x00\x00\xc4\x00",
-        encode_soft(1, 2),
-        encode_state(CursorState(-1)),
-        b"\x93" * 9,
-    ):
-        with pytest.raises(CodecError):
-            decode_state(bad)
-    for bad in (b"", encode_state(CursorState()), encode_soft(-1, 0), b"\x93\x02\x00\x00"):
-        with pytest.raises(CodecError):
-            decode_soft(bad)
-
-
-def test_a_cursor_entry_that_moves_the_cursor_is_obeyed_at_once() -> None:
-    """A rule or an operator may move a cursor forward: what lies below is no longer offered nor acknowledged."""
-    desk = Desk()
-    desk.write(b"a")
-    desk.write(b"b")
-    batch, _ = desk.take(count=1)
-    desk.queue.decided(P, b"default", 2, CursorState(3, 1, SINK))
-    desk.ack(batch)
-    desk.refill()
-    assert desk.take()[1] == []
-    assert desk.cursor == 3
-    assert desk.budget.references == desk.budget.objects == 0
-
-
-def test_moved_cursors_are_told_once_and_kept_over_a_new_entry() -> None:
-    """A cursor is handed out for saving when it moved, and again under a new CURSOR entry's tag."""
-    desk = Desk()
-    desk.write(b"a")
-    assert desk.queue.soft_positions() == []
-    desk.ack(desk.take()[0])
-    assert desk.queue.soft_positions() == [(P, 0, 1)]
-    assert desk.queue.soft_positions() == []
-    desk.queue.decided(P, b"default", 50, CursorState(0, 1, SINK))
-    assert desk.queue.soft_positions() == [(P, 50, 1)]
 
 
 def test_waiting_rows_are_counted_from_the_index_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,65 @@
+"""Claims about a queue's cursor: what its bytes say, which counts, and when it is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from queues.cursors import CursorState, Position, decode_soft, decode_state, encode_soft, encode_state, position_of
+from repl.model.errors import CodecError
+from repl.store.port import Cursor
+from tests.queues.source_world import SINK
+from tests.queues.test_source_queue_rules import Desk, P
+
+
+def test_soft_cursors_count_only_on_top_of_their_entry_and_forward() -> None:
+    """R-SOFT: a soft state made under another CURSOR entry is nothing; an older one moves nothing back."""
+    entry = encode_state(CursorState(10, 2, SINK))
+    assert position_of(Cursor(-1, None, encode_soft(5, 99))) is None
+    for soft, cursor in [(None, 10), (encode_soft(5, 99), 10), (encode_soft(40, 77), 77), (encode_soft(40, 3), 10)]:
+        position = position_of(Cursor(40, entry, soft))
+        assert position == Position(40, CursorState(10, 2, SINK), cursor)
+
+
+def test_cursor_payloads_refuse_what_they_would_not_write() -> None:
+    """Round trips hold, and other bytes are a CodecError."""
+    assert decode_state(encode_state(CursorState())) == CursorState()
+    assert decode_soft(encode_soft(3, 4)) == (3, 4)
+    for bad in (
+        b"",
+        b"\xc1",
+        b"\x94\x02\x00\x00\xc4\x00",
+        encode_soft(1, 2),
+        encode_state(CursorState(-1)),
+        b"\x93" * 9,
+    ):
+        with pytest.raises(CodecError):
+            decode_state(bad)
+    for bad in (b"", encode_state(CursorState()), encode_soft(-1, 0), b"\x93\x02\x00\x00"):
+        with pytest.raises(CodecError):
+            decode_soft(bad)
+
+
+def test_a_cursor_entry_that_moves_the_cursor_is_obeyed_at_once() -> None:
+    """A rule or an operator may move a cursor forward: what lies below is no longer offered nor acknowledged."""
+    desk = Desk()
+    desk.write(b"a")
+    desk.write(b"b")
+    batch, _ = desk.take(count=1)
+    desk.queue.decided(P, b"default", 2, CursorState(3, 1, SINK))
+    desk.ack(batch)
+    desk.refill()
+    assert desk.take()[1] == []
+    assert desk.cursor == 3
+    assert desk.budget.references == desk.budget.objects == 0
+
+
+def test_moved_cursors_are_told_once_and_kept_over_a_new_entry() -> None:
+    """A cursor is handed out for saving when it moved, and again under a new CURSOR entry's tag."""
+    desk = Desk()
+    desk.write(b"a")
+    assert desk.queue.soft_positions() == []
+    desk.ack(desk.take()[0])
+    assert desk.queue.soft_positions() == [(P, 0, 1)]
+    assert desk.queue.soft_positions() == []
+    desk.queue.decided(P, b"default", 50, CursorState(0, 1, SINK))
+    assert desk.queue.soft_positions() == [(P, 50, 1)]
