@@ -21,7 +21,7 @@ from repl.model.errors import IsthmusError
 from repl.model.objects import OBJECT_VERSION
 from repl.model.properties import Properties
 from repl.model.requests import PushItem, WriteRequest, Written
-from repl.model.vclock import OFFSET_BITS, encode_clock, increment
+from repl.model.vclock import CLOCK_ENTRIES_MAX, OFFSET_BITS, encode_clock, increment
 from repl.proposal import Proposal
 from repl.write_limits import WriteLimits
 
@@ -85,7 +85,7 @@ class UsualProposal(Proposal):
                         change, previous = 0, NO_OFFSET
                     elif context:
                         seen, its_hash, _, _, _, was_tombstone, previous = decode_key_row(row)
-                        usual = encode_clock(context) == seen
+                        usual = encode_clock(context) == seen and len(context) < CLOCK_ENTRIES_MAX
                         clock = encode_clock(increment(context, actor, counter, now_s))
                         change = leaf(bucket, key, seen, its_hash, tombstone=was_tombstone)
                     else:

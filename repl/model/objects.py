@@ -20,8 +20,17 @@ from typing import Final, NamedTuple
 import msgpack
 from xxhash import xxh64_hexdigest, xxh64_intdigest
 
-from repl.model.errors import CodecError
-from repl.model.vclock import Clock, Dot, check_clock, covers, decode_clock, encode_clock, increment
+from repl.model.errors import CodecError, TooLarge
+from repl.model.vclock import (
+    CLOCK_ENTRIES_MAX,
+    Clock,
+    Dot,
+    check_clock,
+    covers,
+    decode_clock,
+    encode_clock,
+    increment,
+)
 from repl.model.vclock import merge as merge_clocks
 
 OBJECT_VERSION: Final = 1
@@ -176,7 +185,10 @@ def _pack_object(clock: bytes, siblings: tuple[Sibling, ...]) -> bytes:
 
 
 def seal(obj: Object) -> tuple[bytes, Summary]:
-    """(canonical bytes, summary) of `obj`: what a leader makes of each object, once."""
+    """(canonical bytes, summary) of `obj`: what a leader makes of each object, once. Raises TooLarge for a clock that
+    nobody could read again: contexts and merges bring in what others say that they have seen."""
+    if len(obj.clock) > CLOCK_ENTRIES_MAX:
+        raise TooLarge(f"the object's vector clock would have {len(obj.clock)} entries, at most {CLOCK_ENTRIES_MAX}")
     clock = encode_clock(obj.clock)
     siblings = obj.siblings
     encoded = _pack_object(clock, siblings)

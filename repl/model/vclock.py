@@ -34,7 +34,7 @@ ACTOR_BYTES_MAX: Final = 255
 
 CLOCK_ENTRIES_MAX: Final = 4096
 """Most entries accepted in one clock. Ours have one per cluster and partition move, a handful;
-a longer one is refused as malformed before it is stored."""
+a longer one is refused before it is stored: as malformed where it comes so, as too large where it would be made."""
 
 
 _pack: Final = msgpack.Packer().pack
