@@ -102,18 +102,33 @@ class DeadLetters:
 
         def write(connection: sqlite3.Connection) -> None:
             for letter in letters:
-                connection.execute(
-                    _WRITE,
-                    (
-                        letter.at_ms, letter.queue, letter.peer, letter.source, letter.source_name, *letter.key,
-                        letter.reason, letter.error, letter.size,
-                        letter.payload if letter.size <= self._limit_bytes else None,
-                    ),
-                )  # fmt: skip
+                self._put(connection, letter)
             self._keep_within_limits(connection)
 
         self._run(write)
         self._counts = None
+
+    def replace(self, before: DeadLetter, after: DeadLetter | None) -> None:
+        """`after` stands where `before` stood, as it was found; with None nothing does. What was written, or forgotten,
+        of that key meanwhile stays."""
+
+        def write(connection: sqlite3.Connection) -> None:
+            known = (before.id, before.tries)
+            if connection.execute("SELECT 1 FROM letters WHERE id=? AND tries=?", known).fetchone() is None:
+                return
+            if after is None:
+                connection.execute("DELETE FROM letters WHERE id=?", (before.id,))
+            else:
+                self._put(connection, after)
+                self._keep_within_limits(connection)
+
+        self._run(write)
+        self._counts = None
+
+    def _put(self, connection: sqlite3.Connection, letter: DeadLetter) -> None:
+        payload = letter.payload if letter.size <= self._limit_bytes else None
+        row = (letter.at_ms, letter.queue, letter.peer, letter.source, letter.source_name, *letter.key)
+        connection.execute(_WRITE, (*row, letter.reason, letter.error, letter.size, payload))
 
     def _keep_within_limits(self, connection: sqlite3.Connection) -> None:
         held = connection.execute("SELECT id, size FROM letters WHERE payload IS NOT NULL ORDER BY id").fetchall()

@@ -2,7 +2,8 @@
 
 An object that was not kept is asked for by its key, at a node of the source that the sink fetches this queue from;
 what comes is the object as it is there now, which has seen what was refused. What is taken is no dead letter any more;
-what is refused again stays, with the new reason and the newer object. Asked for by `sink.actor`.
+what is refused again stays, with the new reason and the newer object; a letter that a newer refusal of its key has
+replaced meanwhile is left as it is. Asked for by `sink.actor`.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ class Retrying:
         if result.outcome is PushOutcome.REJECTED and result.error is not None:
             now_ms = self._time.wall_ms()
             again = replace(letter, at_ms=now_ms, reason=result.error.reason, error=str(result.error))
-            await asyncio.to_thread(self._letters.add, [again])
+            await asyncio.to_thread(self._letters.replace, letter, again)
         elif result.outcome is not PushOutcome.FAILED:
-            await asyncio.to_thread(self._letters.drop, [letter.id])
+            await asyncio.to_thread(self._letters.replace, letter, None)
         return told
 
     async def _asked_for(self, letter: DeadLetter) -> bytes | None:

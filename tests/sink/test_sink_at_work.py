@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -227,6 +228,27 @@ def test_bucket_types_whose_properties_differ_are_named() -> None:
     joined(test)
 
 
+def test_an_acknowledgement_by_itself_tells_no_properties() -> None:
+    """Before a suspended link rests it acknowledges without a fetch, which says nothing of properties: a queue whose
+    properties are the same on both sides must not name them as differing from then on."""
+
+    async def test(pair: Pair) -> None:
+        same = {b"same": b"1" * 8}
+        pair.home.queues.digests = lambda: same
+        sink = await sink_of(pair, pair.bridge.url, properties=same)
+        (queue, *_) = pair.home.served()
+        await until(lambda: sink.listing()[0]["fetches"] > 0)
+        pair.cluster.stuck.clear()
+        pair.home.put(b"a")
+        await until(lambda: queue.machine.in_flight_count() == 1)
+        await sink.suspend(None, None, "ann", "")
+        pair.cluster.stuck.set()
+        await until(lambda: queue.machine.counts.acknowledged == 1)
+        assert queue.differing == {}
+
+    joined(test)
+
+
 # ---------------------------------------------------------------- liars
 
 
@@ -386,6 +408,38 @@ def test_a_retry_pushes_again_and_what_is_taken_is_off_the_list() -> None:
         assert (await sink.retry_dead_letters([99]))[0]["reason"] == "unknown-letter"
         assert await sink.drop_dead_letters(None) == len(left)
         assert await sink.dead_letters() == []
+
+    joined(test)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_is_refused_while_an_older_letter_of_its_key_is_retried_is_not_forgotten(refused: bool) -> None:
+    """A newer change of the key is refused, and acknowledged, while the older one is pushed once more: whatever becomes
+    of that, the letter that is left has the newer object."""
+
+    async def test(pair: Pair) -> None:
+        pair.cluster.rejecting = {b"k"}
+        sink = await pair.sink()
+        pair.home.put(b"k")
+        await until(lambda: sink.overview()["dead_letters"]["kept"] == 1)
+        letters = sink._letters
+        (row,) = letters.letters()
+        older = letters.find(row.id)
+        assert older is not None
+        newer = replace(older, payload=b"newer", size=5, error="still too large")
+
+        def meanwhile() -> None:
+            pair.cluster.before = None
+            letters.add([newer])
+
+        pair.cluster.before = meanwhile
+        pair.cluster.rejecting = {b"k"} if refused else set()
+        (told,) = await sink.retry_dead_letters([row.id])
+        assert told["outcome"] == ("rejected" if refused else "applied")
+        (left,) = letters.letters()
+        found = letters.find(left.id)
+        assert found is not None
+        assert (found.payload, found.error, found.tries) == (b"newer", "still too large", 2)
 
     joined(test)
 
