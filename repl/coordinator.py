@@ -14,6 +14,7 @@ entry (docs/protocol.md R-WAIT).
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple, cast
@@ -91,7 +92,7 @@ class Coordinator:
         )
         self._listing = Listing(runtime, self.routes, self._forwarding, read_pool)
         self._inbox: dict[int, list[_Share]] = {}
-        self._expiry = Expiry(request_timeout_ms)
+        self._expiry = Expiry(request_timeout_ms, self._forget_answered)
         self._pending_requests: dict[int, dict[bytes, int]] = {}
         """Partition -> name of a request (`repl.store.requests`) -> offset of its entry: proposed here, not applied."""
         self._scheduled = False
@@ -362,6 +363,11 @@ class Coordinator:
         if waiting:
             waiting.sort(key=_group_end)
             _insert_groups(partition, waiting)
+
+    def _forget_answered(self) -> None:
+        """Keep no group whose requests have their answers: one without an entry of its own is in no window."""
+        for partition in self._runtime.partitions.values():
+            partition.groups = deque(group for group in partition.groups if not group.waiter.future.done())
 
     # -- telemetry ------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ One sweep for all: a timer a request costs more than its expiry is worth.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from repl.model.conditions import ConditionFailed
@@ -17,9 +18,10 @@ SWEEP_S: Final = 0.25
 
 
 class Expiry:
-    """Waiting requests and their time-out. Belongs to the event loop."""
+    """Waiting requests and their time-out; `forget` is called once some were told. Belongs to the event loop."""
 
-    def __init__(self, timeout_ms: int) -> None:
+    def __init__(self, timeout_ms: int, forget: Callable[[], None]) -> None:
+        self._forget = forget
         self._loop = asyncio.get_running_loop()
         self._timeout_s = timeout_ms / 1000
         self._waiting: dict[Waiter, float] = {}
@@ -35,9 +37,12 @@ class Expiry:
         """Forget who has an answer, and tell who has waited too long that the outcome is unknown."""
         now = self._loop.time()
         self._waiting = {w: deadline for w, deadline in self._waiting.items() if not w.future.done()}
-        for waiter in [w for w, deadline in self._waiting.items() if deadline <= now]:
+        expired = [w for w, deadline in self._waiting.items() if deadline <= now]
+        for waiter in expired:
             del self._waiting[waiter]
             waiter.future.set_result([self._expired(result) for result in waiter.results])
+        if expired:
+            self._forget()
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep) if self._waiting else None
 
     def _expired(self, result: object) -> IsthmusError:

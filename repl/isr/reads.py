@@ -14,11 +14,16 @@ from typing import Final
 from repl.isr.effects import ReadReady, ReadRefused, Send, SyncRecord
 from repl.isr.messages import Probe, ProbeOk
 from repl.isr.standing import Standing
+from repl.model.errors import Overloaded
 from repl.model.record import Member, PartitionRecord
 
 PROBE_REPEAT_MS: Final = 200
 """A member that has not answered for this long is asked again, and the metastore beside it: long against a healthy
 round trip (under 1 ms), short against what a client waits."""
+
+READS_MAX: Final = 16_384
+"""Most reads without an answer; above it they are refused. Those of clients that have gone are among them, and a leader
+that is cut off answers none for as long as that lasts: some 6 MB in the shell. A healthy round has a few dozen."""
 
 
 @dataclass(slots=True)
@@ -41,9 +46,14 @@ class Reads:
     round: Round | None = None
     confirmed: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     """(index, tokens) of rounds that wait until all below the index is applied."""
+    unanswered: int = 0
 
     def ask(self, token: int, standing: Standing, epoch: int, members: frozenset[Member], now_ms: int) -> None:
         """Take a read; `members` are all who might be elected, this leader included."""
+        if self.unanswered >= READS_MAX:
+            standing.effects.append(ReadRefused((token,), Overloaded.reason))
+            return
+        self.unanswered += 1
         self.waiting.append(token)
         if self.round is None:
             self._begin(standing, epoch, members, now_ms)
@@ -107,14 +117,18 @@ class Reads:
 
     def _confirm(self, index: int, tokens: tuple[int, ...], standing: Standing) -> None:
         if standing.progress.applied >= index:
-            standing.effects.append(ReadReady(tokens))
+            self._serve(tokens, standing)
         else:
             self.confirmed.append((index, tokens))
 
     def applied(self, standing: Standing) -> None:
         """More is applied: serve the rounds that waited for it."""
         while self.confirmed and self.confirmed[0][0] <= standing.progress.applied:
-            standing.effects.append(ReadReady(self.confirmed.pop(0)[1]))
+            self._serve(self.confirmed.pop(0)[1], standing)
+
+    def _serve(self, tokens: tuple[int, ...], standing: Standing) -> None:
+        self.unanswered -= len(tokens)
+        standing.effects.append(ReadReady(tokens))
 
     def tick(self, standing: Standing, epoch: int, now_ms: int) -> None:
         """Ask the silent again, and the metastore instead of them."""
@@ -128,6 +142,6 @@ class Reads:
         """Leadership is over: none of these may be served as committed."""
         tokens = [*(self.round.tokens if self.round else ()), *self.waiting]
         tokens += [token for _, confirmed in self.confirmed for token in confirmed]
-        self.round, self.waiting, self.confirmed = None, [], []
+        self.round, self.waiting, self.confirmed, self.unanswered = None, [], [], 0
         if tokens:
             standing.effects.append(ReadRefused(tuple(tokens), reason))

@@ -127,6 +127,27 @@ def test_a_request_that_was_dropped_is_unknown_and_then_free() -> None:
     asyncio.run(story())
 
 
+def test_who_was_told_that_nothing_is_known_is_waited_for_no_more() -> None:
+    """Repeats wait for the entry of the first, without one of their own and so outside the window: where nothing is
+    committed for hours, those whose clients have gone are not kept."""
+
+    async def story() -> None:
+        async with cluster(request_timeout_ms=100) as c:
+            runtime = c.runtimes["n1"]
+            runtime.hold = True
+            for _ in range(3):
+                asked = [c.coordinators["n1"].write(named(b"one")) for _ in range(20)]
+                results = await asyncio.gather(*asked, return_exceptions=True)
+                assert {type(result) for result in results} == {OutcomeUnknown}
+                assert not runtime.partitions[0].groups
+            late = asyncio.create_task(c.coordinators["n1"].write(named(b"one")))
+            await asyncio.sleep(0.01)
+            runtime.apply(runtime.partitions[0])
+            assert (await late).repeated
+
+    asyncio.run(story())
+
+
 def test_a_leader_that_comes_back_does_not_know_what_was_dropped() -> None:
     """A request that was pending when leadership ended, and is in no log any more, is written when it comes again."""
 
