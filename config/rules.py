@@ -256,14 +256,21 @@ def check_peer_url(value: str) -> str:
     form = 'write http(s)://HOST:PORT, such as "http://10.0.0.7:8098"'
     scheme, separator, rest = value.partition("://")
     if not separator or scheme not in ("http", "https"):
-        raise ValueError(f"{shown(value)} is not the URL of a node; {form}")
+        raise ValueError(f"{shown(_without_secrets(value))} is not the URL of a node; {form}")
     authority = rest.removesuffix("/")
     if any(sign in authority for sign in "/?#@"):
-        raise ValueError(f"{shown(value)}: scheme, host and port only, nothing else; {form}")
+        raise ValueError(f"{shown(_without_secrets(value))}: scheme, host and port only, nothing else; {form}")
     address = parse_address(authority)
     if address.port == 0:
         raise ValueError(f"{shown(value)}: port 0 cannot be dialled; {form}")
     return f"{scheme}://{address}"
+
+
+def _without_secrets(url: str) -> str:
+    """The URL for a message: user and password, query and fragment as "***", since faults end in logs and tickets."""
+    scheme, separator, rest = url.rpartition("://")
+    _, user, rest = rest.rpartition("@")
+    return scheme + separator + ("***@" if user else "") + re.sub(r"([?#]).*", r"\1***", rest)
 
 
 class Broken(NamedTuple):

@@ -22,6 +22,10 @@ TIMEOUT_S: Final = 3.0
 FOUND: Final = frozenset({200, 300, 404})
 """A value, siblings, or absent; a tombstone's clock comes with 404."""
 
+NOT_FOUND: Final = "not-found"
+"""The reason that a node gives with its 404 for an absent key. Any other 404 says nothing of the key: no such bucket
+type there, no client listener, no Isthmus."""
+
 
 def other_side(url: str, key: Key, ours: Clock | None, access: Access = OPEN) -> dict[str, Any]:
     """{"url", "state", "clock", "reason"}. `state`: equal, ahead (it has seen more), behind, concurrent, absent, or
@@ -33,10 +37,14 @@ def other_side(url: str, key: Key, ours: Clock | None, access: Access = OPEN) ->
             asking.head(f"{url}/types/{place}", timeout=(TIMEOUT_S, TIMEOUT_S), allow_redirects=False) as answer,
         ):
             status, said = answer.status_code, answer.headers.get("X-Riak-Vclock", "")
+            why = answer.headers.get("X-Isthmus-Reason", "")
     except OSError as error:
         return _shown(url, "unknown", None, f"it does not answer: {type(error).__name__}")
     if status not in FOUND:
         return _shown(url, "unknown", None, f"it answers {status}")
+    if not said and (status, why) != (404, NOT_FOUND):
+        told = f"it answers {status} {why[:64]}".rstrip()
+        return _shown(url, "unknown", None, f"{told}, which tells nothing of the key")
     if not said:
         return _shown(url, "absent", None, "it has neither a value nor a tombstone")
     try:

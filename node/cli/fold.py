@@ -19,6 +19,7 @@ from config.units import format_size, parse_size
 from node.cli.cluster import listed
 from node.cli.exits import CommandFailed, Exit
 from node.cli.fullsync import time_of
+from node.cli.moves import confirm
 from node.cli.output import echo_facts, echo_json, echo_table, moment, output_option, printable
 from node.cli.queue import BY
 from node.cli.remote import AdminClient, admin_option
@@ -180,9 +181,9 @@ def erase_keys(output: str, **scope: Any) -> None:
 
 def _act(kind: str, done: str, more: dict[str, Any], scope: dict[str, Any], output: str) -> None:
     dry, yes = scope.pop("dry_run"), scope.pop("yes")
-    if not dry and not yes:
+    if not dry:
         where = ", ".join(f"{name} {scope[name]}" for name in ("bucket_type", "bucket", "segments") if scope.get(name))
-        click.confirm(f"{kind} over {where}: go on? (--dry-run counts first)", abort=True, err=True)
+        confirm(yes, f"{kind} over {where}: go on? (--dry-run counts first)")
     matched = acted = 0
     refused: Counter[str] = Counter()
     for page in _pages(kind, {**more, "dry_run": dry}, scope):

@@ -34,6 +34,9 @@ DEFAULT_HTTP: Final = "http://127.0.0.1:8098"
 ANSWER_BYTES_MAX: Final = 128_000_000
 """Largest answer taken into memory: more than the largest object with all its siblings at the default limits."""
 
+NO_SUCH_PATH: Final = "unknown-path"
+"""What an admin listener says to a client's request; other servers give no reason at all."""
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -92,10 +95,13 @@ class Client:
             ) as response:
                 status = response.status_code
                 if status >= 400:
+                    said = response.headers.get("X-Isthmus-Reason", "")
+                    if said == NO_SUCH_PATH or (not said and status < 500):
+                        raise self._unavailable(f"answers {status}; is this a node's client listener?")
                     text = response.raw.read(4096, decode_content=False).decode("utf-8", "replace").strip()
                     raise CommandFailed(
                         Exit.REFUSED if status < 500 else Exit.UNAVAILABLE,
-                        response.headers.get("X-Isthmus-Reason", "unknown"),
+                        said,
                         printable(text) or f"{self.url} answers {status}",
                     )
                 for piece in response.iter_content(65_536):
@@ -210,7 +216,7 @@ def get(
             click.echo(printable(f"{sibling['vtag']}  {moment(sibling['last_modified_ms'])}  {kind}"), err=True)
         return Exit.DIFFERS
     if status == 404 or not siblings or siblings[0]["deleted"]:
-        click.echo("isthmus: deleted" if siblings else "isthmus: not found", err=True)
+        click.echo(f"isthmus: {'deleted' if siblings else _not_found(bucket, bucket_type)}", err=True)
         return Exit.DIFFERS
     sys.stdout.buffer.write(siblings[0]["value"])
     return Exit.OK
@@ -273,7 +279,7 @@ def delete(
         if output == "json":
             echo_json({"deleted": False, "clock": None if written is None else b64encode(written).decode()})
         else:
-            click.echo("isthmus: not found", err=True)
+            click.echo(f"isthmus: {_not_found(bucket, bucket_type)}", err=True)
         return Exit.DIFFERS
     _echo_clock(output, bucket_type, bucket, kv_key, percent, written)
     return Exit.OK
@@ -307,6 +313,13 @@ def list_names(
         return
     for name in shown:
         click.echo(name)
+
+
+def _not_found(bucket: bytes, bucket_type: str) -> str:
+    """What is said of an absent key; `isthmus explain` writes TYPE/BUCKET, and here that is the name of a bucket."""
+    if b"/" not in bucket:
+        return "not found"
+    return f"not found; '/' is part of a bucket's name here, and --bucket-type names the type (now {bucket_type!r})"
 
 
 def _text(name: bytes, percent: bool) -> str:

@@ -191,8 +191,8 @@ def throttle(
     output: str,
 ) -> None:
     """What each node gives out of queue NAME in a second at most."""
-    if not default and size is None and objects is None:
-        raise click.UsageError("say how much: --bytes, --objects, or --default")
+    if default != (size is None and objects is None):
+        raise click.UsageError("say how much: --bytes, --objects, or both; or --default alone")
     try:
         rate = None if size is None else int(size) if size.isdigit() else parse_size(size)
     except ValueError as error:
@@ -227,7 +227,8 @@ def push(
     wish = {"bucket_type": bucket_type, "bucket": bucket, "keys": list(keys), "fold": fold, "by": by, **encoding}
     answer = admin.post(f"/admin/queues/{quote(name, safe='')}/push", wish)
     refused = f"; {answer.get('refused')} refused: {answer.get('reason')}" if answer.get("refused") else ""
-    _echo(answer, output, f"queue {name}: {answer.get('queued')} references queued{refused}")
+    queued = answer.get("queued")
+    _echo(answer, output, f"queue {name}: {queued} reference{'s' * (queued != 1)} queued{refused}")
 
 
 def _act(admin: AdminClient, output: str, name: str, act: str, sentence: str, **wish: Any) -> None:

@@ -62,3 +62,11 @@ def test_a_fold_that_cannot_go_on_says_where_it_ended(
     listener.tell("/admin/folds", {"error": "no such queue", "reason": "unknown-queue"}, 404)
     assert cli.main(["fold", "repl-keys", "nowhere", "--yes", "--from", "0:17:6b"]) == Exit.REFUSED
     assert "--from 0:17:6b goes on" in capsys.readouterr().err
+
+
+def test_a_fold_that_changes_something_does_not_ask_where_nobody_answers(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a terminal it says what to give, and nothing is done; it does not end as if it had been interrupted."""
+    assert cli.main(["fold", "erase-keys"]) == Exit.USAGE
+    assert "--yes says so instead" in capsys.readouterr().err

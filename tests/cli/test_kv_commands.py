@@ -54,6 +54,13 @@ def test_bytes_go_in_and_come_out_as_they_are(run: Run, tmp_path: Any) -> None:
     assert run("get", "b", "empty") == (Exit.OK, b"", "")
 
 
+def test_a_type_before_the_bucket_is_told_as_part_of_its_name(run: Run) -> None:
+    """`isthmus explain` takes TYPE/BUCKET; who writes the same here learns why nothing is found."""
+    code, _, said = run("get", "default/b", "k")
+    assert code == Exit.DIFFERS
+    assert "--bucket-type names the type" in said
+
+
 def test_an_absent_and_a_deleted_key_are_code_1(run: Run) -> None:
     """Nothing on standard output, one line on standard error; with JSON the clock of the deletion."""
     assert run("get", "b", "k") == (Exit.DIFFERS, b"", "isthmus: not found\n")

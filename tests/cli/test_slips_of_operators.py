@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
 import pytest
 
 from node.cli import main as cli
 from node.cli.exits import Exit
+from node.other_side import other_side
+from repl.model.keys import Key
 from tests.cli.test_remote_commands import ToldListener, listener
 
 __all__ = ["listener"]
@@ -50,7 +57,8 @@ def test_dead_letters_that_are_not_there_are_told(listener: ToldListener, capsys
     """Letters lie on the node that fetched them: who drops one at another node is told."""
     listener.tell("/admin/sink/dead-letters/drop", {"dropped": 1})
     assert cli.main(["sink", "dead-letters", "drop", "4"]) == Exit.OK
-    assert cli.main(["sink", "dead-letters", "drop", "--all"]) == Exit.OK
+    listener.tell("/admin/sink/dead-letters", {"dead_letters": [{"id": 4}]})
+    assert cli.main(["sink", "dead-letters", "drop", "--all", "--yes"]) == Exit.OK
     assert capsys.readouterr().err == ""
     assert cli.main(["sink", "dead-letters", "drop", "4", "5"]) == Exit.OK
     shown = capsys.readouterr()
@@ -70,3 +78,65 @@ def test_a_queue_of_nobody_is_no_unknown(listener: ToldListener, capsys: pytest.
     listener.tell("/admin/ledger", {"ledger": [sent]})
     assert cli.main(["ledger"]) == Exit.OK
     assert capsys.readouterr().out.splitlines()[-1].startswith("nobody yet")
+
+
+def test_a_limit_and_none_at_once_is_refused(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody has to guess which of the two holds; a single reference is told as one."""
+    assert cli.main(["queue", "throttle", "q", "--bytes", "10MB", "--default"]) == Exit.USAGE
+    assert "--default alone" in capsys.readouterr().err
+    listener.tell("/admin/queues/q/push", {"queued": 1, "refused": 0, "reason": ""})
+    assert cli.main(["queue", "push", "q", "default", "b", "k"]) == Exit.OK
+    assert capsys.readouterr().out == "queue q: 1 reference queued\n"
+
+
+@contextmanager
+def answering_404(reason: str) -> Iterator[str]:
+    """The URL of a listener that answers all with 404 and this reason, none when it is empty."""
+
+    class Answering(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_HEAD()
+            self.wfile.write(b"{}")
+
+        def do_HEAD(self) -> None:
+            self.send_response(404)
+            if reason:
+                self.send_header("X-Isthmus-Reason", reason)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing is told on standard error."""
+
+    server = HTTPServer(("127.0.0.1", 0), Answering)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize("reason", ["unknown-path", ""])
+def test_single_values_asked_of_no_client_listener_are_told_so(reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The admin port is the likeliest slip: one sentence, and not the listener's own answer."""
+    with answering_404(reason) as url:
+        assert cli.main(["kv", "get", "b", "k", "--http", url]) == Exit.UNAVAILABLE
+    said = capsys.readouterr().err
+    assert "is this a node's client listener?" in said
+    assert "{" not in said
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [("not-found", "absent"), ("unknown-path", "unknown"), ("unknown-bucket-type", "unknown"), ("", "unknown")],
+)
+def test_only_a_node_that_says_so_lacks_the_key(reason: str, state: str) -> None:
+    """Another 404 is of a listener that is no client's, or of a cluster without the bucket type: no absent key."""
+    with answering_404(reason) as url:
+        found = other_side(url, Key(b"default", b"b", b"k"), None)
+    assert found["state"] == state
+    assert state == "absent" or found["reason"].endswith("which tells nothing of the key")

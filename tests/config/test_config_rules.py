@@ -201,3 +201,20 @@ def test_filters_that_a_start_takes_pass_the_check(text: str) -> None:
     """Both rooms agree on what is right."""
     assert check_filter(text) == text
     parse_filter(text)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("http://op:hunter2@east-1:8098", '"http://***@east-1:8098"'),
+        ("http://op:hun/ter2@east-1:8098/x", '"http://***@east-1:8098/x"'),
+        ("op:hunter2@east-1:8098", '"***@east-1:8098"'),
+        ("http://east-1:8098/?token=hunter2", '"http://east-1:8098/?***"'),
+        ("http://east-1:8098/#hunter2", '"http://east-1:8098/#***"'),
+    ],
+)
+def test_a_secret_in_a_url_is_not_told_again(url: str, told: str) -> None:
+    """Faults end in logs and tickets: what may be a password or a token is left out of them."""
+    with pytest.raises(ValueError, match=re.escape(told)) as fault:
+        rules.check_peer_url(url)
+    assert "ter2" not in str(fault.value)
