@@ -157,7 +157,7 @@ def test_long_polls_end_each_at_its_own_time() -> None:
 
     async def test(home: Home) -> None:
         began = time.monotonic()
-        long = asyncio.ensure_future(home.fetch(wait_ms=600))
+        long = asyncio.ensure_future(home.fetch(wait_ms=1_000))
         await home.until(lambda: len(home.served()[0].waiters) == 1)
         left = asyncio.ensure_future(home.fetch(wait_ms=50, link=1))
         short = asyncio.ensure_future(home.fetch(wait_ms=200, link=2))
@@ -167,7 +167,7 @@ def test_long_polls_end_each_at_its_own_time() -> None:
         assert time.monotonic() - began >= 0.19
         assert not long.done()
         assert keys(await long) == []
-        assert time.monotonic() - began >= 0.59
+        assert time.monotonic() - began >= 0.99
         assert not home.served()[0].waiters
 
     alive(test)
