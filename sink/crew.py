@@ -2,8 +2,9 @@
 
 A worker is a task of the event loop: it asks the roster whose turn it is, runs that slot's cycle, reports, and ends
 when there is no turn for it. Whatever may give somebody a turn (a cycle that ended or found something, a delay that is
-over, a link or a limit that changed) looks for one and begins a worker for each. A link that leaves ends with its last
-cycle, and what it has to acknowledge is sent first. Who decides about links and limits is `sink.actor`.
+over, a link or a limit that changed) looks for one and begins a worker for each. A slot that gets no turn (another one
+waits at the source for all, the rate is used up, the link is suspended) acknowledges by itself. A link that leaves ends
+with its last cycle, and what it has to acknowledge is sent first. Who decides about links and limits is `sink.actor`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import structlog
 
 from config.settings import SinkSettings
 from queues.throttle import Rates, Throttle
-from repl.model.errors import IsthmusError
 from repl.transport.http_client import Access
 from repl.transport.loop_client import LoopPeer
 from sink.backoff import Delays, Result
@@ -47,6 +47,10 @@ SLOTS_MAX: Final = 16
 
 IDLE_WAIT_S: Final = 1.0
 """How long it takes at most until somebody looks again whether a slot is due."""
+
+TELL_S: Final = 0.25
+"""How long a slot without a turn keeps an acknowledgement to itself, about; `IDLE_WAIT_S` at most. Its turn brings the
+next fetch along, as a rule at once; a newer change of a key waits at the source until the older one is acknowledged."""
 
 SHORT_POLL_MS: Final = 32
 """How long a fetch waits at the source while workers are wanted elsewhere: what Riak's source does in eight tries of
@@ -123,6 +127,7 @@ class Crew:
             if not self.roster.leaving(name):
                 self.roster.leave(name)
                 log.info("sink.link_leaves", queue=name.queue, peer=name.peer)
+        self._tell()
         self._forget()
         for name, aim in wanted.items():
             if name not in self.links:
@@ -206,7 +211,7 @@ class Crew:
             running = self.roster.running_slots(name)
             for number, slot in enumerate(slots):
                 if number not in running:
-                    await _acknowledge(slot)
+                    await slot.acknowledge()
         for peer in self._peers.values():
             peer.cut()
         for worker in self._workers:
@@ -229,9 +234,12 @@ class Crew:
 
     async def _run(self, turn: Turn | None) -> None:
         while turn is not None:
+            slot = self._slots[turn.name][turn.slot]
             await self._work(turn)
             turn = self._next_turn()
             self._hire()
+            if turn is None and slot.fetcher.ack is not None:
+                self._look_in(TELL_S)
 
     def _next_turn(self) -> Turn | None:
         """The next slot to work on, if one is due; else somebody looks again when one will be."""
@@ -258,6 +266,29 @@ class Crew:
     def _look(self) -> None:
         self._alarm = None
         self._hire()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Let slots that got no turn say what they have to acknowledge."""
+        if not self._running:
+            return
+        now_ms = self._shop.time.now_ms()
+        for name, slots in self._slots.items():
+            for number, slot in enumerate(slots):
+                if slot.fetcher.ack is not None and self.roster.tell(name, number, now_ms):
+                    teller = asyncio.get_running_loop().create_task(self._told(name, number, slot))
+                    self._workers.add(teller)
+                    teller.add_done_callback(self._workers.discard)
+
+    async def _told(self, name: LinkName, number: int, slot: Slot) -> None:
+        done = False
+        try:
+            done = await slot.acknowledge()
+        except Exception:
+            log.exception("sink.bug", queue=name.queue, peer=name.peer)  # as in `_work`
+        self.roster.told(name, number, done, self._shop.time.now_ms())
+        self._forget()
+        self._hire()
 
     async def _work(self, turn: Turn) -> None:
         name, number, may_wait = turn
@@ -274,7 +305,7 @@ class Crew:
             log.exception("sink.bug", queue=name.queue, peer=name.peer)
             slot.link.last_error, slot.link.last_error_reason = f"a fault in this program: {error!r}", "internal"
         if self.roster.suspended(name) or self.roster.leaving(name):
-            await _acknowledge(slot)
+            await slot.acknowledge()
         self.roster.report(name, number, result, self._shop.time.now_ms(), waited_ms)
         self._forget()
 
@@ -299,12 +330,3 @@ class Crew:
             },
             "throttle": self._throttle.shown(self._shop.time.now_ms()),
         }
-
-
-async def _acknowledge(slot: Slot) -> None:
-    """Send what a slot has still to acknowledge, since its next fetch may be far; lost, it comes again."""
-    name = slot.link.name
-    try:
-        await slot.fetcher.acknowledge()
-    except IsthmusError as error:
-        log.info("sink.last_ack_lost", queue=name.queue, peer=name.peer, error=str(error))

@@ -11,6 +11,7 @@ at a time; one whose changes this cluster did not store is not, since the slot t
     resting -> fetching   taken: due, not suspended, not leaving, within the limits of pool and peer
     fetching -> pushing   it found something; the link is busy, and its other slots may go
     fetching | pushing -> resting   the cycle's result is reported; the link's delay follows it
+    resting -> telling -> resting   it has no turn, and says by itself what it has to acknowledge; no worker of the pool
     any -> gone           a link that left, once none of its slots runs
 """
 
@@ -45,6 +46,7 @@ class _Link:
     rested_since: list[int]
     fetching: set[int] = field(default_factory=set)
     pushing: set[int] = field(default_factory=set)
+    telling: set[int] = field(default_factory=set)
     usual: int = 0
     """Slots that may run while answers are not full."""
     busy: bool = False
@@ -58,7 +60,10 @@ class _Link:
 
     @property
     def running(self) -> int:
-        return len(self.fetching) + len(self.pushing)
+        return len(self.fetching) + len(self.pushing) + len(self.telling)
+
+    def rests(self, slot: int) -> bool:
+        return slot not in self.fetching and slot not in self.pushing and slot not in self.telling
 
     def may_run(self) -> bool:
         if self.suspended or self.leaving or (self.probing and self.running):
@@ -153,7 +158,7 @@ class Roster:
             if self._busy.get(name.peer, 0) >= limit:
                 continue
             for slot, since in enumerate(link.rested_since):
-                if slot not in link.fetching and slot not in link.pushing and (best is None or since < best[0]):
+                if (best is None or since < best[0]) and link.rests(slot):
                     best = (since, name, slot)
         if best is None:
             return None
@@ -198,6 +203,24 @@ class Roster:
         link.backoff = link.backoff.after(result, waited_ms)
         link.due_ms = now_ms + link.backoff.pause_ms(self._random) if link.backoff.delay_ms else now_ms
 
+    def tell(self, name: LinkName, slot: int, now_ms: int) -> bool:
+        """Whether a slot may say now what it has to acknowledge: it rests, and its link's delay is over. It is telling
+        from here on."""
+        link = self._links[name]
+        if not link.rests(slot) or link.due_ms > now_ms:
+            return False
+        link.telling.add(slot)
+        return True
+
+    def told(self, name: LinkName, slot: int, done: bool, now_ms: int) -> None:
+        """It has; not `done`: the source failed, so the link is left alone for a while."""
+        link = self._links[name]
+        link.telling.remove(slot)
+        if not done:
+            link.probing = True
+            link.backoff = link.backoff.after(Result.ERROR, 0)
+            link.due_ms = now_ms + link.backoff.pause_ms(self._random)
+
     def next_due_ms(self) -> int | None:
         """When a link that may run is due; None when there is none, or no worker for it."""
         if self._busy_count >= self.workers:
@@ -227,9 +250,9 @@ class Roster:
         return self._links[name].running
 
     def running_slots(self, name: LinkName) -> frozenset[int]:
-        """The slots of the link that are in a cycle; none of a link that is gone."""
+        """The slots of the link that do not rest; none of a link that is gone."""
         link = self._links.get(name)
-        return frozenset() if link is None else frozenset(link.fetching | link.pushing)
+        return frozenset() if link is None else frozenset(link.fetching | link.pushing | link.telling)
 
     def running_count(self) -> int:
         """Slots of all links that are in a cycle."""

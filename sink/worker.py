@@ -112,6 +112,17 @@ class Slot:
         finally:
             self.pushing = False
 
+    async def acknowledge(self) -> bool:
+        """Send what is still to be acknowledged, since the next fetch may be far. False when the source failed."""
+        name = self.link.name
+        try:
+            await self.fetcher.acknowledge()
+        except IsthmusError as error:
+            log.info("sink.ack_unanswered", queue=name.queue, peer=name.peer, error=str(error))
+            self._failed(error)
+            return False
+        return True
+
     async def _taken_in(self, reply: FetchReply) -> Result:
         """Push a batch and note what became of it."""
         link, time = self.link, self._shop.time

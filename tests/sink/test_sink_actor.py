@@ -153,6 +153,39 @@ def test_a_stop_acknowledges_what_was_stored_and_ends_long_polls() -> None:
     joined(test)
 
 
+def test_what_is_stored_is_acknowledged_though_its_slot_has_no_turn() -> None:
+    """After a burst of full batches one slot waits at the source for all; what the others have stored is told within
+    seconds all the same, not when their polls come, one after the other."""
+
+    async def test(pair: Pair) -> None:
+        await pair.sink(batch_count=10, poll_ms=20_000)
+        machine = pair.home.served()[0].machine
+        await until(lambda: len(pair.home.served()[0].waiters) == 1)
+        pair.cluster.stuck.clear()
+        pair.home.put(*(b"%d" % number for number in range(75)))
+        await until(lambda: machine.in_flight_count() == 40)
+        pair.cluster.stuck.set()
+        await until(lambda: machine.counts.acknowledged == 75, seconds=5)
+        assert machine.counts.redelivered == 0
+
+    joined(test)
+
+
+def test_an_object_that_uses_up_the_rate_for_longer_than_its_lease_arrives_once() -> None:
+    """One object of many seconds' worth of the sink's rate is acknowledged before the next fetch may begin, else its
+    lease would be over each time, and it would come for ever."""
+
+    async def test(pair: Pair) -> None:
+        machine = pair.home.served()[0].machine
+        machine.leases.lease_ms = 3_000
+        await pair.sink(rate_limit_bytes=1_000)
+        pair.home.put(b"large", size=30_000)
+        await until(lambda: machine.counts.acknowledged == 1, seconds=10)
+        assert machine.counts.redelivered == 0
+
+    joined(test)
+
+
 def test_rejected_changes_are_acknowledged_and_kept_for_people() -> None:
     """What this cluster refuses for good does not come again, and can be looked at."""
 

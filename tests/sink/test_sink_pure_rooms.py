@@ -224,6 +224,35 @@ def test_a_slot_whose_changes_were_not_stored_need_not_wait_for_the_others() -> 
     assert roster.take(10_000) is not None
 
 
+def test_a_slot_without_a_turn_tells_by_itself_and_rests_again() -> None:
+    """It needs no worker of the pool and has no turn meanwhile; a source that fails is left alone for a while; a link
+    that leaves is gone when it is told."""
+    roster = roster_of(A, workers=2)
+    first = roster.take(0)
+    assert first is not None
+    roster.fetched(*first[:2])
+    second = roster.take(0)
+    assert second is not None
+    assert not roster.tell(A, first.slot, 0), "it pushes"
+    roster.report(*second[:2], Result.EMPTY, 0, 5_000)
+    second = roster.take(0)
+    assert second is not None
+    roster.report(*first[:2], Result.ITEMS, 0, 0)
+    assert roster.take(0) is None, "another one waits there for all"
+    assert roster.tell(A, first.slot, 0)
+    assert not roster.tell(A, first.slot, 0), "once"
+    assert (roster.running_count(), roster.running_slots(A)) == (1, {first.slot, second.slot})
+    roster.report(*second[:2], Result.ITEMS, 0, 0)
+    roster.told(A, first.slot, False, 0)
+    assert not roster.tell(A, first.slot, 0)
+    assert roster.errors(A) == 1
+    assert roster.tell(A, first.slot, 10)
+    roster.leave(A)
+    assert roster.gone() == []
+    roster.told(A, first.slot, True, 10)
+    assert roster.gone() == [A]
+
+
 def test_more_slots_work_while_answers_are_full_and_no_longer() -> None:
     """Small full batches come by more slots; once an answer is not full, the usual two go on."""
     roster = Roster(2, Delays(10, 1_000), Random(1), workers=8, more=3)
