@@ -111,6 +111,17 @@ class Leases:
         self.bytes += size - batch.size_bytes
         batch.parts, batch.size_bytes = parts, size
 
+    def put_off(self, batch: Batch, indexes: Collection[int]) -> None:
+        """These of a batch of a lower priority could not be read: they leave it, and wait behind all others."""
+        if batch.id not in self.batches or not indexes:
+            return
+        (part,) = batch.parts
+        assert isinstance(part.window, Lower)
+        rows = [*zip(part.places, part.items, strict=True)]
+        part.window.put_off([rows[at] for at in indexes])
+        kept = [row for at, row in enumerate(rows) if at not in indexes]
+        batch.parts = [Part(part.window, 0, [place for place, _ in kept], [item for _, item in kept])]
+
     def end(self, batch: Batch) -> None:
         """Its lease is over."""
         del self.batches[batch.id]

@@ -3,7 +3,7 @@
     (offered) -> waiting      there is room, and its key does not wait already
     waiting   -> away         taken into a batch, only when nothing waits at a higher priority
     away      -> settled      acknowledged, or nothing was there when it was read
-    away      -> waiting      lease over or refused: before all that never went
+    away      -> waiting      lease over or refused: before all that never went; not to be read now: behind all
 
 In memory only: what a node holds here goes with it, on record (`queues.held`), and a full-sync finds it again. Bounded:
 who offers more than there is room for waits or is told to come back; nothing is ever pushed out. A reference names a
@@ -117,6 +117,22 @@ class Lower:
             heappush(self._returned, place)
             again += 1
         return again
+
+    def put_off(self, rows: Iterable[tuple[int, Item]]) -> None:
+        """References (place, item) that cannot be read now come back behind all others; one whose key waits anew is
+        settled by that."""
+        for place, item in rows:
+            key = self._away.pop(place, None)
+            if key is None:
+                continue
+            if key in self._names:
+                self.counts.queued -= 1
+                self.counts.collapsed += 1
+                continue
+            last = self._names[key] = self._next
+            self._next += 1
+            self._waiting[last] = (_TO_FETCH, item[1], last, *item[3:8], b"")
+            self._fresh.append(last)
 
     def clear(self) -> tuple[int, int, int] | None:
         """Drop all: (how many, when the oldest and the newest of what waited were queued), None when there is nothing.

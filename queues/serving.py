@@ -49,6 +49,10 @@ reads. More of them would hold up others."""
 TOLD_STEP_S: Final = 0.001
 """Pause of a batch whose objects were read before the loop heard that they are applied; it ends with its lease."""
 
+UNREADABLE_REST_MS: Final = 1_000
+"""Rest of the lower priorities once nothing of a batch could be read: as long as a read waits for a leader, so a fetch
+is free for real time at least half of the time."""
+
 DIFFERING_MAX: Final = 64
 """Sink nodes whose differing properties are remembered, the newest."""
 
@@ -165,7 +169,7 @@ class ServedQueue:
         try:
             if batch.priority != REAL_TIME:
                 # In a task of its own: a fetch may run in none, which requests to other nodes do not know.
-                resolved = await asyncio.get_running_loop().create_task(self._read_anywhere(items, size))
+                resolved = await asyncio.get_running_loop().create_task(self._read_anywhere(batch, size))
             elif unread := sum([not item[8] for item in items]):
                 if unread <= READ_HERE_COUNT:
                     resolved, ends = read_batch(self._store, items, size)
@@ -192,26 +196,33 @@ class ServedQueue:
         while not self.machine.told(batch, ends):  # noqa: ASYNC110 - this is rare, and apply must not look for waiters
             await asyncio.sleep(TOLD_STEP_S)
 
-    async def _read_anywhere(self, items: list[Item], limit_bytes: int) -> list[Item | None]:
-        """The first of a lower priority's items with their objects, read from the leaders of their partitions; None for
-        one that is not there, or cannot be (no such bucket type). What could not be read, and all behind it, is left
-        out and waits again."""
+    async def _read_anywhere(self, batch: Batch, limit_bytes: int) -> list[Item | None]:
+        """The items of a lower priority's batch with their objects, read from the leaders of their partitions; None for
+        one that is not there, or cannot be (no such bucket type). What could not be read leaves the batch and waits
+        behind all others; what the answer has no room for is left out with all behind it, and waits again."""
+        items = batch.items()
         found = await self._kv.get_batch([Key(item[3], item[4], item[5]) for item in items], None, limit_bytes)
         resolved: list[Item | None] = []
-        for item, payload in zip(items, found, strict=True):
+        unread: dict[int, IsthmusError] = {}
+        for at, (item, payload) in enumerate(zip(items, found, strict=True)):
             if isinstance(payload, BadInput):
                 log.info("queue.reference_to_nothing", queue=self.settings.name, reason=payload.reason)
                 resolved.append(None)
-                continue
-            if isinstance(payload, IsthmusError):
-                if not resolved and not isinstance(payload, Overloaded):
-                    log.info("queue.reference_unreadable", queue=self.settings.name, reason=payload.reason)
+            elif isinstance(payload, Overloaded):
                 break
-            if payload is None:
+            elif isinstance(payload, IsthmusError):
+                unread[at] = payload
+            elif payload is None:
                 resolved.append(None)
-                continue
-            kind = _TOMBSTONE if says_deleted(payload) else _OBJECT
-            resolved.append((kind, *item[1:8], payload))
+            else:
+                kind = _TOMBSTONE if says_deleted(payload) else _OBJECT
+                resolved.append((kind, *item[1:8], payload))
+        if unread:
+            reason = next(iter(unread.values())).reason
+            log.info("queue.references_unreadable", queue=self.settings.name, count=len(unread), reason=reason)
+            self.machine.leases.put_off(batch, unread.keys())
+        if not resolved:
+            self.machine.rest_lower(self._time.now_ms() + UNREADABLE_REST_MS)
         return resolved
 
     async def object_of(self, key: Key) -> bytes | None:

@@ -87,7 +87,7 @@ class SourceQueue(Reckoning):
         self._heard_ms: int | None = None
         self._pace = Pace()
         self._lower_from_ms = 0
-        """Earliest time of the next batch of a lower priority while real time is alive."""
+        """Earliest time of the next batch of a lower priority."""
         self.journal: Callable[[Window, Sequence[Entry]], None] | None = None
         """Told of what is added, while somebody counts (`queues.counting`)."""
 
@@ -197,7 +197,7 @@ class SourceQueue(Reckoning):
             return self._pace.wait_ms(waiting, now_ms, idle=not self.leases.batches)
         if self._lower_turn() is None or (session is not None and self._has_its_share(session, now_ms)):
             return None
-        return max(0, self._lower_from_ms - now_ms) if self._pace.alive(now_ms) else 0
+        return max(0, self._lower_from_ms - now_ms)
 
     def may_have(self, session: Session, now_ms: int) -> bool:
         """Whether what waits may go to this session."""
@@ -259,12 +259,10 @@ class SourceQueue(Reckoning):
         priority = REAL_TIME
         if not parts:
             lower = self._lower_turn()
-            if lower is None or self._has_its_share(session, now_ms):
+            if lower is None or self._has_its_share(session, now_ms) or now_ms < self._lower_from_ms:
                 return None
             priority, count = lower.priority, max_count
             if self._pace.alive(now_ms):
-                if now_ms < self._lower_from_ms:
-                    return None
                 count, self._lower_from_ms = min(count, LOWER_COUNT), now_ms + LOWER_EVERY_MS
             parts = [Part(lower, 0, *lower.take(count))]
         if not any(window.ready_count for window in order):
@@ -318,6 +316,10 @@ class SourceQueue(Reckoning):
         if not parts:
             self.leases.end(batch)
         return bool(parts)
+
+    def rest_lower(self, until_ms: int) -> None:
+        """No batch of a lower priority begins before: what waits there cannot be read."""
+        self._lower_from_ms = until_ms
 
     def sent(self, batch: Batch) -> None:
         """The batch goes into an answer."""

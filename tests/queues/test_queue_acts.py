@@ -541,7 +541,7 @@ def test_what_the_filter_of_a_queue_leaves_out_is_not_owed_to_its_owner() -> Non
 
 def test_a_reference_to_nothing_does_not_hold_up_those_behind_it() -> None:
     """A pushed key of a bucket type that does not exist can never be read: it goes as vanished, and the next ones go
-    out; one that cannot be read now waits with all behind it."""
+    out; one that cannot be read now waits."""
 
     async def test(home: Home) -> None:
         home.put(b"a", b"b")
@@ -565,5 +565,38 @@ def test_a_reference_to_nothing_does_not_hold_up_those_behind_it() -> None:
         assert await home.acts.push("q", [Key(b"nope", BUCKET, b"y")], FULL_SYNC, 0) == 1
         assert (await home.fetch(link=1, wait_ms=0)).items == []
         assert lower.waiting_count == 1
+
+    alive(test)
+
+
+def test_a_reference_that_cannot_be_read_waits_behind_the_others() -> None:
+    """A partition without a leader, or a damaged object, must not hold up repairs of all others: what cannot be read
+    is looked at again after a rest, behind what can, and goes once it can be read."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a", b"b", b"x", b"z")
+        await home.drain()
+        read, asked, away = home.get_batch, 0, {b"x", b"z"}
+
+        async def reading(
+            keys: Sequence[Key], isolation: Isolation | None, room_bytes: int
+        ) -> list[bytes | IsthmusError | None]:
+            nonlocal asked
+            asked += 1
+            found = await read(keys, isolation, room_bytes)
+            return [NotReady("no leader") if k.key in away else one for k, one in zip(keys, found, strict=True)]
+
+        home.get_batch = reading  # type: ignore[method-assign]
+        assert await home.acts.push("q", keys(b"x", b"a", b"z", b"b"), FULL_SYNC, 0) == 4
+        first = await home.fetch(wait_ms=500)
+        assert [item[5] for item in first.items] == [b"a", b"b"]
+        lower = home.served()[0].machine.lower[0]
+        assert (lower.waiting_count, lower.away_count) == (2, 2)
+        asked = 0
+        acks = [Ack(first.batch, first.owner_version)]
+        assert (await home.fetch(acks=acks, wait_ms=1_500)).items == []
+        assert asked <= 3
+        away.clear()
+        assert [item[5] for item in (await home.fetch(wait_ms=5_000)).items] == [b"x", b"z"]
 
     alive(test)
