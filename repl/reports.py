@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from repl.copies import Copies
 from repl.entry_times import EntryTimes
 from repl.far_horizon import FarHorizon
+from repl.hooks import Hooks
 from repl.isr import effects as fx
 from repl.isr import events as ev
-from repl.model.ports import AfterApply, TimeSource
+from repl.model.ports import TimeSource
 from repl.partition import Partition
 from repl.promises import Promises
 from repl.store.port import PartitionStep
@@ -23,12 +24,12 @@ from repl.ticking import Ticking
 
 class Reports:
     """Of one node. `feed` takes an event of a partition at a time, and quarantines a copy whose core it breaks;
-    `perform` carries out effects; `flush` ends a turn."""
+    `perform` carries out effects; `quarantine` stops a copy; `flush` ends a turn."""
 
     def __init__(
         self,
         partitions: Mapping[int, Partition],
-        hooks: Sequence[AfterApply],
+        hooks: Hooks,
         time: TimeSource,
         *,
         copies: Copies,
@@ -38,6 +39,7 @@ class Reports:
         ticking: Ticking,
         feed: Callable[[Partition, ev.Event, int], None],
         perform: Callable[[Partition, Sequence[fx.Effect], int], object],
+        quarantine: Callable[[Partition, Exception], None],
         flush: Callable[[], None],
     ) -> None:
         self._partitions = partitions
@@ -50,6 +52,7 @@ class Reports:
         self._ticking = ticking
         self._feed = feed
         self._perform = perform
+        self._quarantine = quarantine
         self._flush = flush
 
     def durable(self, ends: Mapping[int, int], truncations: Mapping[int, int]) -> None:
@@ -70,21 +73,22 @@ class Reports:
 
     def applied(self, steps: Sequence[PartitionStep]) -> None:
         """Steps are in the store: answer who waited for them, and tell the hooks."""
-        partitions, now_ms = self._partitions, self._time.now_ms()
+        partitions, hooks, now_ms = self._partitions, self._hooks, self._time.now_ms()
         for partition_id, entries, _ in steps:
             if not entries:
                 continue
             partition = partitions[partition_id]
-            replica = partition.replica
             partition.forget_pending(entries)
             end = entries[-1].offset + 1
             leading = partition.told_leading
-            effects = replica.step(ev.AppliedTo(end), now_ms)
-            self._entry_times.applied(partition, entries, now_ms)
-            self._promises.applied(partition, end)
-            for hook in self._hooks:
-                hook.applied(partition_id, entries, leading)
-            if effects:
-                self._perform(partition, effects, now_ms)
+            try:
+                effects = partition.replica.step(ev.AppliedTo(end), now_ms)
+                self._entry_times.applied(partition, entries, now_ms)
+                self._promises.applied(partition, end)
+                hooks.applied(partition_id, entries, leading)
+                if effects:
+                    self._perform(partition, effects, now_ms)
+            except Exception as bug:  # noqa: BLE001 - as in `feed`: this copy alone must not go on
+                self._quarantine(partition, bug)
         self._ticking.arm()
         self._flush()

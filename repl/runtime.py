@@ -25,6 +25,7 @@ from repl.copies import Copies
 from repl.entry_times import EntryTimes
 from repl.far_horizon import FarHorizon
 from repl.full_disk import HAND_OVER_MS, FullDisk
+from repl.hooks import Hooks
 from repl.identity import Identity
 from repl.inbox import Inbox
 from repl.isr import effects as fx
@@ -34,7 +35,7 @@ from repl.isr.replica import Role
 from repl.metastore.port import Metastore
 from repl.model.entry import Entry, EntryKind
 from repl.model.errors import IsthmusError, NotReady
-from repl.model.ports import AfterApply, TimeSource
+from repl.model.ports import TimeSource
 from repl.model.record import PartitionRecord
 from repl.outbox import Outbox
 from repl.partition import Partition
@@ -83,7 +84,7 @@ class Runtime:
         self.time = time
         self.entry_limit_bytes = entry_limit_bytes
         self.partitions: dict[int, Partition] = {}
-        self.hooks: list[AfterApply] = []
+        self.hooks = Hooks()
         self.on_promoted: Callable[[int, fx.Promoted], None] = lambda _partition, _effect: None
         self.on_record_hint: Callable[[], None] = lambda: None
         """The core has heard of a newer record: whoever reads records should do so soon."""
@@ -137,6 +138,7 @@ class Runtime:
             ticking=self._ticking,
             feed=self._feed_at,
             perform=self._perform,
+            quarantine=self._quarantine,
             flush=self._storage.flush,
         )
         self._rollback_alarm = RollbackAlarm()
@@ -349,14 +351,12 @@ class Runtime:
     def _ready(self, partition: Partition) -> None:
         log.info("isr.ready", partition=partition.id, epoch=partition.replica.epoch)
         partition.told_leading = True
-        for hook in self.hooks:
-            hook.leadership(partition.id, True, partition.replica.applied)
+        self.hooks.leadership(partition.id, True, partition.replica.applied)
 
     def _stepped_down(self, partition: Partition, effect: fx.SteppedDown) -> None:
         self._promises.stepped_down(partition, effect)
         partition.told_leading = False
-        for hook in self.hooks:
-            hook.leadership(partition.id, False, partition.replica.applied)
+        self.hooks.leadership(partition.id, False, partition.replica.applied)
 
     def _fail(self, error: Exception) -> None:
         if self._fatal is not None:

@@ -204,8 +204,9 @@ def test_forwards_are_cut_to_messages_of_bounded_size(tmp_path: Path, town: Town
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("kind", [ev.Received, ev.AppliedTo])
 def test_a_fault_of_the_program_stops_one_copy_only(
-    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch, kind: type[ev.Received | ev.AppliedTo]
 ) -> None:
     """When a core contradicts itself its copy is left as it is and says so; the node's other copies and the other nodes
     go on."""
@@ -217,7 +218,7 @@ def test_a_fault_of_the_program_stops_one_copy_only(
             step = replica.step
 
             def bad(event: ev.Event, now_ms: int) -> list[fx.Effect]:
-                assert not isinstance(event, ev.Received), "made up by a test"
+                assert not isinstance(event, kind), "made up by a test"
                 return step(event, now_ms)
 
             monkeypatch.setattr(replica, "step", bad)
@@ -225,6 +226,7 @@ def test_a_fault_of_the_program_stops_one_copy_only(
             leader = t.leader(0)
             assert leader is not None
             leader.runtime.soft_cursor(0, b"q", b"1")
+            await asyncio.gather(*(put(leader, b"first-%d" % n, b"v") for n in range(9)))
             await until(lambda: replica.role is fx.Role.FAILED)
             monkeypatch.undo()
             assert "made up by a test" in hurt.partition(0).reason

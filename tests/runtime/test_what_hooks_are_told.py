@@ -21,23 +21,26 @@ Towns = Callable[..., AbstractAsyncContextManager[Town]]
 
 
 class Listener:
-    """Offsets told to a leader, and where it was told that it leads from."""
+    """Offsets of partition 0 told to a leader, and where it was told that it leads from."""
 
     def __init__(self) -> None:
         self.next = -1
         """-1: it does not lead."""
         self.missed: list[tuple[int, int]] = []
+        self.begun = 0
 
-    def applied(self, _partition: int, entries: Sequence[Entry], leader: bool) -> None:
+    def applied(self, partition: int, entries: Sequence[Entry], leader: bool) -> None:
         """Entries of a leader must follow on what it knows."""
-        if leader and self.next >= 0:
+        if partition == 0 and leader and self.next >= 0:
             if entries[0].offset != self.next:
                 self.missed.append((self.next, entries[0].offset))
             self.next = entries[-1].offset + 1
 
-    def leadership(self, _partition: int, leading: bool, applied_offset: int) -> None:
+    def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
         """It begins or ends."""
-        self.next = applied_offset if leading else -1
+        if partition == 0:
+            self.next = applied_offset if leading else -1
+            self.begun += leading
 
 
 class Gate:
@@ -106,5 +109,46 @@ def test_what_is_applied_while_leadership_is_offered_in_vain_is_told(
             await leader.coordinator.write(WriteRequest(Key(b"default", b"b", b"after"), Content(b"v")))
             assert listener.missed == []
             assert listener.next == leader.partition().replica.applied
+
+    asyncio.run(story())
+
+
+class Broken:
+    """A hook with a bug."""
+
+    def applied(self, _partition: int, _entries: Sequence[Entry], _leader: bool) -> None:
+        """Never works."""
+        raise ValueError("a bug in what apply tells")
+
+    def leadership(self, _partition: int, _leading: bool, _applied_offset: int) -> None:
+        """Nor does this."""
+        raise KeyError("a bug in what is told of leadership")
+
+
+def test_a_bug_of_one_hook_keeps_nothing_from_the_others(tmp_path: Path, town: Towns) -> None:
+    """What is applied together with it, of its partition and of others, is told, answered and served; leadership goes
+    on, is handed over, and is taken."""
+
+    async def story() -> None:
+        async with town(tmp_path, partitions=4) as t:
+            listeners = {}
+            for house in t.houses.values():
+                house.runtime.hooks.insert(0, Broken())
+                listeners[house.node] = Listener()
+                house.runtime.hooks.append(listeners[house.node])
+            for name in (b"k%d" % number for number in range(30)):
+                request = WriteRequest(Key(b"default", b"b", name), Content(b"v"))
+                async with asyncio.timeout(5):
+                    await (await t.led()).coordinator.write(request)
+            before = await t.led()
+            before.runtime.hand_over(before.partition(), None, 5_000)
+            after = await t.led_by_another(before)
+            async with asyncio.timeout(5):
+                await after.coordinator.write(WriteRequest(Key(b"default", b"b", b"after"), Content(b"v")))
+                assert await after.coordinator.get(Key(b"default", b"b", b"k1")) is not None
+            await t.settled()
+            assert listeners[after.node].begun == 1
+            assert listeners[after.node].next == after.partition().replica.applied
+            assert not any(listener.missed for listener in listeners.values())
 
     asyncio.run(story())
