@@ -260,7 +260,9 @@ class LevelFar:
         return self._mark(batch, partition, FarKind.PARTIAL, before.epoch, before.position)
 
     def finish(self, partition: int, end: Applied) -> None:
-        """See the port."""
+        """See the port. The floor of the rows that were here before goes before the mark does: it may be above the end
+        of a round that began with nothing, and would be called damage."""
+        self._checkpoint()
         prefixes = rows.prefixes(partition)
         name, _ = self._source.last_before(rows.after_prefix(prefixes.mark))
         found = name.startswith(prefixes.mark)

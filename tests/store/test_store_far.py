@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from repl.model.entry import EntryKind, decode_key_row, encode_key_row, make_entry
-from repl.model.errors import Corruption
+from repl.model.errors import Corruption, LocalFault
 from repl.model.keys import key_hash
 from repl.model.objects import Summary
+from repl.slots import Slots
 from repl.store import far, rows, transfer
+from repl.store.checkpoint import Disk
 from repl.store.leveldb import LevelStore
 from repl.store.memory import MemoryStore
 from repl.store.port import Applied, PartitionStep, Store
@@ -102,6 +104,49 @@ def transfer_all(giver: Store, taker: Store, limit_bytes: int = 300) -> Applied:
     taker.far.finish(PARTITION, snapshot.end)
     snapshot.close()
     return snapshot.end
+
+
+class Broken(Disk):
+    """Writes no floors any more once it is told so."""
+
+    broken = False
+
+    def write_slot(self, slots: Slots, value: Any) -> None:
+        if self.broken:
+            raise OSError("killed here")
+        super().write_slot(slots, value)
+
+
+def test_a_kill_as_a_round_ends_below_the_old_floor_leaves_a_store_that_opens(tmp_path: Path) -> None:
+    """A copy that began with nothing may end where it was never so low: its leader has not applied as much yet. No
+    floor of the rows that are gone may be left then, or the store would be called damaged and the node not start."""
+    giver = opened(tmp_path / "a")
+    giver.write([Writer().step(20)])
+    disk = Broken()
+    options = {"write_buffer_bytes": 100_000, "block_cache_bytes": 100_000, "boot_id": "boot-1"}
+    taker = LevelStore.open(tmp_path / "b", cluster_uuid=UUID, disk=disk, **options)  # type: ignore[arg-type]
+    taker.write([Writer().step(40)])
+    taker.checkpoint()
+    taker.far.begin(PARTITION, empty=True)
+    checkpoint = taker.far._checkpoint
+    written: list[bool] = []
+
+    def killed_once_it_is_written() -> None:
+        disk.broken = PARTITION not in taker.far.marks()
+        written.append(disk.broken)
+        checkpoint()
+
+    taker.far._checkpoint = killed_once_it_is_written
+    with pytest.raises(LocalFault):
+        transfer_all(giver, taker)
+    assert written[-1]
+    taker.close()
+    again = opened(tmp_path / "b")
+    assert again.applied(PARTITION) == giver.applied(PARTITION)
+    assert again.durable_floor(PARTITION) <= giver.applied(PARTITION).offset
+    assert seen(again) == seen(giver)
+    for store in (again, giver):
+        store.close()
 
 
 def test_a_round_makes_the_taker_the_givers_equal(pair: list[Store]) -> None:
