@@ -122,6 +122,10 @@ class QueueActs:
         await self._queues.refresh(name)
         log.info("queue.throttled", queue=name, rates=rates, by=act.by, reason=act.reason)
 
+    def rates(self, name: str) -> Rates:
+        """The limits in force on this node: what an operator set, or else the config file's."""
+        return self._queues.named(name).throttle.rates
+
     def _check(self, name: str, what: str) -> None:
         self._queues.named(name)
         if what not in (SERVING, PUBLISHING):

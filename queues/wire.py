@@ -332,7 +332,7 @@ def _unpack(body: bytes, what: str) -> dict[str, Any]:
     try:
         raw = unpacked(body, COUNT_MAX, MAP_MAX)
     except UNREADABLE as error:
-        raise CodecError(f"not a {what}: {error}") from error
+        raise CodecError(f"not a {what}: {str(error) or type(error).__name__}") from error
     if type(raw) is not dict:
         raise CodecError(f"not a {what}: no map at the top")
     _check_version(raw, what)

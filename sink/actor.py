@@ -299,7 +299,8 @@ class Sink:
         suspended = sum(map(self._held, links))
         if suspended == len(links):
             return {"actor": "sink", "state": "suspended", "reason": f"by {self._suspensions[0].by}"}
-        failing = [link.last_error for name, link in self._crew.links.items() if self._crew.roster.errors(name)]
+        errors = {name: self._crew.roster.errors(name) for name in self._crew.links}
+        failing = [link.last_error or listing.in_a_row(errors[n]) for n, link in self._crew.links.items() if errors[n]]
         letters = self._letters.counts()[0]
         told = [f"{suspended} links suspended"] * (suspended > 0)
         told += [f"{len(failing)} of {len(links)} links fail: {failing[0]}"] if failing else []

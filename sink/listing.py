@@ -40,7 +40,7 @@ def state_of(
     if leaving:
         return "leaving", "its cluster lists it no longer"
     if errors:
-        return "failing", link.last_error or f"{errors} errors in a row"
+        return "failing", link.last_error or in_a_row(errors)
     if not link.fetches:
         return "starting", "no answer yet"
     if link.source_state != "serving":
@@ -48,6 +48,11 @@ def state_of(
     if link.properties_differ:
         return "running", f"properties differ from the source's: {', '.join(link.properties_differ)}"
     return "running", f"the node's limit of {binding} a second binds (isthmus sink show)" if binding else ""
+
+
+def in_a_row(errors: int) -> str:
+    """What is told of a link that fails while a fetch was answered and what it brought is not stored yet."""
+    return f"{errors} error{'s' * (errors != 1)} in a row"
 
 
 def row(

@@ -190,7 +190,7 @@ def throttle(
     admin: AdminClient,
     output: str,
 ) -> None:
-    """What each node gives out of queue NAME in a second at most."""
+    """What each node gives out of queue NAME in a second at most; of bytes and objects, what is not said stays."""
     if default != (size is None and objects is None):
         raise click.UsageError("say how much: --bytes, --objects, or both; or --default alone")
     try:

@@ -133,7 +133,9 @@ class BatchRoutes:
                 max_ext_len=0,
             )
         except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-            raise Refused(400, "bad-msgpack", f"the body is not a msgpack list of items: {error}") from error
+            raise Refused(
+                400, "bad-msgpack", f"the body is not a msgpack list of items: {str(error) or type(error).__name__}"
+            ) from error
         return items
 
 

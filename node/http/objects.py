@@ -190,7 +190,7 @@ class ObjectRoutes:
         return Reply(reply.status, [*reply.headers, _REPEATED], reply.body) if written.repeated else reply
 
     def _bad_key(self) -> Refused:
-        return Refused(400, "bad-key", f"bucket and key must have 1 to {self._key_limit} bytes (limits.key_bytes)")
+        return Refused(400, "bad-key", f"bucket and key must have 1 to {self._key_limit} bytes (limits.key_size)")
 
 
 def _check_content_type(content_type: bytes) -> None:

@@ -200,9 +200,14 @@ class QueueAdmin:
     async def throttle(self, request: Request) -> Reply:
         """What a second each node gives out at most; "default": what its config says."""
         wish = await wish_of(request, RATE_KEYS)
-        numbers = [count(wish, f"{what}_per_second", 0, RATE_MAX) for what in ("bytes", "objects")]
-        rates = None if flag(wish, "default") else Rates(*(number or 0 for number in numbers))
-        await self._node.queue_acts.throttle(request.text("queue"), rates, self._act(wish))
+        size, objects = (count(wish, f"{what}_per_second", 0, RATE_MAX) for what in ("bytes", "objects"))
+        default, name = flag(wish, "default"), request.text("queue")
+        if default != (size is None and objects is None):
+            right = "bytes_per_second, objects_per_second, or both (0: no limit)"
+            raise Refused(400, "bad-json", f"say how much: {right}; or default alone, true")
+        now = self._node.queue_acts.rates(name)  # what is not said stays as it is
+        wanted = Rates(now.bytes if size is None else size, now.objects if objects is None else objects)
+        await self._node.queue_acts.throttle(name, None if default else wanted, self._act(wish))
         return await self.queues(request)
 
     async def push(self, request: Request) -> Reply:

@@ -17,9 +17,10 @@ async def wish_of(request: Request, keys: Collection[str] | None = None) -> dict
         return {}
     if not isinstance(wish, dict):
         raise Refused(400, "bad-json", 'the body must be a JSON object, for instance {"reason": "maintenance"}')
-    unknown = ", ".join(sorted(f"{key[:64]!r}" for key in wish.keys() - keys)) if keys is not None else ""
+    unknown = sorted(f"{key[:64]!r}" for key in wish.keys() - keys) if keys is not None else []
     if unknown:
-        raise Refused(400, "bad-json", f"{unknown} in the body is unknown: {', '.join(sorted(keys or ()))} are right")
+        told = f"{', '.join(unknown)} in the body {'is' if len(unknown) == 1 else 'are'} unknown"
+        raise Refused(400, "bad-json", f"{told}: {', '.join(sorted(keys or ()))} are right")
     return wish
 
 

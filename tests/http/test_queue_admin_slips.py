@@ -32,6 +32,9 @@ def test_slips_about_queues_are_refused_with_what_would_be_right(tmp_path: Path)
             ("to-west/suspend", {"node": "n9"}, "no node 'n9' of this cluster is live; there are: n1"),
             ("register", {"name": "new", "from": ahead_ms}, "from must not lie ahead"),
             ("to-west/release", {"from": ahead_ms}, "from must not lie ahead"),
+            ("to-west/suspend", {"a": 1, "b": 2}, "'a', 'b' in the body are unknown"),
+            ("to-west/throttle", {}, "say how much: bytes_per_second, objects_per_second, or both"),
+            ("to-west/throttle", {"default": True, "objects_per_second": 5}, "or default alone"),
             ("to-west/push", {"bucket_type": "nots", "bucket": "b", "keys": ["k"]}, "'nots' does not exist"),
         ):
             status, error = post(path, **wish)
@@ -39,3 +42,21 @@ def test_slips_about_queues_are_refused_with_what_would_be_right(tmp_path: Path)
             assert words in error, (path, error)
         assert post("register", name="new", **{"from": ahead_ms - 3_600_000})[0] == 200
         assert post("to-west/push", bucket="b", keys=["k"])[0] == 200
+
+
+def test_a_limit_that_is_not_said_stays_as_it_is(tmp_path: Path) -> None:
+    """Who sets bytes does not lift the limit of objects that stands; 0 lifts one of them, default both."""
+    with living(tmp_path, QUEUES) as node:
+
+        def throttled(**wish: Any) -> dict[str, Any]:
+            connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
+            connection.request("POST", "/admin/queues/to-west/throttle", json.dumps(wish))
+            said = json.loads(connection.getresponse().read())
+            connection.close()
+            (shown,) = (queue["throttle"]["configured"] for queue in said["queues"] if queue["name"] == "to-west")
+            return {what: shown[f"{what}_per_second"] for what in ("bytes", "objects")}
+
+        assert throttled(objects_per_second=500) == {"bytes": None, "objects": 500}
+        assert throttled(bytes_per_second=10_000_000) == {"bytes": 10_000_000, "objects": 500}
+        assert throttled(objects_per_second=0) == {"bytes": 10_000_000, "objects": None}
+        assert throttled(default=True) == {"bytes": None, "objects": None}
