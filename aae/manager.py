@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
@@ -236,7 +237,8 @@ class Manager:
             )
         if kind is Kind.NONE:
             return []
-        times = given or looked_at(kind, remembered.standing, began_ms)
+        standing = remembered.standing
+        times = given or looked_at(kind, standing, began_ms)
         results: list[Result] = []
         peer.unseen = ""
         modified: list[int] = []
@@ -252,8 +254,8 @@ class Manager:
         if not peer.unseen:
             peer.retry = None
         if repaired or not peer.unseen:  # who could not look has not failed to find both equal
-            remembered.standing = after(
-                remembered.standing,
+            ended = after(
+                standing,
                 kind,
                 began_ms,
                 in_sync=all(result.verdict is Verdict.IN_SYNC for result in results),
@@ -261,6 +263,9 @@ class Manager:
                 learned=learned_range(modified, buckets, LEARNS_FROM),
                 own_times=given is not None,
             )
+            if remembered.standing is not standing:  # an operator has set a range meanwhile
+                ended = replace(ended, learned=remembered.standing.learned)
+            remembered.standing = ended
         await self._save()
         return results
 
