@@ -127,7 +127,8 @@ class Checker:
             pause=self._pause,
             timeout_s=settings.run_timeout_ms / 1000,
         )
-        self.named[bucket_type] = Named(check.began_ms, keys, len(keys) >= findings.differences)
+        every = len(keys) >= findings.differences and not findings.segments_unexplained
+        self.named[bucket_type] = Named(check.began_ms, keys, every)
         return outcome
 
     def counts(self, key: Key) -> bool:

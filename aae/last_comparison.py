@@ -16,7 +16,7 @@ from aae.reconcile.verdicts import Verdict as KeyVerdict
 from repl.model.keys import Key
 
 WHOLE: Final = frozenset({Verdict.IN_SYNC, Verdict.REPAIRED, Verdict.DIFFERING})
-"""Checks that looked at all that differs."""
+"""Checks that looked at all that differs, but for those of a range whose keys are not `every` one."""
 
 
 def last_comparisons(manager: Manager, key: Key) -> list[dict[str, Any]]:
@@ -72,5 +72,5 @@ def _found(peer: Peer, verdict: Verdict, began_ms: int, key: Key) -> tuple[KeyVe
     if verdict not in WHOLE:
         return KeyVerdict.UNREACHABLE, None, ""
     if not named.every:
-        return KeyVerdict.UNREACHABLE, None, f"more differed than the {len(named.keys)} that are remembered"
+        return KeyVerdict.UNREACHABLE, None, f"more differed than the {len(named.keys)} keys that are known by name"
     return KeyVerdict.MATCH, None, "others differed"

@@ -69,7 +69,7 @@ class Result:
 
 class Named(NamedTuple):
     """The keys that differed in the check that began at `began_ms`, each with its difference, such as "missing@sink".
-    Not `every`: there were more."""
+    Not `every`: there were more, or may be, outside of what it looked at."""
 
     began_ms: int
     keys: Mapping[tuple[bytes, bytes], str]

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from random import Random
 
 import numpy as np
 import pytest
 
+from aae.check import Check, Checker
 from aae.compare import Difference, Row
 from aae.exchange import Findings, Verdict
 from aae.runs import Outcome, Scope, run
+from aae.schedule import Kind as CheckKind
+from aae.schedule import TimeRange
 from aae.tree import Hashes, Tree
 from aae.wire import ClocksAsked, LeavesAsked, RootsAsked, RowsTold
+from config.fullsync import FullSyncSettings
 from repl.model.entry import leaf
 from repl.model.errors import IsthmusError, NotReady, PeerFault
-from repl.model.keys import key_hash
+from repl.model.keys import Key, key_hash
 from repl.model.vclock import encode_clock
 
 CLOCK = encode_clock(((b"a" * 20, 1, 0),))
@@ -123,3 +128,31 @@ def test_whoever_does_not_answer_ends_a_run_without_a_proof(step: str, trouble: 
     assert ended.verdict is verdict
     assert str(trouble) in ended.reason
     assert repaired == []
+
+
+class Taking:
+    """Queues that take everything."""
+
+    async def push(self, queue: str, keys: Sequence[Key]) -> int:
+        """See Repairs."""
+        return len(keys)
+
+    def wanted(self, queue: str, bucket_type: bytes) -> None:
+        """See Repairs."""
+
+
+def test_a_check_of_a_range_that_leaves_differences_unexplained_does_not_name_all() -> None:
+    """One key differs within the range and is queued, another one differs outside: whoever asks for that one must not
+    be told that it is equal because the check named the first alone."""
+    source, sink = Town(row(b"b", b"new", 5_000), row(b"b", b"old", 1_000)), Town()
+    settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=0)
+    named = []
+    for times in (TimeRange(4_000, 9_000), None):
+        checker = Checker(settings, source=source, sink=sink, repairs=Taking(), chance=Random(1))  # type: ignore[arg-type]
+        check = Check("default", CheckKind.RANGE, times, "", 10_000)
+        assert asyncio.run(checker.check(check, Findings())).verdict is Verdict.REPAIRED
+        named.append(checker.named[b"default"])
+    assert [(set(one.keys), one.every) for one in named] == [
+        ({(b"b", b"new")}, False),
+        ({(b"b", b"new"), (b"b", b"old")}, True),
+    ]
