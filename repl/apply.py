@@ -203,6 +203,8 @@ class Applier:
         return job
 
     def _hand_over(self, steps: list[PartitionStep]) -> None:
+        if self._stopped:
+            return  # the thread's last report came after the stop, and the store may be closed
         try:
             prepared = self._store.prepare(steps)
         except LocalFault as error:

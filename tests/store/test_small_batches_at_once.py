@@ -15,7 +15,7 @@ from repl.replog.memory import MemoryLog
 from repl.store.at_once import BATCH_BYTES_MAX, HOLD_S_MAX, LEVEL0_TABLES_MAX, LOOK_EVERY_BYTES, SLOW_S, AtOnce
 from repl.store.leveldb import LevelStore
 from repl.store.memory import MemoryStore
-from repl.store.port import PartitionStep
+from repl.store.port import PartitionStep, Store
 from tests.runtime.test_apply_takes_turns import entries
 
 
@@ -114,12 +114,12 @@ class Watched(MemoryStore):
 class Desk:
     """An applier whose store notes which thread writes."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store | None = None) -> None:
         self.store = Watched()
         self.failures: list[Exception] = []
         loop = asyncio.get_running_loop()
         self.applier = Applier(
-            self.store,
+            store or self.store,
             MemoryLog(),
             lambda steps, _read_back: self.applier.written(steps),
             self.failures.append,
@@ -169,6 +169,28 @@ def test_nothing_is_written_by_the_loop_once_the_applier_is_stopped() -> None:
         await asyncio.sleep(0.01)
         assert desk.store.applied(0).offset == 0
         assert not desk.store.threads
+
+    asyncio.run(story())
+
+
+def test_nothing_more_is_prepared_once_the_applier_is_stopped(tmp_path: Path) -> None:
+    """A stop that does not wait for all that is committed closes the store while the thread's last report is yet to be
+    heard: what waited stays in the log, and the closed store is asked nothing."""
+
+    async def story() -> None:
+        store = LevelStore.open(
+            tmp_path, cluster_uuid=b"c" * 16, write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20, boot_id="boot"
+        )
+        desk, loop = Desk(store), asyncio.get_running_loop()
+        bugs: list[object] = []
+        loop.set_exception_handler(lambda _loop, context: bugs.append(context))
+        desk.applier.submit([ApplyJob(0, 0, many := HERE_ENTRIES_MAX + 1, entries(0, many))])
+        desk.applier.submit([ApplyJob(0, many, many + 1, entries(many, 1))])
+        assert desk.applier.stop(5)  # the loop is blocked: the report waits
+        store.close()
+        await asyncio.sleep(0.01)
+        assert not bugs
+        assert store.applied(0).offset == many
 
     asyncio.run(story())
 
