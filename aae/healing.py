@@ -12,7 +12,7 @@ decisions (`needed`, `unsettled`) are pure.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
@@ -136,7 +136,9 @@ class Healing:
         self._gaps = gaps
         self._time = time
         self._task: asyncio.Task[None] | None = None
+        self._checked_since = asyncio.Event()
         self.peers: dict[str, Healed] = {}
+        manager.on_checked = self._checked_since.set
 
     def start(self) -> None:
         """Begin to look."""
@@ -159,14 +161,36 @@ class Healing:
 
     async def _run(self) -> None:
         while True:
-            for name in list(self._manager.peers):
-                try:
-                    await self.look(name)
-                except IsthmusError as error:
-                    log.info("fullsync.gaps_put_off", peer=name, error=str(error))
-                except Exception:
-                    log.exception("fullsync.gaps_bug", peer=name)  # the other peers' gaps are looked at all the same
-            await asyncio.sleep(LOOK_S)
+            await self._each(self.look)
+            loop = asyncio.get_running_loop()
+            next_s = loop.time() + LOOK_S
+            while await self._ended_before(next_s - loop.time()):
+                await self._each(self.settle)
+
+    async def _each(self, act: Callable[[str], Awaitable[None]]) -> None:
+        for name in list(self._manager.peers):
+            try:
+                await act(name)
+            except IsthmusError as error:
+                log.info("fullsync.gaps_put_off", peer=name, error=str(error))
+            except Exception:
+                log.exception("fullsync.gaps_bug", peer=name)  # the other peers' gaps are looked at all the same
+
+    async def _ended_before(self, timeout_s: float) -> bool:
+        """Wait for the end of a check, whoever began it; whether one ended in time."""
+        try:
+            await asyncio.wait_for(self._checked_since.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        self._checked_since.clear()
+        return True
+
+    async def settle(self, name: str) -> None:
+        """Close what the checks so far have proven: whoever ran one by hand sees its gaps gone, and is not told for
+        another minute that nothing has proven them. Raises IsthmusError."""
+        peer = self._manager.peer(name)
+        self.peers.setdefault(name, Healed())
+        await self._closed(peer, await self._gaps.seen(peer.settings.queue))
 
     async def look(self, name: str) -> None:
         """Close what is proven, and check what is not, gaps or repairs; a peer that is suspended, or wants no checks at

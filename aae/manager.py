@@ -92,6 +92,8 @@ class Manager:
         self.totals: dict[tuple[str, Verdict], int] = {}
         """(peer, verdict) -> checks of bucket types that ended so, since this node's start."""
         self.queued_total = 0
+        self.on_checked: Callable[[], object] = lambda: None
+        """Called at the end of each check, whatever became of it; must not block."""
 
     # -- life -------------------------------------------------------------------------------------------
 
@@ -227,6 +229,7 @@ class Manager:
                 now_ms = self._time.wall_ms()
                 peer.retry = again(before, kind, peer.unseen, now_ms, self._next(peer, now_ms))
             self._arm()
+            self.on_checked()
 
     async def _checked(self, peer: Peer, kind: Kind, by: str, given: TimeRange | None) -> list[Result]:
         began_ms = self._time.wall_ms()

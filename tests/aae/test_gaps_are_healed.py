@@ -165,6 +165,35 @@ def test_a_gap_is_checked_until_it_is_proven(tmp_path: Path, explained: bool) ->
     asyncio.run(work())
 
 
+def test_a_check_by_hand_closes_the_gaps_that_it_proves(tmp_path: Path) -> None:
+    """Whoever ran one and is told that both are equal does not find gaps that nothing has proven; one that proved
+    nothing closes nothing, and neither begins another check."""
+
+    async def work() -> None:
+        clock, book = Clock(), Book(ENDED, GROWING)
+        checker = Told([Verdict.INCOMPLETE, Verdict.INCOMPLETE, Verdict.IN_SYNC])
+        manager = manager_of(tmp_path, checker, clock)
+        healing = Healing(manager, book, clock)
+        healing.start()
+        async with asyncio.timeout(5):
+            while not checker.checks or manager.running is not None:
+                await asyncio.sleep(0)
+            assert len(checker.checks) == 1, "its own look"
+            await manager.run("west", Kind.ALL, "ann")
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert book.gaps == [ENDED, GROWING]
+            await manager.run("west", Kind.ALL, "ann")
+            while ENDED in book.gaps:
+                await asyncio.sleep(0)
+        assert book.gaps == [GROWING]
+        assert len(checker.checks) == 3
+        await healing.stop()
+        await manager.stop()
+
+    asyncio.run(work())
+
+
 def test_a_gap_that_has_grown_while_it_was_checked_is_not_proven(tmp_path: Path) -> None:
     """An overflow that goes on, or more gaps than are kept, make a gap longer under the same id: what was left out
     since the check began is not closed with it, but by the next proof."""
