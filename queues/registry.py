@@ -26,7 +26,7 @@ from queues.holding import Holding
 from queues.keeping import RETRY_MS, CursorKeeper, unreadable
 from queues.listing import listed, none_such, samples_of
 from queues.owing import owed
-from queues.ownership import Owner, take
+from queues.ownership import QUEUES_PATH, Owner, take
 from queues.polls import Until, patiently
 from queues.serving import ServedQueue
 from queues.source_queue import SourceQueue
@@ -104,6 +104,7 @@ class SourceQueues:
         )
         self.holding = Holding(self.steering, node, time, self._spawn)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._following = asyncio.Lock()
         self._running = False
 
     def _made(self, settings: QueueSettings) -> ServedQueue:
@@ -330,30 +331,30 @@ class SourceQueues:
             log.error("queue.metastore_value_unreadable", queue=queue.settings.name, error=str(error))
 
     async def follow_definitions(self) -> None:
-        """Have the queues that there are now. Raises NotReady."""
-        try:
-            wanted = in_force(self._config, await self.steering.definitions())
-        except CodecError as error:
-            log.error("queue.metastore_value_unreadable", path=DEFINITIONS_PATH, error=str(error))
-            return
-        for name in [n for n, queue in self._queues.items() if wanted.get(n) != queue.settings]:
-            gone = self._queues.pop(name)
-            gone.close()
-            for partition in list(gone.machine.windows):
-                gone.machine.unlead(partition)
-            log.info("queue.gone", queue=name)
-            await self.holding.give_up(gone, "delisted", "")
-            self.holding.end(gone)
-        for name, settings in wanted.items():
-            if name in self._queues:
-                continue
-            queue = self._made(settings)
-            await self.reload(queue)
-            await self.holding.begin(queue)
-            self._queues[name] = queue
-            log.info("queue.made", queue=name, filter=settings.filter)
-            for partition in list(self._led):
-                self._spawn(self._stand(queue, partition))
+        """Have the queues that there are now, by one look after the other. Raises NotReady."""
+        async with self._following:
+            try:
+                wanted = in_force(self._config, await self.steering.definitions())
+            except CodecError as error:
+                log.error("queue.metastore_value_unreadable", path=DEFINITIONS_PATH, error=str(error))
+                return
+            for name in [n for n, queue in self._queues.items() if wanted.get(n) != queue.settings]:
+                gone = self._queues.pop(name)
+                gone.close()
+                for partition in list(gone.machine.windows):
+                    gone.machine.unlead(partition)
+                log.info("queue.gone", queue=name)
+                await self.holding.give_up(gone, "delisted", "")
+                self.holding.end(gone)
+            for name in [n for n in wanted if n not in self._queues]:
+                queue = self._made(wanted[name])
+                await self.reload(queue)
+                await self.holding.begin(queue)
+                self._queues[name] = queue
+                log.info("queue.made", queue=name, filter=queue.settings.filter)
+                self._changed(f"{QUEUES_PATH}/{name}/word")  # hints of meanwhile were of no queue
+                for partition in list(self._led):
+                    self._spawn(self._stand(queue, partition))
 
     async def close_gaps(self, queue: ServedQueue, starts: Mapping[int, list[int]]) -> int:
         """See `queues.keeping.CursorKeeper.close_gaps`."""
