@@ -35,12 +35,19 @@ class Registrar:
         self._one_at_a_time = asyncio.Lock()
         self.inc = 0
         """This process's session; 0 before the first."""
+        self._withheld: dict[int, int] = {}
+        """Partition -> no gen, of copies that this process holds and makes nothing of any more."""
+
+    def withhold(self, partition: int) -> None:
+        """Say of this copy, with the next `register` and until this process ends, that it is not here."""
+        self._withheld[partition] = 0
 
     async def register(self) -> int:
         """Register, or renew what is registered; returns the inc. Raises Unavailable, Ambiguous, Conflict, and
         WrongIdentity when another node goes by this one's number."""
         async with self._one_at_a_time:
-            portrait = replace(self._portrait, gens=self._identity.gens(), spare_gen=self._identity.spare)
+            gens = self._identity.gens() | self._withheld
+            portrait = replace(self._portrait, gens=gens, spare_gen=self._identity.spare)
             inc = await self._metastore.register(portrait)
             if inc != self.inc:
                 log.info("metastore.registered", inc=inc)

@@ -50,6 +50,9 @@ class RoundTrips:
         self._renewals: dict[int, asyncio.Task[None]] = {}
         self._syncs: dict[int, asyncio.Task[None]] = {}
         self._nonces: dict[int, int] = {}
+        self._unsaid = False
+        """Something is withheld that no registration says yet."""
+        self._withholding: asyncio.Task[None] | None = None
 
     def perform(
         self, partition: Partition, effect: fx.PersistEpoch | fx.WriteRecord | fx.SyncRecord | fx.RenewGen
@@ -115,6 +118,23 @@ class RoundTrips:
         del self._renewals[partition.id]
         self._dispatch(partition, ev.GenRenewed(gen))
 
+    def withhold(self, partition: int) -> None:
+        """Tell the cluster that it cannot count on this copy, though the process and its session live."""
+        self._registrar.withhold(partition)
+        self._unsaid = True
+        if self._withholding is None or self._withholding.done():
+            self._withholding = asyncio.get_running_loop().create_task(self._withhold())
+
+    async def _withhold(self) -> None:
+        while self._unsaid:
+            self._unsaid = False
+            try:
+                await self._registrar.register()
+            except (Unavailable, Ambiguous, Conflict, WrongIdentity) as error:
+                self._unsaid = True
+                log.warning("identity.copy_is_withheld_later", error=str(error))
+                await asyncio.sleep(RETRY_MS / 1000)
+
     # -- the metastore ------------------------------------------------------------------------------
 
     def write_record(self, partition: Partition, record: PartitionRecord, needs: Collection[Member]) -> None:
@@ -169,5 +189,6 @@ class RoundTrips:
         for tasks in (self._writes, self._renewals, self._syncs):
             for task in list(tasks.values()):
                 task.cancel()
-        if self._epochs_task is not None:
-            self._epochs_task.cancel()
+        for single in (self._epochs_task, self._withholding):
+            if single is not None:
+                single.cancel()

@@ -290,11 +290,12 @@ class Runtime:
             self._quarantine(partition, bug)
 
     def _quarantine(self, partition: Partition, bug: Exception) -> None:
-        """A fault of this program: this copy is left as it is, the others go on."""
+        """A fault of this program: this copy is left as it is, the others go on, here and on other nodes."""
         log.error("runtime.bug", partition=partition.id, exc_info=bug)
         reason = f"bug: {bug or type(bug).__name__}; report it with this node's log, then start the node again"
         now_ms = self.time.now_ms()
         self._perform(partition, partition.replica.step(ev.PersistFailed(reason), now_ms), now_ms)
+        self._round_trips.withhold(partition.id)
 
     # -- effects of the core --------------------------------------------------------------------------------
 

@@ -241,6 +241,43 @@ def test_a_fault_of_the_program_stops_one_copy_only(
     asyncio.run(story())
 
 
+def test_a_leader_that_a_fault_of_the_program_stops_is_followed_by_another(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process lives on with its session, so it says that this copy is not to be counted on; started again, the node
+    is in sync under the gen that it had."""
+
+    async def story() -> None:
+        async with town(tmp_path, partitions=2) as t:
+            hurt = await t.led(0)
+            await put(hurt, b"before", b"v")
+            replica = hurt.partition(0).replica
+            gen, step, inc = replica.member.gen, replica.step, hurt.registrar.inc
+
+            def bad(event: ev.Event, now_ms: int) -> list[fx.Effect]:
+                assert not isinstance(event, ev.Received), "made up by a test"
+                return step(event, now_ms)
+
+            monkeypatch.setattr(replica, "step", bad)
+            hurt.runtime.soft_cursor(0, b"q", b"1")
+            await until(lambda: replica.role is fx.Role.FAILED)
+            monkeypatch.undo()
+            other = await t.led_by_another(hurt)
+            for n in range(9):
+                await put(other, b"after-%d" % n, b"v")
+            assert hurt.registrar.inc == inc
+            assert not hurt.failures
+            assert hurt.partition(1).serves
+            hurt.runtime.partitions[0].replica._state.reason = "known to the test"
+            await t.kill(hurt.node)
+            again = await t.open(hurt.node)
+            await t.level()
+            assert again.partition(0).replica.member.gen == gen
+            assert all(held(again, b"after-%d" % n, 0) + held(again, b"after-%d" % n, 1) == [b"v"] for n in range(9))
+
+    asyncio.run(story())
+
+
 def test_a_metastore_that_went_back_is_told_once(
     tmp_path: Path, town: Towns, capsys: pytest.CaptureFixture[str]
 ) -> None:
