@@ -10,7 +10,8 @@ and does no I/O.
     stopped            the shell reads rows from `scan` (`wanted`)       -> refilling
     refilling          rows under way; what is applied meanwhile is kept -> contiguous | stopped
     contiguous         takes in what is applied                          -> stopped when the budget is spent
-    any of them                                                          -> forget (not tracking, at the cursor)
+    any of them                                                          -> forget (not tracking, at the cursor); rows
+                                                                            under way count nothing, and end first
 
 A queue that discards does not stop when the budget is spent: what comes then is given up (`queues.discards`).
 
@@ -61,7 +62,7 @@ class Intake(Discards):
     __slots__ = (
         "_buckets", "_flight", "_fresh", "_goal", "_gone", "_held", "_moved", "_open", "_opened", "_passed",
         "_returned", "_settled", "_tail", "_waiting", "applied", "bucket_type", "known", "origins", "owner_version",
-        "partition", "refilling", "scan", "since", "tracking",
+        "partition", "reading", "refilling", "scan", "since", "tracking",
     )  # fmt: skip
 
     def __init__(
@@ -88,6 +89,8 @@ class Intake(Discards):
         self.known = False
         """The ledger has had its first look at what waited: the window has been contiguous once."""
         self.tracking = False
+        self.reading = False
+        """A read of rows is under way, which may be of before the window was let go: then it counts nothing."""
         self.refilling = False
         self._buckets = None if offers is None else BucketRule(lambda bucket: offers(bucket_type, bucket))
         self._goal = 0
@@ -297,24 +300,27 @@ class Intake(Discards):
 
     def wanted(self) -> int:
         """How many rows from `scan` on the window would take now; 0 when none."""
-        if not self.tracking or self.refilling or self.scan == self.applied or len(self._fresh) >= REFILL_BELOW:
+        if not self.tracking or self.reading or self.scan == self.applied or len(self._fresh) >= REFILL_BELOW:
             return 0
         return REFILL_ROWS if self.budget.references < self.budget.reference_limit else 0
 
     def refill_started(self) -> int:
         """A read of rows begins; returns the offset to read from."""
-        self.refilling, self._goal, self._tail = True, self.applied, []
+        self.reading = self.refilling = True
+        self._goal, self._tail = self.applied, []
         return self.scan
 
     def refill_failed(self) -> None:
         """The read came to nothing; the window stays stopped."""
-        self.refilling, self._tail = False, []
+        self.reading = self.refilling = False
+        self._tail = []
 
     def refilled(self, rows: Sequence[Change], limit: int) -> None:
         """Rows read from `scan` on since `refill_started`, at most `limit`; fewer mean that there were no more.
 
         Rows that stand above what this window was told is applied are left for their own notice.
         """
+        self.reading = False
         if not self.refilling:
             return
         tail, self._tail, self.refilling = self._tail, [], False

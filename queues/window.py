@@ -225,8 +225,8 @@ class Window(Intake):
         self._settled.clear()
         self._opened = -1
         self.scan = cursor
-        self.tracking = False
-        self.refill_failed()
+        self.tracking = self.refilling = False
+        self._tail = []
 
     # ---------------------------------------------------------------- what is shown
 

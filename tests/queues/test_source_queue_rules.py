@@ -563,3 +563,27 @@ def test_while_changes_come_a_sink_holds_one_small_batch_of_lower_priorities() -
         large = desk.queue.take(link, 400, 1_000_000, desk.now)
         assert large is not None
         assert len(large) == 400
+
+
+def test_rows_that_were_read_before_the_window_was_let_go_are_not_taken_for_newer_ones() -> None:
+    """A read of the change index is still under way when a window that nobody fetches from is let go, and when the sink
+    comes back: what it brings was read before changes that came since, and must not hide them."""
+    desk = Desk()
+    desk.write(b"a")
+    desk.now += QUIET_MS
+    desk.queue.quieten(desk.now)
+    desk.queue.heard(SESSION, None, desk.now)
+    ((window, start, limit),) = desk.queue.refills()
+    late = desk.shelf.changes(P, start, limit)
+    desk.now += QUIET_MS
+    desk.queue.quieten(desk.now)
+    desk.write(b"b")
+    desk.queue.heard(SESSION, None, desk.now)
+    under_way = desk.queue.refills()
+    window.refilled(late, limit)
+    for again, start, limit in (*under_way, *desk.queue.refills()):
+        again.refilled(desk.shelf.changes(P, start, limit), limit)
+    batch, items = desk.take()
+    assert keys(items) == [b"a", b"b"]
+    desk.ack(batch)
+    assert desk.cursor == desk.shelf.ends[P]
