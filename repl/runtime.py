@@ -372,6 +372,7 @@ class Runtime:
     # -- beside all this --------------------------------------------------------------------------------------
 
     def _each_second(self) -> None:
+        self._second = self._loop.call_later(SOFT_CURSOR_INTERVAL_MS / 1000, self._each_second)
         self._storage.flush_soft_cursors()
         self._far.look(self.partitions)
         if not self._stopping:
@@ -380,7 +381,6 @@ class Runtime:
             self._outbox.share_cursors(partition)
         for partition in self._full_disk.look(self.partitions.values(), self.time.now_ms()):
             self.hand_over(partition, None, HAND_OVER_MS)
-        self._second = self._loop.call_later(SOFT_CURSOR_INTERVAL_MS / 1000, self._each_second)
 
     def metrics(self) -> list[Sample]:
         """The node's log, apply, replicas and messages, as samples of `repl.telemetry.HELP`."""

@@ -278,6 +278,30 @@ def test_a_leader_that_a_fault_of_the_program_stops_is_followed_by_another(
     asyncio.run(story())
 
 
+def test_what_goes_wrong_in_one_second_is_done_in_the_next(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is seen to once a second, cursors, pins, copies and the disk, is seen to again after a fault in it."""
+
+    async def story() -> None:
+        monkeypatch.setattr("repl.runtime.SOFT_CURSOR_INTERVAL_MS", 20)
+        async with town(tmp_path, 1, factor=1, min_isr=1) as t:
+            house = t.houses["n1"]
+            look, looks, bugs = house.runtime._full_disk.look, [], []
+            asyncio.get_running_loop().set_exception_handler(lambda _loop, context: bugs.append(context))
+
+            def bad(*given: object) -> object:
+                looks.append(given)
+                assert len(looks) > 1, "made up by a test"
+                return look(*given)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(house.runtime._full_disk, "look", bad)
+            await until(lambda: len(looks) > 2, 5)
+            assert len(bugs) == 1
+
+    asyncio.run(story())
+
+
 def test_a_metastore_that_went_back_is_told_once(
     tmp_path: Path, town: Towns, capsys: pytest.CaptureFixture[str]
 ) -> None:
