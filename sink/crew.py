@@ -97,6 +97,8 @@ class Crew:
         self._slot_count = usual + more
         self._sessions = 0
         self._workers: set[asyncio.Task[None]] = set()
+        self._tellers: set[asyncio.Task[None]] = set()
+        """Acknowledge by themselves; each ends with its request's time-out at the latest."""
         self._alarm: asyncio.TimerHandle | None = None
         self._peers: dict[LinkName, LoopPeer] = {}
         self._slots: dict[LinkName, list[Slot]] = {}
@@ -207,6 +209,8 @@ class Crew:
 
     async def end(self) -> None:
         """Send what slots at rest have still to acknowledge, then cut what waits at a source; it comes again."""
+        if self._tellers:
+            await asyncio.wait(self._tellers)
         for name, slots in list(self._slots.items()):
             running = self.roster.running_slots(name)
             for number, slot in enumerate(slots):
@@ -277,8 +281,8 @@ class Crew:
             for number, slot in enumerate(slots):
                 if slot.fetcher.ack is not None and self.roster.tell(name, number, now_ms):
                     teller = asyncio.get_running_loop().create_task(self._told(name, number, slot))
-                    self._workers.add(teller)
-                    teller.add_done_callback(self._workers.discard)
+                    self._tellers.add(teller)
+                    teller.add_done_callback(self._tellers.discard)
 
     async def _told(self, name: LinkName, number: int, slot: Slot) -> None:
         done = False

@@ -186,6 +186,33 @@ def test_an_object_that_uses_up_the_rate_for_longer_than_its_lease_arrives_once(
     joined(test)
 
 
+def test_a_stop_waits_for_what_a_slot_tells_by_itself() -> None:
+    """An acknowledgement that is on its way by itself when the sink stops arrives, as that of a slot at rest does."""
+
+    async def test(pair: Pair) -> None:
+        sink, begun = await pair.sink(rate_limit_bytes=1_000), asyncio.Event()
+
+        def slowly(slot: Slot) -> Callable[[], Coroutine[Any, Any, bool]]:
+            acknowledge = slot.acknowledge
+
+            async def told() -> bool:
+                if slot.fetcher.ack is not None:
+                    begun.set()
+                    await asyncio.sleep(0.2)
+                return await acknowledge()
+
+            return told
+
+        for slot in slots_of(sink):
+            slot.acknowledge = slowly(slot)  # type: ignore[method-assign]
+        pair.home.put(b"large", size=30_000)
+        await begun.wait()
+        await sink.stop()
+        assert pair.home.served()[0].machine.counts.acknowledged == 1
+
+    joined(test)
+
+
 def test_rejected_changes_are_acknowledged_and_kept_for_people() -> None:
     """What this cluster refuses for good does not come again, and can be looked at."""
 
