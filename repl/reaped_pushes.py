@@ -18,9 +18,10 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from repl.model.entry import Entry, EntryKind, encode_key_row, make_entry
+from repl.model.errors import TooLarge
 from repl.model.keys import Key
 from repl.model.objects import Object, Summary
-from repl.model.vclock import Clock, covers, encode_clock, merge
+from repl.model.vclock import CLOCK_ENTRIES_MAX, Clock, covers, encode_clock, merge
 
 REFUSED_MAX: Final = 10_000
 """Refused pushes of one partition that are remembered; beyond it the oldest is forgotten, and refused once more."""
@@ -54,10 +55,14 @@ def reap_entry(stamp: Stamp, own: bytes, key: Key, hash64: int, previous_offset:
 
 def gone_with(last: Clock, tombstone: Object) -> bytes | None:
     """The encoded clock to remember of a key whose last tombstone had seen `last` (() where that is not known), once
-    another is pushed; None when this knows of no other delete. A restated one has a longer clock, and no more."""
+    another is pushed; None when this knows of no other delete. A restated one has a longer clock, and no more. Raises
+    TooLarge for a clock that nobody could read again."""
     if all(covers(last, sibling.dot) for sibling in tombstone.siblings):
         return None
-    return encode_clock(merge(last, tombstone.clock))
+    seen = merge(last, tombstone.clock)
+    if len(seen) > CLOCK_ENTRIES_MAX:
+        raise TooLarge(f"the delete's vector clock would have {len(seen)} entries, at most {CLOCK_ENTRIES_MAX}")
+    return encode_clock(seen)
 
 
 class ReapedPushes:

@@ -8,6 +8,7 @@ import pytest
 
 from repl.model.errors import TooLarge
 from repl.model.objects import TOMBSTONE, Content, Object, Sibling, decode_object, encode_object
+from repl.model.properties import DEFAULTS, TypeProperties
 from repl.model.requests import PushItem, PushOutcome, WriteRequest
 from repl.model.vclock import CLOCK_ENTRIES_MAX, Clock
 from tests.coordinator.pair import OTHER, Cluster, cluster, key_of
@@ -77,6 +78,25 @@ def test_a_push_whose_merge_no_clock_holds_is_rejected() -> None:
             half = CLOCK_ENTRIES_MAX // 2 + 1
             first, second = await c.coordinators["n1"].push([pushed(clock_of(half)), pushed(clock_of(half, b"b"))])
             assert (first.outcome, second.outcome) == (PushOutcome.APPLIED, PushOutcome.REJECTED)
+            await is_alive(c)
+
+    asyncio.run(story())
+
+
+def test_a_remembered_delete_has_a_clock_that_can_be_read() -> None:
+    """Tombstones that leave elsewhere, of a key that is not here, are remembered together only as far as a clock goes:
+    the key can still be written."""
+
+    async def story() -> None:
+        async with cluster() as c:
+            node, half = c.coordinators["n1"], CLOCK_ENTRIES_MAX // 2 + 1
+            node._properties_of = lambda _type: TypeProperties(DEFAULTS._replace(repl_reap=True), {})
+            for letter, outcome in ((b"a", PushOutcome.SUPERSEDED), (b"b", PushOutcome.REJECTED)):
+                clock = clock_of(half, letter)
+                sibling = Sibling(clock[0][:2], 1_000, True, b"")
+                item = PushItem(KEY, OTHER, encode_object(Object(clock, (sibling,))), leaving=True)
+                (result,) = await node.push([item])
+                assert result.outcome is outcome
             await is_alive(c)
 
     asyncio.run(story())
