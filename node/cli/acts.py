@@ -6,13 +6,13 @@ docs/runbooks.md; the node does it (`node.http.acts`).
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Final
 from urllib.parse import quote
 
 import click
 
-from node.cli.exits import CommandFailed, Exit
+from node.cli.confirming import confirm
+from node.cli.exits import Exit
 from node.cli.output import cell, echo_json, echo_table, output_option, printable
 from node.cli.remote import AdminClient, admin_option, whoami
 
@@ -37,10 +37,10 @@ def force_leader(partition: int, node: str, yes: bool, dry_run: bool, by: str, a
     """Have NODE's copy of PARTITION lead, whatever it lacks: an unclean election. What only others hold is lost."""
     path = f"/admin/partitions/{quote(str(partition))}/force-leader"
     plan = admin.post(path, {"node": node, "by": by, "dry_run": True})
-    if output != "json" or not (yes or dry_run):
+    if output != "json":
         _echo_plan(plan)
     if not dry_run:
-        _confirm(yes, f"Let {node} lead partition {partition}?")
+        confirm(yes, f"Let {node} lead partition {partition}?", output)
         plan = admin.post(path, {"node": node, "by": by, "version": plan.get("version")})
     if output == "json":
         echo_json(plan)
@@ -62,10 +62,10 @@ def reseed(incomplete: bool, yes: bool, dry_run: bool, by: str, admin: AdminClie
     """
     wish = {"by": by, "incomplete": incomplete}
     answer = admin.post("/admin/cluster/reseed", {**wish, "dry_run": True})
-    if output != "json" or not (yes or dry_run):
+    if output != "json":
         _echo_reseed(answer)
     if not dry_run and _objects(answer, "partitions"):
-        _confirm(yes, "Re-seed the metastore so?")
+        confirm(yes, "Re-seed the metastore so?", output)
         answer = admin.post("/admin/cluster/reseed", {**wish, "dry_run": False})
         if output != "json":
             _echo_outcomes(answer)
@@ -73,16 +73,6 @@ def reseed(incomplete: bool, yes: bool, dry_run: bool, by: str, admin: AdminClie
         echo_json(answer)
     left = any(each.get("outcome") == "left" for each in _objects(answer, "partitions"))
     return Exit.DIFFERS if left or answer.get("forgotten") else Exit.OK
-
-
-def _confirm(yes: bool, question: str) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise CommandFailed(
-            Exit.USAGE, "not-confirmed", "nothing was done: this cannot ask here; --yes says so instead"
-        )
-    click.confirm(question, abort=True, err=True)
 
 
 def _echo_plan(plan: dict[str, Any]) -> None:

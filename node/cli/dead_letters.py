@@ -10,8 +10,8 @@ from typing import Final
 import click
 
 from node.cli.cluster import listed
+from node.cli.confirming import confirm
 from node.cli.exits import CommandFailed, Exit
-from node.cli.moves import confirm
 from node.cli.output import cell, echo_json, echo_table, moment, output_option
 from node.cli.queue import BY
 from node.cli.remote import AdminClient, admin_option

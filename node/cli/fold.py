@@ -17,9 +17,9 @@ import click
 
 from config.units import format_size, parse_size
 from node.cli.cluster import listed
+from node.cli.confirming import confirm
 from node.cli.exits import CommandFailed, Exit
 from node.cli.fullsync import time_of
-from node.cli.moves import confirm
 from node.cli.output import echo_facts, echo_json, echo_table, moment, output_option, printable
 from node.cli.queue import BY
 from node.cli.remote import AdminClient, admin_option

@@ -17,6 +17,7 @@ import click
 
 from config.rules import check_name
 from node.cli.cluster import listed
+from node.cli.confirming import confirm
 from node.cli.exits import CommandFailed, Exit
 from node.cli.output import cell, echo_json, echo_table, milliseconds, moment, output_option, printable
 from node.cli.remote import AdminClient, admin_option, whoami
@@ -205,11 +206,12 @@ def moves(watch: bool, everything: bool, admin: AdminClient, output: str) -> Non
 def _act(admin: AdminClient, path: str, wish: dict[str, Any], *, yes: bool, dry_run: bool, by: str, output: str) -> int:
     """Show the plan, ask, and order just that."""
     plan = admin.post(path, {**wish, "dry_run": True, "by": by})
-    if output != "json" or not (yes or dry_run):
-        _echo_plan(plan)
     drains = path.endswith("/drain")
-    if not dry_run and (drains or listed(plan, "partitions")):
-        confirm(yes, "Order it?")
+    acts = not dry_run and (drains or bool(listed(plan, "partitions")))
+    if output != "json":
+        _echo_plan(plan)
+    if acts:
+        confirm(yes, "Order it?", output)
         plan = admin.post(path, {**wish, "plan": plan.get("plan"), "by": by})
         if output != "json":
             number = plan.get("order")
@@ -219,17 +221,6 @@ def _act(admin: AdminClient, path: str, wish: dict[str, Any], *, yes: bool, dry_
     if output == "json":
         echo_json(plan)
     return Exit.OK
-
-
-def confirm(yes: bool, question: str) -> None:
-    """Go on only if whoever asks for it says so. Raises CommandFailed where nobody can be asked."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise CommandFailed(
-            Exit.USAGE, "not-confirmed", "nothing was done: this cannot ask here; --yes says so instead"
-        )
-    click.confirm(question, abort=True, err=True)
 
 
 def read_places(path: Path) -> Any:

@@ -103,10 +103,16 @@ def test_nothing_is_ordered_without_a_word(monkeypatch: pytest.MonkeyPatch, caps
     assert "--yes says so" in capsys.readouterr().err
     assert [path for path, _ in told.posted] == ["/admin/bucket-types/t/replication-factor", "/admin/moves"]
     assert told.posted[1][1]["nodes"] == ["n1", "n4"]
+    assert cli.main(["partition", "reassign", "--replace", "n1", "n4", "-o", "json"]) == Exit.USAGE
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "--dry-run shows it" in json.loads(shown.err)["error"]
     told = Told(monkeypatch, NOTHING)
     assert cli.main(["partition", "reassign", "--spread", "--yes"]) == Exit.OK
     assert "nothing to move" in capsys.readouterr().out
     assert len(told.posted) == 1
+    assert cli.main(["partition", "reassign", "--spread", "-o", "json"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out) == NOTHING, "one document, whatever the plan is"
 
 
 def test_a_file_may_name_nodes(monkeypatch: pytest.MonkeyPatch, capsys: Captured, tmp_path: Path) -> None:
