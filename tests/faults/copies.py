@@ -95,7 +95,7 @@ def backup(stage: Stage) -> None:
     node = stage.victim()
     kept = node.directory / "backup"
     node.kill()
-    shutil.copytree(node.data_dir, kept)
+    shutil.copytree(node.data_dir, kept, dirs_exist_ok=True)  # what an earlier backup left there is empty
     _started(stage, node)
     stage.fill(stage.chance.choice([0, FILL_MB]))
     stage.lab.wait_well(100)
