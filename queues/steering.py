@@ -39,7 +39,8 @@ CRASHED: Final = "crashed"
 """What was lost with a node that died; see `queues.held`."""
 
 LOST_MAX: Final = 64
-"""Records of lower references that were given up, of one queue; beyond it the oldest two of a node are made one."""
+"""Records of lower references that were given up, of one queue; beyond it the oldest two of a node and priority are made
+one."""
 
 
 class Act(NamedTuple):
@@ -300,14 +301,16 @@ class Steering:
             before = _lost(current)
             found = list(change(before))
             while len(found) > LOST_MAX:
-                first = found.pop(0)
-                found[0] = replace(
-                    found[0],
-                    left_out=first.left_out + found[0].left_out,
-                    at_most=_together(first, found[0]),
-                    from_ms=min(first.from_ms, found[0].from_ms),
-                    upto_ms=max(first.upto_ms, found[0].upto_ms),
+                older, newer = _oldest_two(found)
+                first = found[older]
+                found[newer] = replace(
+                    found[newer],
+                    left_out=first.left_out + found[newer].left_out,
+                    at_most=_together(first, found[newer]),
+                    from_ms=min(first.from_ms, found[newer].from_ms),
+                    upto_ms=max(first.upto_ms, found[newer].upto_ms),
                 )
+                del found[older]
             return None if tuple(found) == before else json.dumps({"lost": [asdict(one) for one in found]}).encode()
 
         await change_value(self._metastore, path_of(name, "lost"), changed)
@@ -335,6 +338,17 @@ def _rates(value: bytes) -> SetRates | None:
         return SetRates(Rates(*numbers), Act(str(raw["by"]), int(raw["at_ms"]), str(raw["reason"])))
     except (KeyError, TypeError, ValueError) as error:
         raise CodecError(f"not a limit of a queue: {error}") from error
+
+
+def _oldest_two(lost: Sequence[Lost]) -> tuple[int, int]:
+    """Which of the records are made one: the first two of the same node and priority, the oldest of all if there are no
+    such."""
+    seen: dict[tuple[str, int], int] = {}
+    for at, one in enumerate(lost):
+        first = seen.setdefault((one.node, one.priority), at)
+        if first != at:
+            return first, at
+    return 0, 1
 
 
 def _together(one: Lost, other: Lost) -> int | None:

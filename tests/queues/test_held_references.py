@@ -397,7 +397,9 @@ def test_marks_and_records_of_losses_are_bounded() -> None:
         await steering.note_lost("q", [Lost("m", 2, 5, n, n, "stopped", "", n) for n in range(LOST_MAX - 2)])
         lost = (await steering.word("q")).lost
         assert len(lost) == LOST_MAX
-        assert (lost[0].left_out, lost[0].at_most) == (0, 512)
+        assert [(one.node, one.left_out, one.at_most) for one in lost[:4]] == [
+            ("n0", 0, 256), ("n1", 0, 256), ("n2", 0, 256), ("m", 10, None),
+        ]  # fmt: skip
         value = await metastore.get("/queues/q/lost")
         assert value is not None
         old = value.value.replace(b', "at_most": null', b"")
@@ -424,3 +426,26 @@ def test_while_publishing_is_suspended_nothing_is_taken_in_at_any_priority() -> 
         assert await home.acts.push("q", keys(1, 1), FULL_SYNC, 0) == 1
 
     story(test)
+
+
+def test_records_that_are_made_one_are_of_one_node_and_priority() -> None:
+    """Beyond their number the oldest two of the same node and priority become one: no node is said to have lost what
+    another one did."""
+
+    async def work() -> None:
+        metastore = MemoryMetastore(MemoryEnsemble())
+        await metastore.start(lambda state: None)
+        steering = Steering(metastore, {"q": QueueSettings("q")})
+        noted = [Lost("nm"[n % 2], 1 + n // 2 % 2, n, n, n, "stopped", "", n) for n in range(LOST_MAX + 9)]
+        for one in noted:
+            await steering.note_lost("q", [one])
+        lost = (await steering.word("q")).lost
+        assert len(lost) == LOST_MAX
+        for whose in {(one.node, one.priority) for one in noted}:
+            mine = [[one for one in found if (one.node, one.priority) == whose] for found in (noted, lost)]
+            assert sum(one.left_out for one in mine[0]) == sum(one.left_out for one in mine[1])
+            assert min(one.from_ms for one in mine[0]) == min(one.from_ms for one in mine[1])
+        await steering.note_lost("q", [Lost(f"n{n}", 1, 1, n, n, "stopped", "", n) for n in range(LOST_MAX)])
+        assert len((await steering.word("q")).lost) == LOST_MAX, "however many nodes there are"
+
+    asyncio.run(work())
