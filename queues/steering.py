@@ -39,8 +39,8 @@ CRASHED: Final = "crashed"
 """What was lost with a node that died; see `queues.held`."""
 
 LOST_MAX: Final = 64
-"""Records of lower references that were given up, of one queue; beyond it the oldest two of a node and priority are made
-one."""
+"""Records of lower references that were given up, of one queue; beyond it the oldest two of a node and priority are
+made one."""
 
 
 class Act(NamedTuple):
