@@ -348,27 +348,6 @@ def test_auto_goes_by_what_was_found(tmp_path: Path) -> None:
     story(work)
 
 
-def test_a_range_that_is_set_while_a_check_runs_is_that_of_the_next_one(tmp_path: Path) -> None:
-    """The check that runs has used the one before, or none: its end must not take the new one away."""
-
-    async def work() -> None:
-        desk = Desk(tmp_path, WEST)
-        checker = desk.checkers["west"]
-        checker.outcomes = [Verdict.IN_SYNC, Verdict.REPAIRED]
-        for since_ms in (5, 7):
-            checker.gate = asyncio.Event()
-            desk.manager.begin("west", Kind.RANGE, "")
-            while desk.manager.running is None:
-                await asyncio.sleep(0)
-            await desk.manager.set_range("west", TimeRange(since_ms, 9))
-            checker.gate.set()
-            await ended(desk)
-        await desk.manager.run("west", Kind.RANGE, "")
-        assert [check.times.since_ms for check in checker.checks if check.times] == [START, 5, 7]
-
-    story(work)
-
-
 def test_what_is_remembered_of_keys_is_bounded(tmp_path: Path) -> None:
     """The first ones of many, of long ones fewer, of several bucket types their share; and what is left out is said."""
 

@@ -12,7 +12,6 @@ from config.settings import QueueSettings
 from queues.acts import GapChoice
 from queues.decrees import PUBLISHING, SERVING
 from queues.rules import FOLD, FULL_SYNC, REAL_TIME
-from queues.serving import ServedQueue
 from queues.steering import Act
 from queues.throttle import Rates
 from queues.wire import OFF, THROTTLED, Ack, OwnedByOther, UnknownQueue
@@ -566,81 +565,5 @@ def test_a_reference_to_nothing_does_not_hold_up_those_behind_it() -> None:
         assert await home.acts.push("q", [Key(b"nope", BUCKET, b"y")], FULL_SYNC, 0) == 1
         assert (await home.fetch(link=1, wait_ms=0)).items == []
         assert lower.waiting_count == 1
-
-    alive(test)
-
-
-def test_a_reference_that_cannot_be_read_waits_behind_the_others() -> None:
-    """A partition without a leader, or a damaged object, must not hold up repairs of all others: what cannot be read
-    is looked at again after a rest, behind what can, and goes once it can be read."""
-
-    async def test(home: Home) -> None:
-        home.put(b"a", b"b", b"x", b"z")
-        await home.drain()
-        read, asked, away = home.get_batch, 0, {b"x", b"z"}
-
-        async def reading(
-            keys: Sequence[Key], isolation: Isolation | None, room_bytes: int
-        ) -> list[bytes | IsthmusError | None]:
-            nonlocal asked
-            asked += 1
-            found = await read(keys, isolation, room_bytes)
-            return [NotReady("no leader") if k.key in away else one for k, one in zip(keys, found, strict=True)]
-
-        home.get_batch = reading  # type: ignore[method-assign]
-        assert await home.acts.push("q", keys(b"x", b"a", b"z", b"b"), FULL_SYNC, 0) == 4
-        first = await home.fetch(wait_ms=500)
-        assert [item[5] for item in first.items] == [b"a", b"b"]
-        lower = home.served()[0].machine.lower[0]
-        assert (lower.waiting_count, lower.away_count) == (2, 2)
-        asked = 0
-        acks = [Ack(first.batch, first.owner_version)]
-        assert (await home.fetch(acks=acks, wait_ms=1_500)).items == []
-        assert asked <= 3
-        away.clear()
-        assert [item[5] for item in (await home.fetch(wait_ms=5_000)).items] == [b"x", b"z"]
-
-    alive(test)
-
-
-def test_definitions_are_followed_one_after_the_other() -> None:
-    """A hint and an act tell of a new queue at once: it is made once, or what was pushed into the first would be gone
-    with it. A queue that is delisted while it is still being made is none, and what is decided of one meanwhile is
-    heard."""
-
-    async def test(home: Home) -> None:
-        made, gate, make, begin = [], asyncio.Event(), home.queues._made, home.queues.holding.begin
-
-        def making(settings: QueueSettings) -> ServedQueue:
-            made.append(settings.name)
-            return make(settings)
-
-        async def beginning(queue: ServedQueue) -> None:
-            await gate.wait()
-            await begin(queue)
-
-        async def being_made(name: str) -> None:
-            await home.until(lambda: name in made)
-            await asyncio.sleep(0.05)
-
-        home.queues._made = making  # type: ignore[method-assign]
-        home.queues.holding.begin = beginning  # type: ignore[method-assign]
-        registering = asyncio.create_task(home.acts.register("x", {}, 0, told(home)))
-        await being_made("x")
-        await home.queues.steering.suspend("x", SERVING, None, told(home))
-        await asyncio.sleep(0.05)
-        gate.set()
-        await registering
-        await home.until(lambda: home.queues.named("x").suspension is not None, seconds=2)
-        assert made == ["x"]
-        gate.clear()
-        await home.queues.steering.register("y", {}, 0, told(home))
-        await being_made("y")
-        await home.queues.steering.delist("y", told(home))
-        await asyncio.sleep(0.05)
-        gate.set()
-        await home.until(lambda: "y" not in home.queues.machines(), seconds=2)
-        await asyncio.sleep(0.05)
-        assert sorted(home.queues.machines()) == ["q", "x"]
 
     alive(test)
