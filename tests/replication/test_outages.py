@@ -105,7 +105,12 @@ def test_discard_gives_up_exactly_the_range_of_its_gap(tmp_path: Path) -> None:
         assert missing
         assert ledger["closes"]
         assert ledger["given_up"] == len(missing)
-        gaps = until("the gaps have ended", lambda: ended_gaps(clusters))
+
+        def on_record() -> list[dict[str, object]]:  # a second after the last change was given up
+            gaps = ended_gaps(clusters)
+            return gaps if sum(gap["count_at_least"] for gap in gaps) >= len(missing) else []
+
+        gaps = until("the gaps have ended and say all", on_record)
         assert sum(gap["count_at_least"] for gap in gaps) == len(missing)
         # Nothing but these writes went into these logs behind the queue's start: a range holds its changes, and the
         # entries of other kinds that fell between them.
