@@ -27,6 +27,9 @@ _DIGEST: Final = re.compile(r"sha256:([0-9a-fA-F]{64})", re.ASCII)
 
 FORM: Final = "a token is 16 to 512 of A-Z a-z 0-9 - . _ ~ + / =, or sha256: and 64 hex digits"
 
+PEM: Final = b"-----BEGIN "
+"""Stands in files of keys and certificates, whose lines look like tokens."""
+
 
 def digest_of(token: bytes) -> bytes:
     """What is kept of a token. Tokens are long and random, so that a plain hash is enough."""
@@ -91,6 +94,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise BadConfig(f"{path}: {(error.strerror or str(error)).lower()}") from error
     except UnicodeDecodeError:
         raise BadConfig(f"{path} holds something else than tokens; {FORM}") from None
+    if PEM in raw:
+        raise BadConfig(f"{path} holds a key or a certificate, which is no token and is not shown as one; {FORM}")
     if len(raw) > FILE_BYTES_MAX:
         raise BadConfig(f"{path} is larger than {FILE_BYTES_MAX} bytes: no file of tokens")
     for number, line in enumerate(text.splitlines(), 1):

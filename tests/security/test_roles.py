@@ -220,6 +220,19 @@ def test_files_that_everybody_may_read_are_refused(tmp_path: Path) -> None:
         tokens.read_token(file)
 
 
+@pytest.mark.parametrize("what", ["PRIVATE KEY", "CERTIFICATE", "EC PRIVATE KEY"])
+def test_a_key_named_by_mistake_is_not_shown_as_a_token(tmp_path: Path, what: str) -> None:
+    """A file of a key or certificate, whose lines look like tokens, holds none; the refusal does not repeat it."""
+    file = tmp_path / "ca.key"
+    line = "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg"
+    file.write_text(f"-----BEGIN {what}-----\n{line}\n-----END {what}-----\n")
+    file.chmod(0o600)
+    for read in (tokens.read_token, tokens.read_digests):
+        with pytest.raises(BadConfig, match="a key or a certificate") as refused:
+            read(file)
+        assert line not in str(refused.value)
+
+
 def test_a_refusal_says_how_to_come_in_and_shows_no_secret(folder: Folder) -> None:
     """401 carries the challenges and 403 names the roles that would do, before any handler runs; neither answers nor
     logs repeat what was shown."""
