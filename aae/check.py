@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import islice
 from random import Random
 from typing import Final, NamedTuple, Protocol
 
@@ -45,6 +46,9 @@ REST_S_MAX: Final = 2.0
 
 NAMED_MAX: Final = 10_000
 """Keys that differed in the newest check of a bucket type, remembered to be told of: some 2 MB."""
+
+LOOKED: Final = frozenset({Verdict.IN_SYNC, Verdict.REPAIRED, Verdict.DIFFERING})
+"""Checks that looked at all that differs, but for those of a range whose keys are not `every` one."""
 
 LEARNED_MAX: Final = 100_000
 """Times of repaired keys that are remembered during a check, to learn a range from."""
@@ -87,7 +91,7 @@ class Checker:
         self.buckets: set[bytes] = set()
         """Their buckets."""
         self.named: dict[bytes, Named] = {}
-        """Bucket type -> what differed in its newest check, since this node's start."""
+        """Bucket type -> what differed in its newest check, and what is known from before if that one was not whole."""
 
     def close(self) -> None:
         """End what is under way."""
@@ -127,7 +131,11 @@ class Checker:
             pause=self._pause,
             timeout_s=settings.run_timeout_ms / 1000,
         )
-        every = len(keys) >= findings.differences and not findings.segments_unexplained
+        looked = outcome.verdict in LOOKED
+        before = self.named.get(bucket_type)
+        if not looked and before is not None:
+            keys = dict(islice({**before.keys, **keys}.items(), NAMED_MAX))
+        every = looked and len(keys) >= findings.differences and not findings.segments_unexplained
         self.named[bucket_type] = Named(check.began_ms, keys, every)
         return outcome
 

@@ -7,16 +7,14 @@ guess. What was on its way is equal by the end of a check. Reads only; the words
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
+from aae.check import LOOKED
 from aae.compared import Peer
 from aae.exchange import Verdict
 from aae.manager import Manager
 from aae.reconcile.verdicts import Verdict as KeyVerdict
 from repl.model.keys import Key
-
-WHOLE: Final = frozenset({Verdict.IN_SYNC, Verdict.REPAIRED, Verdict.DIFFERING})
-"""Checks that looked at all that differs, but for those of a range whose keys are not `every` one."""
 
 
 def last_comparisons(manager: Manager, key: Key) -> list[dict[str, Any]]:
@@ -28,11 +26,14 @@ def last_comparisons(manager: Manager, key: Key) -> list[dict[str, Any]]:
 
 
 def differs(manager: Manager, key: Key) -> str:
-    """Which peer's newest check found the key different, and how; "" when none did, or none is known to. Asked by who
-    reaps (docs/protocol.md R-REAP): where the other side has an older value, only the tombstone can repair it."""
+    """Which peer's newest check found the key different, and how, or found differences that it could not name, of which
+    it may be one; "" when none did, or none is known to. Asked by who reaps (docs/protocol.md R-REAP): where the other
+    side has an older value, only the tombstone can repair it."""
     for row in last_comparisons(manager, key):
         if row["verdict"] == KeyVerdict.DIVERGED:
             return f"full-sync {row['fullsync']}: its newest check found the key different: {row['difference']}"
+        if row["verdict"] == KeyVerdict.UNREACHABLE and row["check"] in LOOKED:
+            return f"full-sync {row['fullsync']}: its newest check found differences that it could not name"
     return ""
 
 
@@ -63,13 +64,13 @@ def _found(peer: Peer, verdict: Verdict, began_ms: int, key: Key) -> tuple[KeyVe
         return KeyVerdict.FILTERED, None, f"the filter of queue {peer.settings.queue} leaves it out"
     if verdict is Verdict.IN_SYNC:
         return KeyVerdict.MATCH, None, ""
-    named = peer.checker.named.get(key.bucket_type) or peer.remembered.named.get(key.bucket_type)
+    named = peer.checker.named.get(key.bucket_type)
     if named is None or named.began_ms > began_ms:
         return KeyVerdict.UNREACHABLE, None, "which keys differed then is not known any more"
     found = named.keys.get((key.bucket, key.key))
     if found is not None:
         return KeyVerdict.DIVERGED, found, ""
-    if verdict not in WHOLE:
+    if verdict not in LOOKED:
         return KeyVerdict.UNREACHABLE, None, ""
     if not named.every:
         return KeyVerdict.UNREACHABLE, None, f"more differed than the {len(named.keys)} keys that are known by name"

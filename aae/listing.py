@@ -123,7 +123,7 @@ def _named(peer: Peer) -> list[dict[str, str]]:
             "key": text_of(key),
             "difference": difference,
         }
-        for bucket_type, named in {**peer.remembered.named, **peer.checker.named}.items()
+        for bucket_type, named in peer.checker.named.items()
         for (bucket, key), difference in islice(named.keys.items(), NAMED_SHOWN)
     ]
 

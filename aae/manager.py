@@ -103,13 +103,9 @@ class Manager:
             return
         self._memory.load()
         for place, settings in enumerate(self._settings):
-            self.peers[settings.name] = Peer(
-                settings,
-                place,
-                self._checker_of(settings),
-                self._memory.of(settings.name),
-                window_of(settings.all_window),
-            )
+            checker, remembered = self._checker_of(settings), self._memory.of(settings.name)
+            checker.named.update(remembered.named)
+            self.peers[settings.name] = Peer(settings, place, checker, remembered, window_of(settings.all_window))
         self._alarm = self._alarm_of()
         self._arm()
 
