@@ -170,5 +170,7 @@ class QuickConnection(Connection):
         cycle.keep_alive = quick.keep_alive
         cycle.disconnected = quick.disconnected
         cycle.more_body = False
-        self.cycle = cycle
+        if self.cycle is quick:
+            # Else the parser has begun another request meanwhile: that one's body is still coming, and its turn too.
+            self.cycle = cycle
         self._start_asgi_task(cycle, say)

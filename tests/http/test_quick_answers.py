@@ -243,6 +243,37 @@ def test_a_large_answer_waits_for_its_reader_and_the_next_request_for_it(room, s
     server.wait(lambda: room.face.budget.used_bytes == 0)
 
 
+def test_what_is_sent_behind_a_large_answer_keeps_its_body_and_its_turn(room, server, monkeypatch):
+    """A large answer that takes the long way out is not taken for the request that arrives behind it: the rest of that
+    one's body reaches it, and nothing is answered before it."""
+    reading, get = asyncio.Event(), room.kv.get
+
+    async def held(key, isolation=None):
+        await reading.wait()
+        return await get(key, isolation)
+
+    room.put("/buckets/b/keys/large", b"x" * 100_000)
+    monkeypatch.setattr(room.kv, "get", held)
+    server.call(lambda: setattr(room.kv, "gate", asyncio.Event()))
+    with server.connect() as sock:
+        sock.settimeout(5)
+        sock.sendall(GET % b"large")
+        server.wait(lambda: any(c._work is not None for c in server.listener._state.connections))
+        write = PUT % (b"behind", 8, b"all of i")
+        sock.sendall(write[:-4])
+        server.wait(lambda: any(c.pipeline for c in server.listener._state.connections))
+        server.call(reading.set)
+        assert len(answer_of(sock, head_only=False)[1]) == 100_000
+        sock.sendall(write[-4:])
+        server.wait(lambda: room.face.budget.used_bytes == 8)
+        sock.sendall(CLOSE)
+        server.wait(lambda: any(c.pipeline for c in server.listener._state.connections))
+        server.call(room.kv.gate.set)
+        raw = b"".join(iter(lambda: sock.recv(1 << 16), b""))
+    assert [int(part[:3]) for part in raw.split(b"HTTP/1.1 ")[1:]] == [204, 200]
+    assert room.kv.object(b"b", b"behind").siblings[0].value == b"all of i"
+
+
 def test_requests_wait_without_a_task_for_a_leader_another_node_and_a_confirmation():
     """What a request waits for inside the coordinator, usual or not, needs no task of its own: forwarding, the time in
     which nobody leads, a read that is confirmed later, and a wait that the client bounds."""
