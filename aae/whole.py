@@ -1,8 +1,9 @@
 """All of a bucket type, by asking every node for the partitions that it leads: any node can answer for its cluster.
 
 A sum is believed only if each partition of the bucket type was counted once and was ready; with one missing (no leader,
-a tree being built, a leadership that moved while it was asked) or counted twice it is asked for again a few times, and
-then it is Incomplete, with the reason. So an answer is whole, or there is none.
+a tree being built, a leadership that moved while it was asked) or counted twice, or a live node that is silent (it may
+lead what a deposed leader still answers for), it is asked for again a few times, and then it is Incomplete, with the
+reason. So an answer is whole, or there is none.
 """
 
 from __future__ import annotations
@@ -133,6 +134,8 @@ def _missing(wanted: set[int], standings: Sequence[Standing], silent: Sequence[s
         return f"{len(absent)} partitions have no leader that answers, {min(absent)} first{because}"
     if twice:
         return f"partition {min(twice)} is moving: two nodes answered for it"
+    if silent:  # it may lead what another one, which has not heard of that, answered for
+        return f"{len(silent)} nodes do not answer ({'; '.join(silent)})"
     return ""
 
 

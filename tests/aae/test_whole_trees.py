@@ -186,6 +186,25 @@ def test_what_is_not_whole_is_no_answer(city: Story, monkeypatch: pytest.MonkeyP
     city(story)
 
 
+def test_a_deposed_leader_does_not_answer_for_a_new_one_that_is_silent(
+    city: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that is cut off still believes that it leads: what it counts once may be old, and the node that does not
+    answer may lead it. Such a sum is Incomplete, also while each partition was counted once."""
+    monkeypatch.setattr("aae.whole.ATTEMPT_PAUSE_S", 0.0)
+
+    async def story(c: City) -> None:
+        c.leaders = dict(enumerate("aacca"))
+        original = c.led
+        c.led = lambda name: [Led(1, 1, COUNT)] if name == "b" else original(name)  # type: ignore[method-assign]
+        c.silent = {"b"}
+        for asked in (c.whole().roots(RootsAsked(TYPE)), c.whole().clocks(ClocksAsked(TYPE, (1,), 20, 0, 0, 10))):
+            with pytest.raises(Incomplete, match="1 nodes do not answer .*no connection to node b"):
+                await asked
+
+    city(story)
+
+
 def test_compressed_answers_are_the_same_and_bombs_are_refused() -> None:
     """An answer asked for with zstd says what the plain one does, in fewer bytes; small ones stay as they are, and a
     frame that hides its size, or says too much, is refused."""
