@@ -226,7 +226,9 @@ class Healing:
             results = await self._manager.run(name, Kind.RANGE, BY, times)
         else:
             results = await self._manager.run(name, Kind.ALL, BY)
-        return all(result.proven or result.verdict is Verdict.REPAIRED for result in results)
+        return all(
+            result.proven or (result.verdict is Verdict.REPAIRED and not result.unexplained) for result in results
+        )
 
     async def _closed(self, peer: Peer, gaps: Sequence[Gap]) -> Sequence[Gap]:
         """`gaps` without those that are proven and could be closed."""

@@ -291,6 +291,7 @@ class Manager:
             transient=findings.transient,
             filtered=findings.filtered,
             by=check.by,
+            unexplained=findings.segments_unexplained,
         )
         name = peer.settings.name
         peer.remembered.results.append(result)

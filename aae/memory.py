@@ -65,6 +65,8 @@ class Result:
     filtered: int
     by: str
     """Who asked for it; "" when it was due."""
+    unexplained: int = 0
+    """Segments that differ by what this check did not look at."""
 
 
 class Named(NamedTuple):

@@ -105,9 +105,9 @@ async def run(
 
 def _why(verdict: Verdict, findings: Findings) -> str:
     match verdict:
-        case Verdict.INCOMPLETE if findings.segments_wrong:
+        case Verdict.INCOMPLETE | Verdict.REPAIRED if findings.segments_wrong:
             return f"{findings.segments_wrong} segments have equal keys and other hashes: a tree is wrong on one side"
-        case Verdict.INCOMPLETE:
+        case Verdict.INCOMPLETE | Verdict.REPAIRED if findings.segments_unexplained:
             return f"{findings.segments_unexplained} segments differ by changes outside the range"
         case Verdict.DIFFERING:
             return _left(findings)

@@ -71,6 +71,7 @@ class Told(Checker):
     def __init__(self, outcomes: Sequence[Verdict]) -> None:
         self.outcomes = list(outcomes)
         self.queues = 0
+        self.unexplained = 0
         self.checks: list[Check] = []
         self.modified_ms = []
         self.buckets = set()
@@ -83,6 +84,7 @@ class Told(Checker):
         self.meanwhile()
         verdict = self.outcomes.pop(0)
         findings.queued = self.queues if verdict is Verdict.REPAIRED else 0
+        findings.segments_unexplained = self.unexplained
         findings.branches_differing = int(verdict is not Verdict.IN_SYNC)
         return Outcome(verdict, "", findings)
 
@@ -160,6 +162,24 @@ def test_a_gap_is_checked_until_it_is_proven(tmp_path: Path, explained: bool) ->
         assert manager.peer("west").remembered.standing.learned == TimeRange(1, 2), "the operator's range is unused"
         await healing.look("west")
         await healing.stop()
+        await manager.stop()
+
+    asyncio.run(work())
+
+
+def test_repairs_of_a_range_that_explain_not_all_are_followed_by_a_check_of_everything(tmp_path: Path) -> None:
+    """A check of a gap's times that queues what it finds, and knows of segments that differ by other changes, does not
+    explain what differs: were there always something new in that range, those others would never be looked at."""
+
+    async def work() -> None:
+        clock, checker = Clock(), Told([Verdict.REPAIRED, Verdict.IN_SYNC])
+        checker.queues, checker.unexplained = 1, 1
+        manager = manager_of(tmp_path, checker, clock)
+        healing = Healing(manager, Book(ENDED), clock)
+        await healing.look("west")
+        clock.ms += WAIT_MS
+        await healing.look("west")
+        assert [check.kind for check in checker.checks] == [Kind.RANGE, Kind.ALL]
         await manager.stop()
 
     asyncio.run(work())

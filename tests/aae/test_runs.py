@@ -150,7 +150,9 @@ def test_a_check_of_a_range_that_leaves_differences_unexplained_does_not_name_al
     for times in (TimeRange(4_000, 9_000), None):
         checker = Checker(settings, source=source, sink=sink, repairs=Taking(), chance=Random(1))  # type: ignore[arg-type]
         check = Check("default", CheckKind.RANGE, times, "", 10_000)
-        assert asyncio.run(checker.check(check, Findings())).verdict is Verdict.REPAIRED
+        ended = asyncio.run(checker.check(check, Findings()))
+        assert ended.verdict is Verdict.REPAIRED
+        assert ended.reason == ("1 segments differ by changes outside the range" if times is not None else "")
         named.append(checker.named[b"default"])
     assert [(set(one.keys), one.every) for one in named] == [
         ({(b"b", b"new")}, False),

@@ -199,7 +199,7 @@ def test_a_deposed_leader_does_not_answer_for_a_new_one_that_is_silent(
         c.led = lambda name: [Led(1, 1, COUNT)] if name == "b" else original(name)  # type: ignore[method-assign]
         c.silent = {"b"}
         for asked in (c.whole().roots(RootsAsked(TYPE)), c.whole().clocks(ClocksAsked(TYPE, (1,), 20, 0, 0, 10))):
-            with pytest.raises(Incomplete, match="1 nodes do not answer .*no connection to node b"):
+            with pytest.raises(Incomplete, match=r"1 nodes do not answer .*no connection to node b"):
                 await asked
 
     city(story)
