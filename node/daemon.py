@@ -101,6 +101,8 @@ class Node(Parts):
         self._stop_reason = ""
         self._fatal: Exception | None = None
         self._serving = False
+        self._registers = False
+        """Whether a session that ends is followed by another: from the first registration until the stop."""
         self._identity: Identity | None = None
         self._metastore: Metastore | None = None
         self._embedded = False
@@ -152,6 +154,7 @@ class Node(Parts):
         self.runtime.start()
         await self.links.start(self.cluster_socket)
         self.locks.start(self.links.certificates_expire_s)
+        self._registers = True
         await self._register()
         self.controller.start()
         await self.property_book.start()
@@ -272,7 +275,7 @@ class Node(Parts):
     def _on_session(self, state: SessionState) -> None:
         self.session = state
         log.info("metastore.session", state=state.value)
-        if state is SessionState.EXPIRED and self._serving:
+        if state is SessionState.EXPIRED and self._registers:
             self.runtime.session_expired()
             self._register_task = asyncio.get_running_loop().create_task(self._register_again())
 
@@ -294,7 +297,7 @@ class Node(Parts):
     async def serve(self) -> int:
         """Run until asked to stop or until storage fails; returns the exit code."""
         await self._stop.wait()
-        self._serving = False
+        self._serving = self._registers = False
         if self._fatal is not None:
             # Nothing of this process may be believed any more: no hand-over, no last writes.
             print(f"isthmus: {self._fatal}; the node ends, see its log", file=sys.stderr, flush=True)
