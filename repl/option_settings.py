@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import structlog
@@ -176,7 +176,7 @@ async def change_option(
             if encode_options(after) == encode_options(before):
                 return before
             try:
-                await metastore.put(OPTIONS_PATH, encode_options(after), before.version)
+                version = await metastore.put(OPTIONS_PATH, encode_options(after), before.version)
             except Ambiguous:
                 sent = True  # the next round reads what became of it, and changes nothing twice
             except Conflict:
@@ -189,7 +189,7 @@ async def change_option(
                     value=None if setting is None else setting.value,
                     by=None if setting is None else setting.by,
                 )
-                return await read_options(metastore)
+                return replace(after, version=version)
     except (Unavailable, Ambiguous) as error:
         if not sent:
             raise NotReady(f"the metastore cannot be reached, nothing was changed: {error}") from error

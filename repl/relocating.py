@@ -240,24 +240,31 @@ def _notes(wish: Wish, moves: Sequence[Move], ground: Ground) -> list[str]:
 
 async def planned(metastore: Metastore, wish: Wish) -> Plan:
     """The plan of a wish as the cluster is now. Raises NoSuch, PlanRefused, NotReady."""
+    return (await _planned(metastore, wish))[1]
+
+
+async def _planned(metastore: Metastore, wish: Wish) -> tuple[Ground, Plan]:
     try:
         ground = await Ground.read(metastore)
     except (Unavailable, Ambiguous, Conflict) as error:
         raise NotReady(f"the metastore cannot be reached: {error}") from error
-    return await asyncio.to_thread(plan_of, wish, ground)  # a second where partitions are many: others go on meanwhile
+    # a second where partitions are many: others go on meanwhile
+    return ground, await asyncio.to_thread(plan_of, wish, ground)
 
 
 async def ordered(metastore: Metastore, wish: Wish, digest: str | None, by: str, at_ms: int) -> tuple[Plan, int | None]:
     """Order what a wish comes to; the plan, and the order's number, None where there is nothing to move. A node that is
     drained is so from now on even then. With `digest` only the plan that was shown. Raises NoSuch, PlanRefused,
     Changed, TooLarge, NotReady, OutcomeUnknown."""
-    plan = await planned(metastore, wish)
+    ground, plan = await _planned(metastore, wish)
     if digest is not None and digest != plan.digest:
         raise Changed("the cluster has changed since the plan was shown: look again")
     if not plan.moves and wish.kind is not Kind.DRAIN:
         return plan, None
 
     def change(placement: Placement) -> Placement:
+        if _number_of(placement, plan, by, at_ms) is None:
+            _check_nobody_was_faster(plan, ground.placement, placement)
         if wish.kind is Kind.DRAIN:
             placement = placement.with_drained(wish.nodes, by, at_ms)
         if not plan.moves or _number_of(placement, plan, by, at_ms) is not None:
@@ -272,6 +279,19 @@ async def ordered(metastore: Metastore, wish: Wish, digest: str | None, by: str,
     return plan, number
 
 
+def _check_nobody_was_faster(plan: Plan, planned_on: Placement, placement: Placement) -> None:
+    """What was ordered since a plan was made leaves its nodes as it took them to be. Raises Changed."""
+    closed = {node for move in plan.moves for node in move.adds} & placement.drained.keys()
+    if closed:
+        raise Changed(f"{min(closed)} was drained since the plan was shown: look again")
+    if plan.wish.kind is Kind.DRAIN:
+        known = {order.number for order in planned_on.orders}
+        for order in placement.orders:
+            coming = {node for move in order.moves for node in order.target(move)} & set(plan.wish.nodes)
+            if coming and order.number not in known:
+                raise Changed(f"order {order.number} gives {min(coming)} replicas since the plan was shown: look again")
+
+
 def _number_of(placement: Placement, plan: Plan, by: str, at_ms: int) -> int | None:
     for order in placement.orders:
         if order.at_ms == at_ms and order.moves == plan.moves and by.startswith(order.by):
@@ -282,19 +302,24 @@ def _number_of(placement: Placement, plan: Plan, by: str, at_ms: int) -> int | N
 async def cancel(metastore: Metastore, number: int | None, by: str) -> Order:
     """Let an order go no further: what is under way goes back, what is done stays. `number` None: the only one. Raises
     NoSuch, NotReady, OutcomeUnknown."""
+    meant: Order | None = None
 
     def change(placement: Placement) -> Placement:
-        order = _order_of(placement, number)
-        return (
-            placement
-            if order.cancelled_by
-            else placement.with_changed(replace(order, cancelled_by=by[:WHO_MAX] or "?"))
-        )
+        nonlocal meant
+        if meant is not None and _was_cancelled(placement, meant.number):
+            return placement  # in a round whose answer was lost, and it is over by now
+        order = _order_of(placement, number if meant is None else meant.number)
+        meant = order if order.cancelled_by else replace(order, cancelled_by=by[:WHO_MAX] or "?")
+        return placement.with_changed(meant)
 
-    placement = await change_placement(metastore, change)
-    order = _order_of(placement, number)
-    log.info("placement.cancelled", order=order.number, title=order.title, by=by)
-    return order
+    await change_placement(metastore, change)
+    assert meant is not None, "a change is asked for once at least"
+    log.info("placement.cancelled", order=meant.number, title=meant.title, by=by)
+    return meant
+
+
+def _was_cancelled(placement: Placement, number: int) -> bool:
+    return any(ended.number == number and ended.outcome == "cancelled" for ended in placement.ended)
 
 
 def _order_of(placement: Placement, number: int | None) -> Order:
@@ -312,12 +337,15 @@ async def undrain(metastore: Metastore, nodes: Sequence[str], by: str) -> list[i
     """Let nodes be given replicas and leaderships again; the orders that moved theirs off are cancelled. Returns their
     numbers. Raises NoSuch, NotReady, OutcomeUnknown."""
     cancelled: list[int] = []
+    found = False
 
     def change(placement: Placement) -> Placement:
+        nonlocal found
         for node in nodes:
-            if node not in placement.drained:
+            if node not in placement.drained and not found:
                 raise NoSuch(f"{node} is not drained: {', '.join(sorted(placement.drained)) or 'no node'} is")
-        cancelled.clear()
+        found = True  # from now on it may be our own write that undrained it
+        cancelled[:] = [number for number in cancelled if _was_cancelled(placement, number)]
         after = placement.without_drained(nodes)
         for order in placement.orders:
             if order.kind is Kind.DRAIN and any(node in move.before for move in order.moves for node in nodes):
@@ -332,6 +360,7 @@ async def undrain(metastore: Metastore, nodes: Sequence[str], by: str) -> list[i
 
 async def remove_node(metastore: Metastore, node: str, by: str, *, dry_run: bool) -> None:
     """Forget a node that holds nothing and does not live. Raises NoSuch, StillNeeded, NotReady, OutcomeUnknown."""
+    begun = False
     try:
         ground = await Ground.read(metastore)
         standing = await metastore.get(f"{STANDING_PATH}/{node}")
@@ -346,13 +375,16 @@ async def remove_node(metastore: Metastore, node: str, by: str, *, dry_run: bool
             raise StillNeeded(f"{node} lives: stop it first")
         if dry_run:
             return
-        await change_placement(metastore, lambda placement: placement.without_drained([node]))
         if standing is not None:
             await metastore.delete(f"{STANDING_PATH}/{node}", standing.version)
+            begun = True
             if node in await metastore.registrations():  # it came back that very moment: it is known by this
                 await metastore.put(f"{STANDING_PATH}/{node}", standing.value, None)
                 raise StillNeeded(f"{node} has just come back: stop it first")
-    except (Unavailable, Conflict) as error:
+        await change_placement(metastore, lambda placement: placement.without_drained([node]))  # last: it may be back
+    except (Unavailable, Conflict, NotReady) as error:
+        if begun:
+            raise OutcomeUnknown(f"{node} is removed in part: {error}; do it again") from error
         raise NotReady(f"{node} was not removed: {error or 'it has just registered'}") from error
     except Ambiguous as error:
         raise OutcomeUnknown(f"{node} may have been removed: {error}; do it again") from error

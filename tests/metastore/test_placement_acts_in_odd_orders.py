@@ -1,0 +1,223 @@
+"""What operators order of placements and options, when answers are lost and others act at the same moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from config.options import MIN_ISR
+from repl.isr.moves import Kind
+from repl.isr.relocation import Move
+from repl.metastore.memory import MemoryMetastore, WriteFault
+from repl.metastore.memory_tree import MemoryEnsemble
+from repl.metastore.port import Metastore, Unavailable, Versioned
+from repl.model.errors import NotReady, OutcomeUnknown
+from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from repl.option_settings import OPTIONS_PATH, Setting, change_option
+from repl.placement_orders import ORDERS_PATH, Ended, Placement, change_placement, read_placement
+from repl.relocating import Changed, Wish, cancel, ordered, remove_node, undrain
+
+Act = Callable[[Metastore], Awaitable[object]]
+
+
+class Meddled(MemoryMetastore):
+    """Before the second and later reads of a document, what others do meanwhile is done, once."""
+
+    def __init__(self, ensemble: MemoryEnsemble) -> None:
+        super().__init__(ensemble)
+        self.reads: dict[str, int] = {}
+        self.meanwhile: dict[tuple[str, int], Callable[[], Awaitable[object]]] = {}
+
+    async def get(self, path: str) -> Versioned | None:
+        """See the port."""
+        number = self.reads[path] = self.reads.get(path, 0) + 1
+        act = self.meanwhile.pop((path, number), None)
+        if act is not None:
+            await act()
+        return await super().get(path)
+
+
+def registration(node: str) -> Registration:
+    """Of a node with one number in its name."""
+    number = int(node[1:])
+    return Registration(node, 0, True, id=number, spare_gen=number + 50)
+
+
+def record(partition: int, *replicas: str) -> PartitionRecord:
+    """Online, all in sync."""
+    return PartitionRecord(
+        partition=partition,
+        bucket_type="default",
+        index=partition,
+        partition_count=2,
+        replicas=replicas,
+        isr=frozenset(Member(node, 9) for node in replicas),
+        min_isr=1,
+        epoch=1,
+        status=PartitionStatus.ONLINE,
+        leader=Incarnation(replicas[0], 1),
+    )
+
+
+def told(story: Callable[[Meddled, MemoryMetastore], Awaitable[None]], *live: str) -> None:
+    """Run a story with an operator's metastore and another one's, with these nodes alive."""
+
+    async def run() -> None:
+        ensemble = MemoryEnsemble()
+        mine, others = Meddled(ensemble), MemoryMetastore(ensemble)
+        for metastore in (mine, others):
+            await metastore.start(lambda _state: None)
+        for node in live:
+            await others.register(registration(node))
+        await story(mine, others)
+        await mine.stop()
+        await others.stop()
+
+    asyncio.run(run())
+
+
+def over(placement: Placement, outcome: str) -> Placement:
+    """As the controller puts the first order into the history."""
+    o = placement.orders[0]
+    return placement.with_ended(
+        Ended(o.number, o.kind, o.title, o.by, o.at_ms, 9, outcome, 0, len(o.moves)),
+    )
+
+
+async def order(metastore: Metastore, kind: Kind = Kind.SPREAD) -> None:
+    """One more order of one move."""
+    moves = [Move(0, ("n1",), ("n2",))]
+    await change_placement(metastore, lambda p: p.with_order(kind, "t", "ann", p.next_number, moves))
+
+
+def test_undraining_is_done_though_its_answer_is_lost() -> None:
+    """A node that our own lost write has undrained is not said to have never been drained."""
+
+    async def story(mine: Meddled, others: MemoryMetastore) -> None:
+        await order(others, Kind.DRAIN)
+        await change_placement(others, lambda p: p.with_drained(["n1"], "ann", 1))
+        mine.meanwhile[ORDERS_PATH, 2] = lambda: change_placement(others, lambda p: over(p, "cancelled"))
+        mine.spoil(WriteFault.ANSWER_LOST)
+        assert await undrain(mine, ["n1"], "bob") == [1]
+        assert not (await read_placement(others)).drained
+
+    told(story)
+
+
+def test_a_cancelled_order_whose_answer_is_lost_is_cancelled_though_it_is_over_by_then() -> None:
+    """It is neither unknown nor is the next order, which nobody meant, cancelled instead."""
+
+    async def story(mine: Meddled, others: MemoryMetastore) -> None:
+        async def goes_on() -> None:
+            await change_placement(others, lambda p: over(p, "cancelled"))
+            await order(others)
+
+        for number in (1, None):
+            await order(others) if number else None
+            mine.reads.clear()
+            mine.meanwhile[ORDERS_PATH, 2] = goes_on
+            mine.spoil(WriteFault.ANSWER_LOST)
+            found = await cancel(mine, number, "bob")
+            assert (found.number, found.cancelled_by) == (number or 2, "bob")
+            (left,) = (await read_placement(others)).orders
+            assert not left.cancelled_by
+
+    told(story)
+
+
+def test_a_node_that_comes_back_while_it_is_removed_stays_drained() -> None:
+    """It was not removed, so nothing of it is forgotten: it gets no replicas and leads nothing, as was ordered."""
+
+    async def story(mine: Meddled, others: MemoryMetastore) -> None:
+        back = MemoryMetastore(others._memory.ensemble)
+        await back.start(lambda _state: None)
+        await back.register(registration("n3"))
+        await back.stop()
+        await change_placement(others, lambda p: p.with_drained(["n3"], "ann", 1))
+
+        async def comes() -> None:
+            await others.register(replace(registration("n3"), gens={4: 60}))
+
+        delete = mine.delete
+
+        async def late(path: str, version: int) -> None:
+            await comes()
+            await delete(path, version)
+
+        mine.delete = late  # type: ignore[method-assign]
+        with pytest.raises(NotReady, match="n3 was not removed"):
+            await remove_node(mine, "n3", "bob", dry_run=False)
+        assert "n3" in (await read_placement(others)).drained
+
+    told(story)
+
+
+def test_a_node_whose_removal_is_done_in_part_is_not_said_to_be_there_unchanged() -> None:
+    """What it registered with is deleted, then the metastore is out of reach: the outcome is unknown, and doing it
+    again ends it."""
+
+    async def story(mine: Meddled, others: MemoryMetastore) -> None:
+        back = MemoryMetastore(others._memory.ensemble)
+        await back.start(lambda _state: None)
+        await back.register(registration("n3"))
+        await back.stop()
+        await change_placement(others, lambda p: p.with_drained(["n3"], "ann", 1))
+        delete = mine.delete
+
+        async def then_cut(path: str, version: int) -> None:
+            await delete(path, version)
+            mine.disconnect()
+
+        mine.delete = then_cut  # type: ignore[method-assign]
+        with pytest.raises(OutcomeUnknown, match="do it again"):
+            await remove_node(mine, "n3", "bob", dry_run=False)
+        mine.reconnect()
+        await remove_node(mine, "n3", "bob", dry_run=False)
+        assert not (await read_placement(others)).drained
+
+    told(story)
+
+
+def test_an_order_gives_nothing_to_a_node_that_was_drained_since_it_was_planned() -> None:
+    """The plan is of another cluster by then; the operator is to look again."""
+
+    async def story(mine: Meddled, others: MemoryMetastore) -> None:
+        await others.create_records([record(0, "n1"), record(1, "n2")])
+        mine.meanwhile[ORDERS_PATH, 2] = lambda: change_placement(others, lambda p: p.with_drained(["n3"], "ann", 1))
+        with pytest.raises(Changed, match="n3 was drained"):
+            await ordered(mine, Wish(Kind.REPLACE, nodes=("n1", "n3")), None, "bob", 5)
+        assert not (await read_placement(others)).orders
+
+    told(story, "n3")
+
+
+def test_a_node_is_not_drained_by_a_plan_that_does_not_know_what_was_ordered_for_it_meanwhile() -> None:
+    """Else it would be drained, and get the replica all the same."""
+
+    async def story(mine: Meddled, others: MemoryMetastore) -> None:
+        await others.create_records([record(0, "n1"), record(1, "n2")])
+        meanwhile = Wish(Kind.REPLACE, nodes=("n1", "n3"))
+        mine.meanwhile[ORDERS_PATH, 2] = lambda: ordered(others, meanwhile, None, "ann", 4)
+        with pytest.raises(Changed, match="order 1"):
+            await ordered(mine, Wish(Kind.DRAIN, nodes=("n3",)), None, "bob", 5)
+        assert not (await read_placement(others)).drained
+
+    told(story, "n3")
+
+
+def test_an_option_that_was_written_is_not_said_to_be_unchanged() -> None:
+    """The connection breaks just after the metastore confirmed the write."""
+
+    async def story(mine: Meddled, others: MemoryMetastore) -> None:
+        async def gone() -> None:
+            raise Unavailable("no connection to the metastore")
+
+        mine.meanwhile[OPTIONS_PATH, 2] = gone
+        found = await change_option(mine, MIN_ISR, None, Setting(2, "ann", 1))
+        assert found.min_isr("default", 5) == 2
+        assert await change_option(others, MIN_ISR, None, Setting(2, "ann", 1)) == found
+
+    told(story)
