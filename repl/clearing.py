@@ -71,6 +71,8 @@ class Clearing:
         self._restarts: dict[int, asyncio.Future[None]] = {}
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
+        self.going: set[int] = set()
+        """Partitions that are being noted as condemned: no copy is made of what is here, whatever a record says now."""
         self.copies_deleted = 0
 
     def look(self, now_ms: int) -> None:
@@ -112,7 +114,9 @@ class Clearing:
         del self._removed_ms[partition.id]
         self._let_go(partition)
         log.warning("clearing.condemned", partition=partition.id, gen=partition.replica.member.gen, next_gen=gen)
+        self.going.add(partition.id)
         await asyncio.get_running_loop().run_in_executor(self._pool, self._identity.condemn, partition.id, gen)
+        self.going.discard(partition.id)  # not after a failure: the process ends then
         await self._registrar.register()
 
     def _named(self, record: PartitionRecord, partition: Partition) -> bool:

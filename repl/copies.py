@@ -86,7 +86,7 @@ class Copies:
     def seen(self, records: Mapping[int, PartitionRecord]) -> None:
         """Records were read: begin to make the copies that they want of this node."""
         self._records = records
-        self._attaching.wanted(records, self._partitions)
+        self._attaching.wanted(records, self._partitions.keys() | self._clearing.going)
 
     def _take(self, made: list[Partition]) -> None:
         """New replicas are ready: tell them what the others know already."""
@@ -106,7 +106,7 @@ class Copies:
     def look(self, now_ms: int) -> None:
         """Once a second: see to copies that are no replicas any more, and to those that are again."""
         self._clearing.look(now_ms)
-        self._attaching.wanted(self._records, self._partitions)
+        self._attaching.wanted(self._records, self._partitions.keys() | self._clearing.going)
 
     def _busy(self, partition: Partition) -> bool:
         replica = partition.replica

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -118,6 +119,42 @@ def test_a_copy_that_is_named_again_in_time_is_kept(tmp_path: Path, town: Towns)
             assert replica.leo >= leo
             assert left.runtime.replog.start_of(0) == 0
             await until(lambda: "removed" not in left.partition().reason)
+
+    asyncio.run(story())
+
+
+def test_a_copy_that_is_named_again_while_it_is_condemned_is_made_anew_after_its_deletion(
+    tmp_path: Path, town: Towns
+) -> None:
+    """No replica is made of the log that is about to be deleted, however long the note of it takes."""
+    noting, slow = threading.Event(), threading.Event()
+
+    async def story() -> None:
+        async with town(tmp_path, 4, removed_grace_ms=200) as t:
+            await write(t, 20)
+            newcomer, leaver = others(t)
+            left = t.houses[leaver]
+            gen = left.partition().replica.member.gen
+            condemn = left.identity.condemn
+
+            def slowly(partition: int, next_gen: int) -> None:
+                noting.set()
+                assert slow.wait(10)
+                condemn(partition, next_gen)
+
+            left.identity.condemn = slowly  # type: ignore[method-assign]
+            await change(t, (newcomer,), (leaver,))
+            await changed(t, *({*t.houses} - {leaver}))
+            await until(noting.is_set)
+            await change(t, (leaver,), ())
+            await until(lambda: leaver in left.controller.records[0].replicas)
+            await asyncio.sleep(0.1)
+            assert 0 not in left.runtime.partitions
+            slow.set()
+            await changed(t, *t.houses)
+            await t.level()
+            assert left.partition().replica.member.gen == left.identity.gens()[0] != gen
+            assert len(list(left.runtime.store.list_keys(0, None, None))) == 20
 
     asyncio.run(story())
 
