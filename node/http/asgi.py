@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
-from node.http.roles import Guard
+from node.http.roles import READING_POSTS, Guard
 from node.http.router import Router, parse_query
 from node.http.statuses import PLAIN, Headers, Refused, Reply, refusal
-from repl.model.errors import IsthmusError, Overloaded, TooLarge
+from repl.model.errors import IsthmusError, OutcomeUnknown, Overloaded, TooLarge
 from repl.transport.tls import NodeName
 
 log = structlog.get_logger(__name__)
@@ -326,7 +326,10 @@ class Face:
             headers = [*headers, (b"content-length", b"%d" % len(body))]
         size = 0 if head else len(body)
         if size > SMALL_BODY_BYTES and self.budget.used_bytes + size > self.budget.limit_bytes:
-            raise self.budget.overloaded()
+            full = self.budget.overloaded()
+            if scope["method"] in ("GET", "HEAD") or scope["raw_path"] in READING_POSTS:
+                raise full
+            raise OutcomeUnknown(f"no room for the answer: {full}")  # as a refusal it would say that nothing was done
         await send({"type": "http.response.start", "status": status, "headers": headers})
         if size <= SMALL_BODY_BYTES:
             await send({"type": "http.response.body", "body": b"" if head else body})

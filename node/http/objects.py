@@ -19,7 +19,7 @@ from node.http.object_query import NO_QUERY, ObjectQuery, parse_object_query
 from node.http.router import decode_segment, encode_segment, method_not_allowed
 from node.http.shown import NOT_FOUND, absent, show, show_if
 from node.http.statuses import Headers, Refused, Reply
-from repl.model.errors import IsthmusError, OutcomeUnknown, TimedOut
+from repl.model.errors import IsthmusError, OutcomeUnknown, Retryable, TimedOut
 from repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 from repl.model.objects import TOMBSTONE, Content
 from repl.model.ports import KeyValue, TimeSource
@@ -185,7 +185,11 @@ class ObjectRoutes:
 
     async def _returned(self, place: Key, written: Written, request_headers: Headers) -> Reply:
         """The answer to a write with returnbody=true: as GET. What was too large to come with the write is read."""
-        payload = written.payload or await self._kv.get(place, Isolation.COMMITTED)
+        try:
+            payload = written.payload or await self._kv.get(place, Isolation.COMMITTED)
+        except Retryable as error:
+            # As a refusal it would say that nothing was written.
+            raise OutcomeUnknown(f"written, but what the key holds now cannot be read: {error}") from error
         reply = NOT_FOUND if payload is None else show(payload, None, request_headers)
         return Reply(reply.status, [*reply.headers, _REPEATED], reply.body) if written.repeated else reply
 
