@@ -332,9 +332,9 @@ class Controller:
         return decision if isinstance(decision, Write) else self._with_min_isr(record, decision)
 
     def _with_min_isr(self, record: PartitionRecord, decision: Decision) -> Decision:
-        """Where nothing else is to be written: the record gets the min-ISR that is set. It changes that alone, so
-        nobody leaves the ELR by it (docs/protocol.md H22)."""
-        wanted = self.options.min_isr(record.bucket_type, record.factor)
+        """Where nothing else is to be written: the record gets the min-ISR that is set, if that is known. It changes
+        that alone, so nobody leaves the ELR by it (docs/protocol.md H22)."""
+        wanted = self.options.min_isr(record.bucket_type, record.factor) if self._options.was_read else record.min_isr
         return decision if wanted == record.min_isr else Write(replace(record, min_isr=wanted))
 
     async def _write(self, record: PartitionRecord) -> bool:

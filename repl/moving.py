@@ -20,7 +20,7 @@ from repl.isr.moves import Order, Records, Registrations, Stage, due, outcome, p
 from repl.metastore.port import Metastore
 from repl.model.errors import IsthmusError
 from repl.model.record import PartitionRecord
-from repl.placement_orders import Ended, Placement, change_placement
+from repl.placement_orders import Ended, Placement, change_placement, encode_placement
 from repl.relocating import sites_of
 from repl.telemetry import Sample
 
@@ -28,6 +28,9 @@ log = structlog.get_logger(__name__)
 
 REPLAN_MS: Final = 60_000
 """How long a node that is to get replicas must be gone before others are chosen: a restart takes less. A guess."""
+
+RETRY_MS: Final = 200
+"""Pause after a change of orders could not be noted; a watch tells of a newer document sooner."""
 
 IDLE_MS: Final = 60_000
 """When nothing is timed: the controller looks by itself far more often."""
@@ -72,8 +75,9 @@ class Moving:
         for order in placement.orders:
             ended = _ended(order, records, registrations, wall_ms)
             if ended is not None:
-                if await self._change(placement, placement.with_ended(ended)):
-                    self._ended[ended.outcome] += 1
+                if not await self._change(placement, placement.with_ended(ended)):
+                    return RETRY_MS
+                self._ended[ended.outcome] += 1
                 log.info("placement.ended", order=order.number, title=order.title, outcome=ended.outcome)
                 return 0
         away_ms = self._note_gone(placement, registrations, now_ms)
@@ -84,8 +88,9 @@ class Moving:
         for order in placement.orders:
             changed = await asyncio.to_thread(replanned, order, records, registrations, sites, lost)
             if changed != order:
+                if not await self._change(placement, placement.with_changed(changed)):
+                    return RETRY_MS
                 log.info("placement.replanned", order=order.number, title=order.title, gone=sorted(lost))
-                await self._change(placement, placement.with_changed(changed))
                 return 0
         return IDLE_MS
 
@@ -95,7 +100,7 @@ class Moving:
 
         def choose(newest: Placement) -> Placement:
             nonlocal written
-            written = newest.version == read.version
+            written = newest.version == read.version or encode_placement(newest) == encode_placement(wanted)
             return wanted if written else newest
 
         try:

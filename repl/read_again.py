@@ -27,6 +27,8 @@ class Document(Generic[T]):
     ) -> None:
         self.path = path
         self.value = value
+        self.was_read = False
+        """False until it could be read once: `value` says nothing of what stands there before."""
         self._read = read
         self._on_read = on_read
         self._known = False
@@ -52,4 +54,5 @@ class Document(Generic[T]):
             self._known = False
             raise
         else:
+            self.was_read = True
             self._on_read(self.value)

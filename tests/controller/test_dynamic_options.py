@@ -101,6 +101,35 @@ def test_what_a_controller_did_not_finish_the_next_one_does() -> None:
     asyncio.run(story())
 
 
+def test_a_node_that_never_could_read_what_is_set_leaves_the_records_as_they_are() -> None:
+    """It does not take "cannot be read" for "nothing is set" once it decides; elections go on, and so does min-ISR as
+    soon as it can read it."""
+
+    async def story() -> None:
+        async with running(SMALL, 1, 2, 3) as cluster:
+            await until(cluster.online)
+            await change(cluster, MIN_ISR, 3)
+            await until(lambda: min_isrs(cluster) == [{3}] * 3)
+            metastore = cluster.living[0].metastore
+            found = await metastore.get(OPTIONS_PATH)
+            assert found is not None
+            spoilt = await metastore.put(OPTIONS_PATH, b'{"v":2}', found.version)
+            (late,) = await cluster.add(4)
+            for node in cluster.living[:2]:
+                await node.die()
+            cluster.nodes["n3"].controller.wake()
+            await cluster.nodes["n3"].controller.resign()
+            await until(lambda: late.controller.decides)
+            await until(lambda: all("n3" in str(r.leader) for r in late.controller.records.values()))
+            await asyncio.sleep(0.1)
+            assert min_isrs(cluster) == [{3}] * 2
+            options = replace(decode_options(found), version=spoilt).with_setting(MIN_ISR, None, said(1))
+            await late.metastore.put(OPTIONS_PATH, encode_options(options), spoilt)
+            await until(lambda: min_isrs(cluster) == [{1}] * 2)
+
+    asyncio.run(story())
+
+
 def test_new_bucket_types_take_the_min_isr_that_is_set() -> None:
     """A type that is created later begins with it."""
 

@@ -134,13 +134,13 @@ def test_a_copy_that_is_named_again_while_it_is_condemned_is_made_anew_after_its
             await write(t, 20)
             newcomer, leaver = others(t)
             left = t.houses[leaver]
-            gen = left.partition().replica.member.gen
+            old_gen = left.partition().replica.member.gen
             condemn = left.identity.condemn
 
-            def slowly(partition: int, next_gen: int) -> None:
+            def slowly(partition: int, gen: int) -> None:
                 noting.set()
                 assert slow.wait(10)
-                condemn(partition, next_gen)
+                condemn(partition, gen)
 
             left.identity.condemn = slowly  # type: ignore[method-assign]
             await change(t, (newcomer,), (leaver,))
@@ -153,7 +153,7 @@ def test_a_copy_that_is_named_again_while_it_is_condemned_is_made_anew_after_its
             slow.set()
             await changed(t, *t.houses)
             await t.level()
-            assert left.partition().replica.member.gen == left.identity.gens()[0] != gen
+            assert left.partition().replica.member.gen == left.identity.gens()[0] != old_gen
             assert len(list(left.runtime.store.list_keys(0, None, None))) == 20
 
     asyncio.run(story())
