@@ -164,6 +164,7 @@ class _Connection(asyncio.Protocol):
         """When somebody looks whether the patience is over. It runs on from one exchange into the next, so that none
         sets and cancels one of its own; at rest it runs out."""
         self._fault: Exception | None = None
+        self._in_body = False  # it may end before anything was asked
 
     # ---------------------------------------------------------------- for the peer
 

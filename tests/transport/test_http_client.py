@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from urllib3.exceptions import ConnectTimeoutError
 
 from repl.model.errors import PeerFault
 from repl.transport.http_client import HttpPeer, Refused, cause_of
+from repl.transport.loop_client import LoopPeer
 from tests.transport.on_loop import PeerOnLoop
 
 Dial = type[HttpPeer] | type[PeerOnLoop]
@@ -263,3 +265,25 @@ def test_a_url_that_cannot_be_used_is_told(dial: Dial, url: str) -> None:
     with pytest.raises(PeerFault, match="nonsense"):
         post(peer, "echo")
     peer.cut()
+
+
+def test_a_client_that_is_cut_while_it_connects_tells_one_fault() -> None:
+    """A connection that stands and was never asked anything ends without an error of this program."""
+    said = []
+
+    async def story() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+        server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+        peer = LoopPeer(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        asked = asyncio.ensure_future(
+            peer.post("/x", b"", media_type="application/msgpack", timeout_ms=5_000, limit_bytes=1_000)
+        )
+        await asyncio.sleep(0)
+        peer.cut()
+        with pytest.raises(PeerFault, match="the client was closed"):
+            await asked
+        await asyncio.sleep(0.05)
+        server.close()
+
+    asyncio.run(story())
+    assert said == []
