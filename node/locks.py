@@ -53,6 +53,8 @@ class Locks:
         tls = settings.tls
         self._expiries = {key: Watched((path,), _expiry_of(path)) for key, path in _certificate_files(settings).items()}
         self._watched: list[Watched[Any]] = list(self._expiries.values())
+        self._accesses: dict[tuple[bool, str, Path | None], Access] = {}
+        """By whether it is TLS, cluster and token: no more than the settings name."""
         self.listeners: dict[str, ListenerTls] = {}
         for name in ("http", "admin"):
             mode = tls.mode(name)
@@ -79,13 +81,17 @@ class Locks:
         return self._settings.tls.mode("http") == "require"
 
     def access_to(self, peer: PeerSettings) -> Access:
-        """How the sink comes in at a peer."""
-        contexts = None
-        if peer.url.startswith("https://"):
-            files = _files_of(self._settings, "sink")
-            contexts = self._keep(client_contexts(files, check_host=not peer.cluster)).current
-        token = None if peer.token_file is None else self._keep(watched_token(peer.token_file)).current
-        return Access(contexts, peer.cluster, token)
+        """How the sink comes in at a peer; the same at each call, since the files of one are watched for ever."""
+        way = (peer.url.startswith("https://"), peer.cluster, peer.token_file)
+        found = self._accesses.get(way)
+        if found is None:
+            contexts = None
+            if way[0]:
+                files = _files_of(self._settings, "sink")
+                contexts = self._keep(client_contexts(files, check_host=not peer.cluster)).current
+            token = None if peer.token_file is None else self._keep(watched_token(peer.token_file)).current
+            found = self._accesses[way] = Access(contexts, peer.cluster, token)
+        return found
 
     def start(self, peers_expire_s: Callable[[], Mapping[str, float]]) -> None:
         """Begin to tell what is doubtful. `peers_expire_s`: when certificates of connected nodes expire, in s."""

@@ -9,7 +9,7 @@ import pytest
 
 from config.doubts import doubts_of
 from config.loading import ConfigError, load_text
-from config.settings import Settings
+from config.settings import PeerSettings, Settings
 from node import certificates, dev_security
 from node.cli import main as cli
 from node.locks import Locks, file_faults
@@ -170,3 +170,21 @@ def test_dev_makes_what_nodes_take(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (tmp_path / "admin.token").read_text() == token
     assert cli.main(["dev", "certs", str(tmp_path)]) == 2
     assert token.strip() not in capsys.readouterr().out
+
+
+def test_coming_in_at_a_peer_again_and_again_watches_no_more_files(folder: Folder) -> None:
+    """A look at a key and a round of repairs ask each time how to come in: what is kept of that does not grow."""
+    locks = Locks(loaded(folder.path, tls()))
+    token = folder.path / "replicate.token"
+    peers = [
+        PeerSettings("https://127.0.0.1:1", "q", "west", token),
+        PeerSettings("https://127.0.0.1:1", "q", "", token),
+        PeerSettings("https://127.0.0.1:1", "q", "west"),
+        PeerSettings("http://127.0.0.1:1", "q", "west", token),
+    ]
+    first = [locks.access_to(peer) for peer in peers]
+    assert len(set(first)) == 4
+    watched = len(locks._watched)
+    for _ in range(20):
+        assert [locks.access_to(peer) for peer in peers] == first
+    assert len(locks._watched) == watched
