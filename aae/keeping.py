@@ -227,6 +227,7 @@ class Trees:
     async def _run(self) -> None:
         while not self._stopping:
             self._wake.clear()
+            partition: int | None = None
             try:
                 partition = self._next()
                 if partition is not None:
@@ -234,8 +235,12 @@ class Trees:
                     continue
             except IsthmusError as error:
                 log.error("trees.failed", error=str(error))
-            except Exception:
+            except Exception as error:
                 log.exception("trees.bug")  # no tree is better than a node that is never in sync without a word
+                kept = None if partition is None else self.kept.get(partition)
+                if partition is not None and kept is not None:
+                    kept.build = None
+                    self._failed(partition, kept, error)  # so that the others have their turn
             try:
                 async with asyncio.timeout(LOOK_MS / 1000):
                     await self._wake.wait()
@@ -314,7 +319,7 @@ class Trees:
         kept.failures, kept.failed_by = 0, ""
         log.info("trees.built", partition=partition, keys=build.keys, seconds=round(seconds, 3))
 
-    def _failed(self, partition: int, kept: Kept, error: IsthmusError) -> None:
+    def _failed(self, partition: int, kept: Kept, error: Exception) -> None:
         """It is told of once, until the reason is another one or a build has succeeded; status and metrics show it."""
         why = f"cannot be built: {error}"
         pause_ms = min(RETRY_MS << min(kept.failures, 16), RETRY_MS_MAX)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from aae.building import first_rebuild_ms
-from aae.keeping import Trees
+from aae.building import Build, first_rebuild_ms
+from aae.keeping import RETRY_MS, Trees
 from aae.kept import Copy
 from aae.pace import Pace
+from aae.tree import Tree
 from repl.store.memory import MemoryStore
 from repl.store.port import PartitionStep
 from tests.store.histories import History
@@ -86,6 +88,51 @@ def test_a_tree_is_built_once_an_interval_while_it_serves(tmp_path: Path) -> Non
         clock.ms += EVERY_MS // 2
         await looked(3)
         assert trees.mismatches == []
+        await trees.stop(save=False)
+
+    asyncio.run(work())
+
+
+def test_a_fault_of_the_program_in_one_build_holds_up_no_other_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build that ends in what nobody foresaw is one that failed: it gathers no changes any more, says why, has its
+    pause, and the trees of the partitions behind it are built meanwhile."""
+    faults = [ValueError("nobody foresaw this")]
+
+    class Faulty(Build):
+        def fold(self, store: Any, partition: int, *others: Any) -> tuple[Tree, int]:
+            if partition == 3 and faults:
+                raise faults[0]
+            return super().fold(store, partition, *others)
+
+    monkeypatch.setattr("aae.keeping.Build", Faulty)
+
+    async def work() -> None:
+        clock, store = Clock(), MemoryStore()
+        copies = []
+        for partition in (3, 4):
+            history = History(partition)
+            entries = [history.put(b"b", b"%d" % n, b"x") for n in range(10)]
+            store.write([PartitionStep(partition, entries)])
+            copies.append(Copy(partition, b"default", 1, len(entries), True))
+        trees = Trees(store, directory=tmp_path, copies=lambda: copies, time=clock)
+        trees.start()
+
+        async def looked() -> None:
+            for _ in range(30):
+                trees._wake.set()
+                await asyncio.sleep(0.001)
+
+        await looked()
+        faulty, whole = trees.kept[3], trees.kept[4]
+        assert whole.tree is not None
+        assert (faulty.tree, faulty.build) == (None, None)
+        assert faulty.reason == "cannot be built: nobody foresaw this"
+        faults.clear()
+        clock.ms += RETRY_MS
+        await looked()
+        assert faulty.tree is not None
         await trees.stop(save=False)
 
     asyncio.run(work())
