@@ -12,7 +12,7 @@ clock says which side is right.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from time import monotonic, sleep, time
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -76,9 +76,8 @@ def plan(directory: RunDirectory, queue: str, direction: str, rate: int = RATE_D
             sized += 1
     objects = kinds.total()
     about = "" if sized else "the run did not read sizes (it asked trees); --full does"
-    named = f"{queue} {direction} {rate} {summary['verdicts']} {summary['seconds']}"
     found = {
-        "plan": xxh64_hexdigest(named.encode()),
+        "plan": _named(summary, queue, direction, rate),
         "run": directory.run_id,
         "queue": queue,
         "direction": direction,
@@ -109,6 +108,9 @@ def apply(
         raise BadInput(
             f"run {directory.run_id} has no plan {plan_id}: `isthmus reconcile repair` RUN-ID plan makes one"
         )
+    summary = directory.read("summary.json")
+    if summary is None or plan_id != _named(summary, made["queue"], made["direction"], int(made["rate_per_second"])):
+        raise BadInput(f"run {directory.run_id} has gone on since plan {plan_id}, and found other keys: plan anew")
     progress = directory.read(_progress(plan_id))
     assert progress is not None
     done, began_s, began_at = int(progress["queued"]), monotonic(), int(progress["queued"])
@@ -191,6 +193,11 @@ def _batches(every: Iterator[Wanted], behind: int) -> Iterator[list[Wanted]]:
             batch = []
     if batch:
         yield batch
+
+
+def _named(summary: Mapping[str, Any], queue: str, direction: str, rate: int) -> str:
+    """The id of a plan: another one once the run has gone on, since findings are then others, in another order."""
+    return xxh64_hexdigest(f"{queue} {direction} {rate} {summary['verdicts']} {summary['seconds']}".encode())
 
 
 def _progress(plan_id: str) -> str:
