@@ -90,13 +90,19 @@ class HandOver:
         return found
 
     def hold(self, found: Mapping[str, Any] | None, positions: Mapping[int, int], reason: str) -> bool:
-        """The queue is there, from `positions` on if it is new, and gives nothing out. Whether it was held before: then
-        it stays so at the end."""
+        """The queue is there, from `positions` on if it is new, and gives nothing out. Whether others held it before:
+        then it stays so at the end. What is held for this `reason` is so by an earlier go of this one."""
         if found is None:
             wish = {"name": self.queue, "filter": self._filter, "positions": _named(positions)}
             self._admin.post("/admin/queues/register", {**wish, "by": self._by, "reason": reason})
-        elif any((one.get("what"), one.get("node")) == (SERVING, None) for one in found.get("suspensions", ())):
-            return True
+        else:
+            held = [
+                one.get("reason")
+                for one in found.get("suspensions", ())
+                if (one.get("what"), one.get("node")) == (SERVING, None)
+            ]
+            if held:
+                return reason not in held
         self._admin.post(f"{self._path}/suspend", {"what": SERVING, "by": self._by, "reason": reason})
         return False
 

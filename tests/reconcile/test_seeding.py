@@ -73,6 +73,18 @@ def test_a_queue_that_an_operator_has_suspended_stays_so() -> None:
     assert queue.hold({"suspensions": [{"what": "serving", "node": "n1"}]}, {1: 5}, "seed s") is False
 
 
+def test_a_queue_that_this_seed_had_held_before_it_was_killed_gives_out_again_at_the_end() -> None:
+    """Killed, or without an answer, between the suspension and its record: the next go finds the queue held by itself,
+    not by an operator, and resumes it. What another seed holds stays held."""
+    mine = {"what": "serving", "node": None, "by": "ann", "at_ms": 5, "reason": "seed s"}
+    desk = Desk([{"name": "q", "suspensions": [mine]}])
+    queue = HandOver(desk, "q", "ann")
+    found = queue.check(EAST, WEST)
+    assert queue.hold(found, {1: 5}, "seed s") is False
+    assert desk.acts == [], "it is held as it is"
+    assert queue.hold(found, {1: 5}, "seed t") is True
+
+
 @pytest.mark.parametrize(
     ("desk", "words"),
     [
