@@ -42,6 +42,8 @@ class Moving:
     def __init__(self, metastore: Metastore) -> None:
         self._metastore = metastore
         self._gone: dict[str, int] = {}
+        self._sought: tuple[object, int] | None = None
+        """What other places were sought for in vain, and when."""
         self._orders: int | None = None
         self._stages: Counter[Stage] = Counter()
         self._ended: Counter[str] = Counter()
@@ -49,7 +51,7 @@ class Moving:
     def rest(self) -> None:
         """This node does not control any more."""
         self._gone.clear()
-        self._orders = None
+        self._orders = self._sought = None
 
     def samples(self) -> Iterator[Sample]:
         """Orders that ended since start, and, of the node that controls, what is open; as of the last look."""
@@ -85,6 +87,9 @@ class Moving:
         if not lost:
             return away_ms
         sites = sites_of(placement, records, registrations)
+        seeking = (placement.version, lost, {node: site for node, site in sites.items() if site.open})
+        if self._sought is not None and self._sought[0] == seeking and now_ms < self._sought[1] + REPLAN_MS:
+            return away_ms  # a second of work where partitions are many, and nobody is elected meanwhile
         for order in placement.orders:
             changed = await asyncio.to_thread(replanned, order, records, registrations, sites, lost)
             if changed != order:
@@ -92,7 +97,8 @@ class Moving:
                     return RETRY_MS
                 log.info("placement.replanned", order=order.number, title=order.title, gone=sorted(lost))
                 return 0
-        return IDLE_MS
+        self._sought = seeking, now_ms
+        return away_ms
 
     async def _change(self, read: Placement, wanted: Placement) -> bool:
         """Write `wanted` if nothing has changed since `read`, and say whether; else the next look decides anew."""

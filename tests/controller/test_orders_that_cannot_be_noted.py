@@ -1,17 +1,19 @@
-"""What the node that decides does while it cannot write down how an order ended."""
+"""What the node that decides does while orders cannot be brought further: it neither spins nor says that they were."""
 
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import patch
 
 from structlog.testing import capture_logs
 
-from repl.isr.moves import Kind
+from repl.isr.moves import Kind, replanned
 from repl.isr.relocation import Move
 from repl.metastore.memory import MemoryMetastore, WriteFault
 from repl.metastore.memory_tree import MemoryEnsemble
-from repl.moving import Moving
-from repl.placement_orders import ORDERS_PATH, Placement, change_placement
+from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from repl.moving import REPLAN_MS, Moving
+from repl.placement_orders import ORDERS_PATH, Placement, change_placement, read_placement
 
 
 def test_an_end_that_cannot_be_noted_is_tried_again_after_a_pause_and_not_told() -> None:
@@ -46,6 +48,38 @@ def test_an_end_whose_note_lost_its_answer_is_told_and_counted_once() -> None:
             assert await moving.look(read, {}, {}, 0, 0) == 0
         assert [each["event"] for each in logs].count("placement.ended") == 1
         assert ("isthmus_move_orders_ended_total", {"outcome": "refused"}, 1) in list(moving.samples())
+        await metastore.stop()
+
+    asyncio.run(story())
+
+
+def test_other_places_are_not_sought_at_every_look_where_there_are_none() -> None:
+    """A second of work for a thousand partitions, in which nobody is elected: again when a node comes, or after a
+    while."""
+    isr = frozenset(Member(node, 1) for node in ("n1", "n2"))
+    leader = Incarnation("n2", 1)
+    record = PartitionRecord(0, "default", 0, 1, ("n1", "n2"), 1, PartitionStatus.ONLINE, leader, isr=isr)
+
+    async def story() -> None:
+        metastore = MemoryMetastore(MemoryEnsemble())
+        await metastore.start(lambda _state: None)
+        moves = [Move(0, ("n1", "n2"), ("n3", "n2"))]
+        read = await change_placement(
+            metastore, lambda p: p.with_drained(["n1"], "ann", 1).with_order(Kind.DRAIN, "t", "ann", 1, moves)
+        )
+        here = {node: Registration(node, 1, True, spare_gen=5) for node in ("n1", "n2")}
+        moving = Moving(metastore)
+        with patch("repl.moving.replanned", wraps=replanned) as sought:
+            for now_ms in (0, REPLAN_MS, REPLAN_MS + 1, REPLAN_MS + 2_000):
+                await moving.look(read, {0: record}, here, now_ms, 0)
+            assert sought.call_count == 1
+            await moving.look(read, {0: record}, here, 2 * REPLAN_MS, 0)
+            assert sought.call_count == 2
+            here["n4"] = Registration("n4", 1, True, spare_gen=5)
+            assert await moving.look(read, {0: record}, here, 2 * REPLAN_MS + 1, 0) == 0
+            assert sought.call_count == 3
+        (order,) = (await read_placement(metastore)).orders
+        assert order.moves[0].after == ("n2", "n4")
         await metastore.stop()
 
     asyncio.run(story())
