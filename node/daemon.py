@@ -330,12 +330,15 @@ class Node(Parts):
         await self._release(clean=False)
 
     async def _release(self, clean: bool) -> None:
-        if self._metastore is not None:
-            await self._metastore.stop()
-        if self._embedded:
-            await asyncio.get_running_loop().run_in_executor(
-                None, supervisor.release_embedded, self.settings.node.data_dir
-            )
-        if self._identity is not None:
-            self._identity.close(clean)
-        self.read_pool.shutdown(wait=False, cancel_futures=True)
+        try:
+            if self._metastore is not None:
+                await self._metastore.stop()
+            if self._embedded:
+                await asyncio.get_running_loop().run_in_executor(
+                    None, supervisor.release_embedded, self.settings.node.data_dir
+                )
+        finally:
+            # A ZooKeeper that does not end is told of; what this node holds was closed in order all the same.
+            if self._identity is not None:
+                self._identity.close(clean)
+            self.read_pool.shutdown(wait=False, cancel_futures=True)

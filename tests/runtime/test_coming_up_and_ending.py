@@ -1,0 +1,91 @@
+"""The life of a node beside its metastore: sessions that end while it comes up, a ZooKeeper that does not end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from config.loading import load_file
+from node import daemon
+from node.daemon import Node
+from node.ports import free_port
+from repl.identity import Identity
+from repl.model.errors import LocalFault
+from tests.http.living import SETTINGS, NodeInMemory
+
+
+class ComingUp(NodeInMemory):
+    """A node whose session ends while its queues start, as those of a long start may."""
+
+    def _make_faces(self) -> None:
+        super()._make_faces()
+        begin = self.queues.start
+
+        async def begin_late() -> None:
+            await begin()
+            self._metastore.expire()
+            await asyncio.sleep(0.1)
+
+        self.queues.start = begin_late
+
+
+def file_of(directory: Path) -> Path:
+    """A config file with ports of its own."""
+    taken: set[int] = set()
+    while len(taken) < 3:
+        taken.add(free_port(taken))
+    file = directory / "node.toml"
+    file.write_text(SETTINGS.format(*taken, ""))
+    return file
+
+
+async def until(condition) -> None:
+    """Returns once `condition` holds."""
+    async with asyncio.timeout(5):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+def test_a_session_that_ends_while_the_node_comes_up_is_followed_by_another(tmp_path) -> None:
+    """The node registers anew, though it did not serve yet when the session in which it had registered was over."""
+
+    async def story() -> None:
+        node: Node = ComingUp(load_file(file_of(tmp_path)))
+        await node.start()
+        served = asyncio.create_task(node.serve())
+        try:
+
+            async def registered() -> bool:
+                return "n1" in await node._metastore.registrations()
+
+            await until(registered)
+        finally:
+            node.request_stop("the test is over")
+            await served
+
+    asyncio.run(story())
+
+
+def test_a_zookeeper_that_does_not_end_makes_no_unclean_stop(tmp_path, monkeypatch) -> None:
+    """What a node holds was written to the end when its stop comes to the embedded ZooKeeper: a fault there does not
+    leave the directory as a crash would."""
+
+    def refused(_: object) -> None:
+        raise LocalFault("the supervisor does not answer within 90 s")
+
+    monkeypatch.setattr(daemon.supervisor, "release_embedded", refused)
+
+    async def story() -> None:
+        node = NodeInMemory(load_file(file_of(tmp_path)))
+        await node.start()
+        node._embedded = True
+        node.request_stop("the test is over")
+        with pytest.raises(LocalFault, match="does not answer"):
+            await node.serve()
+
+    asyncio.run(story())
+    identity = Identity.open(tmp_path / "data")
+    assert identity.clean
+    identity.close(clean=True)
