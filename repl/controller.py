@@ -227,10 +227,9 @@ class Controller:
             writes, moves_ms = await self._move()
             until_ms = min(until_ms, moves_ms)
         if self.balancing is not None:
-            now_ms = self._time.now_ms()
-            balance_ms = self.balancing.look(
-                self.records, self.registrations, now_ms, busy=bool(writes), drained=self.placement.drained.keys()
-            )
+            now_ms, drained = self._time.now_ms(), self.placement.drained.keys()
+            busy = bool(writes) or not self._placement.was_read  # who is drained is not known then
+            balance_ms = self.balancing.look(self.records, self.registrations, now_ms, busy=busy, drained=drained)
             until_ms = min(until_ms, balance_ms)
         if not writes:
             return min(pause_ms, until_ms)

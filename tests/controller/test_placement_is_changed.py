@@ -17,7 +17,7 @@ from repl.isr.replica_map import BadReplicaMap
 from repl.metastore.port import Conflict
 from repl.model.record import Incarnation, Member, PartitionRecord
 from repl.option_settings import Setting, change_option
-from repl.placement_orders import change_placement
+from repl.placement_orders import ORDERS_PATH, Placement, change_placement, encode_placement
 from repl.relocating import Wish, ordered, undrain
 from tests.controller.fake_cluster import Cluster, running, until
 
@@ -170,6 +170,31 @@ def test_a_drained_node_is_led_from_elsewhere_and_gets_no_new_bucket_type() -> N
             with pytest.raises(BadReplicaMap, match="node id 2, which no live node has"):
                 await one.controller.assign("notes", ((1, 2), (2, 3)), validate_only=True)
             await undrain(one.metastore, ["n2"], "ann")
+            await until(lambda: cluster.online() and cluster.leads()["n2"] == 2)
+
+    asyncio.run(story())
+
+
+def test_a_node_that_never_could_read_what_is_drained_moves_no_leadership() -> None:
+    """Once it decides it does not take "cannot be read" for "nobody is drained"."""
+    balance = BalanceOptions(delay_ms=0, moves=4, cool_down_ms=0, timeout_ms=1_000)
+
+    async def story() -> None:
+        async with running(SIX, 1, 2, 3, balance=balance) as cluster:
+            await until(lambda: cluster.online() and cluster.leads()["n2"] == 2)
+            metastore = cluster.nodes["n1"].metastore
+            await change_placement(metastore, lambda p: p.with_drained(["n2"], "ann", 1))
+            await until(lambda: cluster.online() and sorted(cluster.leads().values()) == [3, 3])
+            found = await metastore.get(ORDERS_PATH)
+            assert found is not None
+            version = await metastore.put(ORDERS_PATH, b'{"v":2}', found.version)
+            (late,) = await cluster.add(4)
+            for node in cluster.living[:3]:
+                await node.controller.resign()
+            await until(lambda: late.controller.decides)
+            await asyncio.sleep(0.2)
+            assert cluster.leads()["n2"] == 0
+            await late.metastore.put(ORDERS_PATH, encode_placement(Placement()), version)
             await until(lambda: cluster.online() and cluster.leads()["n2"] == 2)
 
     asyncio.run(story())
