@@ -383,6 +383,8 @@ class Connection(HttpToolsProtocol):
         if self._stalled_s is not None and now_s - self._stalled_s > STALL_TIMEOUT_S:
             transport.abort()
             return
+        if self.pipeline and self.flow.read_paused:
+            self._since_s = now_s  # it is we who do not read: what comes behind a running request waits for its turn
         waited_s = now_s - self._since_s
         if self._in_head:
             if waited_s > HEAD_TIMEOUT_S:

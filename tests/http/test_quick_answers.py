@@ -274,6 +274,28 @@ def test_what_is_sent_behind_a_large_answer_keeps_its_body_and_its_turn(room, se
     assert room.kv.object(b"b", b"behind").siblings[0].value == b"all of i"
 
 
+def test_a_body_that_waits_for_its_turn_is_not_slow(room, server):
+    """While nothing is read of a connection, since a request before is worked on, its client is not told to be slow."""
+    server.call(lambda: setattr(room.kv, "gate", asyncio.Event()))
+    with server.connect() as sock:
+        sock.settimeout(5)
+        sock.sendall(PUT % (b"1", 1, b"x"))
+        server.wait(lambda: room.face.budget.used_bytes == 1)
+        write = PUT % (b"behind", 8, b"all of i")
+        sock.sendall(write[:-4])
+        server.wait(lambda: any(c.pipeline for c in server.listener._state.connections))
+
+        def sweep():
+            state = server.listener._state
+            for connection in list(state.connections):
+                connection.sweep(asyncio.get_running_loop().time() + state.body_timeout_s + 1)
+
+        server.call(sweep)
+        sock.sendall(write[-4:])
+        server.call(room.kv.gate.set)
+        assert [answer_of(sock, head_only=False)[0][9:12] for _ in range(2)] == [b"204", b"204"]
+
+
 def test_requests_wait_without_a_task_for_a_leader_another_node_and_a_confirmation():
     """What a request waits for inside the coordinator, usual or not, needs no task of its own: forwarding, the time in
     which nobody leads, a read that is confirmed later, and a wait that the client bounds."""
