@@ -73,8 +73,11 @@ class CursorKeeper:
                     return
                 state = CursorState()
                 if queue.word.decree is not None:
-                    start = await self._start(partition, queue.word.decree, self._led[partition], 0)
-                    state = CursorState(start, decree=queue.word.decree.version)
+                    decree = queue.word.decree
+                    start = await self._start(partition, decree, self._led[partition], 0)
+                    if self._store.cursor(partition, queue.name).entry is not None or partition not in self._led:
+                        continue  # leadership may have gone and come back here, too
+                    state = CursorState(start, decree=decree.version)
                 await self._cursors.write_cursor(partition, queue.name, encode_state(state))
             except (Retryable, OutcomeUnknown):
                 await asyncio.sleep(RETRY_MS / 1000)

@@ -8,6 +8,8 @@ import threading
 import pytest
 
 from queues.cursors import CursorState, encode_soft, encode_state, position_of
+from queues.decrees import Decree
+from queues.gaps import Gap
 from queues.wire import Ack
 from repl.store.port import Cursor, PartitionStep
 from tests.queues.home import PARTITIONS, Home
@@ -83,5 +85,47 @@ def test_what_another_leader_decided_while_this_one_read_holds(monkeypatch: pyte
         windows = home.queues.machines()["q"].windows
         await home.until(lambda: P in windows)
         assert windows[P].base == entry.offset
+
+    alive(test)
+
+
+def test_a_beginning_that_is_still_looked_for_undoes_nothing_that_another_leader_decided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A queue that never stood anywhere is to begin at a time. While its offset is looked for, leadership goes and
+    comes back, and the leader between has written where the queue stands, with a gap: no second beginning is written
+    over that, or the gap would be forgotten."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a")
+        home.queues.leadership(P, False, home.shelf.ends[P])
+        (queue,) = home.served()
+        decree = Decree(7, "register", home.clock.wall_ms(), "ann", 5, "")
+        queue.word = queue.word._replace(decree=decree)
+        read, decided, goes_on = home.store.cursor, threading.Event(), threading.Event()
+
+        def cursor(partition: int, name: bytes) -> Cursor:
+            return read(partition, name) if partition != P or decided.is_set() else Cursor(0, None, None)
+
+        def slow(_partition: int, _at_ms: int) -> int:
+            assert goes_on.wait(5)
+            return 0
+
+        monkeypatch.setattr(home.store, "cursor", cursor)
+        monkeypatch.setattr(home.store, "offset_at", slow)
+        home.lead(P)
+        await asyncio.sleep(0.02)
+        home.queues.leadership(P, False, home.shelf.ends[P])
+        gap = Gap(0, 1, 5, 6, 1, "cleared", "ann", "")
+        state = CursorState(home.shelf.ends[P], 1, SINK, 7, (gap,))
+        entry = home.pen.cursor(P, b"q", encode_state(state))
+        home.shelf.put(P, entry)
+        home.store.write([PartitionStep(P, [entry])])
+        decided.set()
+        home.lead(P)
+        goes_on.set()
+        await asyncio.sleep(0.05)
+        window = home.queues.machines()["q"].windows[P]
+        assert (window.base, window.state.gaps) == (entry.offset, (gap,))
 
     alive(test)
