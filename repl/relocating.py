@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -379,7 +380,8 @@ async def remove_node(metastore: Metastore, node: str, by: str, *, dry_run: bool
             await metastore.delete(f"{STANDING_PATH}/{node}", standing.version)
             begun = True
             if node in await metastore.registrations():  # it came back that very moment: it is known by this
-                await metastore.put(f"{STANDING_PATH}/{node}", standing.value, None)
+                with suppress(Conflict):  # it has noted it anew itself
+                    await metastore.put(f"{STANDING_PATH}/{node}", standing.value, None)
                 raise StillNeeded(f"{node} has just come back: stop it first")
         await change_placement(metastore, lambda placement: placement.without_drained([node]))  # last: it may be back
     except (Unavailable, Conflict, NotReady) as error:

@@ -18,7 +18,7 @@ from repl.model.errors import NotReady, OutcomeUnknown
 from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 from repl.option_settings import OPTIONS_PATH, Setting, change_option
 from repl.placement_orders import ORDERS_PATH, Ended, Placement, change_placement, read_placement
-from repl.relocating import Changed, Wish, cancel, ordered, remove_node, undrain
+from repl.relocating import Changed, StillNeeded, Wish, cancel, ordered, remove_node, undrain
 
 Act = Callable[[Metastore], Awaitable[object]]
 
@@ -153,6 +153,29 @@ def test_a_node_that_comes_back_while_it_is_removed_stays_drained() -> None:
         assert "n3" in (await read_placement(others)).drained
 
     told(story)
+
+
+def test_a_node_that_registers_between_the_steps_of_its_removal_is_said_to_be_back() -> None:
+    """It has noted its gens anew by itself, and stays drained."""
+
+    async def story(mine: Meddled, others: MemoryMetastore) -> None:
+        back = MemoryMetastore(others._memory.ensemble)
+        await back.start(lambda _state: None)
+        await back.register(registration("n3"))
+        await back.stop()
+        await change_placement(others, lambda p: p.with_drained(["n3"], "ann", 1))
+        delete = mine.delete
+
+        async def then_back(path: str, version: int) -> None:
+            await delete(path, version)
+            await others.register(registration("n3"))
+
+        mine.delete = then_back  # type: ignore[method-assign]
+        with pytest.raises(StillNeeded, match="n3 has just come back"):
+            await remove_node(mine, "n3", "bob", dry_run=False)
+        assert "n3" in (await read_placement(others)).drained
+
+    told(story, "n1")
 
 
 def test_a_node_whose_removal_is_done_in_part_is_not_said_to_be_there_unchanged() -> None:
