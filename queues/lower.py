@@ -105,12 +105,8 @@ class Lower:
         """References come back unsettled; one whose key waits anew is settled by that. Returns how many wait again."""
         again = 0
         for place, item in zip(places, items, strict=True):
-            key = self._away.pop(place, None)
+            key = self._landed(place)
             if key is None:
-                continue
-            if key in self._names:
-                self.counts.queued -= 1
-                self.counts.collapsed += 1
                 continue
             self._names[key] = place
             self._waiting[place] = (_TO_FETCH, *item[1:8], b"")
@@ -122,17 +118,22 @@ class Lower:
         """References (place, item) that cannot be read now come back behind all others; one whose key waits anew is
         settled by that."""
         for place, item in rows:
-            key = self._away.pop(place, None)
+            key = self._landed(place)
             if key is None:
-                continue
-            if key in self._names:
-                self.counts.queued -= 1
-                self.counts.collapsed += 1
                 continue
             last = self._names[key] = self._next
             self._next += 1
             self._waiting[last] = (_TO_FETCH, item[1], last, *item[3:8], b"")
             self._fresh.append(last)
+
+    def _landed(self, place: int) -> Key | None:
+        """The key of a reference that comes back unsettled; None where it was settled, or is by one that waits anew."""
+        key = self._away.pop(place, None)
+        if key in self._names:
+            self.counts.queued -= 1
+            self.counts.collapsed += 1
+            return None
+        return key
 
     def clear(self) -> tuple[int, int, int] | None:
         """Drop all: (how many, when the oldest and the newest of what waited were queued), None when there is nothing.
