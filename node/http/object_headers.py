@@ -63,7 +63,8 @@ _new: Final = tuple.__new__
 
 _TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
-_LINK_VALUE: Final = re.compile(rb'\s*<([^>]*)>\s*;\s*(riaktag|rel)\s*=\s*"?([^",]*)"?\s*(?:,|$)')
+_LINK_VALUE: Final = re.compile(rb'\s*+<([^>]*+)>\s*+;\s*+(riaktag|rel)\s*+=\s*+(?:"([^",]*+)"|([^\s",]*+))\s*+(?:,|$)')
+"""Nothing is given back (`*+`), so that no header makes it try more than one way."""
 _LINK_TARGET: Final = re.compile(rb"/(?:types/[^/]+/)?(?:buckets/([^/]+)/keys|riak/([^/]+))/([^/]+)")
 _INTEGER: Final = re.compile(rb"-?[0-9]{1,39}")
 _REQUEST_ID_VALUE: Final = re.compile(rb"[\x21-\x7e]{1,%d}" % REQUEST_ID_BYTES_MAX)
@@ -115,11 +116,15 @@ def parse_headers(headers: Headers) -> ObjectHeaders:
         elif kind == _CONTENT_ENCODING:
             content_encoding = value
         elif kind == _LINK:
-            links = [*(links or ()), *parse_links(value)]
+            if links is None:
+                links = []
+            links += parse_links(value)
         elif kind == _REQUEST_ID:
             request_id = parse_request_id(value)
         elif kind == _CONDITIONAL:
-            conditions = [*(conditions or ()), (name, value)]
+            if conditions is None:
+                conditions = []
+            conditions.append((name, value))
         elif kind == _IF_NOT_MODIFIED:
             unmodified = parse_vclock(value, "X-Riak-If-Not-Modified")
     condition: Condition | None = None
@@ -200,7 +205,8 @@ def parse_links(value: bytes) -> Links:
                 400, "bad-link", 'a Link header is not of the form </buckets/B/keys/K>; riaktag="T", comma-separated'
             )
         if target is not None and match[2] == b"riaktag":
-            links.append((decode_segment(target[1] or target[2]), decode_segment(target[3]), decode_segment(match[3])))
+            tag = match[3] if match[3] is not None else match[4]
+            links.append((decode_segment(target[1] or target[2]), decode_segment(target[3]), decode_segment(tag)))
         at = match.end()
     return tuple(links)
 

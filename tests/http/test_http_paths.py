@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import urllib.parse
+from time import monotonic
 
 import pytest
 from hypothesis import given, settings
@@ -129,3 +130,18 @@ def test_header_parsers_give_a_value_or_a_400(value):
         assert status_of(lambda parse=parse: parse(value)) in (200, 400)
     prefers_multipart(value)
     prefers_multipart(b"multipart/mixed;q=" + value)
+
+
+@pytest.mark.parametrize("value", [b'<x>; rel=%b"x"y', b'<x>; riaktag="%b"y', b"<x>; rel=a%by", b'<x>%b;"', b"%b<x"])
+def test_a_link_header_of_blanks_is_judged_at_once(value):
+    """No header keeps the node busy: the whole of its room in blanks is refused within a moment."""
+    began_s = monotonic()
+    with pytest.raises(Refused):
+        parse_links(value % (b" " * 60_000))
+    assert monotonic() - began_s < 1
+
+
+@pytest.mark.parametrize("value", [b"riaktag=t", b'riaktag="t"', b'riaktag = "t" ', b"riaktag= t "])
+def test_a_link_tag_stands_in_quotes_or_alone(value):
+    """Blanks around a tag are none of it."""
+    assert parse_links(b"</buckets/b/keys/k>; " + value) == ((b"b", b"k", b"t"),)
