@@ -70,7 +70,8 @@ async def create_bucket_type(metastore: Metastore, wanted: Wanted, *, dry_run: b
             start_index, version = await read_counter(metastore, CHAIN_PATH)
             options = await Options.read(metastore, 0, "", 0)
             registrations = await metastore.registrations()
-            nodes = usable(registrations, (await read_placement(metastore)).drained)
+            placement = await read_placement(metastore)
+            nodes = usable(registrations, placement.drained)
             found = ground.sets_of(wanted.name)
             if found:
                 return "exists", _as_it_is(wanted, found, {node.node: node.id for node in registrations.values()})
@@ -81,7 +82,7 @@ async def create_bucket_type(metastore: Metastore, wanted: Wanted, *, dry_run: b
                 options = options.with_min_isr(wanted.name, wanted.min_isr)
             chain = [Planned(CHAIN_PATH, counter_bytes(start_index + len(replica_map)), version)]
             also = [] if wanted.replica_map is not None else chain
-            if await create(metastore, wanted.name, replica_map, ground, nodes, options, also):
+            if await create(metastore, wanted.name, replica_map, ground, nodes, options, placement, also):
                 return "created", replica_map
     except (Unavailable, Conflict) as error:
         raise NotReady(f"the metastore cannot be reached, nothing was created: {error}") from error

@@ -28,7 +28,7 @@ from repl.isr.election import Decision, Keep, Wait, Watch, Write, asked, elect, 
 from repl.isr.placement import ReplicaMap
 from repl.isr.replica_map import check_nodes
 from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
-from repl.model.errors import BadInput, IsthmusError, NotReady, OutcomeUnknown
+from repl.model.errors import BadInput, Corruption, IsthmusError, NotReady, OutcomeUnknown
 from repl.model.ports import TimeSource
 from repl.model.record import PartitionRecord, PartitionStatus, Registration
 from repl.moving import Moving
@@ -276,14 +276,14 @@ class Controller:
         if any(record.bucket_type == DEFAULT_TYPE for record in self.records.values()):
             self._founding.reason = ""
             return POLL_MS
-        wait_ms = self._founding.look(self.registrations, self._time.now_ms())
+        wait_ms = self._founding.look(self.registrations, self._time.now_ms(), self.placement.drained)
         if wait_ms is None:
             return POLL_MS
         if wait_ms or not self.decides:
             return min(POLL_MS, wait_ms or POLL_MS)
         try:
             created = await self._founding.found(self.metastore, self.registrations, self._time.wall_ms())
-        except BadInput as error:
+        except (BadInput, Corruption) as error:
             self._founding.reason = f"placement is refused: {error}"
             return POLL_MS
         return 0 if created else RETRY_MS
@@ -366,8 +366,8 @@ class Controller:
         try:
             for _ in range(ATTEMPTS_MAX):
                 ground = await Ground.read(self.metastore)
-                drained = (await read_placement(self.metastore)).drained
-                nodes = usable(await self.metastore.registrations(), drained)
+                placement = await read_placement(self.metastore)
+                nodes = usable(await self.metastore.registrations(), placement.drained)
                 check_nodes(replica_map, nodes)
                 placed = tuple(tuple(nodes[number].node for number in replicas) for replicas in replica_map)
                 found = ground.sets_of(bucket_type)
@@ -382,7 +382,7 @@ class Controller:
                     return "valid"
                 initial = self._default_type.min_isr if bucket_type == DEFAULT_TYPE else 0
                 options = await Options.read(self.metastore, initial, self._node, self._time.wall_ms())
-                if await create(self.metastore, bucket_type, replica_map, ground, nodes, options):
+                if await create(self.metastore, bucket_type, replica_map, ground, nodes, options, placement):
                     return "created"
         except (Unavailable, Conflict) as error:
             raise NotReady(f"the metastore cannot be reached, nothing was created: {error}") from error

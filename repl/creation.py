@@ -19,11 +19,12 @@ import structlog
 from config.options import MIN_ISR
 from repl.isr.placement import ReplicaMap, placed
 from repl.isr.replica_map import check_nodes
-from repl.metastore.port import Metastore, Planned
+from repl.metastore.port import Metastore, Planned, Unmoved
 from repl.model.errors import BadInput, Corruption
 from repl.model.keys import DEFAULT_BUCKET_TYPE
 from repl.model.record import Member, PartitionRecord, Registration
 from repl.option_settings import OPTIONS_PATH, OptionSettings, Setting, encode_options, read_options
+from repl.placement_orders import ORDERS_PATH, Placement, encode_placement, read_placement
 
 log = structlog.get_logger(__name__)
 
@@ -75,13 +76,15 @@ class Founding:
         self._seen: frozenset[int] = frozenset()
         self._changed_ms = 0
         self._enough_ms: int | None = None
+        self._idle: list[str] = []
         self.reason = ""
         """Why there is no `default` bucket type yet; "" when there is one, or nothing stands in its way."""
 
-    def look(self, registrations: Mapping[str, Registration], now_ms: int) -> int | None:
+    def look(self, registrations: Mapping[str, Registration], now_ms: int, drained: Collection[str] = ()) -> int | None:
         """Milliseconds to wait, 0 when it may be placed now, None when only another registration or an operator can
-        help; `reason` says what it waits for."""
-        default, nodes = self._default, usable(registrations)
+        help; `reason` says what it waits for. Nodes that are `drained` get nothing."""
+        default, nodes = self._default, usable(registrations, drained)
+        self._idle = sorted(node for node in drained if node in registrations)
         if self._seen != nodes.keys():
             self._seen, self._changed_ms = frozenset(nodes), now_ms
         self.reason = self._obstacle(nodes)
@@ -106,7 +109,8 @@ class Founding:
         missing = default.factor - len(nodes)
         if missing > 0:
             more = "1 more node" if missing == 1 else f"{missing} more nodes"
-            return f"waits for {more}: replication.factor is {default.factor}"
+            idle = f" ({', '.join(self._idle)} drained: `isthmus node drain NODE --undo`)" if self._idle else ""
+            return f"waits for {more}: replication.factor is {default.factor}{idle}"
         try:
             self.placement(nodes, 0)
         except BadInput as error:
@@ -126,8 +130,9 @@ class Founding:
 
     async def found(self, metastore: Metastore, registrations: Mapping[str, Registration], wall_ms: int) -> bool:
         """Create the `default` bucket type on the usable nodes; False when somebody else wrote meanwhile. Raises what
-        the metastore raises, BadInput when the placement does not fit into one write."""
-        nodes = usable(registrations)
+        the metastore raises, BadInput when the placement does not fit into one write, Corruption."""
+        placement = await read_placement(metastore)
+        nodes = usable(registrations, placement.drained)
         ground = await Ground.read(metastore)
         if ground.sets_of(DEFAULT_TYPE):
             return False
@@ -135,7 +140,7 @@ class Founding:
         replica_map = self.placement(nodes, start_index)
         chain = Planned(CHAIN_PATH, counter_bytes(start_index + len(replica_map)), version)
         options = await Options.read(metastore, self._default.min_isr, self._node, wall_ms)
-        return await create(metastore, DEFAULT_TYPE, replica_map, ground, nodes, options, [chain])
+        return await create(metastore, DEFAULT_TYPE, replica_map, ground, nodes, options, placement, [chain])
 
 
 class Ground(NamedTuple):
@@ -188,11 +193,13 @@ async def create(
     ground: Ground,
     nodes: Mapping[int, Registration],
     options: Options,
+    placement: Placement,
     also: Sequence[Planned] = (),
 ) -> bool:
     """Make the records of a new bucket type, each replica in sync with the gen that its node's new copy will have, and
-    the first of each set to be elected first. False when somebody else wrote meanwhile. `nodes` are the usable ones by
-    id. Raises BadReplicaMap when the map names another one."""
+    the first of each set to be elected first. False when somebody else wrote meanwhile, so that whoever drains a node
+    by `placement` or later has it empty (`repl.relocating` does the reverse). `nodes` are the usable ones by id. Raises
+    BadReplicaMap when the map names another one."""
     check_nodes(replica_map, nodes)
     first = ground.next_partition
     made = [
@@ -207,7 +214,12 @@ async def create(
         for index, replicas in enumerate(replica_map)
     ]
     planned = [Planned(PARTITIONS_PATH, counter_bytes(first + len(made)), ground.version), *options.planned, *also]
-    created = await metastore.create_records(made, planned)
+    unmoved = []
+    if placement.version is None:
+        planned.append(Planned(ORDERS_PATH, encode_placement(placement), None))
+    else:
+        unmoved.append(Unmoved(ORDERS_PATH, placement.version))
+    created = await metastore.create_records(made, planned, unmoved)
     if created:
         log.info("controller.created", bucket_type=bucket_type, partitions=len(made), first=first)
     return created

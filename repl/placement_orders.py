@@ -9,7 +9,7 @@ controls carries it out (`repl.moving`). How far an order is stands nowhere: it 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ import structlog
 
 from repl.isr.moves import Kind, Order
 from repl.isr.relocation import Move
-from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable, Versioned
+from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable, Unmoved, Versioned
 from repl.model.errors import Corruption, NotReady, OutcomeUnknown, TooLarge
 
 log = structlog.get_logger(__name__)
@@ -217,10 +217,16 @@ async def read_placement(metastore: Metastore) -> Placement:
     return decode_placement(await metastore.get(ORDERS_PATH))
 
 
-async def change_placement(metastore: Metastore, change: Callable[[Placement], Placement]) -> Placement:
+async def change_placement(
+    metastore: Metastore,
+    change: Callable[[Placement], Placement],
+    unmoved: Sequence[Unmoved] = (),
+    refused: Callable[[], Awaitable[None]] | None = None,
+) -> Placement:
     """Write what `change` makes of the newest state; it is called again where somebody else was faster, and must give
-    the same when its wish is there already. Returns what is ordered then. Raises NotReady when nothing was changed,
-    OutcomeUnknown, Corruption, TooLarge, and what `change` raises."""
+    the same when its wish is there already. `refused` is called after a write that was refused, and raises when one of
+    those `unmoved` has moved. Returns what is ordered then. Raises NotReady when nothing was changed,
+    OutcomeUnknown, Corruption, TooLarge, and what `change` and `refused` raise."""
     sent = False
     try:
         for _ in range(ATTEMPTS_MAX):
@@ -229,11 +235,12 @@ async def change_placement(metastore: Metastore, change: Callable[[Placement], P
             if encode_placement(after) == encode_placement(before):
                 return before
             try:
-                version = await metastore.put(ORDERS_PATH, encode_placement(after), before.version)
+                version = await metastore.put(ORDERS_PATH, encode_placement(after), before.version, unmoved)
             except Ambiguous:
                 sent = True  # the next round reads what became of it
             except Conflict:
-                continue
+                if refused is not None:
+                    await refused()
             else:
                 return replace(after, version=version)
     except (Unavailable, Ambiguous) as error:

@@ -2,7 +2,7 @@
 
 A wish is planned anew each time it is asked for; whoever orders it may name the plan that was shown (its digest), and
 is refused when it would be another one by now. Any node may do it. Planning is `repl.isr.relocation`'s, what is kept
-`repl.placement_orders`', who carries it out `repl.moving`.
+`repl.placement_orders`', who carries it out `repl.moving`; `repl.removing` forgets nodes that hold nothing any more.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import structlog
 
+from repl.creation import PARTITIONS_PATH, counter_bytes, read_counter
 from repl.isr.moves import Kind, Order, Records, Registrations
 from repl.isr.relocation import Board, Move, PlanRefused, Site
-from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
-from repl.model.errors import BadInput, NotReady, OutcomeUnknown
+from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable, Unmoved
+from repl.model.errors import BadInput, NotReady
 from repl.model.record import PartitionRecord
 from repl.placement_orders import WHO_MAX, Placement, change_placement, read_placement
 
 log = structlog.get_logger(__name__)
 
-STANDING_PATH: Final = "/replicas"
-"""Below it the metastore keeps what each node ever registered with (`repl.metastore.presence`)."""
+CREATED: Final = "a bucket type was created since the plan was shown: look again"
 
 
 class Changed(BadInput):
@@ -40,12 +40,6 @@ class NoSuch(BadInput):
     """A bucket type, node or order that is named is not there."""
 
     reason = "unknown"
-
-
-class StillNeeded(BadInput):
-    """A node may not be removed yet."""
-
-    reason = "still-needed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +72,20 @@ class Wish:
 
 
 class Ground(NamedTuple):
-    """What a plan is made on."""
+    """What a plan is made on. The counter of partition ids is read first: what was created since has moved it."""
 
     placement: Placement
     records: Records
     registrations: Registrations
+    counted: int | None
+    """The version of that counter; None before anything was created."""
 
     @staticmethod
     async def read(metastore: Metastore) -> Ground:
         """As it is now."""
-        return Ground(await read_placement(metastore), await metastore.records(), await metastore.registrations())
+        counted = (await read_counter(metastore, PARTITIONS_PATH))[1]
+        placement, records = await read_placement(metastore), await metastore.records()
+        return Ground(placement, records, await metastore.registrations(), counted)
 
     def known(self) -> set[str]:
         """The nodes that live or hold a replica."""
@@ -275,9 +273,40 @@ async def ordered(metastore: Metastore, wish: Wish, digest: str | None, by: str,
             raise Changed(f"partition {min(taken)} is in another order since the plan was shown: look again")
         return placement.with_order(wish.kind, wish.title, by, at_ms, plan.moves)
 
-    number = _number_of(await change_placement(metastore, change), plan, by, at_ms)
+    if wish.kind is Kind.DRAIN:
+        after = await _drained(metastore, ground, change)
+    else:
+        after = await change_placement(metastore, change)
+    number = _number_of(after, plan, by, at_ms)
     log.info("placement.ordered", order=number, title=wish.title, by=by, partitions=len(plan.moves))
     return plan, number
+
+
+async def _drained(metastore: Metastore, ground: Ground, change: Callable[[Placement], Placement]) -> Placement:
+    """Write down who is drained, unless a bucket type was created since `ground` was read: it may be on that node, and
+    nothing of the plan would move it off. (Who creates one makes sure of the reverse.)"""
+
+    async def refused() -> None:
+        if (await read_counter(metastore, PARTITIONS_PATH))[1] != counted:
+            raise Changed(CREATED)
+
+    counted = ground.counted
+    if counted is None:
+        counted = await _begin_to_count(metastore)
+    return await change_placement(metastore, change, [Unmoved(PARTITIONS_PATH, counted)], refused)
+
+
+async def _begin_to_count(metastore: Metastore) -> int:
+    """Make the counter of partition ids where there is none yet; its version."""
+    try:
+        with suppress(Conflict):
+            return await metastore.put(PARTITIONS_PATH, counter_bytes(0), None)
+        number, version = await read_counter(metastore, PARTITIONS_PATH)
+    except (Unavailable, Ambiguous) as error:
+        raise NotReady(f"the metastore cannot be reached, nothing was changed: {error}") from error
+    if number or version is None:
+        raise Changed(CREATED)
+    return version
 
 
 def _check_nobody_was_faster(plan: Plan, planned_on: Placement, placement: Placement) -> None:
@@ -357,37 +386,3 @@ async def undrain(metastore: Metastore, nodes: Sequence[str], by: str) -> list[i
     await change_placement(metastore, change)
     log.info("placement.undrained", nodes=list(nodes), by=by, cancelled=cancelled)
     return cancelled
-
-
-async def remove_node(metastore: Metastore, node: str, by: str, *, dry_run: bool) -> None:
-    """Forget a node that holds nothing and does not live. Raises NoSuch, StillNeeded, NotReady, OutcomeUnknown."""
-    begun = False
-    try:
-        ground = await Ground.read(metastore)
-        standing = await metastore.get(f"{STANDING_PATH}/{node}")
-        if node not in ground.known() and standing is None and node not in ground.placement.drained:
-            raise NoSuch(f"no node {node!r:.80} is known; there are {', '.join(sorted(ground.known()))}")
-        held = sorted(p for p, record in ground.records.items() if node in record.replicas)
-        coming = sorted(p for p, (_, target) in ground.placement.pending().items() if node in target)
-        if held or coming:
-            some = f"{len(held)} replicas" if held else f"{len(coming)} replicas that are ordered for it"
-            raise StillNeeded(f"{node} holds {some}: `isthmus node drain {node}` moves them off, then remove it")
-        if node in ground.registrations:
-            raise StillNeeded(f"{node} lives: stop it first")
-        if dry_run:
-            return
-        if standing is not None:
-            await metastore.delete(f"{STANDING_PATH}/{node}", standing.version)
-            begun = True
-            if node in await metastore.registrations():  # it came back that very moment: it is known by this
-                with suppress(Conflict):  # it has noted it anew itself
-                    await metastore.put(f"{STANDING_PATH}/{node}", standing.value, None)
-                raise StillNeeded(f"{node} has just come back: stop it first")
-        await change_placement(metastore, lambda placement: placement.without_drained([node]))  # last: it may be back
-    except (Unavailable, Conflict, NotReady) as error:
-        if begun:
-            raise OutcomeUnknown(f"{node} is removed in part: {error}; do it again") from error
-        raise NotReady(f"{node} was not removed: {error or 'it has just registered'}") from error
-    except Ambiguous as error:
-        raise OutcomeUnknown(f"{node} may have been removed: {error}; do it again") from error
-    log.info("placement.node_removed", node=node, by=by)

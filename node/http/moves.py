@@ -21,15 +21,8 @@ from repl.isr.moves import Kind
 from repl.isr.replica_map import NODE_ID_MAX, REPLICAS_MAX, BadReplicaMap, checked_replica_map
 from repl.metastore.port import Ambiguous, Conflict, Unavailable
 from repl.model.errors import NotReady
-from repl.relocating import (
-    STANDING_PATH,
-    Wish,
-    cancel,
-    ordered,
-    planned,
-    remove_node,
-    undrain,
-)
+from repl.relocating import Wish, cancel, ordered, planned, undrain
+from repl.removing import STANDING_PATH, remove_node
 
 if TYPE_CHECKING:
     from node.daemon import Node

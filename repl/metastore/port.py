@@ -41,6 +41,14 @@ class Planned:
     version: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Unmoved:
+    """What a conditional write rests on besides: the value at `path` must still be of `version`."""
+
+    path: str
+    version: int
+
+
 class Conflict(Exception):
     """A conditional write was refused: the version had moved. Nothing was written."""
 
@@ -91,9 +99,11 @@ class Metastore(Protocol):
         """One record, read after a sync that began after the call: at least as new as anything that was confirmed
         to anybody before. Raises LookupError when there is none, Unavailable."""
 
-    async def create_records(self, records: list[PartitionRecord], with_values: Collection[Planned] = ()) -> bool:
-        """Create these records and write these values, all or nothing; False when a record exists already or
-        a value's version has moved."""
+    async def create_records(
+        self, records: list[PartitionRecord], with_values: Collection[Planned] = (), unmoved: Collection[Unmoved] = ()
+    ) -> bool:
+        """Create these records and write these values, all or nothing; False when a record exists already, or
+        the version of a value, or of one of those `unmoved`, has moved."""
 
     async def write_record(self, record: PartitionRecord, needs: Collection[Member] = ()) -> PartitionRecord:
         """Write `record` if the stored version is `record.version` and every node of `needs` is registered, active,
@@ -103,9 +113,10 @@ class Metastore(Protocol):
     async def get(self, path: str) -> Versioned | None:
         """A small value kept beside the records (queue owners, suspensions, options); None if absent."""
 
-    async def put(self, path: str, value: bytes, version: int | None) -> int:
-        """Conditional write: `version` None means must not exist. Returns the new version. Raises Conflict,
-        Ambiguous, Unavailable. At most 512 KB (a larger znode is a lost connection): BadInput."""
+    async def put(self, path: str, value: bytes, version: int | None, unmoved: Collection[Unmoved] = ()) -> int:
+        """Conditional write: `version` None means must not exist. Returns the new version. Raises Conflict (one of
+        those `unmoved` has moved, too), Ambiguous, Unavailable. At most 512 KB (a larger znode is a lost connection):
+        BadInput."""
 
     async def delete(self, path: str, version: int) -> None:
         """Conditional delete. Raises Conflict, Ambiguous, Unavailable."""

@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 
 from repl.metastore.mirror import Mirror
-from repl.metastore.port import Ambiguous, Conflict, Planned, SessionState, Unavailable, Versioned
+from repl.metastore.port import Ambiguous, Conflict, Planned, SessionState, Unavailable, Unmoved, Versioned
 from repl.metastore.presence import ATTEMPTS_LIMIT, Presence
 from repl.metastore.records import (
     COMMIT_BYTES_MAX,
@@ -27,7 +27,7 @@ from repl.metastore.records import (
     encode_record,
     parsed,
 )
-from repl.metastore.znodes import Create, Op, Set, Stat, Tree
+from repl.metastore.znodes import Check, Create, Op, Set, Stat, Tree
 from repl.model.errors import Corruption, TooLarge
 from repl.model.record import Member, PartitionRecord, Registration
 
@@ -155,7 +155,9 @@ class TreeMetastore:
             raise LookupError(f"there is no partition {partition}")
         return self._record(str(partition), path, *found)
 
-    async def create_records(self, records: list[PartitionRecord], with_values: Collection[Planned] = ()) -> bool:
+    async def create_records(
+        self, records: list[PartitionRecord], with_values: Collection[Planned] = (), unmoved: Collection[Unmoved] = ()
+    ) -> bool:
         """See the port. One commit; what does not fit into it is TooLarge. Raises Ambiguous, Unavailable."""
         ops: list[Op] = [Create(f"{self._base}/p/{record.partition}", encode_record(record)) for record in records]
         parents = set()
@@ -166,6 +168,7 @@ class TreeMetastore:
                 ops.append(Create(full, planned.value))
             else:
                 ops.append(Set(full, planned.value, planned.version))
+        ops += self._checks(unmoved)
         _check_commit(f"{len(records)} records made at once", ops)
         for parent in sorted(parents - {self._base}):
             await self._tree.ensure(parent)
@@ -215,11 +218,20 @@ class TreeMetastore:
                 return None
         raise Unavailable(f"{full} comes and goes")
 
-    async def put(self, path: str, value: bytes, version: int | None) -> int:
+    def _checks(self, unmoved: Collection[Unmoved]) -> list[Check]:
+        return [Check(self._base + each.path, each.version) for each in unmoved]
+
+    async def put(self, path: str, value: bytes, version: int | None, unmoved: Collection[Unmoved] = ()) -> int:
         """See the port."""
         _check_size(path, len(value))
         assert version is None or version >= 0, "a conditional write needs the version on which it is based"
         full = self._base + path
+        if unmoved:
+            if version is None:
+                await self._tree.ensure(full.rpartition("/")[0])
+            write: Op = Create(full, value) if version is None else Set(full, value, version)
+            stat = (await self._tree.commit(f"writing {path}", [write, *self._checks(unmoved)]))[0]
+            return 0 if stat is None else stat.version
         if version is None:
             return (await self._tree.create(full, value)).version
         return (await self._tree.set(full, value, version)).version

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from repl.metastore.memory import MemoryMetastore, WriteFault
 from repl.model.errors import Corruption, NotReady, OutcomeUnknown
 from repl.model.record import Member, PartitionStatus, Registration
 from repl.option_settings import OptionSettings, Setting
+from repl.placement_orders import change_placement
 from tests.controller.fake_cluster import Cluster, running, until
 
 FILE = DefaultType(partition_count=4, factor=3, from_file=True)
@@ -103,6 +105,48 @@ def test_nodes_that_leave_or_have_no_gen_yet_do_not_count() -> None:
     founding = Founding(DefaultType(4, 2, settle_ms=0), "n1")
     assert founding.look({**registered(1), "n2": leaving, "n3": unsettled}, 0) is None
     assert founding.reason == "waits for 1 more node: replication.factor is 2"
+
+
+def test_nodes_that_are_drained_hold_nothing_of_the_first_bucket_type_either() -> None:
+    """A node that was drained before there was any bucket type is waited for, and told of, as one that is missing; with
+    another one, the placing goes by it."""
+
+    async def story() -> None:
+        async with running(DefaultType(partition_count=6, factor=2, settle_ms=0), 1) as cluster:
+            one = cluster.nodes["n1"]
+            await change_placement(one.metastore, lambda p: p.with_drained(["n2", "n9"], "ann", 1))
+            await until(lambda: "n2" in one.controller.placement.drained)
+            await cluster.add(2)
+            await until(lambda: "n2" in one.controller.registrations)
+            await until(lambda: "(n2 drained: `isthmus node drain NODE --undo`)" in one.controller.waiting)
+            await cluster.add(3)
+            await until(cluster.online)
+            assert {node for record in cluster.records.values() for node in record.replicas} == {"n1", "n3"}
+
+    asyncio.run(story())
+
+
+def test_a_node_drained_just_before_the_first_bucket_type_is_written_gets_none_of_it() -> None:
+    """The drain lands between the look at who is drained and the write."""
+
+    async def story() -> None:
+        metastore = MemoryMetastore()
+        await metastore.start(lambda _state: None)
+        founding, create = Founding(DefaultType(4, 1, settle_ms=0), "n1"), metastore.create_records
+
+        async def late(*records_and_values: Any, **unmoved: Any) -> bool:
+            await change_placement(metastore, lambda p: p.with_drained(["n2"], "ann", 1))
+            return await create(*records_and_values, **unmoved)
+
+        metastore.create_records = late  # type: ignore[method-assign]
+        assert not await founding.found(metastore, registered(1, 2), 5)
+        assert not await metastore.records()
+        metastore.create_records = create  # type: ignore[method-assign]
+        assert await founding.found(metastore, registered(1, 2), 5)
+        assert {node for record in (await metastore.records()).values() for node in record.replicas} == {"n1"}
+        await metastore.stop()
+
+    asyncio.run(story())
 
 
 def test_racks_on_some_nodes_only_stop_the_placing_with_a_reason() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from repl.metastore.mirror import FULL_READ_INTERVAL_S
-from repl.metastore.port import Conflict, Planned, SessionState, Versioned
+from repl.metastore.port import Conflict, Planned, SessionState, Unmoved, Versioned
 from repl.model.errors import Corruption, TooLarge, WrongIdentity
 from repl.model.record import Member
 from tests.metastore.clients import World, a_record, a_registration, joined, until
@@ -275,6 +275,29 @@ def test_records_and_values_are_created_together_or_not_at_all(world: World) -> 
             assert not await client.create_records([a_record(1), a_record(2)], [other])
             assert await client.get("/deep/er/one") is None
             assert await client.create_records([a_record(2)], [other])
+
+    asyncio.run(run())
+
+
+def test_what_a_write_rests_on_must_not_have_moved(world: World) -> None:
+    """Neither records nor a value are written when another value has moved, or is not there; else all is."""
+
+    async def run() -> None:
+        async with joined(world) as (client, _):
+            version = await client.put("/rests/on", b"1", None)
+            for wrong in (Unmoved("/rests/on", version + 1), Unmoved("/rests/nowhere", 0)):
+                assert not await client.create_records([a_record(1)], [Planned("/rests/a", b"", None)], [wrong])
+                for base in (None, 0):
+                    with pytest.raises(Conflict):
+                        await client.put("/rests/b", b"2", base, [wrong])
+            assert await client.records() == {}
+            assert await client.get("/rests/a") is None
+            right = [Unmoved("/rests/on", version)]
+            assert await client.create_records([a_record(1)], [], right)
+            assert await client.put("/rests/b", b"2", None, right) == 0
+            assert await client.put("/rests/b", b"3", 0, right) == 1
+            assert await client.get("/rests/b") == Versioned(b"3", 1)
+            assert await client.get("/rests/on") == Versioned(b"1", version)
 
     asyncio.run(run())
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from config.options import MIN_ISR
+from repl.bucket_types import Wanted, create_bucket_type
 from repl.isr.moves import Kind
 from repl.isr.relocation import Move
 from repl.metastore.memory import MemoryMetastore, WriteFault
@@ -18,7 +20,8 @@ from repl.model.errors import NotReady, OutcomeUnknown
 from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 from repl.option_settings import OPTIONS_PATH, Setting, change_option
 from repl.placement_orders import ORDERS_PATH, Ended, Placement, change_placement, read_placement
-from repl.relocating import Changed, StillNeeded, Wish, cancel, ordered, remove_node, undrain
+from repl.relocating import Changed, Wish, cancel, ordered, undrain
+from repl.removing import StillNeeded, remove_node
 
 Act = Callable[[Metastore], Awaitable[object]]
 
@@ -229,6 +232,47 @@ def test_a_node_is_not_drained_by_a_plan_that_does_not_know_what_was_ordered_for
         assert not (await read_placement(others)).drained
 
     told(story, "n3")
+
+
+def test_a_bucket_type_is_not_placed_on_a_node_that_is_drained_at_that_very_moment() -> None:
+    """The drain lands between the look at who is drained and the write: the placement is made anew without the node."""
+
+    async def story(mine: Meddled, others: MemoryMetastore) -> None:
+        create = mine.create_records
+
+        async def late(*records_and_values: Any, **unmoved: Any) -> bool:
+            mine.create_records = create  # type: ignore[method-assign]
+            await ordered(others, Wish(Kind.DRAIN, nodes=("n3",)), None, "ann", 4)
+            return await create(*records_and_values, **unmoved)
+
+        mine.create_records = late  # type: ignore[method-assign]
+        assert (await create_bucket_type(mine, Wanted("notes", 3, 2), dry_run=False))[0] == "created"
+        placed = (await others.records()).values()
+        assert {node for each in placed for node in each.replicas} == {"n1", "n2"}
+        assert {"n3"} == (await read_placement(others)).drained.keys()
+
+    told(story, "n1", "n2", "n3")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_node_is_not_drained_by_a_plan_that_does_not_know_the_newest_bucket_type(first: bool) -> None:
+    """Else it would be drained, all its moves would be done, and it would hold the newcomer's replicas for good. The
+    same where there was no bucket type at all."""
+
+    async def story(mine: Meddled, others: MemoryMetastore) -> None:
+        if not first:
+            await create_bucket_type(others, Wanted("old", 3, 2), dry_run=False)
+        wanted = Wanted("notes", 3, 2)
+        mine.meanwhile[ORDERS_PATH, 2] = lambda: create_bucket_type(others, wanted, dry_run=False)
+        drain = Wish(Kind.DRAIN, nodes=("n3",))
+        with pytest.raises(Changed, match="bucket type"):
+            await ordered(mine, drain, None, "bob", 5)
+        assert not (await read_placement(others)).drained
+        plan, _ = await ordered(mine, drain, None, "bob", 5)
+        kinds = {(await others.records())[move.partition].bucket_type for move in plan.moves}
+        assert kinds == ({"notes"} if first else {"old", "notes"})
+
+    told(story, "n1", "n2", "n3")
 
 
 def test_an_option_that_was_written_is_not_said_to_be_unchanged() -> None:
