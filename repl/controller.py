@@ -27,7 +27,7 @@ from repl.isr import effects as fx
 from repl.isr.election import Decision, Keep, Wait, Watch, Write, asked, elect, watched
 from repl.isr.placement import ReplicaMap
 from repl.isr.replica_map import check_nodes
-from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
+from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable, Unmoved
 from repl.model.errors import BadInput, Corruption, IsthmusError, NotReady, OutcomeUnknown
 from repl.model.ports import TimeSource
 from repl.model.record import PartitionRecord, PartitionStatus, Registration
@@ -222,9 +222,10 @@ class Controller:
                 self.balancing.rest()
             return pause_ms
         writes, until_ms = self._decide()
+        rests_on: tuple[Unmoved, ...] = ()
         self._positions.send()
         if not writes:
-            writes, moves_ms = await self._move()
+            writes, rests_on, moves_ms = await self._move()
             until_ms = min(until_ms, moves_ms)
         if self.balancing is not None:
             now_ms, drained = self._time.now_ms(), self.placement.drained.keys()
@@ -233,14 +234,15 @@ class Controller:
             until_ms = min(until_ms, balance_ms)
         if not writes:
             return min(pause_ms, until_ms)
-        decided = await asyncio.gather(*(self._write(record) for record in writes))
+        decided = await asyncio.gather(*(self._write(record, rests_on) for record in writes))
         return GATHER_MS if all(decided) else RETRY_MS
 
-    async def _move(self) -> tuple[list[PartitionRecord], int]:
-        """What was ordered of placements: the records to write now, and when more may be due."""
+    async def _move(self) -> tuple[list[PartitionRecord], tuple[Unmoved, ...], int]:
+        """What to write now of what is ordered (late, it must not begin what was cancelled), and when more is due."""
         seen = (self.placement, self.records, self.registrations)
         until_ms = await self.moving.look(*seen, self._time.now_ms(), self._time.wall_ms())
-        return self.moving.writes(*seen, self.options.number(MOVES_AT_ONCE)), until_ms
+        writes, version = self.moving.writes(*seen, self.options.number(MOVES_AT_ONCE)), seen[0].version
+        return writes, () if version is None else (Unmoved(ORDERS_PATH, version),), until_ms
 
     async def _read(self) -> None:
         await self._options.refresh(self.metastore)
@@ -336,12 +338,13 @@ class Controller:
         wanted = self.options.min_isr(record.bucket_type, record.factor) if self._options.was_read else record.min_isr
         return decision if wanted == record.min_isr else Write(replace(record, min_isr=wanted))
 
-    async def _write(self, record: PartitionRecord) -> bool:
+    async def _write(self, record: PartitionRecord, rests_on: tuple[Unmoved, ...]) -> bool:
         """Write one decision; False when its fate is unknown (the next look reads what became of it)."""
         try:
             async with self._writing:
-                written = await self.metastore.write_record(record)
+                written = await self.metastore.write_record(record, unmoved=rests_on)
         except Conflict:
+            self._placement.forget()  # the write may have rested on it
             return True
         except (Ambiguous, Unavailable):
             return False

@@ -105,10 +105,12 @@ class Metastore(Protocol):
         """Create these records and write these values, all or nothing; False when a record exists already, or
         the version of a value, or of one of those `unmoved`, has moved."""
 
-    async def write_record(self, record: PartitionRecord, needs: Collection[Member] = ()) -> PartitionRecord:
-        """Write `record` if the stored version is `record.version` and every node of `needs` is registered, active,
-        and has noted that gen for the record's partition, all in one conditional multi-write; returns it with its
-        new version. Raises Conflict, Ambiguous, Unavailable."""
+    async def write_record(
+        self, record: PartitionRecord, needs: Collection[Member] = (), unmoved: Collection[Unmoved] = ()
+    ) -> PartitionRecord:
+        """Write `record` if the stored version is `record.version`, every node of `needs` is registered, active, and
+        has noted that gen for the record's partition, and all those `unmoved` are as they were, in one conditional
+        multi-write; returns it with its new version. Raises Conflict, Ambiguous, Unavailable."""
 
     async def get(self, path: str) -> Versioned | None:
         """A small value kept beside the records (queue owners, suspensions, options); None if absent."""

@@ -178,12 +178,14 @@ class TreeMetastore:
             return False
         return True
 
-    async def write_record(self, record: PartitionRecord, needs: Collection[Member] = ()) -> PartitionRecord:
+    async def write_record(
+        self, record: PartitionRecord, needs: Collection[Member] = (), unmoved: Collection[Unmoved] = ()
+    ) -> PartitionRecord:
         """See the port."""
         path, value = f"/p/{record.partition}", encode_record(record)
         if not needs:
-            return replace(record, version=await self.put(path, value, record.version))
-        ops: list[Op] = [*await self._presence.checks(record.partition, needs)]
+            return replace(record, version=await self.put(path, value, record.version, unmoved))
+        ops: list[Op] = [*await self._presence.checks(record.partition, needs), *self._checks(unmoved)]
         ops.append(Set(self._base + path, value, record.version))
         written = (await self._tree.commit(f"writing {path}", ops))[-1]
         assert written is not None

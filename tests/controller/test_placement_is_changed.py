@@ -14,11 +14,12 @@ from repl.balancing import BalanceOptions
 from repl.creation import DefaultType
 from repl.isr.moves import Kind
 from repl.isr.replica_map import BadReplicaMap
+from repl.metastore.memory import WriteFault
 from repl.metastore.port import Conflict
 from repl.model.record import Incarnation, Member, PartitionRecord
 from repl.option_settings import Setting, change_option
 from repl.placement_orders import ORDERS_PATH, Placement, change_placement, encode_placement
-from repl.relocating import Wish, ordered, undrain
+from repl.relocating import Wish, cancel, ordered, undrain
 from tests.controller.fake_cluster import Cluster, running, until
 
 SIX = DefaultType(partition_count=6, factor=3, min_isr=2, settle_ms=0)
@@ -129,6 +130,28 @@ def test_an_order_outlives_the_node_that_carried_it_out() -> None:
             await until(lambda: cluster.decides() and cluster.online(), 20)
             await end_all(cluster)
             assert all(name not in r.replicas and len(r.replicas) == 3 for r in cluster.records.values())
+
+    asyncio.run(story())
+
+
+def test_a_move_whose_beginning_comes_late_does_not_begin_once_its_order_is_cancelled() -> None:
+    """The write that begins it arrives after the order went to the history as cancelled: nobody would know of the
+    change, and it would be made all the same."""
+
+    async def story() -> None:
+        async with running(DefaultType(partition_count=1, factor=3, min_isr=2, settle_ms=0), 1, 2, 3) as cluster:
+            await until(cluster.online)
+            await cluster.add(4)
+            (name,) = cluster.decides()
+            decides, other = cluster.nodes[name], next(node for node in cluster.living if node.name != name)
+            decides.metastore.spoil(WriteFault.LATE)
+            _, number = await ordered(other.metastore, Wish(Kind.REPLACE, nodes=("n3", "n4")), None, "ann", 5)
+            await until(lambda: not decides.metastore._memory.faults)
+            await cancel(other.metastore, number, "ann")
+            await until(lambda: decides.controller.placement.ended)
+            assert decides.controller.placement.ended[0].outcome == "cancelled"
+            decides.metastore.deliver_late()
+            assert not any(r.adding or r.removing for r in (await other.metastore.records()).values())
 
     asyncio.run(story())
 
