@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import uuid
 from typing import Final
 
@@ -198,6 +197,7 @@ class Node(Parts):
                 self.listeners.samples,
                 lambda: self.face.samples(),
                 self.locks.samples,
+                logs.lines.samples,
             ],
             {
                 **telemetry.HELP,
@@ -211,6 +211,7 @@ class Node(Parts):
                 **tls_server.HELP,
                 **roles.HELP,
                 **locks.HELP,
+                **logs.HELP,
             },
         )
         self.face = HttpFace(
@@ -300,7 +301,7 @@ class Node(Parts):
         self._serving = self._registers = False
         if self._fatal is not None:
             # Nothing of this process may be believed any more: no hand-over, no last writes.
-            print(f"isthmus: {self._fatal}; the node ends, see its log", file=sys.stderr, flush=True)
+            logs.lines.msg(f"isthmus: {self._fatal}; the node ends, see its log")
             os._exit(EXIT_STORAGE)
         log.info("node.stopping", reason=self._stop_reason)
         self.face.stop()
