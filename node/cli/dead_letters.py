@@ -87,7 +87,7 @@ def drop(ids: tuple[int, ...], everything: bool, yes: bool, by: str, admin: Admi
         kept = listed(admin.get("/admin/sink/dead-letters"), "dead_letters")
         ids = tuple(letter["id"] for letter in kept if type(letter.get("id")) is int)
         if ids:
-            confirm(yes, f"Drop all {len(ids)} dead letters of this node?")
+            confirm(yes, f"Drop all {len(ids)} dead letters of this node?", output)
     asked, dropped = sorted(set(ids)), 0
     for start in range(0, len(asked), IDS_AT_ONCE):
         wish = {"ids": asked[start : start + IDS_AT_ONCE], "by": by}

@@ -33,7 +33,7 @@ class Exit(IntEnum):
 MEANINGS: Final[Mapping[Exit, str]] = {
     Exit.OK: "done; what was checked is right",
     Exit.DIFFERS: "a check failed, two sides differ, or a key is absent or has siblings",
-    Exit.USAGE: "wrong command line, or faults in a config or placement file",
+    Exit.USAGE: "wrong command line, a file that it names is not there, or faults in a config or placement file",
     Exit.UNAVAILABLE: "incomplete: a node does not answer, is not ready, or the outcome is unknown",
     Exit.REFUSED: "the cluster refused the command",
     Exit.LOCAL_FAULT: "this machine's set-up is at fault: disk, data directory, port, Java",

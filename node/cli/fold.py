@@ -7,11 +7,13 @@ docs/fullsync.md.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
+from urllib.parse import quote
 
 import click
 
@@ -19,10 +21,10 @@ from config.units import format_size, parse_size
 from node.cli.cluster import listed
 from node.cli.confirming import confirm
 from node.cli.exits import CommandFailed, Exit
-from node.cli.fullsync import time_of
 from node.cli.output import echo_facts, echo_json, echo_table, moment, output_option, printable
 from node.cli.queue import BY
 from node.cli.remote import AdminClient, admin_option
+from node.cli.times import time_of
 
 SEGMENTS: Final = 1 << 20
 
@@ -33,6 +35,9 @@ AGAIN_S: Final = 30.0
 """How long a page is tried; then the fold ends, and says where to go on."""
 
 PAUSE_S: Final = 0.5
+
+_PLACE: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,9}):((?:[0-9a-f]{2})*)", re.ASCII)
+"""PARTITION:SEGMENT:NAME, the name in hex, as a fold says it when it ends."""
 
 Found = list[dict[str, Any]]
 
@@ -51,7 +56,11 @@ def scope_options(command: Any) -> Any:
             click.option("--key-from", help="Only keys from this one on, in byte order; needs --bucket."),
             click.option("--key-to", help="Only keys below this one; needs --bucket."),
             click.option("--segments", metavar="FIRST-END", help="Only segments [FIRST, END) of 2^20."),
-            click.option("--since", metavar="TIME", help="Only what was modified at this time or later."),
+            click.option(
+                "--since",
+                metavar="TIME",
+                help="Only what was modified at this time or later, such as 2026-02-03T04:05 (UTC).",
+            ),
             click.option("--before", metavar="TIME", help="Only what was modified before this time."),
             click.option("--from", "resume", metavar="PLACE", help="Go on where a fold ended, as it said."),
             admin_option,
@@ -183,7 +192,7 @@ def _act(kind: str, done: str, more: dict[str, Any], scope: dict[str, Any], outp
     dry, yes = scope.pop("dry_run"), scope.pop("yes")
     if not dry:
         where = ", ".join(f"{name} {scope[name]}" for name in ("bucket_type", "bucket", "segments") if scope.get(name))
-        confirm(yes, f"{kind} over {where}: go on? (--dry-run counts first)")
+        confirm(yes, f"{kind} over {where}: go on? (--dry-run counts first)", output)
     matched = acted = 0
     refused: Counter[str] = Counter()
     for page in _pages(kind, {**more, "dry_run": dry}, scope):
@@ -224,11 +233,11 @@ def _pages(kind: str, more: dict[str, Any], scope: dict[str, Any]) -> Iterator[d
     """Page after page of every partition; progress goes to standard error when that is a terminal."""
     admin: AdminClient = scope["admin"]
     wish = {"kind": kind, **more, **_scope(scope)}
-    found = admin.get(f"/admin/partitions?bucket_type={scope['bucket_type']}")
+    found = admin.get(f"/admin/partitions?bucket_type={quote(scope['bucket_type'], safe='')}")
     partitions = sorted((one["index"], one["partition"]) for one in listed(found, "partitions"))
     if not partitions:
         raise CommandFailed(Exit.USAGE, "bad-input", f"there is no bucket type {scope['bucket_type']!r}")
-    begin_at, place = _resumed(scope["resume"])
+    begin_at, place = _resumed(scope["resume"], len(partitions))
     told = sys.stderr.isatty()
     for index, partition in partitions:
         if index < begin_at:
@@ -272,17 +281,21 @@ def _share(place: dict[str, Any] | None, index: int, count: int) -> float:
     return min(1.0, max(0.0, (segment - first) / (end - first)))
 
 
-def _resumed(text: str | None) -> tuple[int, dict[str, Any] | None]:
+def _resumed(text: str | None, partitions: int) -> tuple[int, dict[str, Any] | None]:
+    """Where to begin: a partition of the bucket type, and a place in it."""
     if text is None:
         return 0, None
-    index, _, rest = text.partition(":")
-    segment, _, name = rest.partition(":")
-    try:
-        return int(index), {"segment": int(segment), "name": name}
-    except ValueError:
+    found = _PLACE.fullmatch(text)
+    if found is None or int(found[1]) >= partitions or int(found[2]) > SEGMENTS:
+        of = f"of one of {partitions} partitions, "
         raise CommandFailed(
-            Exit.USAGE, "bad-input", f"--from {text!r}: write what the fold said when it ended"
-        ) from None
+            Exit.USAGE, "bad-input", f"--from {text!r}: write what the fold said when it ended, {of}such as 3:4711:"
+        )
+    return int(found[1]), {"segment": int(found[2]), "name": found[3]}
+
+
+def _and_since(scope: dict[str, Any]) -> str:
+    return "" if scope["since"] is None else f" and since {scope['since']}"
 
 
 def _scope(scope: dict[str, Any]) -> dict[str, Any]:
@@ -295,7 +308,11 @@ def _scope(scope: dict[str, Any]) -> dict[str, Any]:
             raise CommandFailed(Exit.USAGE, "bad-input", f"--segments: write FIRST-END, numbers from 0 to {SEGMENTS}")
         wish |= {"segment_from": int(first), "segment_to": int(end)}
     if scope["since"] is not None:
-        wish["since_ms"] = time_of(scope["since"])
+        wish["since_ms"] = time_of(scope["since"], "--since")
     if scope["before"] is not None:
-        wish["before_ms"] = time_of(scope["before"])
+        wish["before_ms"] = time_of(scope["before"], "--before")
+        if wish["before_ms"] <= wish.get("since_ms", 0):  # 0 would stand for no bound, which is everything
+            raise CommandFailed(
+                Exit.USAGE, "bad-input", f"nothing was modified before {scope['before']}{_and_since(scope)}"
+            )
     return wish

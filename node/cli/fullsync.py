@@ -7,7 +7,6 @@ a node's own affair: commands speak of the node that answers, but for `suspend`,
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
@@ -17,6 +16,7 @@ from node.cli.exits import CommandFailed, Exit
 from node.cli.output import cell, echo_json, echo_table, milliseconds, moment, output_option, printable
 from node.cli.queue import BY, REASON
 from node.cli.remote import AdminClient, admin_option
+from node.cli.times import time_of
 
 PEER = click.option("--peer", help="Only this [[fullsync]]; without it all of the node, or the only one.")
 PEER_OF_ALL = click.option("--peer", help="Only this [[fullsync]]; without it all.")
@@ -181,8 +181,9 @@ def _echo_acted(answer: dict[str, Any], output: str, what: str) -> None:
 def set_range(
     since: str, before: str, bucket: str | None, peer: str | None, by: str, admin: AdminClient, output: str
 ) -> None:
-    """Let the next check of kind range look at changes of [SINCE, BEFORE): times such as 2026-02-03T04:05, UTC."""
-    since_ms, before_ms = time_of(since), time_of(before)
+    """Let the next check of kind range look at changes of [SINCE, BEFORE): times such as 2026-02-03T04:05, which is UTC
+    unless it names a zone."""
+    since_ms, before_ms = time_of(since, "SINCE"), time_of(before, "BEFORE")
     if since_ms >= before_ms:
         raise CommandFailed(Exit.USAGE, "bad-input", f"{since} does not lie before {before}")
     name = peer or _only(admin)
@@ -349,14 +350,3 @@ def _echo(answer: Any, output: str, sentence: str) -> None:
         echo_json(answer)
     else:
         click.echo(sentence)
-
-
-def time_of(text: str) -> int:
-    """Milliseconds since 1970 of a time as people write it. Raises CommandFailed (usage)."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise CommandFailed(
-            Exit.USAGE, "bad-input", f"{text!r} is no time; write it as 2026-02-03T04:05, which is UTC"
-        ) from None
-    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)

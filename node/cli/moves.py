@@ -157,7 +157,7 @@ def remove(name: str, yes: bool, dry_run: bool, by: str, admin: AdminClient, out
     path = f"/admin/nodes/{quote(name, safe='')}/remove"
     answer = admin.post(path, {"by": by, "dry_run": True})
     if not dry_run:
-        confirm(yes, f"Forget node {name}?")
+        confirm(yes, f"Forget node {name}?", output)
         answer = admin.post(path, {"by": by})
     if output == "json":
         echo_json(answer)
@@ -223,11 +223,20 @@ def _act(admin: AdminClient, path: str, wish: dict[str, Any], *, yes: bool, dry_
     return Exit.OK
 
 
+def read_named(path: Path) -> bytes:
+    """The bytes of a placement file, one more than there may be at most. Raises BadReplicaMap: what the command line
+    names and is not there is a slip of the command line."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MAP_BYTES_MAX + 1)
+    except OSError as error:
+        raise BadReplicaMap([f"{path}: {(error.strerror or str(error)).lower()}"]) from error
+
+
 def read_places(path: Path) -> Any:
     """The partitions in a placement file; names may stand where ids do. The node checks them. Raises BadReplicaMap,
-    OSError."""
-    with path.open("rb") as file:
-        text = file.read(MAP_BYTES_MAX + 1)
+    also when the file cannot be read."""
+    text = read_named(path)
     try:
         document = read_document(text)
         if not isinstance(document, dict) or set(document) != {"partitions"}:

@@ -19,12 +19,11 @@ from config.rules import check_name
 from node.cli.acts import force_leader
 from node.cli.cluster import listed
 from node.cli.exits import CommandFailed, Exit
-from node.cli.moves import moves, reassign
+from node.cli.moves import moves, read_named, reassign
 from node.cli.output import cell, echo_json, echo_table, output_option
 from node.cli.remote import AdminClient, admin_option
 from repl.isr.placement import ReplicaMap, placed
 from repl.isr.replica_map import (
-    MAP_BYTES_MAX,
     PARTITIONS_MAX,
     REPLICAS_MAX,
     BadReplicaMap,
@@ -177,9 +176,8 @@ def assign(path: Path, validate_only: bool, bucket_type: str, admin: AdminClient
 
 
 def read_map(path: Path) -> ReplicaMap:
-    """The replica map in a file; faults name the file. Raises BadReplicaMap, OSError."""
-    with path.open("rb") as file:
-        text = file.read(MAP_BYTES_MAX + 1)
+    """The replica map in a file; faults name the file. Raises BadReplicaMap, also when it cannot be read."""
+    text = read_named(path)
     try:
         return parse_replica_map(text)
     except BadReplicaMap as error:

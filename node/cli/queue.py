@@ -7,7 +7,6 @@ shown by `node.cli.queue_looks`.
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,9 +15,11 @@ import click
 
 from config.units import parse_size
 from node.cli.cluster import listed
+from node.cli.exits import CommandFailed, Exit
 from node.cli.output import cell, echo_json, echo_table, milliseconds, moment, output_option, printable
 from node.cli.queue_looks import filter_tested, gaps_of_queues, ledger, peek, show
 from node.cli.remote import AdminClient, admin_option, whoami
+from node.cli.times import time_of
 
 NAME = click.argument("name")
 POSITIONS = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -112,7 +113,7 @@ def clear(name: str, by: str, reason: str, admin: AdminClient, output: str) -> N
 @output_option
 def release(name: str, start: str, by: str, reason: str, admin: AdminClient, output: str) -> None:
     """Take queue NAME from the cluster that owns it: the next that fetches owns it, for a minute not the same. TIME is
-    written as 2026-11-21T09:00:00, in this machine's zone unless it names one."""
+    written as 2026-02-03T04:05, which is UTC unless it names a zone."""
     _act(admin, output, name, "release", "released", **{"from": _start(start)}, by=by, reason=reason)
 
 
@@ -141,7 +142,8 @@ def register(
     admin: AdminClient,
     output: str,
 ) -> None:
-    """Make queue NAME, on all nodes, from now on and over restarts."""
+    """Make queue NAME, on all nodes, from now on and over restarts. TIME is written as 2026-02-03T04:05, which is UTC
+    unless it names a zone."""
     begins = {"from": _start(start)} if positions is None else {"positions": _positions(positions)}
     wish = {"name": name, **begins, "filter": filter_, "cascade": cascade, "overflow": overflow}
     answer = admin.post("/admin/queues/register", {**wish, "queue_limit": queue_limit, "by": by, "reason": reason})
@@ -241,9 +243,9 @@ def _start(text: str) -> str | int:
     if text in ("0", "now"):
         return text
     try:
-        return int(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r} is none of 0, now, 2026-11-21T09:00:00", param_hint="--from") from error
+        return time_of(text, "--from")
+    except CommandFailed as error:
+        raise CommandFailed(Exit.USAGE, "bad-input", f"{error}; or 0, or now") from None
 
 
 def _positions(path: Path) -> dict[str, int]:

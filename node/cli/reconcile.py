@@ -16,13 +16,13 @@ import click
 
 from aae.reconcile.runs import SEED, RunDirectory, known_runs
 from node.cli.exits import CommandFailed, Exit
-from node.cli.fullsync import time_of
 from node.cli.output import echo_facts, echo_json, echo_table
 from node.cli.queue import BY
 from node.cli.reconcile_files import FORMAT, duration_s
 from node.cli.reconcile_jobs import export, import_, java_home, stats, trees
 from node.cli.reconcile_seed import SEED_COLUMNS, seed, seed_row, show_seed
 from node.cli.remote import AdminClient, admin_option
+from node.cli.times import time_of
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
