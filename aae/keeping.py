@@ -262,6 +262,9 @@ class Trees:
                 tree = Tree(*copy.segments) if empty else None
                 kept = Kept(copy.bucket_type, copy.gen, tree, copy.applied, segments=copy.segments)
                 self.kept[partition] = kept
+            if kept.offset != copy.applied:  # and no entry since that would have told so: `applied`
+                self._gap(partition, kept)
+                kept.offset = copy.applied
             if not copy.whole:
                 kept.tree, kept.reason = None, "far: rows are still to come, or are written again after a power loss"
             elif kept.tree is None:
@@ -331,7 +334,12 @@ class Trees:
         self.on_wrong(partition, {})
 
     def _still(self, partition: int, kept: Kept, build: Build) -> bool:
-        return not self._stopping and build.valid and self.kept.get(partition) is kept
+        """Whether a build is of the copy that is here: the same one, of which nothing came by another way."""
+        if self._stopping or not build.valid or self.kept.get(partition) is not kept:
+            return False
+        return any(
+            copy.partition == partition and copy.whole and copy.applied == kept.offset for copy in self._copies()
+        )
 
     # -- asking -----------------------------------------------------------------------------------------
 

@@ -168,6 +168,45 @@ def test_a_gap_throws_the_tree_away_and_another_is_built(tmp_path: Path) -> None
     run(tmp_path, story)
 
 
+def test_a_copy_that_was_filled_has_a_tree_before_anything_more_is_written(tmp_path: Path) -> None:
+    """Rows that came from another node are reported by no entry: in a partition that is quiet afterwards the tree is
+    built all the same, and its build holds up no other one for ever."""
+
+    async def story(lab: Lab) -> None:
+        chance = random.Random(4)
+        lab.whole = False
+        lab.trees.start()
+        await until(lambda: lab.trees.kept[PARTITION].reason.startswith("far"))
+        lab.told = lab.write(30, chance)[-1].offset + 1
+        lab.whole = True
+        await until(lambda: ready(lab))
+        assert lab.right()
+
+    run(tmp_path, story)
+
+
+def test_a_tree_is_not_served_once_rows_came_from_elsewhere(tmp_path: Path) -> None:
+    """A copy that was filled between two looks of the keeper, or while its tree was built: the tree before is let go of
+    although no entry shows the gap."""
+
+    async def story(lab: Lab) -> None:
+        chance = random.Random(5)
+        lab.trees.start()
+        await until(lambda: ready(lab))
+        lab.tell(lab.write(30, chance))
+        lab.told = lab.write(30, chance)[-1].offset + 1
+        await until(lambda: ready(lab) and lab.right())
+        lab.trees.rebuild()
+        while lab.trees.kept[PARTITION].build is None:
+            await asyncio.sleep(0)
+        lab.told = lab.write(30, chance)[-1].offset + 1
+        await until(lambda: ready(lab) and lab.right())
+        lab.tell(lab.write(30, chance))
+        assert lab.right()
+
+    run(tmp_path, story)
+
+
 def test_a_tree_that_went_wrong_is_an_alarm_and_is_replaced(tmp_path: Path) -> None:
     """A build that differs from the kept tree names the segment, and takes its place."""
 
