@@ -28,12 +28,16 @@ from aae.reconcile.client import Pusher
 from aae.reconcile.options import Options
 from aae.reconcile.reading import Pace
 from repl.model.errors import BadInput, CodecError, PeerFault
+from repl.model.requests import PushOutcome
 from repl.transport.http_client import Refused
 
 PUT_PATH: Final = "/batch/put"
 
 PUSHED: Final = ("object",)
 PUT: Final = ("value", "content_type", "clock")
+
+TEXT_OR_BYTES: Final = ("binary", "string", "void")
+OPTIONAL: Final = ("bucket_type", "content_type", "clock")
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
 """A batch ends with the row that passes this, or at `batch_items`."""
@@ -64,9 +68,11 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
     """Writes batches. Made on the driver, travels to the executors."""
 
     def __init__(self, options: Options, schema: t.StructType, overwrite: bool) -> None:
-        """Raises BadInput for a table without the columns."""
+        """Raises BadInput for a table without the columns, or with others of their names."""
         if overwrite:
             raise BadInput('a cluster is only added to: use .mode("append")')
+        if not options.urls:
+            raise BadInput("option urls is missing: findings, and files, are not written here")
         self._options = options
         self._job = uuid4().bytes
         names = schema.fieldNames()
@@ -80,6 +86,9 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
                     " key, and object (a push, clocks kept) or value (a new write), optional bucket_type,"
                     " content_type and clock"
                 )
+        for name in OPTIONAL:
+            if kinds.get(name, "string") not in TEXT_OR_BYTES:
+                raise BadInput(f"column {name} is text or bytes, the table has {kinds[name]}")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """A task's rows."""
@@ -91,7 +100,7 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
         ask = partial(pushed, pusher, options.origin) if self._push else partial(self._put, pusher)
         try:
             for batch in iterator:
-                for items in self._batches(batch):
+                for items in self._batches(batch, outcomes, reasons):
                     send_all(items, ask, options.give_up_after_s, outcomes, reasons)
                     pace.passed(len(items))
         finally:
@@ -106,7 +115,7 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """What was written stays: writing it again changes nothing."""
 
-    def _batches(self, batch: pa.RecordBatch) -> Iterator[list[list[Any]]]:
+    def _batches(self, batch: pa.RecordBatch, outcomes: Counter[str], reasons: list[str]) -> Iterator[list[list[Any]]]:
         items: list[list[Any]] = []
         size = 0
         default = self._options.bucket_type.encode()
@@ -121,7 +130,13 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
         for kind, bucket, key, *rest in zip(kinds, columns["bucket"], columns["key"], *values, strict=True):
             item = [default if kind is None else _bytes(kind), _bytes(bucket), _bytes(key), *map(_bytes, rest)]
             if self._push and item[3] is None:
-                raise RowsRejected(f"the row of key {item[2]!r} has no object")
+                why = f"the row of key {item[2]!r} has no object"
+                if self._options.rejected == "fail":
+                    raise RowsRejected(why)
+                outcomes["rejected"] += 1
+                if len(reasons) < REASONS_MAX:
+                    reasons.append(why)
+                continue
             items.append(item)
             size += sum(len(part) for part in item if part is not None)
             if len(items) >= self._options.batch_items or size > BATCH_BYTES:
@@ -133,10 +148,7 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def _put(self, pusher: Pusher, items: Sequence[list[Any]]) -> list[tuple[str, str]]:
         """As a client writes. A value of null deletes."""
         rows = [[*item, None, xxh3_128_hexdigest(self._job + msgpack.packb(item))] for item in items]
-        answers = pusher.post(PUT_PATH, msgpack.packb(rows))
-        if len(answers) != len(items):
-            raise CodecError(f"{len(answers)} answers to {len(items)} rows")
-        return [_outcome(answer) for answer in answers]
+        return _outcomes(items, pusher.post(PUT_PATH, msgpack.packb(rows)), _put_outcome)
 
 
 def send_all(
@@ -181,17 +193,41 @@ def send_all(
 def pushed(pusher: Pusher, origin: bytes, items: Sequence[list[Any]]) -> list[tuple[str, str]]:
     """Push objects with their clocks; `origin`: the cluster that they come from, b"" for the one that takes them."""
     body = msgpack.packb([row_wire.PUSH_VERSION, origin or None, items])
-    answers = pusher.post(row_wire.PUSH_PATH, body)
+    return _outcomes(items, pusher.post(row_wire.PUSH_PATH, body), _push_outcome)
+
+
+def _outcomes(
+    items: Sequence[Any], answers: Sequence[Any], read: Callable[[Any], tuple[str, str] | None]
+) -> list[tuple[str, str]]:
+    """Outcome and reason of each item. Raises CodecError for answers that are none."""
     if len(answers) != len(items):
         raise CodecError(f"{len(answers)} answers to {len(items)} rows")
-    return [(str(outcome), str(reason)) for outcome, reason in answers]
+    found = []
+    for answer in answers:
+        one = read(answer)
+        if one is None:
+            raise CodecError(f"not an answer to a row: {answer!r:.100}")
+        found.append(one)
+    return found
 
 
-def _outcome(answer: Any) -> tuple[str, str]:
-    status, _, reason = answer
-    if status in (204, 404):
-        return "applied", ""
-    return ("failed" if status >= 500 else "rejected"), str(reason)
+def _push_outcome(answer: Any) -> tuple[str, str] | None:
+    match answer:
+        case [str(outcome), str() | None as reason] if outcome in _PUSH_OUTCOMES:
+            return outcome, str(reason)
+    return None
+
+
+_PUSH_OUTCOMES: Final = frozenset(one.value for one in PushOutcome)
+
+
+def _put_outcome(answer: Any) -> tuple[str, str] | None:
+    match answer:
+        case [204, _, _] | [404, _, "not-found"]:  # the second: a delete of what is not there
+            return "applied", ""
+        case [int(status), _, reason] if 400 <= status < 600:
+            return ("failed" if status >= 500 else "rejected"), str(reason)
+    return None
 
 
 def _bytes(value: Any) -> bytes | None:

@@ -1,0 +1,122 @@
+"""What `df.write.format("isthmus")` makes of rows and of a node's answers to them, without Java and without nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgpack
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as t
+
+from aae.reconcile import writing
+from aae.reconcile.client import Pusher
+from aae.reconcile.options import parse_options
+from aae.reconcile.writing import IsthmusWriter, RowsRejected, Written, send_all
+from repl.model.errors import BadInput, PeerFault
+
+NAMES = [t.StructField("bucket", t.BinaryType()), t.StructField("key", t.BinaryType())]
+PUTS = t.StructType([*NAMES, t.StructField("value", t.BinaryType())])
+PUSHES = t.StructType([*NAMES, t.StructField("object", t.BinaryType())])
+
+
+def writer(schema: t.StructType, **options: str) -> IsthmusWriter:
+    """One for a table."""
+    return IsthmusWriter(parse_options({"urls": "http://n1:1", "give_up_after_s": "1", **options}), schema, False)
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> list[list[Any]]:
+    """Nodes whose answers to batches are these, one after the other; what they were asked."""
+    left = list(answers)
+    asked: list[list[Any]] = []
+
+    def post(_self: Pusher, _path: str, body: bytes) -> Any:
+        asked.append(msgpack.unpackb(body))
+        return left.pop(0)
+
+    monkeypatch.setattr(Pusher, "post", post)
+    monkeypatch.setattr(writing, "RETRY_S", 0.001)
+    return asked
+
+
+def rows(last: str, *values: bytes | None) -> pa.RecordBatch:
+    """A table of as many keys."""
+    keys = [b"k%d" % at for at in range(len(values))]
+    columns = {"bucket": [b"b"] * len(keys), "key": keys, last: list(values)}
+    return pa.RecordBatch.from_pydict({name: pa.array(of, pa.binary()) for name, of in columns.items()})
+
+
+def test_a_row_for_a_bucket_type_that_is_not_there_is_no_written_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delete of what is not there is done, and answered by 404; so is a write into a bucket type that does not exist,
+    which is not done."""
+    unknown = (404, None, "unknown-bucket-type: there is no bucket type b'typo'")
+    answering(monkeypatch, [(204, b"clock", None), (404, None, "not-found"), unknown])
+    with pytest.raises(RowsRejected, match="1 rows were rejected: b'b'/b'k2': unknown-bucket-type"):
+        writer(PUTS).write(iter([rows("value", b"v", None, b"v")]))
+    answering(monkeypatch, [(204, b"clock", None), (404, None, "not-found"), unknown])
+    told = writer(PUTS, rejected="count").write(iter([rows("value", b"v", None, b"v")]))
+    assert told.outcomes == {"applied": 2, "rejected": 1}
+
+
+@pytest.mark.parametrize(
+    "garbage", [[[]], [[1, 2]], [["new", None, None, None]], ["yes"], [[True, None, ""]], [["lost", None]]]
+)
+@pytest.mark.parametrize(("schema", "column"), [(PUTS, "value"), (PUSHES, "object")])
+def test_answers_that_are_none_are_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, garbage: list[Any], schema: t.StructType, column: str
+) -> None:
+    """A batch whose answers mean nothing is sent again, and counted as the answers say that mean something."""
+    sound: list[Any] = [(204, b"", None)] if column == "value" else [("applied", None)]
+    asked = answering(monkeypatch, garbage, sound)
+    assert writer(schema).write(iter([rows(column, b"v")])).outcomes == {"applied": 1}
+    assert len(asked) == 2
+    assert asked[0] == asked[1]
+
+
+def test_a_row_without_an_object_is_rejected_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged row of a read has none: it fails the task, or is counted, and all others are written."""
+    answering(monkeypatch, [("applied", None), ("applied", None)])
+    with pytest.raises(RowsRejected, match="the row of key b'k1' has no object"):
+        writer(PUSHES).write(iter([rows("object", b"o", None, b"o")]))
+    asked = answering(monkeypatch, [("applied", None), ("superseded", None)])
+    told = writer(PUSHES, rejected="count").write(iter([rows("object", b"o", None, b"o")]))
+    assert isinstance(told, Written)
+    assert told.outcomes == {"applied": 1, "superseded": 1, "rejected": 1}
+    assert "b'k1'" in told.rejected[0]
+    assert [item[2] for item in asked[0][2]] == [b"k0", b"k2"]
+
+
+def test_columns_of_other_types_are_refused_before_anything_is_written() -> None:
+    """Optional columns, too, are text or bytes; the error says which is not."""
+    for name in ("bucket_type", "content_type", "clock"):
+        with pytest.raises(BadInput, match=f"column {name} .*bigint"):
+            writer(t.StructType([*PUTS.fields, t.StructField(name, t.LongType())]))
+        writer(t.StructType([*PUTS.fields, t.StructField(name, t.NullType())]))
+    for name in ("bucket", "value"):
+        without = t.StructType([field for field in PUTS.fields if field.name != name])
+        with pytest.raises(BadInput, match=f"column {name} .*none"):
+            writer(without)
+
+
+def test_what_failed_is_sent_again_and_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what failed is sent again; what fails for ever ends as an error with the last reason."""
+    monkeypatch.setattr(writing, "RETRY_S", 0.001)
+    outcomes: Counter[str] = Counter()
+    asked: list[list[Any]] = []
+
+    def ask(items: Any) -> list[tuple[str, str]]:
+        asked.append([item[2] for item in items])
+        return [("failed", "not-ready: later") if item[2] == b"k1" else ("applied", "") for item in items]
+
+    items = [[b"default", b"b", b"k%d" % at, b"v"] for at in range(3)]
+    with pytest.raises(PeerFault, match=r"1 rows could not be written in 0\.02 s: not-ready: later"):
+        send_all(items, ask, 0.02, outcomes, [])
+    assert outcomes == {"applied": 2}
+    assert asked[:2] == [[b"k0", b"k1", b"k2"], [b"k1"]]
+
+
+def test_a_pusher_needs_nodes() -> None:
+    """A table is written to a cluster, not to a view of something else."""
+    with pytest.raises(BadInput, match="option urls is missing"):
+        IsthmusWriter(parse_options({"view": "findings", "path": "/x"}), PUTS, False)
