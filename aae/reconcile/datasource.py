@@ -62,9 +62,12 @@ class IsthmusSource(DataSource):  # type: ignore[misc]
         if self._parsed.view == FINDINGS:
             raise BadInput("findings are read with spark.read: a run that is done changes no more")
         check_schema(View(self._parsed.view), schema)
-        for name in ("bucket", "prefix", "modified_since", "modified_before", "segments", "manifest"):
+        for name in ("bucket", "prefix", "modified_since", "modified_before", "segments"):
             if name in self.options:
                 raise BadInput(f"option {name} is for spark.read: filter a stream with .filter(...)")
+        for name in ("manifest", "consistency", "splits"):
+            if name in self.options:
+                raise BadInput(f"option {name} is for spark.read: a stream reads what each copy has applied")
         return IsthmusStreamReader(self._parsed, schema)
 
     def writer(self, schema: t.StructType, overwrite: bool) -> DataSourceWriter:

@@ -9,7 +9,8 @@ readers that are away: there is no retention to fall off. A tombstone comes as a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import monotonic, sleep
 from typing import Any, Final
 
 import pyarrow as pa
@@ -17,11 +18,11 @@ from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from aae.reconcile.client import Plan, asked_plan
+from aae.reconcile.client import PartitionPlan, Plan, asked_plan
 from aae.reconcile.options import Options
-from aae.reconcile.reading import Range, RangeStream, WrongCluster
+from aae.reconcile.reading import LEADERLESS_S, RETRY_S, Pace, Range, RangeStream, RangeUnreadable, WrongCluster, usable
 from aae.reconcile.rows import Columns
-from aae.row_wire import ChangesAsked, View
+from aae.row_wire import ChangesAsked, Consistency, View
 from repl.model.errors import BadInput
 
 CLUSTER: Final = "cluster"
@@ -30,6 +31,14 @@ PARTITIONS: Final = "partitions"
 ROWS_AT_ONCE: Final = 10_000_000
 """Changes of a batch when the option rows_per_batch does not say: what is behind after a long absence comes in several
 batches, each of which is a step that need not be repeated."""
+
+
+def _nothing(_: PartitionPlan) -> str:
+    return ""
+
+
+def _partition(one: PartitionPlan) -> str:
+    return f"partition {one.partition}"
 
 
 class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
@@ -41,13 +50,15 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         self._target: dict[int, int] | None = None
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What is there now is the end of this query; it comes in batches all the same."""
-        self._target = {one.partition: _applied(one) for one in self._plan().partitions}
+        """What is there now is the end of this query; it comes in batches all the same. Raises RangeUnreadable when a
+        partition does not tell."""
+        self._target = {one.partition: _applied(one) for one in self._plan(_partition).partitions}
 
     def initialOffset(self) -> dict[str, Any]:
-        """Of a new query: everything there is, or (option starting) what changes from now on."""
-        plan = self._plan()
+        """Of a new query: everything there is, or (option starting) what changes from now on. Raises RangeUnreadable
+        when a partition does not tell where that is."""
         latest = self._options.starting == "latest"
+        plan = self._plan(_partition if latest else _nothing)
         return _offset(plan, {one.partition: _applied(one) if latest else 0 for one in plan.partitions})
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -59,22 +70,30 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         plan = self._plan()
         begun = _begun(plan, start)
         ends = {one.partition: _applied(one) for one in plan.partitions}
-        if self._target is not None:
-            ends = {partition: min(end, self._target.get(partition, 0)) for partition, end in ends.items()}
+        if self._target is not None:  # although a node is away: to find nothing new would end the query
+            ends = {partition: self._target.get(partition, 0) for partition in ends}
         ends = {partition: max(end, begun[partition]) for partition, end in ends.items()}
         if not isinstance(limit, ReadAllAvailable):
             ends = shared(begun, ends, limit.max_rows if isinstance(limit, ReadMaxRows) else ROWS_AT_ONCE)
         return _offset(plan, ends)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Range]:
-        """The ranges of offsets that have something new."""
-        plan = self._plan()
+        """The ranges of offsets that have something new. Raises RangeUnreadable when nobody has one of them."""
+
+        def range_of(one: PartitionPlan) -> str:
+            first, last = (offset[PARTITIONS].get(str(one.partition), 0) for offset in (start, end))
+            return f"{_partition(one)}, offsets {first} to {last}" if first < last else ""
+
+        plan = self._plan(range_of)
         begun, ends = _begun(plan, start), _begun(plan, end)
-        return [
-            Range(plan.cluster, one.partition, begun[one.partition], ends[one.partition], one.copies)
+        found = [
+            Range(plan.cluster, one.partition, begun[one.partition], ends[one.partition], usable(one, Consistency.ANY))
             for one in plan.partitions
-            if begun[one.partition] < ends[one.partition] and one.copies
-        ] or [Range(plan.cluster, 0, 0, 0, ())]
+            if begun[one.partition] < ends[one.partition]
+        ]
+        for part in found:
+            part.tasks = self._options.tasks_at_once or len(found)
+        return found or [Range(plan.cluster, 0, 0, 0, ())]
 
     def read(self, partition: Range) -> Iterator[pa.RecordBatch]:
         """The keys whose latest change is in the range."""
@@ -82,10 +101,15 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
             return
         options = self._options
         asked = ChangesAsked(options.bucket_type.encode(), 0, 0, 0, View(options.view))
-        stream = RangeStream(asked, partition, options.credentials, give_up_after_s=options.give_up_after_s)
+        stream = RangeStream(
+            asked, partition, options.credentials,
+            give_up_after_s=options.give_up_after_s, resume=options.failover == "continue", ask=self._plan,
+        )  # fmt: skip
         columns = Columns(options.bucket_type, self._schema)
+        pace = Pace(options.rows_per_second / partition.tasks)
         for head, rows in stream.frames():
             yield columns.batch(head, rows)
+            pace.passed(len(rows.names))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing is kept for us."""
@@ -93,9 +117,19 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
     def stop(self) -> None:
         """Nothing is open."""
 
-    def _plan(self) -> Plan:
+    def _plan(self, needed: Callable[[PartitionPlan], str] = _nothing) -> Plan:
+        """Who holds what, as soon as somebody has each partition of which something is needed: `needed` says what, ""
+        for nothing. Raises RangeUnreadable when nobody comes."""
         options = self._options
-        return asked_plan(options.urls, options.credentials, options.bucket_type)
+        deadline_s = monotonic() + min(options.give_up_after_s, LEADERLESS_S)
+        while True:
+            plan = asked_plan(options.urls, options.credentials, options.bucket_type)
+            away = [needed(one) for one in plan.partitions if needed(one) and not usable(one, Consistency.ANY)]
+            if not away:
+                return plan
+            if monotonic() + RETRY_S >= deadline_s:
+                raise RangeUnreadable(f"{away[0]}: no node that answers has a copy that may be read")
+            sleep(RETRY_S)
 
 
 def shared(begun: Mapping[int, int], ends: Mapping[int, int], limit: int) -> dict[int, int]:

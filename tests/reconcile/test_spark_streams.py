@@ -1,0 +1,105 @@
+"""What a stream (`spark.readStream`) asks for and promises when nodes are away, without Java and without nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from aae.reconcile import reading, streaming
+from aae.reconcile.client import Copy, PartitionPlan, Plan
+from aae.reconcile.datasource import IsthmusSource
+from aae.reconcile.options import parse_options
+from aae.reconcile.reading import RangeUnreadable
+from aae.reconcile.rows import schema_of
+from aae.reconcile.streaming import IsthmusStreamReader
+from aae.row_wire import Head, Tail, View
+from repl.model.errors import BadInput
+from repl.model.keys import SEGMENT_COUNT
+
+UUID = b"u" * 16
+HALF = SEGMENT_COUNT // 2
+START = {"cluster": UUID.hex(), "partitions": {"0": 10, "1": 10}}
+END = {"cluster": UUID.hex(), "partitions": {"0": 20, "1": 20}}
+
+
+def plan(zero: int | None, one: int | None, whole: bool = True) -> Plan:
+    """Two partitions applied so far; None: nobody that answers holds it."""
+
+    def held(offset: int | None) -> tuple[Copy, ...]:
+        return () if offset is None else (Copy("n1", "http://n1", True, whole, 1, offset),)
+
+    return Plan(
+        UUID, "east", "default",
+        (PartitionPlan(0, 0, HALF, None, held(zero)), PartitionPlan(1, HALF, SEGMENT_COUNT, None, held(one))),
+    )  # fmt: skip
+
+
+def reader(monkeypatch: pytest.MonkeyPatch, *plans: Plan, **options: str) -> IsthmusStreamReader:
+    """One that is told these plans, the last of them for ever."""
+    left = list(plans)
+    monkeypatch.setattr(streaming, "asked_plan", lambda *_: left.pop(0) if len(left) > 1 else left[0])
+    monkeypatch.setattr(streaming, "RETRY_S", 0.001)
+    given = {"urls": "http://n1:1", "give_up_after_s": "1", **options}
+    return IsthmusStreamReader(parse_options(given), schema_of(View.KEYS))
+
+
+def test_a_batch_leaves_out_no_partition_whose_node_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its offsets were promised when the node still answered: the batch waits for it, or fails and says so."""
+    found = reader(monkeypatch, plan(20, None), plan(20, 20)).partitions(START, END)
+    assert [(part.partition, part.first, part.end) for part in found] == [(0, 10, 20), (1, 10, 20)]
+    for away in (plan(20, None), plan(20, 20, whole=False)):
+        with pytest.raises(RangeUnreadable, match=r"partition [01], offsets 10 to 20: no node"):
+            reader(monkeypatch, away).partitions(START, END)
+    unneeded = {**END, "partitions": {"0": 20, "1": 10}}
+    assert [part.partition for part in reader(monkeypatch, plan(20, None)).partitions(START, unneeded)] == [0]
+
+
+def test_a_beginning_and_an_end_are_of_all_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`latest`, and the end of availableNow, are asked for again while a partition does not tell, and are never taken
+    for its beginning."""
+    away, back = plan(20, None), plan(20, 30)
+    assert reader(monkeypatch, away, back, starting="latest").initialOffset()["partitions"] == {"0": 20, "1": 30}
+    with pytest.raises(RangeUnreadable, match="partition 1: no node"):
+        reader(monkeypatch, away, starting="latest").initialOffset()
+    assert reader(monkeypatch, away).initialOffset()["partitions"] == {"0": 0, "1": 0}
+    stream = reader(monkeypatch, away, back)
+    stream.prepareForTriggerAvailableNow()
+    assert stream.latestOffset(START, stream.getDefaultReadLimit())["partitions"] == {"0": 20, "1": 30}
+    with pytest.raises(RangeUnreadable, match="partition 1: no node"):
+        reader(monkeypatch, away).prepareForTriggerAvailableNow()
+
+
+def test_an_end_that_was_set_is_reached_though_a_node_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of availableNow that finds nothing new, since a node does not answer, would end the query as if all had
+    been read."""
+    stream = reader(monkeypatch, plan(10, 30), plan(10, None))
+    stream.prepareForTriggerAvailableNow()
+    assert stream.latestOffset(START, stream.getDefaultReadLimit())["partitions"] == {"0": 10, "1": 30}
+
+
+def test_a_rate_holds_for_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is shared among the partitions of a batch, as it is in a read."""
+    stream = reader(monkeypatch, plan(20, 20), rows_per_second="100")
+    parts = stream.partitions(START, END)
+    paces: list[float] = []
+
+    @contextmanager
+    def streamed(*_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
+        yield Head(UUID, "east", "n1", 1, 10, 20, 1, 20), iter([Tail(0)])
+
+    monkeypatch.setattr(reading, "streamed", streamed)
+    monkeypatch.setattr(streaming, "Pace", lambda rate: paces.append(rate))
+    assert list(stream.read(parts[1])) == []
+    assert paces == [50]
+
+
+@pytest.mark.parametrize("option", ["consistency=committed", "splits=4", "segments=0-9"])
+def test_options_that_mean_nothing_to_a_stream_are_refused(option: str) -> None:
+    """The error says what they are for."""
+    name, _, value = option.partition("=")
+    source = IsthmusSource({"urls": "http://n1:1", name: value})
+    with pytest.raises(BadInput, match=f"option {name} is for spark.read"):
+        source.streamReader(schema_of(View.KEYS))
