@@ -290,6 +290,7 @@ class _Run:
 
     def _report(self, plan: Planned) -> dict[str, Any]:
         now = standing(self._directory.waves())
+        self._directory.forget("summary.json")  # first: it vouches for the findings that were there
         self._write_findings(now)
         write_segments(self._directory, now, plan)
         facts = self._facts() | {"as_of": {"begin": plan.as_of, "end": self._as_of()}}

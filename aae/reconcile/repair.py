@@ -108,14 +108,12 @@ def apply(
         raise BadInput(
             f"run {directory.run_id} has no plan {plan_id}: `isthmus reconcile repair` RUN-ID plan makes one"
         )
-    summary = directory.read("summary.json")
-    if summary is None or plan_id != _named(summary, made["queue"], made["direction"], int(made["rate_per_second"])):
-        raise BadInput(f"run {directory.run_id} has gone on since plan {plan_id}, and found other keys: plan anew")
+    _check_findings(directory, made)
     progress = directory.read(_progress(plan_id))
     assert progress is not None
     done, began_s, began_at = int(progress["queued"]), monotonic(), int(progress["queued"])
     rate = int(made["rate_per_second"])
-    for batch in _batches(wanted(directory, made["direction"]), done):
+    for batch in _planned(directory, made, done):
         names = [(one.bucket, one.key) for one in batch]
         _pushed(queue, batch[0].bucket_type.encode(), names)
         done += len(batch)
@@ -127,6 +125,26 @@ def apply(
             sleep(ahead_s)
     directory.write(_progress(plan_id), {"queued": done, "state": "done", "at_ms": _now_ms()})
     return {**made, "queued": done, "state": "done"}
+
+
+def _check_findings(directory: RunDirectory, made: Mapping[str, Any]) -> None:
+    """Raises BadInput unless the findings are those that were planned: whoever writes others first takes the summary
+    away."""
+    summary = directory.read("summary.json")
+    named = summary and _named(summary, made["queue"], made["direction"], int(made["rate_per_second"]))
+    if named != made["plan"]:
+        raise BadInput(f"run {directory.run_id} has gone on since plan {made['plan']}, and found other keys: plan anew")
+
+
+def _planned(directory: RunDirectory, made: Mapping[str, Any], behind: int) -> Iterator[list[Wanted]]:
+    """The batches of a plan, behind the first so many keys. Raises BadInput when the run goes on meanwhile."""
+    try:
+        for batch in _batches(wanted(directory, made["direction"]), behind):
+            _check_findings(directory, made)
+            yield batch
+    except OSError:
+        _check_findings(directory, made)  # that is why a file of theirs is gone
+        raise
 
 
 def wanted(directory: RunDirectory, direction: str) -> Iterator[Wanted]:

@@ -6,7 +6,8 @@
       work/NNNN.json      a wave of chunks that is done; NNNN/ beside it has its rows (Parquet)
       findings/           one row a key that differs (Parquet, by verdict)
       segments/           one row a chunk
-      summary.json        totals, never cut short; there once everything that could be done is done
+      summary.json        totals, never cut short; there once everything that could be done is done, and gone while
+                          the findings are written anew
       repairs/            plans, and how far each is applied (`repair`)
 
 Every document is written whole or not at all, a wave's after its rows: whatever was killed goes on from the last one.
