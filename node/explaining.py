@@ -195,6 +195,8 @@ def _next(
     if led_by is None:
         return "ask again once the partition has a leader that answers"
     for row in lower:
+        if row.get("next"):
+            return f"queue {row['queue']}: {row['next']}"
         return (
             f"queue {row['queue']} sends it at the {row['priority'].replace('_', '-')} priority from node {row['node']}"
         )

@@ -24,8 +24,10 @@ from queues.serving import ServedQueue
 from queues.steering import Act, Lost
 from queues.throttle import Rates
 from queues.wire import OFF, SUSPENDED, OwnedByOther
+from repl.model.entry import EntryKind
 from repl.model.errors import BadInput, NotReady
 from repl.model.keys import Key
+from repl.model.reference import ReferenceKind
 from repl.store.port import Change, Store
 
 log = structlog.get_logger(__name__)
@@ -35,6 +37,11 @@ PEEK_ROWS: Final = 4_096
 
 SECOND_MS: Final = 1_000
 """Time marks of the store are a second apart: what is cleared ends with the second of the act."""
+
+
+_TO_FETCH: Final = int(ReferenceKind.TO_FETCH)
+_LEAVING: Final = int(ReferenceKind.LEAVING)
+_DATA: Final = int(EntryKind.DATA)
 
 
 class GapChoice(NamedTuple):
@@ -190,7 +197,7 @@ class QueueActs:
                 ahead = window.rows_ahead()
                 found += [
                     (
-                        0,
+                        _TO_FETCH if row.kind == _DATA else _LEAVING,
                         window.partition,
                         row.offset,
                         window.bucket_type,

@@ -25,7 +25,7 @@ from config.settings import QueueSettings
 from queues.cursors import CursorState
 from queues.gaps import Gap, below, with_gap
 from queues.ownership import json_object
-from repl.model.errors import CodecError
+from repl.model.errors import BadInput, CodecError
 
 DEFINITIONS_PATH: Final = "/queue-definitions"
 
@@ -199,6 +199,19 @@ def decode_suspensions(value: bytes | None) -> tuple[QueueSuspension, ...]:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CodecError(f"not a list of a queue's suspensions: {error}") from error
+
+
+def resumed(found: tuple[QueueSuspension, ...], what: str, node: str | None, queue: str) -> tuple[QueueSuspension, ...]:
+    """`found` without the suspensions of `what` on `node`, or (None) on any. Raises BadInput where one on all nodes
+    would keep that node suspended all the same."""
+    everywhere = next((one for one in found if one.what == what and one.node is None), None)
+    if node is not None and everywhere is not None:
+        flag = "" if what == SERVING else f" --{what}"
+        raise BadInput(
+            f"{what} of queue {queue} is suspended on all nodes (by {everywhere.by}), {node} among them: "
+            f"isthmus queue resume {queue}{flag}, and suspend those that are to stay so by --node"
+        )
+    return tuple(one for one in found if one.what != what or node not in (None, one.node))
 
 
 def suspension_of(suspensions: tuple[QueueSuspension, ...], what: str, node: str) -> QueueSuspension | None:

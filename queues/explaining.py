@@ -53,13 +53,15 @@ def explained(queue: ServedQueue, partition: int, key: Key, change: Change | Non
 
 
 def explained_lower(queue: ServedQueue, key: Key) -> list[dict[str, Any]]:
-    """References at the lower priorities of this node that name the key: {"queue", "priority", "state", "ahead"}."""
+    """References at the lower priorities of this node that name the key: {"queue", "priority", "state", "ahead",
+    "reason", "next"}; the last two are empty where nothing holds them back."""
     found = []
     for lower in queue.machine.lower:
         state, ahead = lower.whereabouts(key)
         if state:
             name = LOWER_NAMES[lower.priority]
-            found.append({"queue": queue.settings.name, "priority": name, "state": state, "ahead": ahead})
+            told = {"reason": _held(queue), "next": (_to_do(queue) or "") if state == "waiting" else ""}
+            found.append({"queue": queue.settings.name, "priority": name, "state": state, "ahead": ahead, **told})
     return found
 
 
@@ -104,12 +106,17 @@ def _held(queue: ServedQueue) -> str:
 def _next(queue: ServedQueue, state: str) -> str:
     if state == "no-change":
         return "nothing"
-    if state in ("waiting", "not-read"):
-        if queue.suspension is not None:
-            return f"isthmus queue resume {queue.settings.name}"
-        if not queue.machine.heard_lately and not queue.waiters:
-            return "a sink must fetch: look at isthmus sink show of the other cluster"
-    return NEXT[state]
+    to_do = _to_do(queue) if state in ("waiting", "not-read") else None
+    return to_do or NEXT[state]
+
+
+def _to_do(queue: ServedQueue) -> str | None:
+    """What somebody must do before anything that waits goes; None for nothing."""
+    if queue.suspension is not None:
+        return f"isthmus queue resume {queue.settings.name}"
+    if not queue.machine.heard_lately and not queue.waiters:
+        return "a sink must fetch: look at isthmus sink show of the other cluster"
+    return None
 
 
 def _gap_of(window: Window, offset: int) -> Gap | None:

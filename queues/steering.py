@@ -207,10 +207,8 @@ class Steering:
         await self._suspensions(name, lambda found: (*(s for s in found if (s.what, s.node) != (what, node)), new))
 
     async def resume(self, name: str, what: str, node: str | None) -> None:
-        """End suspensions of `what`, of one node or (None) every one."""
-        await self._suspensions(
-            name, lambda found: tuple(s for s in found if s.what != what or node not in (None, s.node))
-        )
+        """End suspensions of `what`, of one node or (None) every one; see `decrees.resumed`."""
+        await self._suspensions(name, lambda found: decrees.resumed(found, what, node, name))
 
     async def _suspensions(
         self, name: str, change: Callable[[tuple[QueueSuspension, ...]], tuple[QueueSuspension, ...]]

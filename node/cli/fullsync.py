@@ -17,10 +17,10 @@ from node.cli.output import cell, echo_json, echo_table, milliseconds, moment, o
 from node.cli.queue import BY, REASON
 from node.cli.remote import AdminClient, admin_option
 from node.cli.times import time_of
+from node.cli.where import node_options
 
 PEER = click.option("--peer", help="Only this [[fullsync]]; without it all of the node, or the only one.")
 PEER_OF_ALL = click.option("--peer", help="Only this [[fullsync]]; without it all.")
-NODE = click.option("--node", metavar="NAME", help="Only on this node; without it on all.")
 KINDS: Final = ("all", "day", "hour", "range", "auto")
 LOOK_S: Final = 0.25
 """How often a run that is waited for is looked at."""
@@ -134,7 +134,7 @@ def schedule(admin: AdminClient, output: str) -> None:
 
 @fullsync_group.command("suspend")
 @PEER_OF_ALL
-@NODE
+@node_options
 @BY
 @REASON
 @admin_option
@@ -147,7 +147,7 @@ def suspend(peer: str | None, node: str | None, by: str, reason: str, admin: Adm
 
 @fullsync_group.command("resume")
 @PEER_OF_ALL
-@NODE
+@node_options
 @BY
 @admin_option
 @output_option

@@ -163,9 +163,9 @@ def _print(answer: dict[str, Any], bucket_type: str, bucket: str, object_key: st
             (f"queue {row['queue']}", f"{row['state']}{ahead}{why} (to {row['owner'] or 'nobody yet'}; {row['rule']})")
         )
     for row in answer.get("lower") or ():
-        facts.append(
-            (f"queue {row['queue']}", f"{row['state']} at the {row['priority']} priority of node {row['node']}")
-        )
+        why = f": {row['reason']}" if row.get("reason") else ""
+        priority = str(row["priority"]).replace("_", "-")
+        facts.append((f"queue {row['queue']}", f"{row['state']} at the {priority} priority of node {row['node']}{why}"))
     for node in answer.get("lower_unknown_at") or ():
         facts.append(("node " + node, "does not answer: what it holds at lower priorities is not known"))
     reap = answer.get("reap")

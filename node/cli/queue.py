@@ -20,6 +20,7 @@ from node.cli.output import cell, echo_json, echo_table, milliseconds, moment, o
 from node.cli.queue_looks import filter_tested, gaps_of_queues, ledger, peek, show
 from node.cli.remote import AdminClient, admin_option, whoami
 from node.cli.times import time_of
+from node.cli.where import node_options
 
 NAME = click.argument("name")
 POSITIONS = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -29,7 +30,6 @@ SERVING = click.option(
 PUBLISHING = click.option(
     "--publishing", "what", flag_value="publishing", help="Making references: what comes is left out, as a gap."
 )
-NODE = click.option("--node", help="Only on the node of this name; without it on all.")
 BY = click.option("--by", default=whoami, show_default="USER@HOST", help="Who does it; shown to others.")
 REASON = click.option("--reason", default="", help="Why; shown to others.")
 
@@ -69,7 +69,7 @@ def list_queues(everywhere: bool, admin: AdminClient, output: str) -> None:
 @NAME
 @SERVING
 @PUBLISHING
-@NODE
+@node_options
 @BY
 @REASON
 @admin_option
@@ -84,7 +84,7 @@ def suspend(name: str, what: str, node: str | None, by: str, reason: str, admin:
 @NAME
 @SERVING
 @PUBLISHING
-@NODE
+@node_options
 @BY
 @admin_option
 @output_option
@@ -125,6 +125,8 @@ def release(name: str, start: str, by: str, reason: str, admin: AdminClient, out
 @click.option("--cascade", is_flag=True, help="Offer also what came from another cluster.")
 @click.option("--overflow", type=click.Choice(["replay", "discard"]), default="replay", show_default=True)
 @click.option("--queue-limit", type=click.IntRange(1), help="References in memory.")
+@click.option("--object-limit", type=click.IntRange(0), help="Whole objects in memory.")
+@click.option("--object-size-limit", metavar="SIZE", help='Largest object that is kept whole, such as "200KB".')
 @BY
 @REASON
 @admin_option
@@ -137,6 +139,8 @@ def register(
     cascade: bool,
     overflow: str,
     queue_limit: int | None,
+    object_limit: int | None,
+    object_size_limit: str | None,
     by: str,
     reason: str,
     admin: AdminClient,
@@ -146,7 +150,9 @@ def register(
     unless it names a zone."""
     begins = {"from": _start(start)} if positions is None else {"positions": _positions(positions)}
     wish = {"name": name, **begins, "filter": filter_, "cascade": cascade, "overflow": overflow}
-    answer = admin.post("/admin/queues/register", {**wish, "queue_limit": queue_limit, "by": by, "reason": reason})
+    limits = {"queue_limit": queue_limit, "object_limit": object_limit}
+    limits["object_size_limit"] = _size(object_size_limit, "--object-size-limit")
+    answer = admin.post("/admin/queues/register", {**wish, **limits, "by": by, "reason": reason})
     _echo(answer, output, f"queue {name}: registered")
 
 
@@ -195,11 +201,7 @@ def throttle(
     """What each node gives out of queue NAME in a second at most; of bytes and objects, what is not said stays."""
     if default != (size is None and objects is None):
         raise click.UsageError("say how much: --bytes, --objects, or both; or --default alone")
-    try:
-        rate = None if size is None else int(size) if size.isdigit() else parse_size(size)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--bytes") from error
-    wish = {"bytes_per_second": rate, "objects_per_second": objects, "default": default}
+    wish = {"bytes_per_second": _size(size, "--bytes"), "objects_per_second": objects, "default": default}
     _act(admin, output, name, "throttle", "limits set", **wish, by=by, reason=reason)
 
 
@@ -236,6 +238,14 @@ def push(
 def _act(admin: AdminClient, output: str, name: str, act: str, sentence: str, **wish: Any) -> None:
     answer = admin.post(f"/admin/queues/{quote(name, safe='')}/{act}", wish)
     _echo(answer, output, f"queue {name}: {sentence}")
+
+
+def _size(text: str | None, option: str) -> int | None:
+    """Bytes, as a number or a size."""
+    try:
+        return None if text is None else int(text) if text.isdigit() else parse_size(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint=option) from error
 
 
 def _start(text: str) -> str | int:

@@ -16,10 +16,10 @@ from node.cli.exits import CommandFailed, Exit
 from node.cli.output import echo_facts, echo_json, echo_table, milliseconds, moment, output_option, printable
 from node.cli.queue import BY, REASON
 from node.cli.remote import AdminClient, admin_option
+from node.cli.where import node_options
 
 QUEUE = click.option("--queue", help="Only fetches from the queue of this name.")
 PEER = click.option("--peer", metavar="URL", help="Only fetches from this peer.")
-NODE = click.option("--node", help="Only on the node of this name; without it on all.")
 DEFAULT = click.option("--default", "forget", is_flag=True, help="Let the config files count again.")
 
 OUTCOMES: Final = ("applied", "superseded", "merged", "rejected")
@@ -91,7 +91,7 @@ def show(admin: AdminClient, output: str) -> None:
 @sink_group.command("suspend")
 @QUEUE
 @PEER
-@NODE
+@node_options
 @BY
 @REASON
 @admin_option
@@ -107,7 +107,7 @@ def suspend(
 @sink_group.command("resume")
 @QUEUE
 @PEER
-@NODE
+@node_options
 @BY
 @admin_option
 @output_option
@@ -121,7 +121,7 @@ def resume(queue: str | None, peer: str | None, node: str | None, by: str, admin
 @click.argument("count", type=click.IntRange(1, 256), required=False)
 @click.option("--per-peer", type=click.IntRange(0, 256), help="Most of them at one peer; 0: an equal share.")
 @DEFAULT
-@NODE
+@node_options
 @BY
 @REASON
 @admin_option
@@ -156,7 +156,7 @@ def set_workers(
 @click.option("--objects", type=click.IntRange(0), help="Changes a second; 0: no limit.")
 @click.option("--off", is_flag=True, help="Neither limit.")
 @DEFAULT
-@NODE
+@node_options
 @BY
 @REASON
 @admin_option

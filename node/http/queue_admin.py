@@ -20,6 +20,7 @@ from queues.rules import FOLD, FULL_SYNC
 from queues.steering import Act
 from queues.throttle import Rates
 from repl.model.keys import Key
+from repl.model.reference import ReferenceKind
 from repl.model.vclock import MAX_OFFSET
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class QueueAdmin:
         if not (asked.isascii() and asked.isdigit() and 0 < int(asked[:9]) <= PEEK_MAX):
             raise Refused(400, "bad-query", f"count={asked[:40]}: a whole number from 1 to {PEEK_MAX} is right")
         items = await self._node.queue_acts.peek(request.text("queue"), int(asked))
-        return json_reply({"references": [_shown(item) for item in items]})
+        return json_reply({"references": [reference_shown(item) for item in items]})
 
     async def filter(self, request: Request) -> Reply:
         """Which rule decides over a bucket: ?type=T&bucket=B."""
@@ -296,14 +297,15 @@ def _is_offset(at: object) -> bool:
     return type(at) is int and 0 <= at <= MAX_OFFSET
 
 
-def _shown(item: tuple[Any, ...]) -> dict[str, Any]:
+def reference_shown(item: tuple[Any, ...]) -> dict[str, Any]:
+    """A reference of any kind, as `peek` tells it."""
     kind, partition, offset, bucket_type, bucket, key, origin, time_ms, payload = item
     names = {"bucket_type": bucket_type, "bucket": bucket, "key": key}
     return {
         **{name: value.decode(errors="backslashreplace") for name, value in names.items()},
         "partition": partition,
         "offset": offset,
-        "kind": ("to_fetch", "object", "tombstone")[kind],
+        "kind": ReferenceKind(kind).name.lower(),
         "origin": origin.hex(),
         "time_ms": time_ms,
         "bytes": len(payload),

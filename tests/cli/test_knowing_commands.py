@@ -152,6 +152,11 @@ def test_a_key_is_explained_by_its_leader_or_not_at_all() -> None:
     answer = joined({"e1": node_says(lower=[lower]), "e2": None}, {})
     assert (answer["known"], answer["queues"], answer["lower_unknown_at"]) == (False, None, ["e2"])
     assert answer["lower"] == [{"node": "e1", **lower}]
+    answer = joined({"e1": node_says(lower=[lower]), "e2": node_says(leads=True)}, {})
+    assert answer["next"] == "queue q sends it at the fold priority from node e1"
+    held = {**lower, "reason": "serving is suspended by ann", "next": "isthmus queue resume q"}
+    answer = joined({"e1": node_says(lower=[held]), "e2": node_says(leads=True)}, {})
+    assert answer["next"] == "queue q: isthmus queue resume q"
 
 
 def test_what_comes_next_goes_by_the_other_side() -> None:

@@ -89,6 +89,36 @@ def test_a_limit_and_none_at_once_is_refused(listener: ToldListener, capsys: pyt
     assert capsys.readouterr().out == "queue q: 1 reference queued\n"
 
 
+@pytest.mark.parametrize("noun", [["queue", "suspend", "q"], ["sink", "suspend"], ["fullsync", "suspend"]])
+def test_all_nodes_may_be_said_aloud_but_not_beside_one(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str], noun: list[str]
+) -> None:
+    """--all-nodes is what holds without it; with --node it contradicts, in either order."""
+    for path in ("queues/q", "sink", "fullsync"):
+        listener.tell(f"/admin/{path}/suspend", {"acted": {}})
+    assert cli.main([*noun, "--all-nodes"]) == Exit.OK
+    assert listener.posted[-1][1]["node"] is None
+    assert cli.main([*noun, "--node", "e1"]) == Exit.OK
+    assert listener.posted[-1][1]["node"] == "e1"
+    for both in (["--node", "e1", "--all-nodes"], ["--all-nodes", "--node", "e1"]):
+        assert cli.main([*noun, *both]) == Exit.USAGE
+        assert "--node and --all-nodes contradict each other" in capsys.readouterr().err
+    assert len(listener.posted) == 2
+
+
+def test_limits_of_a_queue_are_given_when_it_is_registered(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The three bounds that a config file sets are there at run time, too; a size that is none is refused."""
+    listener.tell("/admin/queues/register", {"queues": []})
+    bounds = ["--queue-limit", "9", "--object-limit", "0", "--object-size-limit", "2KB"]
+    assert cli.main(["queue", "register", "q", *bounds]) == Exit.OK
+    wish = listener.posted[-1][1]
+    assert (wish["queue_limit"], wish["object_limit"], wish["object_size_limit"]) == (9, 0, 2_000)
+    assert cli.main(["queue", "register", "q", "--object-size-limit", "much"]) == Exit.USAGE
+    assert "--object-size-limit" in capsys.readouterr().err
+
+
 @contextmanager
 def answering_404(reason: str) -> Iterator[str]:
     """The URL of a listener that answers all with 404 and this reason, none when it is empty."""

@@ -140,11 +140,21 @@ def test_explain_shows_references_of_lower_priorities_wherever_they_wait() -> No
     async def run(home: Home) -> None:
         home.put(b"a", b"b")
         await home.acts.push("q", keys(b"a", b"b"), FULL_SYNC, 0)
-        lower = home.acts.explain(Key(b"default", BUCKET, b"b"), None, None)
-        assert lower == {
-            "queues": [],
-            "lower": [{"queue": "q", "priority": "full_sync", "state": "waiting", "ahead": 1}],
-        }
+        row = {"queue": "q", "priority": "full_sync", "state": "waiting", "ahead": 1}
+
+        def told_of() -> list[Any]:
+            answer = home.acts.explain(Key(b"default", BUCKET, b"b"), None, None)
+            assert answer["queues"] == []
+            return list(answer["lower"])
+
+        fetch = "a sink must fetch: look at isthmus sink show of the other cluster"
+        assert told_of() == [{**row, "reason": "no sink cluster has fetched from the queue", "next": fetch}]
+        await home.fetch(count=0)
+        assert told_of() == [{**row, "reason": "", "next": ""}]
+        await home.acts.suspend("q", SERVING, None, told(home))
+        assert told_of() == [
+            {**row, "reason": "serving is suspended by ann: because", "next": "isthmus queue resume q"}
+        ]
 
     alive(run)
 
