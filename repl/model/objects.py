@@ -259,18 +259,19 @@ def _sibling(item: object) -> Sibling:
 
 def glanced(data: bytes) -> tuple[bytes, Clock, int, int, bool] | None:
     """(encoded clock, clock, hash64, last modified in ms, tombstone) of an object of one sibling without metadata,
-    links and indexes, as most are, checked without building it; None of any other, or of bytes that are none."""
+    links and indexes, as most are, checked without building it; None of any other, of bytes that are none, and of the
+    same in another form than the canonical one."""
     try:
-        version, encoded, (sibling,) = msgpack.unpackb(data, use_list=False, max_map_len=0, max_ext_len=0)
+        _, encoded, (sibling,) = msgpack.unpackb(data, use_list=False, max_map_len=0, max_ext_len=0)
         actor, counter, modified_ms, tombstone, value, _, _, metadata, links, indexes = sibling
         if (
-            version == OBJECT_VERSION
-            and not (metadata or links or indexes or (tombstone and value))
+            not (metadata or links or indexes or (tombstone and value))
             and tuple(map(type, sibling)) == _SIBLING_TYPES
             and 0 <= modified_ms < 1 << 63
+            and _pack((OBJECT_VERSION, encoded, (sibling,))) == data
         ):
             clock = decode_clock(encoded)
-            if covers(clock, (actor, counter)):
+            if counter > 0 and covers(clock, (actor, counter)):
                 return encoded, clock, xxh64_intdigest(data), modified_ms, tombstone
     except (ValueError, TypeError, CodecError, msgpack.exceptions.UnpackException, RecursionError):
         pass  # not the common shape: the full decoder accepts it or says what is wrong

@@ -158,6 +158,8 @@ def decode_clock(data: bytes) -> Clock:
         raise CodecError(f"not a vector clock: {error}") from error
     check_clock(raw)
     clock: Clock = raw
+    if _pack(clock) != data:
+        raise CodecError("not a vector clock in canonical form: its bytes would change")
     return clock
 
 

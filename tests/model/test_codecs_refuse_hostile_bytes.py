@@ -26,6 +26,7 @@ from repl.model.objects import (
     Summary,
     decode_object,
     encode_object,
+    glanced,
     summarize_encoded,
 )
 from repl.model.vclock import decode_clock, encode_clock
@@ -177,6 +178,43 @@ def test_clocks_that_no_encoder_writes_are_refused(raw: object) -> None:
     """A clock with unordered or repeated actors, counters outside their range or wrong types is malformed."""
     with pytest.raises(CodecError):
         decode_clock(msgpack.packb(raw))
+
+
+_ACTOR = b"a" * 20
+_CLOCK = encode_clock(((_ACTOR, 2**44 + 7, 1_800_000_000),))
+
+
+def _one(version: object = 1, clock: bytes = _CLOCK, dot: object = (_ACTOR, 2**44 + 7), modified: object = 5) -> bytes:
+    sibling = (*dot, modified, False, b"value", b"text/plain", b"", (), (), ())  # type: ignore[misc]
+    packed: bytes = msgpack.packb((version, clock, (sibling,)))
+    return packed
+
+
+_AS_THEY_ARE = _one()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        _one(version=True),
+        _one(version=1.0),
+        _one(dot=(_ACTOR, 0)),
+        _one(dot=(_ACTOR, -5)),
+        _one(clock=_CLOCK.replace(b"\xcf\0\0\x10", b"\xd3\0\0\x10")),
+        _AS_THEY_ARE.replace(b"\x05\xc2", b"\xcc\x05\xc2"),
+        _AS_THEY_ARE.replace(b"\x05\xc2", b"\xd0\x05\xc2"),
+        _AS_THEY_ARE.replace(b"\xc4\x05value", b"\xc5\0\x05value"),
+    ],
+    ids=["true", "float", "dot 0", "dot below 0", "clock", "long number", "signed number", "long length"],
+)
+def test_objects_in_another_form_than_ours_are_refused(data: bytes) -> None:
+    """Of an object that says the same in other bytes, or has a dot that nobody gives, no replica keeps the bytes: their
+    hash would never be that of the object which other clusters hold, or nobody could read it again."""
+    assert summarize_encoded(_AS_THEY_ARE).size_bytes == len(_AS_THEY_ARE)
+    assert data != _AS_THEY_ARE
+    with pytest.raises(CodecError):
+        summarize_encoded(data)
+    assert glanced(data) is None
 
 
 def test_an_object_of_a_newer_version_is_refused_by_name() -> None:
