@@ -211,10 +211,15 @@ def parse_links(value: bytes) -> Links:
     return tuple(links)
 
 
+_LAST_DATE_S: Final = 253_402_300_799
+"""The end of year 9999: a date of HTTP has four digits of year, and an object of another cluster any time."""
+
+
 @lru_cache(maxsize=1024)
 def http_date(seconds: int) -> bytes:
-    """`seconds` since 1970 as HTTP writes dates; the newest thousand are kept since neighbours share them."""
-    return formatdate(seconds, usegmt=True).encode()
+    """`seconds` since 1970 as HTTP writes dates, the end of year 9999 for any later time; the newest thousand are kept
+    since neighbours share them."""
+    return formatdate(min(seconds, _LAST_DATE_S), usegmt=True).encode()
 
 
 def is_header_value(value: bytes) -> bool:

@@ -10,6 +10,7 @@ import re
 import msgpack
 import pytest
 
+from node.http.shown import show
 from repl.model.errors import (
     Fenced,
     NotLeader,
@@ -20,6 +21,7 @@ from repl.model.errors import (
     TooFewInSync,
 )
 from repl.model.keys import Key
+from repl.model.objects import Object, Sibling, encode_object
 from repl.model.vclock import decode_clock
 
 K = "/buckets/b/keys/k"
@@ -442,3 +444,15 @@ def test_requests_are_counted_by_route_method_and_status(room):
     assert samples["isthmus_http_requests_total", "200", "GET", "object"] == 1
     assert samples["isthmus_http_requests_total", "404", "GET", "refused"] == 1
     assert {n for n, *_ in samples} == set(HELP)
+
+
+@pytest.mark.parametrize("ms", [253_402_300_799_999, 253_402_300_800_000, 2**63 - 1])
+def test_a_time_beyond_what_a_date_can_say_is_shown_as_the_last_date(ms: int) -> None:
+    """An object that came from another cluster with a last-modified time after the year 9999 is shown, alone and among
+    siblings, under the last date that HTTP can write."""
+    one = Sibling((b"a" * 20, 5), ms, False, b"value", b"text/plain")
+    two = one._replace(dot=(b"b" * 20, 6))
+    for siblings, status in (((one,), 200), ((one, two), 300)):
+        stored = encode_object(Object(tuple((*s.dot, 0) for s in siblings), siblings))
+        reply = show(stored, None, [])
+        assert (reply.status, dict(reply.headers)[b"last-modified"]) == (status, b"Fri, 31 Dec 9999 23:59:59 GMT")
