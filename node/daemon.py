@@ -52,7 +52,7 @@ from queues import listing
 from repl import telemetry
 from repl.identity import Identity
 from repl.metastore.port import Ambiguous, Conflict, Metastore, SessionState, Unavailable
-from repl.model.errors import WrongIdentity
+from repl.model.errors import IsthmusError
 from repl.settling import settle
 from repl.transport import tls_server
 from sink import listing as sink_listing
@@ -288,7 +288,7 @@ class Node(Parts):
         while not self._stop.is_set():
             try:
                 await self._register()
-            except (Unavailable, Ambiguous, Conflict, WrongIdentity) as error:
+            except (Unavailable, Ambiguous, Conflict, IsthmusError) as error:
                 log.warning("metastore.register_failed", error=str(error))
                 await asyncio.sleep(REGISTER_RETRY_MS / 1000)
             else:

@@ -17,7 +17,7 @@ from repl.identity import Identity
 from repl.isr import effects as fx
 from repl.isr import events as ev
 from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
-from repl.model.errors import LocalFault, WrongIdentity
+from repl.model.errors import IsthmusError, LocalFault, WrongIdentity
 from repl.model.record import Member, PartitionRecord
 from repl.partition import Partition
 from repl.registering import Registrar
@@ -130,7 +130,7 @@ class RoundTrips:
             self._unsaid = False
             try:
                 await self._registrar.register()
-            except (Unavailable, Ambiguous, Conflict, WrongIdentity) as error:
+            except (Unavailable, Ambiguous, Conflict, IsthmusError) as error:
                 self._unsaid = True
                 log.warning("identity.copy_is_withheld_later", error=str(error))
                 await asyncio.sleep(RETRY_MS / 1000)

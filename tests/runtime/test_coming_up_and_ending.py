@@ -12,7 +12,9 @@ from node import daemon
 from node.daemon import Node
 from node.ports import free_port
 from repl.identity import Identity
-from repl.model.errors import LocalFault
+from repl.metastore.memory import MemoryMetastore
+from repl.model.errors import Corruption, LocalFault
+from repl.model.record import Registration
 from tests.http.living import SETTINGS, NodeInMemory
 
 
@@ -46,6 +48,40 @@ async def until(condition) -> None:
     async with asyncio.timeout(5):
         while not await condition():
             await asyncio.sleep(0.02)
+
+
+def test_a_registration_that_the_metastore_refuses_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a session ended the node would else live on, and never take part again until somebody restarts it."""
+    monkeypatch.setattr(daemon, "REGISTER_RETRY_MS", 10)
+
+    async def story() -> None:
+        node: Node = NodeInMemory(load_file(file_of(tmp_path)))
+        await node.start()
+        served = asyncio.create_task(node.serve())
+        metastore = node._metastore
+        assert isinstance(metastore, MemoryMetastore)
+        register, refusals = metastore.register, [LocalFault("ZooKeeper refuses"), Corruption("no standing")]
+
+        async def refused(registration: Registration) -> int:
+            if refusals:
+                raise refusals.pop()
+            return await register(registration)
+
+        async def serves_again() -> bool:
+            return node.registrar.inc != before and node.ready()[0]
+
+        metastore.register = refused  # type: ignore[method-assign]
+        before = node.registrar.inc
+        try:
+            metastore.expire()
+            await until(serves_again)
+        finally:
+            node.request_stop("the test is over")
+            await served
+
+    asyncio.run(story())
 
 
 def test_a_session_that_ends_while_the_node_comes_up_is_followed_by_another(tmp_path) -> None:
