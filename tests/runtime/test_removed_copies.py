@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from repl.identity import Identity
-from repl.metastore.port import Conflict
+from repl.metastore.port import Ambiguous, Conflict
 from repl.model.keys import Key
 from repl.model.objects import Content
-from repl.model.record import PartitionRecord
+from repl.model.record import PartitionRecord, Registration
 from repl.model.requests import WriteRequest
 from tests.runtime.conftest import House, Town, until
 
@@ -95,6 +95,42 @@ def test_a_moved_replica_leaves_nothing_behind_and_comes_back_as_another(tmp_pat
             await changed(t, *t.houses)
             await t.level()
             assert left.partition().replica.member.gen == left.identity.gens()[0] != gen
+            assert len(list(left.runtime.store.list_keys(0, None, None))) == 30
+
+    asyncio.run(story())
+
+
+def test_a_copy_is_deleted_and_made_anew_though_the_metastore_did_not_hear_of_its_end(
+    tmp_path: Path, town: Towns
+) -> None:
+    """The registration that follows the note of a condemned copy fails, so it still stands there with the old gen while
+    the copy goes. Named again meanwhile, the node counts for nothing by that: what is made there has another gen."""
+
+    async def story() -> None:
+        async with town(tmp_path, 4, removed_grace_ms=200) as t:
+            await write(t, 30)
+            newcomer, leaver = others(t)
+            left = t.houses[leaver]
+            gen = left.partition().replica.member.gen
+            register, failures = left.metastore.register, []
+
+            async def failing(registration: Registration) -> int:
+                if not left.identity.condemned() or len(failures) == 3:
+                    return await register(registration)
+                failures.append(registration.gens.get(0))
+                raise Ambiguous("the answer is missing")
+
+            left.metastore.register = failing  # type: ignore[method-assign]
+            await change(t, (newcomer,), (leaver,))
+            await changed(t, *({*t.houses} - {leaver}))
+            await until(lambda: bool(failures))
+            assert (await left.metastore.registrations())[leaver].gen_of(0) == gen
+            await change(t, (leaver,), ())
+            await changed(t, *t.houses)
+            await t.level()
+            copy = left.partition().replica.member
+            assert copy.gen == left.identity.gens()[0] != gen
+            assert (await left.metastore.registrations())[leaver].gen_of(0) == copy.gen
             assert len(list(left.runtime.store.list_keys(0, None, None))) == 30
 
     asyncio.run(story())
