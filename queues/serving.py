@@ -50,8 +50,8 @@ TOLD_STEP_S: Final = 0.001
 """Pause of a batch whose objects were read before the loop heard that they are applied; it ends with its lease."""
 
 UNREADABLE_REST_MS: Final = 1_000
-"""Rest of the lower priorities once nothing of a batch could be read: as long as a read waits for a leader, so a fetch
-is free for real time at least half of the time."""
+"""Rest of the lower priorities once nothing of a batch could be read: elections take seconds, hand-overs less. A guess.
+No fetch waits for either, since real time would wait with it."""
 
 DIFFERING_MAX: Final = 64
 """Sink nodes whose differing properties are remembered, the newest."""
@@ -201,7 +201,8 @@ class ServedQueue:
         one that is not there, or cannot be (no such bucket type). What could not be read leaves the batch and waits
         behind all others; what the answer has no room for is left out with all behind it, and waits again."""
         items = batch.items()
-        found = await self._kv.get_batch([Key(item[3], item[4], item[5]) for item in items], None, limit_bytes)
+        keys = [Key(item[3], item[4], item[5]) for item in items]
+        found = await self._kv.get_batch(keys, None, limit_bytes, waits=False)
         resolved: list[Item | None] = []
         unread: dict[int, IsthmusError] = {}
         for at, (item, payload) in enumerate(zip(items, found, strict=True)):

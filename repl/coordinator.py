@@ -142,11 +142,11 @@ class Coordinator:
             raise
 
     async def get_batch(
-        self, keys: Sequence[Key], isolation: Isolation | None, room_bytes: int
+        self, keys: Sequence[Key], isolation: Isolation | None, room_bytes: int, *, waits: bool = True
     ) -> list[bytes | IsthmusError | None]:
         """See KeyValue.get_batch."""
         self._tally.kinds["get"] += len(keys)
-        results = await self._reading.get_batch(keys, isolation, room_bytes)
+        results = await self._reading.get_batch(keys, isolation, room_bytes, waits)
         self._tally.answered(results)
         return cast("list[bytes | IsthmusError | None]", results)
 

@@ -114,13 +114,16 @@ class Reading:
             raise result
         return cast("bytes | None", result)
 
-    async def get_batch(self, keys: Sequence[Key], isolation: Isolation | None, room_bytes: int) -> list[object]:
+    async def get_batch(
+        self, keys: Sequence[Key], isolation: Isolation | None, room_bytes: int, waits: bool
+    ) -> list[object]:
         """See KeyValue.get_batch."""
         if isolation is None:
             theirs = {self._defaults.get(key.bucket_type, self._default) for key in keys}
             isolation = theirs.pop() if len(theirs) == 1 else Isolation.COMMITTED
         self.counts[isolation] += len(keys)
-        results = await self._settled(keys, isolation, room_bytes)
+        ask = self._settled if waits else self._ask
+        results = await ask(keys, isolation, room_bytes)
         full = Overloaded(f"the answer has reached its limit of {room_bytes} bytes: ask again for the rest")
         first = True
         for slot, result in enumerate(results):

@@ -43,9 +43,10 @@ class KeyValue(Protocol):
         BadInput, Retryable."""
 
     async def get_batch(
-        self, keys: Sequence[Key], isolation: Isolation | None, room_bytes: int
+        self, keys: Sequence[Key], isolation: Isolation | None, room_bytes: int, *, waits: bool = True
     ) -> list[bytes | IsthmusError | None]:
-        """As `get`, one answer per key, in order. Once the answers have reached `room_bytes` the rest is Overloaded."""
+        """As `get`, one answer per key, in order. Once the answers have reached `room_bytes` the rest is Overloaded.
+        `waits` False: a key whose partition has no leader that serves now is refused at once, not after a moment."""
 
     async def write(self, request: WriteRequest) -> Written:
         """Durable and applied. Raises BadInput, Retryable, OutcomeUnknown."""

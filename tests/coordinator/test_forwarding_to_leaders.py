@@ -248,6 +248,22 @@ def test_an_election_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(story())
 
 
+def test_who_does_not_wait_for_a_leader_has_the_rest_at_once() -> None:
+    """A batch of reads of partitions some of which have no leader: what is led comes without a pause, here and
+    elsewhere, and the others are refused as not ready."""
+
+    async def story() -> None:
+        async with cluster() as c:
+            await c.coordinators["n1"].write_batch([WriteRequest(key_of(n), content(b"v")) for n in range(4)])
+            c.move(1, None)
+            before = asyncio.get_running_loop().time()
+            results = await c.coordinators["n1"].get_batch([key_of(n) for n in range(4)], None, 9_000, waits=False)
+            assert asyncio.get_running_loop().time() - before < 0.3
+            assert [type(result) for result in results] == [bytes, NotReady, bytes, bytes]
+
+    asyncio.run(story())
+
+
 def test_a_wait_for_a_leader_ends_with_a_refusal() -> None:
     """When no leader comes, each kind of request is refused as not ready after about a second; types stay unknown at
     once."""

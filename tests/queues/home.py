@@ -127,7 +127,7 @@ class Home:
         return entry.offset
 
     async def get_batch(
-        self, keys: Sequence[Key], isolation: Isolation | None, room_bytes: int
+        self, keys: Sequence[Key], isolation: Isolation | None, room_bytes: int, *, waits: bool = True
     ) -> list[bytes | IsthmusError | None]:
         return [
             next(

@@ -13,6 +13,7 @@ from queues.wire import Ack
 from repl.model.errors import IsthmusError, NotReady
 from repl.model.keys import Key
 from repl.model.requests import Isolation
+from repl.routes import LEADER_WAIT_S
 from tests.queues.home import Home
 from tests.queues.test_queue_acts import alive, keys, told
 
@@ -27,7 +28,7 @@ def test_a_reference_that_cannot_be_read_waits_behind_the_others() -> None:
         read, asked, away = home.get_batch, 0, {b"x", b"z"}
 
         async def reading(
-            keys: Sequence[Key], isolation: Isolation | None, room_bytes: int
+            keys: Sequence[Key], isolation: Isolation | None, room_bytes: int, **_waits: bool
         ) -> list[bytes | IsthmusError | None]:
             nonlocal asked
             asked += 1
@@ -46,6 +47,38 @@ def test_a_reference_that_cannot_be_read_waits_behind_the_others() -> None:
         assert asked <= 3
         away.clear()
         assert [item[5] for item in (await home.fetch(wait_ms=5_000)).items] == [b"x", b"z"]
+
+    alive(test)
+
+
+def test_a_fetch_does_not_sit_where_a_partition_has_no_leader() -> None:
+    """Of a lower priority's batch what can be read goes at once, and what comes in real time is not behind it."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a", b"x")
+        await home.drain()
+        read = home.get_batch
+
+        async def reading(
+            keys: Sequence[Key], isolation: Isolation | None, room_bytes: int, *, waits: bool = True
+        ) -> list[bytes | IsthmusError | None]:
+            if waits:
+                await asyncio.sleep(LEADER_WAIT_S)
+            found = await read(keys, isolation, room_bytes)
+            return [NotReady("no leader") if k.key == b"x" else one for k, one in zip(keys, found, strict=True)]
+
+        home.get_batch = reading  # type: ignore[method-assign]
+        began = asyncio.get_running_loop().time()
+        for key in (b"a", b""):
+            assert await home.acts.push("q", keys(*filter(None, (b"x", key))), FULL_SYNC, 0) > 0
+            fetched = asyncio.create_task(home.fetch(wait_ms=5_000))
+            await asyncio.sleep(0.05)
+            if not key:
+                home.put(b"new")
+            reply = await fetched
+            assert [item[5] for item in reply.items] == [key or b"new"]
+            await home.fetch(acks=[Ack(reply.batch, reply.owner_version)], wait_ms=0)
+        assert asyncio.get_running_loop().time() - began < LEADER_WAIT_S
 
     alive(test)
 

@@ -550,7 +550,7 @@ def test_a_reference_to_nothing_does_not_hold_up_those_behind_it() -> None:
         errors: list[IsthmusError] = [UnknownBucketType("no such type")]
 
         async def reading(
-            keys: Sequence[Key], isolation: Isolation | None, room_bytes: int
+            keys: Sequence[Key], isolation: Isolation | None, room_bytes: int, **_waits: bool
         ) -> list[bytes | IsthmusError | None]:
             found = await read(keys, isolation, room_bytes)
             return [errors[0] if key.bucket_type != b"default" else one for key, one in zip(keys, found, strict=True)]
