@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from repl.model.conditions import ConditionFailed
-from repl.model.errors import IsthmusError, OutcomeUnknown, TimedOut
+from repl.model.errors import Corruption, IsthmusError, OutcomeUnknown, TimedOut
 from repl.partition import Waiter
 
 SWEEP_S: Final = 0.25
@@ -47,7 +47,10 @@ class Expiry:
 
     def _expired(self, result: object) -> IsthmusError:
         """What an item is told whose time is over, given what it would have been told. A refusal stands; but what a
-        condition was judged against may have been old, or may be dropped yet, if nobody has confirmed it (R-COND)."""
+        condition was judged against may have been old, or may be dropped yet, if nobody has confirmed it (R-COND). Nor
+        is a push refused for good by bytes that may be dropped (R-WAIT)."""
+        if isinstance(result, Corruption):
+            return TimedOut(f"nothing was confirmed within {self._timeout_s:g} s, and nothing was written: {result}")
         if isinstance(result, ConditionFailed):
             why = "what the key holds could not be confirmed"
             return TimedOut(f"no outcome within {self._timeout_s:g} s: {why}; nothing was written")

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from repl.coordinator import Coordinator
-from repl.model.errors import BadInput, IsthmusError, OutcomeUnknown, TooFewInSync
+from repl.model.errors import BadInput, Corruption, IsthmusError, OutcomeUnknown, TooFewInSync
 from repl.model.keys import Key
-from repl.model.objects import TOMBSTONE, Content, decode_object
-from repl.model.requests import WriteRequest, Written
+from repl.model.objects import TOMBSTONE, Content, decode_object, encode_object, write
+from repl.model.requests import PushItem, PushOutcome, WriteRequest, Written
+from repl.model.vclock import actor_of, pack_counter
 from repl.store.leveldb import LevelStore
 from repl.write_limits import TooManySiblings
-from tests.coordinator.pair import UUID, Cluster, cluster, key_of, keys_of
+from tests.coordinator.pair import OTHER, UUID, Cluster, cluster, key_of, keys_of
 
 KEY = key_of(0)
 
@@ -264,3 +265,35 @@ def test_a_refusal_that_rests_on_a_pending_entry_waits_for_it() -> None:
 
     assert isinstance(asyncio.run(story(True)), TooManySiblings)
     assert isinstance(asyncio.run(story(False)), OutcomeUnknown)
+
+
+@pytest.mark.parametrize("ending", ["applied", "dropped", "late"])
+def test_a_push_with_an_equal_clock_and_other_bytes_is_judged_by_what_is_applied_alone(ending: str) -> None:
+    """Against an entry that is not committed it waits (R-WAIT). It is rejected for good only once that is applied: an
+    entry that is dropped, or of which nothing is known in time, may leave the pushed object as the only one."""
+
+    def pushed(value: bytes) -> PushItem:
+        dot = (actor_of(OTHER, 0), pack_counter(1, 1))
+        return PushItem(KEY, OTHER, encode_object(write(None, (), Content(value), dot, 1_700_000_000_000)))
+
+    async def story() -> None:
+        async with cluster(request_timeout_ms=100 if ending == "late" else 5_000) as c:
+            runtime = c.runtimes["n1"]
+            runtime.hold = True
+            first = asyncio.create_task(c.coordinators["n1"].push([pushed(b"one")]))
+            await pending(c, 1)
+            others = [asyncio.create_task(c.coordinators["n1"].push([pushed(v)])) for v in (b"one", b"other")]
+            await asyncio.sleep(0.01)
+            assert not any(task.done() for task in (first, *others))
+            if ending == "applied":
+                runtime.apply(runtime.partitions[0])
+            elif ending == "dropped":
+                runtime.step_down(0)
+            (_,), (same,), (other,) = await asyncio.gather(first, *others)
+            if ending == "applied":
+                assert (same.outcome, other.outcome) == (PushOutcome.SUPERSEDED, PushOutcome.REJECTED)
+                assert isinstance(other.error, Corruption)
+            else:
+                assert (same.outcome, other.outcome) == (PushOutcome.FAILED, PushOutcome.FAILED)
+
+    asyncio.run(story())
