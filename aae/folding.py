@@ -23,6 +23,9 @@ TIMEOUT_MS: Final = 60_000
 
 VERSION: Final = 1
 
+NUMBER_MAX: Final = 1 << 63
+"""What a node can tell another in msgpack ends here."""
+
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 
 
@@ -200,6 +203,8 @@ def asked_of(wish: Mapping[str, Any]) -> Asked:
     raw = wish.get("next") or {"segment": 0, "name": ""}
     try:
         place = Place(int(raw["segment"]), bytes.fromhex(raw["name"]))
+        if not 0 <= place.segment < NUMBER_MAX:
+            raise ValueError
     except (KeyError, TypeError, ValueError):
         raise CodecError("next must be what the page before gave") from None
     queue = wish.get("queue") or ""
@@ -218,8 +223,8 @@ def _scope(wish: Mapping[str, Any]) -> Scope:
     numbers: dict[str, int | None] = {}
     for name in ("since_ms", "before_ms", "siblings_over", "size_over", "segment_from", "segment_to"):
         value = wish.get(name)
-        if value is not None and (type(value) is not int or value < 0):
-            raise CodecError(f"{name} must be a whole number")
+        if value is not None and (type(value) is not int or not 0 <= value < NUMBER_MAX):
+            raise CodecError(f"{name} must be a whole number below 2^63")
         numbers[name] = value
     segments = None
     if numbers["segment_from"] is not None or numbers["segment_to"] is not None:

@@ -32,6 +32,9 @@ def add_folds(face: Face, parts: Parts) -> None:
         partition = wish.get("partition")
         if type(partition) is not int or partition < 0:
             raise Refused(400, "bad-json", "partition is needed, a number; `isthmus partition list` shows them")
+        records = parts.controller.records
+        if records and partition not in records:
+            raise Refused(404, "unknown-partition", f"there is no partition {partition}: {len(records)} are there")
         return json_reply(shown(await parts.folding.page(partition, asked_of(wish))))
 
     face.router.add("POST", "/admin/folds", page)

@@ -14,7 +14,7 @@ from aae.schedule import Kind, TimeRange
 from node.fullsync_gathering import SuspendWish, sharing, warning
 from node.http.asgi import Face, Request, json_reply
 from node.http.statuses import Refused, Reply
-from node.http.wishes import initiator, text, wish_of
+from node.http.wishes import count, initiator, text, wish_of
 
 if TYPE_CHECKING:
     from node.parts import Parts
@@ -23,6 +23,12 @@ RUN_KEYS: Final = frozenset({"peer", "kind", "by"})
 ACT_KEYS: Final = frozenset({"peer", "node", "by", "reason"})
 RANGE_KEYS: Final = frozenset({"peer", "since_ms", "before_ms", "bucket", "by"})
 REBUILD_KEYS: Final = frozenset({"partition", "by"})
+
+RESULTS_DIGITS_MAX: Final = 9
+"""Longest `results`; no peer has so many."""
+
+TIME_MAX_MS: Final = 1 << 50
+"""Largest wall-clock time that is taken, as of queues: beyond the year 30,000 somebody has mistaken the unit."""
 
 RESULTS_SHOWN: Final = 50
 """Newest results of a peer in one answer; `?results=N` asks for others."""
@@ -52,8 +58,8 @@ class FullSyncAdmin:
 
     async def _status(self, request: Request) -> Reply:
         wanted = request.query.get("results", str(RESULTS_SHOWN))
-        if not wanted.isdecimal():
-            raise Refused(400, "bad-query", f"results={wanted}: write a number")
+        if not (wanted.isascii() and wanted.isdigit() and len(wanted) <= RESULTS_DIGITS_MAX):
+            raise Refused(400, "bad-query", f"results={wanted[:40]}: write a number")
         return json_reply(await self._shown(int(wanted)))
 
     async def _shown(self, results: int) -> dict[str, Any]:
@@ -89,7 +95,7 @@ class FullSyncAdmin:
             raise Refused(
                 404, "unknown-node", f"there is no node {node!r} that lives; there are {', '.join(sorted(nodes))}"
             )
-        act = SuspendWish(suspended, peer, initiator(wish), str(wish.get("reason") or ""))
+        act = SuspendWish(suspended, peer, initiator(wish), text(wish, "reason") or "")
         acted = await self._parts.fullsync_gathering.act(nodes if node is None else {node}, act)
         if not any(names is None or names for names in acted.values()):
             name, where = f" {peer!r}" if peer else "", node or "any node"
@@ -98,8 +104,8 @@ class FullSyncAdmin:
 
     async def _set_range(self, request: Request) -> Reply:
         wish = await wish_of(request, RANGE_KEYS)
-        since_ms, before_ms = wish.get("since_ms"), wish.get("before_ms")
-        if type(since_ms) is not int or type(before_ms) is not int or not 0 <= since_ms < before_ms:
+        since_ms, before_ms = (count(wish, name, 0, TIME_MAX_MS) for name in ("since_ms", "before_ms"))
+        if since_ms is None or before_ms is None or not since_ms < before_ms:
             raise Refused(400, "bad-json", "since_ms and before_ms are needed: whole numbers, the first the smaller")
         bucket = wish.get("bucket")
         if bucket is not None and (not isinstance(bucket, str) or not bucket):

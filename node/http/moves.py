@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final
 
 from config.options import MOVES_AT_ONCE
+from config.rules import check_name
 from node import cluster_view, moves_view
 from node.gathering import Gathering
 from node.http.asgi import Request, json_reply
@@ -21,7 +22,7 @@ from repl.isr.moves import Kind
 from repl.isr.replica_map import NODE_ID_MAX, REPLICAS_MAX, BadReplicaMap, checked_replica_map
 from repl.metastore.port import Ambiguous, Conflict, Unavailable
 from repl.model.errors import NotReady
-from repl.relocating import Wish, cancel, ordered, planned, undrain
+from repl.relocating import NoSuch, Wish, cancel, ordered, planned, undrain
 from repl.removing import STANDING_PATH, remove_node
 
 if TYPE_CHECKING:
@@ -112,6 +113,10 @@ class MovesAdmin:
         if not flag(wish, "undo"):
             return await self._act(wish, Wish(Kind.DRAIN, nodes=names, ignore_racks=flag(wish, "ignore_racks")))
         if flag(wish, "dry_run"):
+            drained = self._node.controller.placement.drained
+            for name in names:
+                if name not in drained:
+                    raise NoSuch(f"{name} is not drained: {', '.join(sorted(drained)) or 'no node'} is")
             return json_reply({"outcome": "would be undone", "nodes": list(names)})
         cancelled = await undrain(self._node.controller.metastore, names, initiator(wish))
         await self._seen(lambda: not set(names) & self._node.controller.placement.drained.keys())
@@ -159,6 +164,10 @@ class MovesAdmin:
         """Forget a node that is gone and holds nothing."""
         wish = await wish_of(request, REMOVE_KEYS)
         name, dry_run = request.text("name"), flag(wish, "dry_run")
+        try:
+            check_name(name)  # it becomes a piece of a path of the metastore
+        except ValueError as error:
+            raise Refused(400, "bad-input", f"node: {error}") from None
         await remove_node(self._node.controller.metastore, name, initiator(wish), dry_run=dry_run)
         return json_reply({"outcome": "would be removed" if dry_run else "removed", "node": name})
 

@@ -150,7 +150,7 @@ class QueueAdmin:
         default = QueueSettings(name)
         known = {key: value for key, value in values.items() if value is not None and hasattr(default, key)}
         act = self._act(wish)
-        positions = _positions(wish)
+        positions = self._positions(wish)
         if positions and "from" in wish:
             raise Refused(400, "bad-json", "a queue begins at from, or at positions: not both")
         await self._node.queue_acts.register(name, known, _start(wish, act, "now"), act, positions)
@@ -159,7 +159,7 @@ class QueueAdmin:
     async def place(self, request: Request) -> Reply:
         """Cursors go to the offsets that a seed has recorded."""
         wish = await wish_of(request, PLACE_KEYS)
-        positions = _positions(wish)
+        positions = self._positions(wish)
         if not positions:
             raise Refused(400, "bad-json", _POSITIONS_RIGHT)
         await self._node.queue_acts.place(request.text("queue"), positions, self._act(wish))
@@ -254,6 +254,18 @@ class QueueAdmin:
     def _act(self, wish: dict[str, Any]) -> Act:
         return Act(initiator(wish), self._node.time.wall_ms(), text(wish, "reason") or "")
 
+    def _positions(self, wish: dict[str, Any]) -> Positions:
+        """What "positions" names, each partition one that there is."""
+        positions, records = _positions(wish), self._node.controller.records
+        strange = [partition for partition, _ in positions if partition not in records]
+        if strange and records:
+            raise Refused(
+                404,
+                "unknown-partition",
+                f"there is no partition {strange[0]} in this cluster: {len(records)} are there",
+            )
+        return positions
+
     def _wanted_node(self, wish: dict[str, Any]) -> str | None:
         node = text(wish, "node")
         if node is not None and node not in self._nodes():
@@ -286,7 +298,10 @@ def _positions(wish: dict[str, Any]) -> Positions:
         return ()
     if not isinstance(raw, dict) or not all(_is_partition(key) and _is_offset(at) for key, at in raw.items()):
         raise Refused(400, "bad-json", _POSITIONS_RIGHT)
-    return tuple(sorted((int(key), at) for key, at in raw.items()))
+    positions = {int(key): at for key, at in raw.items()}
+    if len(positions) < len(raw):
+        raise Refused(400, "bad-json", "positions names a partition twice")
+    return tuple(sorted(positions.items()))
 
 
 def _is_partition(key: str) -> bool:

@@ -105,4 +105,4 @@ def refusal(error: IsthmusError) -> Reply:
         headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
     if isinstance(error, NotLeader) and error.leader:
         headers.append((b"x-isthmus-leader", error.leader.encode("ascii", "replace")))
-    return Reply(status, headers, f"{explanation(error)}\n".encode())
+    return Reply(status, headers, f"{explanation(error)}\n".encode(errors="backslashreplace"))

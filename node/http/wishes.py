@@ -3,30 +3,49 @@
 from __future__ import annotations
 
 import getpass
+import json
+import os
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Final
 
 from node.http.asgi import Request
 from node.http.statuses import Refused
 
+WORDS_MAX: Final = 1_000
+"""Characters of `by` and of `reason`, which stay in records, listings and logs; more than a sentence needs."""
+
 
 async def wish_of(request: Request, keys: Collection[str] | None = None) -> dict[str, Any]:
-    """The body's object; none is an empty one. With `keys` any other key is refused."""
+    """The body's object, each text of which can be encoded; none is an empty one. Keys not among `keys` are refused."""
     wish = await request.json()
     if wish is None:
         return {}
     if not isinstance(wish, dict):
         raise Refused(400, "bad-json", 'the body must be a JSON object, for instance {"reason": "maintenance"}')
+    try:
+        json.dumps(wish, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError) as error:
+        raise Refused(400, "bad-json", f"a text in the body is no Unicode: {error}") from None
     unknown = sorted(f"{key[:64]!r}" for key in wish.keys() - keys) if keys is not None else []
     if unknown:
         told = f"{', '.join(unknown)} in the body {'is' if len(unknown) == 1 else 'are'} unknown"
         raise Refused(400, "bad-json", f"{told}: {', '.join(sorted(keys or ()))} are right")
+    for name in ("by", "reason"):
+        if len(text(wish, name) or "") > WORDS_MAX:
+            raise Refused(400, "bad-json", f"{name} has {len(wish[name])} characters; {WORDS_MAX} are the most")
     return wish
 
 
 def initiator(wish: dict[str, Any]) -> str:
     """Who does it, as they say, or this process's user."""
-    return text(wish, "by") or getpass.getuser()
+    return text(wish, "by") or _own_user()
+
+
+def _own_user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have a number and no name
+        return f"uid-{os.getuid()}"
 
 
 def text(wish: dict[str, Any], name: str) -> str | None:

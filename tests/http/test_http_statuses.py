@@ -10,7 +10,7 @@ from aae import manager, whole
 from aae import wire as tree_wire
 from node.http.statuses import status_of
 from queues import wire
-from repl import properties, proposal, relocating, routes, write_limits
+from repl import properties, proposal, relocating, removing, routes, write_limits
 from repl.isr import relocation
 from repl.model import conditions, errors
 from repl.model import properties as model_properties
@@ -59,6 +59,7 @@ def test_the_documented_table_is_complete_and_true():
         properties,
         relocating,
         relocation,
+        removing,
     )
     rooms = (*taken_in, wire, manager, whole, tree_wire)
     modules = {room.__name__ for room in rooms}
