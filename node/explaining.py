@@ -8,7 +8,7 @@ of it, `node.http.knowing`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any, Final
 
@@ -41,8 +41,10 @@ class KeyLooks:
         reaper: Reaper,
         pool: Executor,
         compared: Callable[[Key], list[dict[str, Any]]],
+        letters: Callable[[Key], Awaitable[list[dict[str, Any]]]],
     ) -> None:
-        """`compared`: what this node's full-sync says of a key (`aae.last_comparison`)."""
+        """`compared`: what this node's full-sync says of a key (`aae.last_comparison`); `letters`: what its sink
+        refused of it for good."""
         self._runtime = runtime
         self._store = store
         self._routes = routes
@@ -50,10 +52,12 @@ class KeyLooks:
         self._reaper = reaper
         self._pool = pool
         self._compared = compared
+        self._letters = letters
 
     async def own(self, key: Key) -> dict[str, Any]:
-        """{"leads", "partition", "segment", "leader", "object", "queues", "lower", "reap", "compared"}: "object" and
-        "queues" are told by the leader of its partition alone. Raises UnknownBucketType, NotReady."""
+        """{"leads", "partition", "segment", "leader", "object", "queues", "lower", "reap", "compared", "dead_letters"}:
+        "object" and "queues" are told by the leader of its partition alone. Raises UnknownBucketType, NotReady,
+        LocalFault (the file of dead letters cannot be read)."""
         hash64 = key_hash(key.bucket, key.key)
         partition = self._routes.partition_of(key.bucket_type, hash64)
         place = self._runtime.partitions.get(partition)
@@ -66,6 +70,7 @@ class KeyLooks:
             "object": None,
             "reap": None,
             "compared": self._compared(key),
+            "dead_letters": await self._letters(key),
         }
         change = None
         if leads:
@@ -140,6 +145,7 @@ def joined(said: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
         for node, one in told.items()
         for row in one.get("compared", ())
     ]
+    letters = [{"node": node, **row} for node, one in told.items() for row in one.get("dead_letters", ())]
     silent = sorted(said.keys() - told.keys())
     return {
         "partition": first["partition"],
@@ -153,7 +159,8 @@ def joined(said: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
         "lower_unknown_at": silent,
         "reap": first["reap"],
         "compared": sorted(compared, key=lambda row: (row["fullsync"], row["node"])),
-        "next": _next(led_by, found, queues, lower, first["reap"]),
+        "dead_letters": letters,
+        "next": _next(led_by, found, queues, lower, first["reap"], [r for r in letters if r["at_ms"] > changed_ms]),
     }
 
 
@@ -189,9 +196,14 @@ def _corrupt(row: dict[str, Any]) -> bool:
 
 
 def _next(
-    led_by: str | None, found: Any, queues: list[dict[str, Any]] | None, lower: list[dict[str, Any]], reap: Any
+    led_by: str | None,
+    found: Any,
+    queues: list[dict[str, Any]] | None,
+    lower: list[dict[str, Any]],
+    reap: Any,
+    refused: list[dict[str, Any]],
 ) -> str:
-    """The next step, in a sentence."""
+    """The next step, in a sentence. `refused`: dead letters that are newer than what is here."""
     if led_by is None:
         return "ask again once the partition has a leader that answers"
     for row in lower:
@@ -199,6 +211,12 @@ def _next(
             return f"queue {row['queue']}: {row['next']}"
         return (
             f"queue {row['queue']} sends it at the {row['priority'].replace('_', '-')} priority from node {row['node']}"
+        )
+    if refused:
+        one = max(refused, key=lambda row: int(row["at_ms"]))
+        return (
+            f"node {one['node']} refused what {one['source_cluster']} sent ({one['error']}): once that would be taken, "
+            f"isthmus sink dead-letters retry {one['id']} there"
         )
     if found is None:
         return NOT_HERE

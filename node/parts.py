@@ -220,6 +220,7 @@ class Parts:
             reaper=self.reaper,
             pool=self.read_pool,
             compared=lambda key: last_comparisons(self.fullsync.manager, key),
+            letters=lambda key: self.sink.dead_letters_of(key),
         )
         self.reaper.differs = lambda key: differs(self.fullsync.manager, key)
         self.coordinator.owed = self.queues.owed

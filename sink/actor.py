@@ -20,6 +20,7 @@ from config.settings import PeerSettings, SinkSettings
 from queues.throttle import Rates
 from repl.metastore.port import Metastore, Unavailable
 from repl.model.errors import BadInput, CodecError, IsthmusError, NotReady
+from repl.model.keys import Key
 from repl.model.ports import KeyValue, TimeSource
 from repl.telemetry import Sample
 from repl.transport.http_client import Access, HttpPeer
@@ -268,6 +269,11 @@ class Sink:
         """What was refused for good, the oldest first. Raises LocalFault."""
         loop = asyncio.get_running_loop()
         return [letter.shown() for letter in await loop.run_in_executor(None, self._letters.letters)]
+
+    async def dead_letters_of(self, key: Key) -> list[dict[str, Any]]:
+        """Those of one key. Raises LocalFault."""
+        loop = asyncio.get_running_loop()
+        return [letter.shown() for letter in await loop.run_in_executor(None, self._letters.of_key, key)]
 
     async def drop_dead_letters(self, numbers: Sequence[int] | None) -> int:
         """Forget these (None: all); returns how many there were. Raises LocalFault."""

@@ -49,6 +49,8 @@ _COLUMNS: Final = (
     "id, at_ms, queue, peer, source, source_name, bucket_type, bucket, name, reason, error, size, tries, payload"
 )
 
+_WITHOUT_OBJECT: Final = _COLUMNS.replace("payload", "CASE WHEN payload IS NULL THEN NULL ELSE x'' END")
+
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
@@ -150,8 +152,13 @@ class DeadLetters:
 
     def letters(self) -> list[DeadLetter]:
         """All letters, the oldest first; of those whose object is kept `payload` is empty, not None."""
-        columns = _COLUMNS.replace("payload", "CASE WHEN payload IS NULL THEN NULL ELSE x'' END")
-        return [_letter(row) for row in self._rows(f"SELECT {columns} FROM letters ORDER BY id", ())]  # noqa: S608
+        return [_letter(row) for row in self._rows(f"SELECT {_WITHOUT_OBJECT} FROM letters ORDER BY id", ())]  # noqa: S608
+
+    def of_key(self, key: Key) -> list[DeadLetter]:
+        """Those of one key, as `letters` has them."""
+        names = "bucket_type=? AND bucket=? AND name=?"
+        statement = f"SELECT {_WITHOUT_OBJECT} FROM letters WHERE {names} ORDER BY id"  # noqa: S608
+        return [_letter(row) for row in self._rows(statement, tuple(key))]
 
     def find(self, number: int) -> DeadLetter | None:
         """One letter with its object."""

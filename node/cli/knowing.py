@@ -168,6 +168,9 @@ def _print(answer: dict[str, Any], bucket_type: str, bucket: str, object_key: st
         facts.append((f"queue {row['queue']}", f"{row['state']} at the {priority} priority of node {row['node']}{why}"))
     for node in answer.get("lower_unknown_at") or ():
         facts.append(("node " + node, "does not answer: what it holds at lower priorities is not known"))
+    for row in answer.get("dead_letters") or ():
+        whence = f"queue {row['queue']} of {row['source_cluster']}, {moment(row['at_ms'])}"
+        facts.append((f"dead letter {row['id']} of {row['node']}", f"{row['reason']}: {row['error']} ({whence})"))
     reap = answer.get("reap")
     if isinstance(reap, dict):
         facts.append(("reap", reap["waits"] or "it may go"))

@@ -159,6 +159,25 @@ def test_a_key_is_explained_by_its_leader_or_not_at_all() -> None:
     assert answer["next"] == "queue q: isthmus queue resume q"
 
 
+def test_a_key_that_a_sink_here_refused_is_told_with_its_letter(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The node that keeps it, why, and what to do, where the key is not here or older than what was refused; a letter
+    that is older than what is here is shown, and nothing is to do about it."""
+    letter = {"id": 4, "at_ms": 60, "queue": "to-cc", "source_cluster": "bb", "reason": "too-large", "error": "9 KB"}
+    refused = node_says(dead_letters=[letter])
+    answer = joined({"e1": node_says(leads=True), "e2": refused}, {})
+    assert answer["dead_letters"] == [{"node": "e2", **letter}]
+    right = "node e2 refused what bb sent (9 KB): once that would be taken, isthmus sink dead-letters retry 4 there"
+    assert answer["next"] == right
+    listener.tell("/admin/explain?type=default&bucket=b&key=k", answer)
+    assert cli.main(["explain", "b", "k"]) == Exit.OK
+    assert "dead letter 4 of e2: too-large: 9 KB (queue to-cc of bb," in capsys.readouterr().out
+    for applied_ms, step in ((59, right), (61, "nothing: this cluster has no queue")):
+        found = {"seen": [], "siblings": [], "applied_ms": applied_ms}
+        assert joined({"e1": node_says(leads=True, object=found), "e2": refused}, {})["next"] == step
+
+
 def test_what_comes_next_goes_by_the_other_side() -> None:
     """Where this cluster has sent all: nothing if both are equal, unless a check found other content under the same
     clock; who is ahead sends; what waits here goes first, whatever the other side has."""

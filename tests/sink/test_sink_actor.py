@@ -16,6 +16,7 @@ import pytest
 import sink.worker as worker_room
 from queues.steering import Act
 from repl.model.errors import BadInput
+from repl.model.keys import Key
 from repl.model.requests import PushOutcome
 from sink.actor import Sink
 from sink.listing import HELP
@@ -225,6 +226,8 @@ def test_rejected_changes_are_acknowledged_and_kept_for_people() -> None:
         assert letter["key"] == ["default", "bucket", "big\\xff"]
         assert (letter["reason"], letter["queue"]) == ("too-large", "q")
         assert json.dumps(letter)
+        assert await sink.dead_letters_of(Key(b"default", b"bucket", b"big\xff")) == [letter]
+        assert await sink.dead_letters_of(Key(b"default", b"bucket", b"a")) == []
         row = sink.listing()[0]
         assert (row["rejected"], row["applied"], row["failed"]) == (1, 2, 0)
         assert sink.status()["reason"] == "dead letters: 1 (isthmus sink dead-letters list)"
