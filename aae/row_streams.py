@@ -23,12 +23,14 @@ from aae.row_wire import (
     ChangesAsked,
     Consistency,
     Head,
+    Passed,
     Rows,
     RowsAsked,
     Tail,
     View,
     encode_frame,
     encode_head,
+    encode_passed,
     encode_tail,
 )
 from repl.model.entry import decode_key_row
@@ -186,15 +188,15 @@ class RowStreams:
         self._estimates[held] = (now_s, found)
         return found
 
-    def _next(self, frames: Iterator[Rows]) -> tuple[int, bytes]:
-        """In the thread: the next frame and its rows, 0 of them at the end."""
+    def _next(self, frames: Iterator[Rows | Passed]) -> tuple[int, bytes]:
+        """In the thread: how many rows the next frame has, and its bytes; none at the end."""
         self._slice_began_s = perf_counter()
-        rows = next(frames, None)
-        if rows is None:
+        found = next(frames, None)
+        if found is None:
             return 0, b""
-        data = encode_frame(rows)
+        data = encode_passed(found) if isinstance(found, Passed) else encode_frame(found)
         self._rest()
-        return len(rows.names), data
+        return (0 if isinstance(found, Passed) else len(found.names)), data
 
     def _rest(self) -> None:
         """In the thread, after a slice."""
@@ -220,7 +222,7 @@ class RowStreams:
         return held
 
     async def _opened(
-        self, partition: int, first: int, end: int, read: Callable[[Snapshot], Iterator[Rows]]
+        self, partition: int, first: int, end: int, read: Callable[[Snapshot], Iterator[Rows | Passed]]
     ) -> AsyncGenerator[bytes, None]:
         if self._stopping:
             raise NotReady("this node is stopping")
@@ -239,7 +241,9 @@ class RowStreams:
         )  # fmt: skip
         return self._streamed(head, snapshot, read(snapshot))
 
-    async def _streamed(self, head: Head, snapshot: Snapshot, frames: Iterator[Rows]) -> AsyncGenerator[bytes, None]:
+    async def _streamed(
+        self, head: Head, snapshot: Snapshot, frames: Iterator[Rows | Passed]
+    ) -> AsyncGenerator[bytes, None]:
         """Owns the snapshot and the place among the streams."""
         loop = asyncio.get_running_loop()
         sent = 0
@@ -249,7 +253,7 @@ class RowStreams:
                 if self._stopping:
                     raise NotReady("this node is stopping")
                 count, data = await loop.run_in_executor(self._thread, self._next, frames)
-                if not count:
+                if not data:
                     break
                 yield data
                 sent += count
@@ -262,14 +266,16 @@ class RowStreams:
             self._thread.submit(_let_go, frames, snapshot)
 
 
-def _let_go(frames: Iterator[Rows], snapshot: Snapshot) -> None:
+def _let_go(frames: Iterator[Rows | Passed], snapshot: Snapshot) -> None:
     close = getattr(frames, "close", None)
     if close is not None:
         close()
     snapshot.close()
 
 
-def _frames(snapshot: Snapshot, asked: RowsAsked, rest: Callable[[], None]) -> Iterator[Rows]:
+def _frames(snapshot: Snapshot, asked: RowsAsked, rest: Callable[[], None]) -> Iterator[Rows | Passed]:
+    """What was asked for; a mark where as many rows as a frame has were passed over: the thread is everybody's, and a
+    reader that hears nothing takes the node for dead."""
     start = asked.after + b"\0" if asked.after else segment_name(asked.first)
     start = max(start, segment_name(asked.first))
     head = bucket_head(asked.bucket) + asked.prefix if asked.bucket else b""
@@ -288,8 +294,8 @@ def _frames(snapshot: Snapshot, asked: RowsAsked, rest: Callable[[], None]) -> I
             if not slices:
                 return
             if not names:
-                continue
-            if asked.view is View.KEYS:
+                yield Passed(page[0][-1])
+            elif asked.view is View.KEYS:
                 yield Rows(names, key_rows, ())
             else:
                 yield from _with_objects(snapshot, names, key_rows, rest)

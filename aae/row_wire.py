@@ -9,6 +9,7 @@ ends otherwise is a part. Who reads the rows: `aae.row_streams`.
     head  = [1, cluster uuid, cluster name, node, partition, first, end, epoch, offset]
     rows  = [2, names, key rows]            or, of whole objects,  [2, names, key rows, objects]
     tail  = [3, rows]
+    passed = [4, name]                      no row that was asked for, up to the one of this name
     names, key rows, objects = two fields each: the strings end to end, their lengths (`aae.row_blobs`)
     name  = segment (3 bytes), bucket with its end, key, as in the store's row
 """
@@ -64,6 +65,7 @@ LENGTH: Final = struct.Struct(">I")
 HEAD: Final = 1
 ROWS: Final = 2
 TAIL: Final = 3
+PASSED: Final = 4
 
 
 class View(StrEnum):
@@ -131,10 +133,19 @@ class Rows(NamedTuple):
     objects: Sequence[bytes]
 
 
+class Passed(NamedTuple):
+    """The stream has come to the row of this name, and of those behind the last frame none was asked for."""
+
+    name: bytes
+
+
 class Tail(NamedTuple):
     """The stream is whole: it had so many rows."""
 
     rows: int
+
+
+Frame = Head | Rows | Passed | Tail
 
 
 def encode_rows_asked(asked: RowsAsked) -> bytes:
@@ -199,12 +210,17 @@ def encode_frame(rows: Rows) -> bytes:
     return _framed(parts)
 
 
+def encode_passed(passed: Passed) -> bytes:
+    """A mark's frame."""
+    return _framed([PASSED, *passed])
+
+
 def encode_tail(tail: Tail) -> bytes:
     """A tail's frame."""
     return _framed([TAIL, *tail])
 
 
-def decode_frame(data: bytes) -> Head | Rows | Tail:
+def decode_frame(data: bytes) -> Frame:
     """What a frame (without its length) holds. Raises CodecError."""
     try:
         raw = msgpack.unpackb(data, max_array_len=FIELDS_MAX, max_map_len=0, max_ext_len=0)
@@ -226,7 +242,9 @@ def decode_frame(data: bytes) -> Head | Rows | Tail:
                 return Head(cluster, name, node, *numbers)
         case [3, int(count)] if 0 <= count < COUNT_MAX:
             return Tail(count)
-    raise CodecError("not a frame of rows: neither head, rows nor tail")
+        case [4, bytes(name)] if name:
+            return Passed(name)
+    raise CodecError("not a frame of rows: neither head, rows, mark nor tail")
 
 
 class Frames:
@@ -235,7 +253,7 @@ class Frames:
     def __init__(self) -> None:
         self._pieces = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Head | Rows | Tail]:
+    def feed(self, data: bytes) -> Iterator[Frame]:
         """The frames that are whole now. Raises CodecError."""
         pieces = self._pieces
         pieces += data

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import msgpack
 
 from aae import row_wire
-from aae.row_wire import Frames, Head, Rows, Tail
+from aae.row_wire import Frame, Frames, Head, Passed, Rows, Tail
 from repl.model.errors import BadInput, CodecError, PeerFault
 from repl.model.keys import SEGMENT_COUNT
 from repl.transport.http_client import Access, HttpPeer, Refused
@@ -28,7 +28,8 @@ PLAN_TIMEOUT_MS: Final = 15_000
 """How long a node may take to ask all others who holds what."""
 
 STREAM_TIMEOUT_MS: Final = 30_000
-"""How long a node may take for the next frame; with filters it may read many rows for few."""
+"""How long a node may take for the next frame. With filters it may read many rows for few, and says so after every
+4,096 of them; a busy one rests long between two."""
 
 FRAME_TIMEOUT_S: Final = 60.0
 """How long a frame may take from its first byte to its last: 1 MB over 140 kbit/s. A node that trickles would hold a
@@ -158,7 +159,7 @@ def _partition(row: Any) -> PartitionPlan:
 @contextmanager
 def streamed(
     url: str, credentials: Credentials, path: str, question: bytes, timeout_ms: int = STREAM_TIMEOUT_MS
-) -> Iterator[tuple[Head, Iterator[Rows | Tail]]]:
+) -> Iterator[tuple[Head, Iterator[Rows | Passed | Tail]]]:
     """A stream of rows: its head, then its frames, the tail last. Raises PeerFault, CodecError; a stream that ends
     without a tail, or with another number of rows, is PeerFault, and so is one that is silent for `timeout_ms`, or
     needs longer than FRAME_TIMEOUT_S for a frame."""
@@ -174,7 +175,7 @@ def streamed(
         peer.cut()
 
 
-def _frames(url: str, take: Any) -> Iterator[Head | Rows | Tail]:
+def _frames(url: str, take: Any) -> Iterator[Frame]:
     frames = Frames()
     began_s = monotonic()
     while piece := take():
@@ -186,7 +187,7 @@ def _frames(url: str, take: Any) -> Iterator[Head | Rows | Tail]:
     raise PeerFault(f"{url}: the stream of rows was cut off")
 
 
-def _checked(url: str, frames: Iterator[Head | Rows | Tail]) -> Iterator[Rows | Tail]:
+def _checked(url: str, frames: Iterator[Frame]) -> Iterator[Rows | Passed | Tail]:
     count = 0
     for frame in frames:
         if isinstance(frame, Tail):
@@ -196,7 +197,8 @@ def _checked(url: str, frames: Iterator[Head | Rows | Tail]) -> Iterator[Rows | 
             return
         if isinstance(frame, Head):
             raise CodecError(f"{url}: a stream of rows with two heads")
-        count += len(frame.names)
+        if isinstance(frame, Rows):
+            count += len(frame.names)
         yield frame
 
 

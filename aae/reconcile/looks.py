@@ -17,7 +17,8 @@ from xxhash import xxh64_intdigest
 
 from aae import row_wire, wire
 from aae.reconcile.client import Credentials, Plan, asked_plan
-from aae.reconcile.reading import Pace, RangeStream, RangeUnreadable, asked_ranges, ranges_of
+from aae.reconcile.rates import Pace
+from aae.reconcile.reading import RangeStream, RangeUnreadable, asked_ranges, ranges_of
 from aae.reconcile.verdicts import Name, Seen
 from aae.row_wire import Consistency, Rows, RowsAsked, View
 from aae.tree import BRANCH_COUNT, Hashes

@@ -25,8 +25,9 @@ from pyspark.sql import types as t
 from aae import row_wire
 from aae.reconcile.client import STREAM_TIMEOUT_MS, Copy, Credentials, PartitionPlan, Plan, asked_plan, streamed
 from aae.reconcile.options import Options
+from aae.reconcile.rates import Pace
 from aae.reconcile.rows import Columns
-from aae.row_wire import ChangesAsked, Consistency, Head, Rows, RowsAsked, View
+from aae.row_wire import ChangesAsked, Consistency, Head, Passed, Rows, RowsAsked, View
 from repl.model.entry import decode_key_row
 from repl.model.errors import BadInput, CodecError, PeerFault
 from repl.transport.http_client import Refused
@@ -158,19 +159,21 @@ class RangeStream:
         deadline_s = monotonic() + self._give_up_after_s
         while True:
             for copy in self._copies:
-                got = False
+                got = given = False
                 try:
                     for head, rows in self._from(copy, asked):
-                        yield head, rows
-                        got = True
+                        if isinstance(rows, Rows):
+                            yield head, rows
+                            given = True
                         asked = _behind(asked, rows)
+                        got = True
                 except (PeerFault, CodecError) as error:
                     if isinstance(error, WrongCluster) or (isinstance(error, Refused) and error.status < 500):
                         raise
                     trouble.append(str(error))
                     if got:
                         deadline_s = monotonic() + self._give_up_after_s
-                        if not self._resume:
+                        if given and not self._resume:
                             raise self._unreadable("its stream broke", trouble) from error
                 else:
                     return
@@ -193,7 +196,7 @@ class RangeStream:
         if found and found[0] and plan.cluster == self._part.cluster:
             self._copies = found[0]
 
-    def _from(self, copy: Copy, asked: RowsAsked | ChangesAsked) -> Iterator[tuple[Head, Rows]]:
+    def _from(self, copy: Copy, asked: RowsAsked | ChangesAsked) -> Iterator[tuple[Head, Rows | Passed]]:
         part = self._part
         if isinstance(asked, RowsAsked):
             path, question, after = row_wire.ROWS_PATH, row_wire.encode_rows_asked(asked), asked.after.hex()
@@ -214,6 +217,8 @@ class RangeStream:
                     if isinstance(frame, Rows):
                         yield head, frame
                         count += len(frame.names)
+                    elif isinstance(frame, Passed):
+                        yield head, frame
                 whole = True
             finally:
                 self.pieces.append(
@@ -229,28 +234,15 @@ class RangeStream:
         return RangeUnreadable(f"partition {part.partition}, {of} {part.first} to {part.end}: {why}: {last}")
 
 
-def _behind(asked: RowsAsked | ChangesAsked, rows: Rows) -> RowsAsked | ChangesAsked:
-    """What is left to ask once these rows have been handed on. Raises CodecError."""
+def _behind(asked: RowsAsked | ChangesAsked, rows: Rows | Passed) -> RowsAsked | ChangesAsked:
+    """What is left to ask once these rows have been handed on, or passed over. Raises CodecError."""
+    if isinstance(rows, Passed):
+        if not isinstance(asked, RowsAsked) or rows.name <= asked.after:
+            raise CodecError("a stream of rows says that it is behind where it was")
+        return asked._replace(after=rows.name)
     if isinstance(asked, RowsAsked):
         return asked._replace(after=rows.names[-1])
     return asked._replace(first=min(decode_key_row(rows.key_rows[-1]).offset + 1, asked.end))
-
-
-class Pace:
-    """Keeps a task to its share of a rate."""
-
-    def __init__(self, rows_per_second: float) -> None:
-        self._rate = rows_per_second
-        self._began_s = monotonic()
-        self._count = 0
-
-    def passed(self, rows: int) -> None:
-        """Wait until so many more rows are due."""
-        if self._rate:
-            self._count += rows
-            ahead_s = self._began_s + self._count / self._rate - monotonic()
-            if ahead_s > 0:
-                sleep(ahead_s)
 
 
 class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]

@@ -20,7 +20,8 @@ from xxhash import xxh64_intdigest
 from aae.reconcile.client import Pusher
 from aae.reconcile.key_rows import one_by_one, parsed
 from aae.reconcile.looks import SideSpec, explained, plan_of
-from aae.reconcile.reading import Pace, RangeStream, RangeUnreadable, asked_ranges
+from aae.reconcile.rates import Pace
+from aae.reconcile.reading import RangeStream, RangeUnreadable, asked_ranges
 from aae.reconcile.writing import BATCH_BYTES, pushed, send_all
 from aae.row_blobs import Blobs
 from aae.row_wire import Consistency, Rows, RowsAsked, View

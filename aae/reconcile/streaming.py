@@ -20,7 +20,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from aae.reconcile.client import PartitionPlan, Plan, asked_plan
 from aae.reconcile.options import Options
-from aae.reconcile.reading import LEADERLESS_S, RETRY_S, Pace, Range, RangeStream, RangeUnreadable, WrongCluster, usable
+from aae.reconcile.rates import Pace
+from aae.reconcile.reading import LEADERLESS_S, RETRY_S, Range, RangeStream, RangeUnreadable, WrongCluster, usable
 from aae.reconcile.rows import Columns
 from aae.row_wire import ChangesAsked, Consistency, View
 from repl.model.errors import BadInput

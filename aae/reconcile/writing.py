@@ -26,7 +26,7 @@ from xxhash import xxh3_128_hexdigest
 from aae import row_wire
 from aae.reconcile.client import Pusher
 from aae.reconcile.options import Options
-from aae.reconcile.reading import Pace
+from aae.reconcile.rates import Pace
 from repl.model.errors import BadInput, CodecError, PeerFault
 from repl.model.requests import PushOutcome
 from repl.transport.http_client import Refused

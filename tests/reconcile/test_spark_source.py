@@ -21,7 +21,7 @@ from aae.reconcile.reading import IsthmusReader, Range, RangeStream, RangeUnread
 from aae.reconcile.rows import Columns, schema_of
 from aae.reconcile.streaming import IsthmusStreamReader, shared
 from aae.row_streams import STREAMS_MAX, Held, RowStreams
-from aae.row_wire import ChangesAsked, Consistency, Frames, Head, Rows, RowsAsked, Tail, View
+from aae.row_wire import ChangesAsked, Consistency, Frames, Head, Passed, Rows, RowsAsked, Tail, View
 from repl.model.entry import NO_OFFSET, EntryKind, make_entry
 from repl.model.entry import encode_key_row as row_of
 from repl.model.errors import BadInput, CodecError, NotLeader, NotReady, Overloaded, PeerFault
@@ -196,6 +196,30 @@ def test_a_stream_goes_on_behind_any_row(store: LevelStore, monkeypatch: pytest.
     asyncio.run(run())
 
 
+def test_a_stream_that_finds_nothing_says_how_far_it_is(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows that were not asked for a reader hears as often as of others, so that it neither takes the node for dead
+    nor keeps the thread from other streams; behind each such mark a stream goes on."""
+    monkeypatch.setattr("aae.row_streams.SLICE_ROWS", 50)
+    monkeypatch.setattr("aae.row_streams.FRAME_SLICES", 1)
+
+    async def marks(streams: RowStreams, what: RowsAsked) -> list[bytes]:
+        frames = Frames()
+        found = [frame async for data in await streams.rows(what) for frame in frames.feed(data)]
+        return [frame.name for frame in found if isinstance(frame, Passed)]
+
+    async def run() -> None:
+        streams = streams_of(store)
+        _, rows, _ = await taken(streams, asked())
+        names = [name for frame in rows for name in frame.names]
+        nobody = await marks(streams, asked(bucket=b"nobody"))
+        assert nobody == [names[at] for at in range(49, COUNT, 50)]
+        assert await marks(streams, asked(bucket=b"nobody", after=nobody[1])) == nobody[2:]
+        assert await marks(streams, asked()) == []
+        await streams.close()
+
+    asyncio.run(run())
+
+
 def test_streams_are_bounded_and_given_back(store: LevelStore) -> None:
     """One more than the limit is refused, and a stream that is left makes room, also before its end."""
 
@@ -291,12 +315,21 @@ def row_wire_name(n: int) -> bytes:
 def test_frames_survive_any_cut_and_no_garbage() -> None:
     """However the bytes of a stream are cut into pieces the frames are the same; what is none is CodecError."""
     rows = Rows([row_wire_name(1)], [sealed(1, 1)[0]], ())
-    data = row_wire.encode_frame(rows) + row_wire.encode_tail(Tail(1))
+    passed = Passed(row_wire_name(2))
+    data = row_wire.encode_frame(rows) + row_wire.encode_passed(passed) + row_wire.encode_tail(Tail(1))
     for size in (1, 3, 1000):
         frames = Frames()
         found = [f for at in range(0, len(data), size) for f in frames.feed(data[at : at + size])]
-        assert found == [Rows(list(rows.names), list(rows.key_rows), ()), Tail(1)]
-    for bad in (b"", b"\x90", b"\x93\x02\x91\x01\x91\x01", b"\x92\x03\xc0", b"\xff" * 9, b"\x93\x02\x90\x90"):
+        assert found == [Rows(list(rows.names), list(rows.key_rows), ()), passed, Tail(1)]
+    for bad in (
+        b"\x92\x04\xc4\x00",
+        b"",
+        b"\x90",
+        b"\x93\x02\x91\x01\x91\x01",
+        b"\x92\x03\xc0",
+        b"\xff" * 9,
+        b"\x93\x02\x90\x90",
+    ):
         with pytest.raises(CodecError):
             row_wire.decode_frame(bad)
     with pytest.raises(CodecError):
@@ -347,6 +380,44 @@ def test_another_copy_goes_on_where_a_stream_broke(monkeypatch: pytest.MonkeyPat
     strict = RangeStream(asked(), part, Credentials(), give_up_after_s=5, resume=False)
     with pytest.raises(RangeUnreadable, match="segments 0 to 1048576: its stream broke"):
         list(strict.frames())
+
+
+def test_a_reader_goes_on_behind_what_was_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that a node has passed over are not looked at again by the next one, and to have passed some is progress: a
+    range of which only that comes is not given up. No row came of it, so with `resume` off the range does not fail."""
+    monkeypatch.setattr(reading, "RETRY_S", 0.01)
+    now = [0.0]
+    monkeypatch.setattr(reading, "monotonic", lambda: now[0])
+    marks = [row_wire_name(n) for n in sorted(range(4), key=row_wire_name)]
+    asks: list[bytes] = []
+
+    @contextmanager
+    def streamed(_u: str, _c: Credentials, _p: str, question: bytes, _t: int) -> Iterator[tuple[Head, Iterator[Any]]]:
+        asks.append(row_wire.decode_rows_asked(question).after)
+        now[0] += 4
+
+        def frames() -> Iterator[Any]:
+            if len(asks) > len(marks):
+                yield Tail(0)
+            else:
+                yield Passed(marks[len(asks) - 1])
+                raise PeerFault("cut off")
+
+        yield HEAD, frames()
+
+    monkeypatch.setattr(reading, "streamed", streamed)
+    part = Range(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1"))
+    stream = RangeStream(asked(bucket=b"x"), part, Credentials(), give_up_after_s=5, resume=False)
+    assert list(stream.frames()) == []
+    assert asks == [b"", *marks]
+    assert [(p.after, p.rows, p.whole) for p in stream.pieces] == [
+        *((mark.hex(), 0, False) for mark in [b"", *marks[:3]]), (marks[3].hex(), 0, True),
+    ]  # fmt: skip
+    asks.clear()
+    again = [marks[0], marks[1], marks[1], marks[3]]
+    marks[2] = marks[0]  # a node that goes back is not believed
+    assert list(stream.frames()) == []
+    assert asks == [b"", *again]
 
 
 def test_a_range_that_nobody_gives_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
