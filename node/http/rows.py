@@ -26,6 +26,13 @@ from repl.model.requests import PushItem, PushOutcome, PushResult
 PUSHES_MAX: Final = 4
 """Requests of POST /batch/push under way at once: writers of the bulk kind wait, clients' writes do not."""
 
+ITEM_ELEMENTS: Final = 5
+"""Of an item of a push: its list and what is in it. A one-byte element takes 8 to 60 bytes once decoded, so a body of
+64 MB of nothing else would ask for gigabytes."""
+
+PUSH_ELEMENTS: Final = 16
+"""Of a push, beside its items."""
+
 REASON_MAX: Final = 300
 
 _HEADERS: Final[Headers] = [(b"content-type", MSGPACK)]
@@ -118,8 +125,19 @@ class RowRoutes:
     def _read(self, body: bytes) -> tuple[list[Any], bytes]:
         """The items and their origin. Raises BadInput for the whole request."""
         limit = self._limits.batch_items
+        left = limit * (ITEM_ELEMENTS + 1) + PUSH_ELEMENTS  # each stands in the list of items, too
+
+        def counted(elements: list[Any]) -> list[Any]:
+            nonlocal left
+            left -= len(elements) + 1
+            if left < 0:
+                raise ValueError("more elements than a push may have")
+            return elements
+
         try:
-            raw = msgpack.unpackb(body, max_array_len=max(limit, 4), max_map_len=0, max_ext_len=0)
+            raw = msgpack.unpackb(
+                body, list_hook=counted, max_array_len=max(limit, ITEM_ELEMENTS), max_map_len=0, max_ext_len=0
+            )
         except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
             raise Refused(
                 400, "bad-msgpack", f"the body is not a msgpack list with at most {limit} items: {error}"
