@@ -21,7 +21,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from aae.reconcile.client import asked_plan
+from aae.reconcile.client import Plan, asked_plan
 from aae.reconcile.jobs import NO_OPTIONS, read, source_options
 from aae.reconcile.options import parse_options
 from aae.reconcile.reading import write_json
@@ -59,7 +59,11 @@ def export_objects(
     store = Store(spark, path) if is_store(path) else None
     root = str(Path(path).absolute()) if store is None else store.url
     known = known_part(path, asked) if store is None else _stored_state(store, _question(asked))
-    state = known or {"asked": _question(asked), "slices": _slices(asked), "done": []}
+    plan = _plan(asked)
+    state = known or {
+        "asked": _question(asked), "slices": _slices(asked, plan), "done": [], "cluster": plan.cluster.hex()
+    }  # fmt: skip
+    _check_cluster(root, state, plan)
     first, end = parse_options(asked).segments
     count = state["slices"]
     if store is None:
@@ -69,6 +73,7 @@ def export_objects(
     for number in range(count):
         if number in state["done"]:
             continue
+        _check_cluster(root, state, _plan(asked))
         cuts = [first + (end - first) * (number + at) // count for at in range(2)]
         rows = read(spark, **_args(asked), view="objects", columns=f"{EXPORTED},fault", segments=f"{cuts[0]}-{cuts[1]}")
         _write(rows, f"{root}/{_slice(number)}")
@@ -93,6 +98,7 @@ def import_objects(
     chosen = parse_options({"urls": urls, **options})
     sending = {name: value for name, value in options.items() if name not in _CHOOSING}
     slices = _stored_slices(Store(spark, path)) if is_store(path) else check_whole(path)
+    path = path if is_store(path) else str(Path(path).absolute())
     done: list[str] = []
     if directory is not None:
         directory.opened({"path": path, "urls": urls, **{name: options[name] for name in _CHOOSING & options.keys()}})
@@ -119,9 +125,15 @@ def check_whole(path: str) -> list[str]:
         return []
     if not Path(path).exists():
         raise BadInput(f"{path}: there is no export")
-    slices = [str(one) for one in sorted(Path(path).glob("slice=*"))]
-    state = _read_mark(Path(path)) if slices else None
+    root = Path(path).absolute()
+    slices = [str(one) for one in sorted(root.glob("slice=*"))]
+    state = _read_mark(root) if root.is_dir() else None
     _check_finished(path, state)
+    if state is not None:
+        wanted = {_slice(number) for number in range(state["slices"])}
+        lost = sorted(wanted - {Path(one).name for one in slices})
+        if lost:
+            raise BadInput(f"{path}: of the export {', '.join(lost)} {'is' if len(lost) == 1 else 'are'} missing")
     return slices
 
 
@@ -168,12 +180,24 @@ def _write(rows: DataFrame, path: str) -> None:
     sound.drop("fault").write.mode("overwrite").parquet(path)
 
 
-def _slices(asked: Mapping[str, str]) -> int:
+def _plan(asked: Mapping[str, str]) -> Plan:
     options = parse_options(asked)
-    plan = asked_plan(options.urls, options.credentials, options.bucket_type)
-    first, end = options.segments
+    return asked_plan(options.urls, options.credentials, options.bucket_type)
+
+
+def _slices(asked: Mapping[str, str], plan: Plan) -> int:
+    first, end = parse_options(asked).segments
     rows = sum(one.rows_estimate or 0 for one in plan.partitions if one.first < end and first < one.end)
     return max(1, min(rows // SLICE_ROWS + 1, SLICES_MAX, end - first))
+
+
+def _check_cluster(path: str, state: Mapping[str, Any], plan: Plan) -> None:
+    """Raises BadInput when the next slice would be of another cluster than those before."""
+    if state["cluster"] != plan.cluster.hex():
+        raise BadInput(
+            f"{path} has a part of an export of cluster {state['cluster']}; {plan.cluster_name}, which the URLs lead"
+            f" to, is {plan.cluster.hex()}: name a new directory"
+        )
 
 
 def known_part(path: str, asked: Mapping[str, str]) -> dict[str, Any] | None:
@@ -241,7 +265,9 @@ def _read_mark(root: Path) -> dict[str, Any] | None:
 def _parsed(path: str, text: str) -> dict[str, Any]:
     try:
         raw = json.loads(text)
-        return {"asked": dict(raw["asked"]), "slices": int(raw["slices"]), "done": list(map(int, raw["done"]))}
+        done = list(map(int, raw["done"]))
+        cluster = str(raw.get("cluster", "unknown"))
+        return {"asked": dict(raw["asked"]), "slices": int(raw["slices"]), "done": done, "cluster": cluster}
     except (ValueError, KeyError, TypeError) as error:
         raise LocalFault(f"{path} cannot be read: {error!r:.100}") from error
 

@@ -97,10 +97,19 @@ def _urls(text: str) -> tuple[str, ...]:
     if not 0 < len(urls) <= URLS_MAX:
         raise ValueError(f"1 to {URLS_MAX} URLs are needed, separated by commas")
     for url in urls:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path or parts.query:
+        if not _of_a_listener(url):
             raise ValueError(f"{url!r} is no URL of a node's http listener, such as http://node1:8098")
     return urls
+
+
+def _of_a_listener(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    alone = not (parts.path or parts.query or parts.fragment or "@" in parts.netloc)
+    return alone and parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
 
 
 def _choice(*words: str) -> Callable[[str], str]:
@@ -154,6 +163,13 @@ def parse_time_ms(text: str) -> int:
     return time_ms
 
 
+def _before_ms(text: str) -> int:
+    time_ms = parse_time_ms(text)
+    if not time_ms:
+        raise ValueError("a time after 1970 is needed: nothing is older")
+    return time_ms
+
+
 def _name(text: str) -> str:
     if not text:
         raise ValueError("a name is needed")
@@ -166,9 +182,12 @@ def parse_bytes(text: str) -> bytes:
         raise ValueError("a name is needed")
     if text.startswith("0x"):
         try:
-            return bytes.fromhex(text[2:])
+            name = bytes.fromhex(text[2:])
         except ValueError:
-            raise ValueError("0x is followed by pairs of hexadecimal digits") from None
+            name = b""
+        if not name:  # and not a name that means all
+            raise ValueError("0x is followed by pairs of hexadecimal digits")
+        return name
     return text.encode()
 
 
@@ -197,7 +216,7 @@ _PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
     "prefix": parse_bytes,
     "segments": parse_segments,
     "modified_since": parse_time_ms,
-    "modified_before": parse_time_ms,
+    "modified_before": _before_ms,
     "consistency": _consistency,
     "columns": _columns,
     "rows_per_second": _number(1, 1_000_000_000),

@@ -9,11 +9,12 @@ import pyarrow as pa
 import pytest
 
 from aae.reconcile import exporting, jobs
+from aae.reconcile.client import PartitionPlan, Plan
 from aae.reconcile.exporting import MARK
 from aae.reconcile.reading import write_json
 from aae.tree import BRANCH_COUNT
 from repl.model.errors import BadInput, LocalFault
-from repl.model.keys import key_hash, segment_of
+from repl.model.keys import SEGMENT_COUNT, key_hash, segment_of
 from repl.model.objects import seal
 from tests.reconcile.pairs import made
 
@@ -22,7 +23,7 @@ ASKED = {"bucket_type": "default", "bucket": "b"}
 
 def state(done: list[int]) -> dict[str, Any]:
     """Of an export in three slices."""
-    return {"asked": ASKED, "slices": 3, "done": done}
+    return {"asked": ASKED, "slices": 3, "done": done, "cluster": "6565"}
 
 
 def test_an_export_goes_on_with_its_own_parts_alone(tmp_path: Path) -> None:
@@ -55,6 +56,91 @@ def test_half_an_export_is_not_imported(tmp_path: Path) -> None:
     spark: Any = None
     with pytest.raises(BadInput, match="1 of 3 slices"):
         exporting.import_objects(spark, str(tmp_path), "http://n1:1")
+
+
+def test_an_export_that_lost_a_slice_is_not_imported(tmp_path: Path) -> None:
+    """One that was finished, but is not all there any more (a copy that was broken off), is refused before a row is
+    pushed, and names what is missing; so is one without any."""
+    write_json(tmp_path, MARK, state([0, 1, 2]))
+    spark: Any = None
+    with pytest.raises(BadInput, match="slice=0000, slice=0001, slice=0002 are missing"):
+        exporting.import_objects(spark, str(tmp_path), "http://n1:1")
+    for number in (0, 2):
+        (tmp_path / f"slice={number:04}").mkdir()
+    with pytest.raises(BadInput, match="slice=0001 is missing"):
+        exporting.import_objects(spark, str(tmp_path), "http://n1:1")
+    (tmp_path / "slice=0001").mkdir()
+    assert len(exporting.check_whole(str(tmp_path))) == 3
+    other = tmp_path / "other"
+    other.mkdir()
+    assert exporting.check_whole(str(other)) == []
+
+
+def test_an_import_is_of_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same words in another working directory mean another export: a run id that has done the one refuses it."""
+    for name in ("east", "west"):
+        (tmp_path / name / "copy").mkdir(parents=True)
+    seen: list[str] = []
+
+    class Read:
+        def parquet(self, path: str) -> Any:
+            seen.append(path)
+            raise EOFError
+
+    class Spark:
+        read = Read()
+
+    spark: Any = Spark()
+    directory = exporting.import_directory(str(tmp_path / "runs"), "again")
+    monkeypatch.chdir(tmp_path / "east")
+    with pytest.raises(EOFError):
+        exporting.import_objects(spark, "copy", "http://n1:1", directory=directory)
+    assert seen == [str(tmp_path / "east" / "copy")]
+    monkeypatch.chdir(tmp_path / "west")
+    with pytest.raises(BadInput, match="other path"):
+        exporting.import_objects(spark, "copy", "http://n1:1", directory=directory)
+
+
+def test_an_export_is_of_one_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was broken off goes on from the cluster that it began with; with URLs of another, or once they lead to
+    another, it is refused, and nothing of it is overwritten."""
+    clusters = [b"e" * 16]
+    written: list[str] = []
+
+    def plan(*_: Any) -> Plan:
+        rows = PartitionPlan(0, 0, SEGMENT_COUNT, 2_500_000, ())
+        return Plan(clusters.pop(0) if len(clusters) > 1 else clusters[0], "c", "default", (rows,))
+
+    def write(_rows: Any, path: str) -> None:
+        if len(written) == 1:
+            raise EOFError
+        written.append(path)
+
+    monkeypatch.setattr(exporting, "asked_plan", plan)
+    monkeypatch.setattr(exporting, "read", lambda *_, **__: None)
+    monkeypatch.setattr(exporting, "_write", write)
+    monkeypatch.setattr(exporting, "_count", lambda *_: 7)
+    spark: Any = None
+    root = str(tmp_path / "copy")
+
+    def exported() -> int:
+        return exporting.export_objects(spark, "http://n1:1", "default", "", root)
+
+    with pytest.raises(EOFError):
+        exported()
+    written.clear()
+    clusters[:] = [b"w" * 16]
+    with pytest.raises(BadInput, match=r"of cluster 6565.* is 7777"):
+        exported()
+    assert written == []
+    clusters[:] = [b"e" * 16, b"e" * 16, b"w" * 16]
+    with pytest.raises(BadInput, match=r"of cluster 6565.* is 7777"):
+        exported()
+    assert [Path(path).name for path in written] == ["slice=0001"]
+    monkeypatch.setattr(exporting, "_write", lambda _rows, path: written.append(path))
+    clusters[:] = [b"e" * 16]
+    assert exported() == 7
+    assert [Path(path).name for path in written] == ["slice=0001", "slice=0002"]
 
 
 def test_leaves_of_exported_objects_are_those_of_their_key_rows() -> None:

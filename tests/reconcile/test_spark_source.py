@@ -506,6 +506,14 @@ def test_filters_are_taken_as_far_as_they_are_exact() -> None:
         ({"view": "findings"}, "option path is missing"),
         ({"urls": "http://n1:1", "rows_per_second": "-1"}, "a whole number"),
         ({"urls": "http://n1:1", "origin": "ab"}, "32 hexadecimal digits"),
+        ({"urls": "http://n1:1", "bucket": "0x"}, "pairs of hexadecimal"),
+        ({"urls": "http://n1:1", "bucket": "b", "prefix": "0x "}, "pairs of hexadecimal"),
+        ({"urls": "http://n1:99999"}, "no URL of a node"),
+        ({"urls": "http://n1:x"}, "no URL of a node"),
+        ({"urls": "http://ann:secret@n1:1"}, "no URL of a node"),
+        ({"urls": "http://n1:1#x"}, "no URL of a node"),
+        ({"urls": "http://[::1"}, "no URL of a node"),
+        ({"urls": "http://n1:1", "modified_before": "0"}, "a time after 1970"),
     ],
 )
 def test_every_bad_option_says_what_would_be_right(given: dict[str, str], words: str) -> None:
