@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from config.settings import QueueSettings
 from queues.cursors import CursorState
-from queues.gaps import Gap, below, with_gap
+from queues.gaps import Gap, below, growing, with_gap
 from queues.ownership import json_object
 from repl.model.errors import BadInput, CodecError
 
@@ -107,8 +107,10 @@ def obeyed(state: CursorState, cursor: int, decree: Decree, start: int, upto_ms:
         return replace(state, cursor=start, decree=decree.version, gaps=grown)
     gaps = below(state.gaps, start)
     if start > cursor and decree.what != PLACED:
+        grows = growing(gaps)  # from there on all is left out already
+        end = start if grows is None else min(start, grows.start)
         from_ms = max((gap.upto_ms for gap in gaps if gap.end <= cursor), default=0)
-        gap = Gap(cursor, start, from_ms, upto_ms, 0, decree.what, decree.by, decree.reason)
+        gap = Gap(cursor, end, from_ms, upto_ms, 0, decree.what, decree.by, decree.reason)
         gaps = with_gap(gaps, gap)
     return replace(state, cursor=start, decree=decree.version, gaps=gaps)
 

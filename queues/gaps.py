@@ -82,11 +82,12 @@ def with_gap(gaps: Gaps, new: Gap) -> Gaps:
 
 
 def below(gaps: Gaps, cursor: int) -> Gaps:
-    """What remains of `gaps` when all from `cursor` on is offered again; one that still grows goes on from there."""
+    """What remains of `gaps` when all from `cursor` on is offered again; one that still grows goes on, with all that
+    it has left out."""
     left = []
     for gap in gaps:
         if gap.is_open:
-            left.append(gap._replace(start=max(gap.start, cursor)) if gap.start < cursor else gap)
+            left.append(gap)
         elif gap.start < cursor:
             left.append(gap._replace(end=min(gap.end, cursor)))
     return tuple(left)

@@ -129,7 +129,7 @@ class CursorKeeper:
         if queue.machine.windows.get(partition) is not window:
             return None
         log.info("queue.decree_obeyed", queue=queue.settings.name, partition=partition, what=decree.what, start=start)
-        return obeyed(window.state, window.advance(), decree, start, decree.at_ms)
+        return obeyed(window.state, window.advance(), decree, start, max(decree.at_ms, decree.start_ms))
 
     async def _start(self, partition: int, decree: Decree, applied: int, standing: int) -> int:
         """The offset from which `decree` wants changes; `standing` where it says nothing of the partition."""

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from config.settings import QueueSettings
-from queues.decrees import SERVING
+from queues.decrees import PUBLISHING, SERVING
 from queues.rules import FULL_SYNC
 from queues.serving import ServedQueue
 from queues.wire import Ack
+from repl.metastore.port import Versioned
 from repl.model.errors import IsthmusError, NotReady
 from repl.model.keys import Key
 from repl.model.requests import Isolation
 from repl.routes import LEADER_WAIT_S
-from tests.queues.home import Home
-from tests.queues.test_queue_acts import alive, keys, told
+from tests.queues.home import PARTITIONS, Home
+from tests.queues.test_queue_acts import alive, keys, settled, told
+
+P = PARTITIONS[0]
 
 
 def test_a_reference_that_cannot_be_read_waits_behind_the_others() -> None:
@@ -124,3 +129,83 @@ def test_definitions_are_followed_one_after_the_other() -> None:
         assert sorted(home.queues.machines()) == ["q", "x"]
 
     alive(test)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_clear_while_publishing_is_suspended_forgets_nothing_that_was_left_out(waits: bool) -> None:
+    """What is left out meanwhile stays in the gap that grows, from its first change on, whether the cursor has passed
+    that already or something waits below it; what the clear takes is a gap of its own."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a")
+        await home.drain()
+        if waits:
+            home.put(b"b")
+        await home.acts.suspend("q", PUBLISHING, None, told(home))
+        await settled(home)
+        home.put(b"left", b"out")
+        home.clock.skew_ms += 2_000
+        await home.acts.clear("q", told(home))
+        await settled(home)
+        home.clock.skew_ms += 2_000
+        await home.acts.resume("q", PUBLISHING, None, told(home))
+        await settled(home)
+        assert await home.drain() == []
+        rows = {row.key: row.offset for row in home.store.changes(P, 0, 100)}
+        shown = [
+            (gap["what"], [key for key, offset in rows.items() if gap["from_offset"] <= offset < gap["upto_offset"]])
+            for gap in home.acts.gaps("q")
+            if gap["partition"] == P
+        ]
+        assert shown == [("cleared", [b"b"])] * waits + [("publishing-suspended", [b"left", b"out"])]
+
+    alive(test)
+
+
+def test_a_clear_that_is_obeyed_late_says_until_when_it_left_changes_out() -> None:
+    """It takes all of its second, also what was changed after the act: the gap's time covers that, or a full-sync that
+    began between the two would close it."""
+
+    async def test(home: Home) -> None:
+        await home.fetch(wait_ms=0)
+        await settled(home)
+        home.queues.leadership(P, False, 0)
+        second = home.clock.wall_ms() // 1000 + 2
+        home.clock.wall_ms = lambda: second * 1000 + 300  # type: ignore[method-assign]
+        await home.acts.clear("q", told(home))
+        home.clock.wall_ms = lambda: second * 1000 + 900  # type: ignore[method-assign]
+        home.put(b"in the second of the act")
+        home.clock.wall_ms = lambda: second * 1000 + 1100  # type: ignore[method-assign]
+        home.put(b"after it")
+        home.lead(P)
+        await settled(home)
+        (gap,) = [gap for gap in home.acts.gaps("q") if gap["partition"] == P]
+        left_out = [row for row in home.store.changes(P, 0, 9) if gap["from_offset"] <= row.offset < gap["upto_offset"]]
+        assert [row.key for row in left_out] == [b"in the second of the act"]
+        assert gap["upto_ms"] >= left_out[0].time_ms
+
+    alive(test)
+
+
+def test_a_queue_that_is_only_beginning_takes_nothing_in() -> None:
+    """What it held before is not known yet: whoever pushes is told to come back."""
+
+    async def run() -> None:
+        home = Home()
+        read, gate = home.metastore.get, asyncio.Event()
+
+        async def slow(path: str) -> Versioned | None:
+            await gate.wait()
+            return await read(path)
+
+        home.metastore.get = slow  # type: ignore[method-assign]
+        starting = asyncio.create_task(home.start())
+        await asyncio.sleep(0.02)
+        with pytest.raises(NotReady, match="beginning"):
+            await home.acts.push("q", keys(b"a"), FULL_SYNC, 0)
+        gate.set()
+        await starting
+        assert await home.acts.push("q", keys(b"a"), FULL_SYNC, 0) == 1
+        await home.close()
+
+    asyncio.run(run())
