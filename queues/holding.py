@@ -24,7 +24,7 @@ from queues.leftovers import Leftovers
 from queues.lower import Lower
 from queues.serving import ServedQueue
 from queues.steering import Lost, Steering
-from repl.model.errors import IsthmusError
+from repl.model.errors import IsthmusError, NotReady
 from repl.model.ports import TimeSource
 
 log = structlog.get_logger(__name__)
@@ -61,9 +61,9 @@ class Holding:
     async def begin(self, queue: ServedQueue) -> None:
         """The queue is new in this process, which holds nothing of it: what a life before held is lost. Raises
         NotReady."""
-        self._of[queue] = _Marks()
         if of_node(queue.word.held, self._node):
             await self._lose(queue, self._node)
+        self._of[queue] = _Marks()
 
     async def _lose(self, queue: ServedQueue, node: str) -> None:
         name = queue.settings.name
@@ -71,16 +71,22 @@ class Holding:
         if count:
             log.warning("queue.lower_lost", queue=name, node=node, marks=count)
 
-    def end(self, queue: ServedQueue) -> None:
-        """The queue is no more."""
-        self._of.pop(queue, None)
+    async def end(self, queue: ServedQueue) -> None:
+        """The queue is no more: drop what is held here. Raises NotReady; its mark then goes with the queue, or becomes
+        a record where there is another of its name."""
+        try:
+            await self.give_up(queue, "delisted", "")
+        finally:
+            self._of.pop(queue, None)
 
     # ---------------------------------------------------------------- marks of this node
 
     async def cover(self, queue: ServedQueue, lower: Lower, count: int) -> None:
         """Returns once a mark covers `count` references more than are held at `lower`, at once when one does. Raises
         NotReady, Overloaded."""
-        marks = self._of[queue]
+        marks = self._of.get(queue)
+        if marks is None:
+            raise NotReady(f"queue {queue.settings.name} is only beginning here, or is gone")
         while lower.held_count + count > marks.bounds.get(lower.priority, 0):
             async with marks.lock:
                 wanted = lower.held_count + count

@@ -124,7 +124,9 @@ class Intake(Discards):
         """Entries applied at the leader, in offset order, following on `applied`."""
         applied = entries[-1].offset + 1
         if entries[0].offset > self.applied:
-            self.applied = entries[0].offset  # it was not told of some: they are found in the index
+            # It was not told of some: they are found in the index, by another read than one that is under way.
+            self.applied = self.since = entries[0].offset
+            self._tail = None
         if not self.tracking:
             self.applied = applied
             self.ledger.eligible += sum(map(self._offered, entries))

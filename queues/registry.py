@@ -272,6 +272,7 @@ class SourceQueues:
         if queue.machine.owner_is_new():
             self._keeper.claim_all(queue)
         if not request.max_count:
+            queue.wake()  # what was held back behind it may go now
             return self._reply(queue, None)
         return self._reply(queue, await queue.next_batch(request, now + request.wait_ms, until))
 
@@ -344,8 +345,7 @@ class SourceQueues:
                 for partition in list(gone.machine.windows):
                     gone.machine.unlead(partition)
                 log.info("queue.gone", queue=name)
-                await self.holding.give_up(gone, "delisted", "")
-                self.holding.end(gone)
+                await self.holding.end(gone)
             for name in [n for n in wanted if n not in self._queues]:
                 queue = self._made(wanted[name])
                 await self.reload(queue)

@@ -142,6 +142,13 @@ class ServedQueue:
     async def next_batch(self, request: FetchRequest, deadline_ms: int, until: Until) -> Batch | None:
         """The next batch for this request, at the latest at `deadline_ms`; None when there was nothing. Raises
         Overloaded, and what `until` does."""
+        try:
+            return await self._next_batch(request, deadline_ms, until)
+        except BaseException:
+            self.wake()  # whoever was woken for what waits has gone, so it is for another
+            raise
+
+    async def _next_batch(self, request: FetchRequest, deadline_ms: int, until: Until) -> Batch | None:
         now = self._time.now_ms()
         while True:
             self.refill()
@@ -364,8 +371,16 @@ class ServedQueue:
         loop = asyncio.get_running_loop()
         try:
             rows = await loop.run_in_executor(self._pool, self._store.changes, window.partition, start, limit)
-        except IsthmusError as error:
-            log.error("queue.rows_unreadable", queue=self.settings.name, partition=window.partition, error=str(error))
+        except Exception as error:
+            # Whatever it is, a window that waits for rows for ever would serve nothing more: they are read again.
+            bug = None if isinstance(error, IsthmusError) else error
+            log.error(
+                "queue.rows_unreadable",
+                queue=self.settings.name,
+                partition=window.partition,
+                error=str(error),
+                exc_info=bug,
+            )
             window.refill_failed()
             return
         window.refilled(rows, limit)

@@ -346,6 +346,7 @@ class SourceQueue(Reckoning):
         if failed is None:
             self.release(batch)
             return
+        failed = frozenset(failed)
         self.leases.end(batch)
         for part in batch.parts:
             if not self._current(part):

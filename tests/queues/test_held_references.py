@@ -20,6 +20,7 @@ from queues.rules import FOLD, FULL_SYNC
 from queues.steering import CRASHED, LOST_MAX, Act, Lost, Steering
 from queues.wire import Ack
 from repl.metastore.memory import MemoryEnsemble, MemoryMetastore, WriteFault
+from repl.metastore.port import Unavailable
 from repl.model.errors import CodecError, IsthmusError, NotReady, Overloaded
 from repl.model.keys import Key
 from tests.queues.home import Home
@@ -248,6 +249,32 @@ def test_what_was_held_of_a_queue_that_is_delisted_goes_with_it() -> None:
             await home.close()
 
     asyncio.run(run())
+
+
+def test_what_is_held_of_a_queue_that_is_delisted_while_the_metastore_fails_goes_with_it() -> None:
+    """The loss could not be noted: its mark goes all the same, and this node keeps nothing of the queue."""
+
+    async def test(home: Home) -> None:
+        home.queues.holding.live = lambda: ("e1",)
+        await home.acts.push("q", keys(3), FULL_SYNC, 0)
+        put = home.metastore.put
+
+        async def refused(path: str, value: bytes, version: int | None) -> int:
+            if path == path_of("q", "lost"):
+                raise Unavailable("for a moment")
+            return await put(path, value, version)
+
+        home.metastore.put = refused  # type: ignore[method-assign]
+        with contextlib.suppress(NotReady):  # whichever comes first, the act or the hint of it
+            await home.acts.delist("q", Act("ann", home.clock.wall_ms(), "because"))
+        await home.until(lambda: not home.served())
+        home.metastore.put = put  # type: ignore[method-assign]
+        assert "e1" in await left(home)
+        await ticked(home, SWEEP_MS)
+        await asyncio.sleep(0.05)
+        assert (await left(home), await left(home, "lost")) == ("", "")
+
+    story(test)
 
 
 def test_a_queue_that_a_file_names_no_more_leaves_a_record_and_no_mark() -> None:
