@@ -230,4 +230,7 @@ def _next(
         return "nothing: this cluster has no queue"
     if any(one["state"] == "acknowledged" for one in queues):
         return ALL_SENT
+    for one in queues:
+        if one["state"] == "before":
+            return str(one["next"])
     return f"{NOTHING}: no queue offers it"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from queues.decrees import PLACED, REGISTERED
 from queues.gaps import Gap
 from queues.rules import LOWER
 from queues.serving import ServedQueue
@@ -22,6 +23,7 @@ NEXT: Final = {
     "not-read": "it is read from the change index when its turn comes",
     "in-flight": "the owner acknowledges it, or it is offered again when its lease is over",
     "acknowledged": "nothing: the owner has stored it, or something newer, or keeps it as a dead letter",
+    "before": "nothing in real time; isthmus queue push sends it, and so does a full-sync where it is missing",
     "gap": "a full-sync finds it and sends it; isthmus gaps shows the gap",
     "filtered": "nothing in real time; isthmus queue push sends it all the same",
     "origin": "nothing: its own cluster offers it; cascade = true would offer it here, too",
@@ -85,11 +87,25 @@ def _state(queue: ServedQueue, window: Window | None, key: Key, change: Change |
         if change.origin == window.origins.owner:
             return "from-owner", f"it was written in {_owner_name(queue)}, to which it is not sent back", None
         return "origin", "it was written in another cluster, and the queue does not cascade", None
+    if where == "acknowledged" and (began := _began(queue, window.partition, change)):
+        return "before", began, None
     if where == "acknowledged":
         return where, f"acknowledged below offset {window.cursor}; the change is at {offset}", None
     if where == "not-read":
         return where, _held(queue), None
     return "not-offered", "no reference stands for it in memory though the window has passed it", None
+
+
+def _began(queue: ServedQueue, partition: int, change: Change) -> str:
+    """Why a change below the cursor may never have been offered: the queue was made to begin above it; else ""."""
+    decree = queue.word.decree
+    if decree is None or decree.what not in (REGISTERED, PLACED):
+        return ""
+    if change.offset < dict(decree.positions).get(partition, 0):
+        return f"older than where the queue was {decree.what} by {decree.by}: a seed brought what lies below"
+    if not decree.positions and change.time_ms < decree.start_ms:
+        return f"older than the changes with which the queue was told to begin, by {decree.by}"
+    return ""
 
 
 def _held(queue: ServedQueue) -> str:

@@ -134,6 +134,33 @@ def test_explain_names_where_a_key_is_and_why() -> None:
     alive(run, QueueSettings("q"), QueueSettings("typed", filter="buckettype:other"))
 
 
+def test_explain_calls_nothing_acknowledged_that_is_older_than_the_queue() -> None:
+    """A queue that begins now, or at exact offsets, never offered what lies below; what it has sent since is
+    acknowledged, also at a queue that begins with all there is."""
+
+    async def run(home: Home) -> None:
+        home.put(b"old")
+        home.clock.skew_ms += 2_000
+        act = told(home)
+        await home.acts.register("now", {}, act.at_ms, act)
+        await home.acts.register("placed", {}, 0, act, ((P, home.store.changes(P, 0, 1)[0].offset + 1),))
+        await home.acts.register("all", {}, 0, act)
+        await home.until(lambda: all(len(q.machine.windows) == len(PARTITIONS) for q in home.served()))
+        home.put(b"new")
+        for name in ("now", "placed", "all"):
+            await home.until(lambda name=name: home.queues.named(name).machine.windows[P].state.decree)
+            await home.drain(queue=name)
+        for name, why in (("now", "told to begin, by ann"), ("placed", "registered by ann: a seed brought")):
+            found = explained(home, b"old", name)
+            assert (found["state"], why in found["reason"]) == ("before", True)
+            assert "isthmus queue push" in found["next"]
+        assert explained(home, b"old", "all")["state"] == "acknowledged"
+        for name in ("now", "placed", "all"):
+            assert explained(home, b"new", name)["state"] == "acknowledged"
+
+    alive(run)
+
+
 def test_explain_shows_references_of_lower_priorities_wherever_they_wait() -> None:
     """A pushed key is named with its priority and what was queued before it, by every node that holds one."""
 
