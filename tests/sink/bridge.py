@@ -73,8 +73,8 @@ class Cluster:
 
 class Bridge:
     """The source's HTTP listener. `faults` are taken one a request: "drop" loses the answer after the source made
-    it, "cut" sends half of it, "garbage" other bytes, "huge" declares 2^40 bytes, "error" is a 500; None answers
-    well."""
+    it, "cut" sends half of it, "garbage" other bytes, "huge" declares 2^40 bytes, "error" is a 500, digits are that
+    status, after the source did what was asked; None answers well."""
 
     def __init__(self, home: Home, loop: asyncio.AbstractEventLoop) -> None:
         self.faults: deque[str | None] = deque()
@@ -111,6 +111,8 @@ class Bridge:
                     answer = b"\x93\x01\x02garbage"
                 if fault == "error":
                     status = 500
+                if fault is not None and fault.isdigit():
+                    status, reason, answer = int(fault), "not-ready", b"later"
                 self.send_response(status)
                 self.send_header("X-Isthmus-Reason", reason)
                 self.send_header("Content-Length", str(1 << 40 if fault == "huge" else len(answer)))

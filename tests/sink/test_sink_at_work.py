@@ -249,6 +249,30 @@ def test_an_acknowledgement_by_itself_tells_no_properties() -> None:
     joined(test)
 
 
+@pytest.mark.parametrize("status", ["503", "504"])
+def test_a_fetch_that_is_refused_is_tried_again_whether_its_outcome_is_known_or_not(status: str) -> None:
+    """503 says that nothing was done, 504 that nobody knows: both may come when the source has taken the
+    acknowledgement in and made a batch. The sink believes neither: it backs off, tells the same acknowledgement again
+    under the same session, and gets what was on its way; nothing is lost, and nothing is a dead letter."""
+
+    async def test(pair: Pair) -> None:
+        sink = await pair.sink(batch_count=4)
+        pair.bridge.faults.extend([None, status, status, None, status, None, None, status])
+        pair.home.put(*[b"k-%d" % number for number in range(40)])
+        await pair.equal()
+        await until(lambda: pair.bridge.seen[status] == 4 and not pair.bridge.faults)
+        pair.home.put(b"last")
+        await pair.equal()
+        (link,) = sink._crew.links.values()
+        assert link.errors == 4
+        assert sink._letters.counts() == (0, 0)
+        (queue, *_) = pair.home.served()
+        assert queue.machine.counts.acknowledged == 41
+        assert queue.machine.in_flight_count() == 0
+
+    joined(test)
+
+
 # ---------------------------------------------------------------- liars
 
 
