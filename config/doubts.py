@@ -10,7 +10,9 @@ import ipaddress
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from config.settings import Address, Settings
+from config.fullsync import FullSyncSettings
+from config.security import UNENCRYPTED
+from config.settings import Address, PeerSettings, Settings
 
 
 class Doubt(NamedTuple):
@@ -27,16 +29,33 @@ def doubts_of(settings: Settings) -> Iterator[Doubt]:
     if tokens.files and "admin" not in tokens.files:
         yield Doubt("tokens", "no admin tokens: nobody can do what needs the role admin, such as removing a node")
     for number, peer in enumerate(settings.sink.peers):
-        secure = peer.url.startswith("https://")
-        if peer.token_file is not None and not secure and not is_loopback(_host_of(peer.url)):
-            yield Doubt(f"sink.peers[{number}].url", "the token travels to this peer in the clear; write https://")
-        if peer.cluster and not secure:
-            yield Doubt(f"sink.peers[{number}].cluster", "is not checked over http://; only a certificate shows it")
+        yield from _other_cluster(f"sink.peers[{number}]", "url", peer)
+    for number, entry in enumerate(settings.fullsync):
+        yield from _other_cluster(f"fullsync[{number}]", "urls", entry)
+    sink = settings.sink
+    if sink.peer_limit_count > sink.workers:
+        yield Doubt(
+            "sink.peer_limit",
+            f"never binds: there are {sink.workers} workers, so no peer gets {sink.peer_limit_count} of them",
+        )
+
+
+def _other_cluster(path: str, key: str, peer: PeerSettings | FullSyncSettings) -> Iterator[Doubt]:
+    """What is not protected on the way to another cluster."""
+    urls = peer.url if isinstance(peer, PeerSettings) else peer.urls
+    plain = [url for url in urls.split(",") if not url.startswith("https://")]
+    if peer.token_file is not None and not all(is_loopback(_host_of(url)) for url in plain):
+        yield Doubt(f"{path}.{key}", "the token travels to this peer in the clear; write https://")
+    if peer.cluster and plain:
+        yield Doubt(f"{path}.cluster", "is not checked over http://; only a certificate shows it")
 
 
 def _listeners(settings: Settings) -> Iterator[Doubt]:
     """An admin listener that others reach wants both locks; an `http` one with tokens wants TLS; nodes want it, too."""
     tls, tokens, listen = settings.tls, settings.tokens, settings.listen
+    for key in ("http", "admin", "cluster"):
+        if tls.certificate is None and f"tls.{key}" in settings.origins and getattr(tls, key) == "require":
+            yield Doubt(f"tls.{key}", f'"require" comes to nothing without tls.certificate{UNENCRYPTED}')
     lacks = [name for name, there in (("TLS", tls.mode("admin") == "require"), ("tokens", tokens.files)) if not there]
     if lacks and not _own(listen.admin):
         yield Doubt(

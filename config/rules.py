@@ -346,7 +346,7 @@ def _addresses_apart(settings: Settings) -> Iterator[Broken]:
         )
     port = settings.metastore.embedded_port
     if port and not settings.metastore.hosts:
-        for key, address in (("listen.http", http), ("listen.admin", admin)):
+        for key, address in (("listen.http", http), ("listen.admin", admin), ("listen.cluster", cluster)):
             if address.port == port:
                 yield Broken(("metastore.embedded_port", key), f"port {port} is given to {key} already")
 

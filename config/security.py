@@ -99,8 +99,17 @@ NO_TOKENS: Final = TokenSettings()
 """Both stand for "not turned on": the defaults."""
 
 
+UNENCRYPTED: Final = ": without one nothing is encrypted, and nobody is asked for theirs"
+
+
 def broken_locks(tls: TlsSettings, *, named_metastore: bool) -> Iterator[tuple[tuple[str, ...], str]]:
     """Relations within [tls] that do not hold, as `config.rules.Broken`. `named_metastore`: it is no embedded one."""
+    if tls.certificate is None:
+        for key in ("http", "admin", "cluster"):
+            if getattr(tls, key) in ("allow", "prefer"):
+                yield (f"tls.{key}", "tls.certificate"), f'"{getattr(tls, key)}" needs tls.certificate{UNENCRYPTED}'
+        if tls.client_certificates == "required":
+            yield ("tls.client_certificates", "tls.certificate"), f'"required" needs tls.certificate{UNENCRYPTED}'
     for certificate, key in (("certificate", "key"), ("http_certificate", "http_key")):
         has = getattr(tls, certificate) is not None, getattr(tls, key) is not None
         if has[0] != has[1]:

@@ -19,7 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from repl.model.errors import BadConfig
+from config.rules import check_host
+from repl.model.errors import BadConfig, BadInput
 from repl.transport.tls import SCHEME, NodeName
 
 BACKDATED: Final = timedelta(minutes=5)
@@ -112,7 +113,7 @@ def issue(
     authority: Pair, common_name: str, names: Sequence[NodeName] = (), hosts: Sequence[str] = (), days: float = DAYS
 ) -> Pair:
     """A new certificate for who is called `names` and answers at `hosts` (names or addresses), for both ends of a
-    connection. Of negative `days` it has expired already."""
+    connection. Of negative `days` it has expired already. Raises BadInput for what is no host."""
     key = ec.generate_private_key(ec.SECP256R1())
     alternatives = [x509.UniformResourceIdentifier(name.uri()) for name in names] + [_host(host) for host in hosts]
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -150,12 +151,19 @@ def read_pair(certificate: Path, key: Path) -> Pair:
 
 
 def write_file(path: Path, content: bytes, mode: int) -> None:
-    """Replace a file in one step; it never has other rights than `mode`."""
+    """Replace a file in one step, with all of its content on disk; it never has other rights than `mode`, and nothing
+    is left of what could not be written."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(content)
-    temporary.replace(path)
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _builder(
@@ -184,7 +192,12 @@ def _host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        pass
+    try:
+        check_host(host.removeprefix("*.") or "*")
         return x509.DNSName(host)
+    except ValueError as error:
+        raise BadInput(f"{error}, or *.NAME") from None
 
 
 def _usage(*, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False) -> x509.KeyUsage:

@@ -17,7 +17,7 @@ from typing import Final
 from node import certificates
 from node.certificates import Pair
 from node.http.roles import Role
-from repl.model.errors import LocalFault
+from repl.model.errors import BadInput, LocalFault
 from repl.transport.http_client import OPEN, Access
 from repl.transport.tls import NodeName, TlsFiles, client_contexts
 from repl.transport.tokens import watched_token
@@ -31,13 +31,16 @@ LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 DAY_S: Final = 86_400
 """A certificate that expires sooner is made anew before clusters are started with it."""
 
+AUTHORITY: Final = "ca"
+"""Name of the authority's pair."""
+
 CLIENT: Final = "client"
 """Name of the pair for programs, which names no node."""
 
 
 def authority_of(directory: Path, days: float = certificates.DAYS) -> Pair:
     """The folder's authority, made when there is none. Raises LocalFault, BadConfig."""
-    certificate, key = directory / "ca.crt", directory / "ca.key"
+    certificate, key = directory / f"{AUTHORITY}.crt", directory / f"{AUTHORITY}.key"
     if certificate.exists() or key.exists():
         return certificates.read_pair(certificate, key)
     made = certificates.make_authority(days=days)
@@ -49,7 +52,12 @@ def make_certificates(
     directory: Path, nodes: Iterable[NodeName], hosts: Sequence[str] = LOCAL_HOSTS, days: float = certificates.DAYS
 ) -> list[Path]:
     """A certificate for each node and one for clients, and the authority unless it is there; the certificates' paths.
-    Raises LocalFault when the folder cannot be written, BadConfig when what lies in it is not an authority."""
+    Raises LocalFault when the folder cannot be written, BadConfig when what lies in it is not an authority, BadInput
+    for what is no host, and for a node whose files would take the place of others."""
+    nodes = list(nodes)
+    for name in nodes:
+        if name.node in (AUTHORITY, CLIENT):
+            raise BadInput(f"{name.node}.crt and {name.node}.key are other files of such a folder: rename the node")
     authority = authority_of(directory, days)
     made = []
     for name in nodes:
@@ -72,7 +80,7 @@ def ensure(directory: Path, nodes: Sequence[NodeName]) -> None:
 
 def access_of(directory: Path, role: Role = Role.READ) -> Access:
     """How programs of this machine come in at nodes that use the folder; without it, as where nothing is locked."""
-    authority = directory / "ca.crt"
+    authority = directory / f"{AUTHORITY}.crt"
     if not authority.exists():
         return OPEN
     contexts = client_contexts(TlsFiles(None, None, (authority,)), check_host=True)

@@ -150,7 +150,7 @@ class Locks:
 
 
 def file_faults(settings: Settings) -> Iterator[Doubt]:
-    """What is wrong with the files that [tls], [tokens] and the sink's peers name, by key path. Reads them."""
+    """What is wrong with the files that [tls], [tokens], sink peers and full-sync name, by key path. Reads them."""
     for path, check in _checks(settings):
         try:
             check()
@@ -175,9 +175,11 @@ def _checks(settings: Settings) -> Iterator[tuple[str, Callable[[], object]]]:
             yield "tls.key", lambda: server_contexts(TlsFiles(tls.certificate, tls.key, ()), ssl.CERT_NONE)
     for role, path in settings.tokens.files.items():
         yield f"tokens.{role}", lambda path=path: read_digests(path)  # type: ignore[misc]
-    for number, peer in enumerate(settings.sink.peers):
-        if peer.token_file is not None:
-            yield f"sink.peers[{number}].token_file", lambda path=peer.token_file: read_token(path)  # type: ignore[misc]
+    shown = [(f"sink.peers[{number}]", peer.token_file) for number, peer in enumerate(settings.sink.peers)]
+    shown += [(f"fullsync[{number}]", peer.token_file) for number, peer in enumerate(settings.fullsync)]
+    for entry, token in shown:
+        if token is not None:
+            yield f"{entry}.token_file", lambda path=token: read_token(path)  # type: ignore[misc]
 
 
 def _certificate_files(settings: Settings) -> dict[str, Path]:

@@ -48,7 +48,9 @@ class PortBook:
             kept[purpose] = port
             given.add(port)
         self._ports.update(kept)
-        self._path.write_text(json.dumps(self._ports, indent=1))
+        fresh = self._path.with_name(f"{self._path.name}.tmp")
+        fresh.write_text(json.dumps(self._ports, indent=1))
+        fresh.replace(self._path)
         return kept
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from node.cli.exits import Exit
+from node.cli.numbers import Real
 from node.cli.output import output_option
 
 
@@ -19,7 +20,7 @@ from node.cli.output import output_option
 )
 @click.option(
     "--rate",
-    type=click.FloatRange(min=0),
+    type=Real(min=0),
     metavar="N",
     help="Operations a second; 0 is as fast as possible. Without it the replay takes 100 s.",
 )

@@ -14,6 +14,7 @@ import click
 from config.rules import check_name
 from node import certificates, dev_security
 from node.cli.exits import CommandFailed, Exit
+from node.cli.numbers import Real
 from node.cli.output import echo_json, echo_table, moment, output_option
 from node.topology import load_topology
 from repl.transport.tls import NodeName
@@ -45,7 +46,7 @@ def dev_group() -> None:
     show_default=True,
     help="A name or address at which the nodes answer; may be repeated.",
 )
-@click.option("--days", type=click.FloatRange(min=0.001, max=3650), default=certificates.DAYS, show_default=True)
+@click.option("--days", type=Real(min=0.001, max=3650), default=certificates.DAYS, show_default=True)
 @output_option
 def certs(
     directory: Path,

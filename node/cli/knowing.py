@@ -15,6 +15,7 @@ from config.rules import check_peer_url
 from node.cli.cluster import listed
 from node.cli.credentials import access_from
 from node.cli.exits import CommandFailed, Exit
+from node.cli.numbers import Real
 from node.cli.output import echo_facts, echo_json, echo_table, moment, output_option, printable
 from node.cli.remote import AdminClient, admin_option
 from node.other_side import other_side
@@ -29,7 +30,7 @@ RECEIVED: Final = ("fetched", "applied", "merged", "superseded", "rejected", "fa
 
 
 @click.command("lag")
-@click.option("--over", type=click.FloatRange(min=0), metavar="SECONDS", help="Exit with 1 if a lag is above.")
+@click.option("--over", type=Real(min=0), metavar="SECONDS", help="Exit with 1 if a lag is above.")
 @admin_option
 @output_option
 def lag_command(over: float | None, admin: AdminClient, output: str) -> None:

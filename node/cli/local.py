@@ -13,6 +13,7 @@ import click
 
 from node import places
 from node.cli.exits import Exit
+from node.cli.numbers import Real
 from node.cli.output import echo_json, echo_table, output_option
 from node.local import LocalClusters
 from node.plans import Topology
@@ -35,7 +36,7 @@ topology_argument = click.argument("topology", type=click.Path(path_type=Path))
 timeout_option = click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0.1, max=3600),
+    type=Real(min=0.1, max=3600),
     default=places.READY_TIMEOUT_S,
     show_default=True,
     help="Seconds to wait until all that is asked for serves.",

@@ -94,6 +94,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise BadConfig(f"{path}: {(error.strerror or str(error)).lower()}") from error
     except UnicodeDecodeError:
         raise BadConfig(f"{path} holds something else than tokens; {FORM}") from None
+    if not raw:
+        raise BadConfig(f"{path} is empty, as one that is being written; a comment line (#) lets nobody in")
     if PEM in raw:
         raise BadConfig(f"{path} holds a key or a certificate, which is no token and is not shown as one; {FORM}")
     if len(raw) > FILE_BYTES_MAX:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from config import rules
+from config.doubts import doubts_of
 from config.filter_rules import check_filter
 from config.keys import Key, Kind, file_name, keys_of
 from config.loading import ConfigError, load_text
@@ -218,3 +219,18 @@ def test_a_secret_in_a_url_is_not_told_again(url: str, told: str) -> None:
     with pytest.raises(ValueError, match=re.escape(told)) as fault:
         rules.check_peer_url(url)
     assert "ter2" not in str(fault.value)
+
+
+def test_the_embedded_metastore_has_a_port_of_its_own() -> None:
+    """One that is given to any of the node's listeners is told as a fault, not by whichever starts second."""
+    for key, port in (("http", 8098), ("admin", 8099), ("cluster", 8097)):
+        text = f'{NODE}[listen]\n{key} = "127.0.0.1:{port}"\n[metastore]\nembedded_port = {port}\n'
+        with pytest.raises(ConfigError, match=f"port {port} is given to listen.{key} already"):
+            load_text(text, Path("node.toml"))
+
+
+def test_a_peers_limit_beyond_the_pool_is_doubted() -> None:
+    """It can never bind, so somebody means something else; 0, an equal share, and the whole pool are right."""
+    for limit, said in ((9, ["sink.peer_limit"]), (4, []), (0, [])):
+        settings = load_text(f"{NODE}[sink]\nworkers = 4\npeer_limit = {limit}\n", Path("node.toml"))
+        assert [doubt.path for doubt in doubts_of(settings)] == said
