@@ -305,13 +305,17 @@ class Sink:
         suspended = sum(map(self._held, links))
         if suspended == len(links):
             return {"actor": "sink", "state": "suspended", "reason": f"by {self._suspensions[0].by}"}
-        errors = {name: self._crew.roster.errors(name) for name in self._crew.links}
-        failing = [link.last_error or listing.in_a_row(errors[n]) for n, link in self._crew.links.items() if errors[n]]
-        letters = self._letters.counts()[0]
+        failing, letters = self.failing(), self._letters.counts()[0]
         told = [f"{suspended} links suspended"] * (suspended > 0)
-        told += [f"{len(failing)} of {len(links)} links fail: {failing[0]}"] if failing else []
+        told += [failing] if failing else []
         told += [f"dead letters: {letters} (isthmus sink dead-letters list)"] * (letters > 0)
         return {"actor": "sink", "state": "running", "reason": "; ".join(told)}
+
+    def failing(self) -> str:
+        """How many links fail, and why the first does; "" when none."""
+        errors = {name: self._crew.roster.errors(name) for name in self._crew.links}
+        failing = [link.last_error or listing.in_a_row(errors[n]) for n, link in self._crew.links.items() if errors[n]]
+        return f"{len(failing)} of {len(errors)} links fail: {failing[0]}" if failing else ""
 
     def listing(self) -> list[dict[str, Any]]:
         """One row a link."""

@@ -139,9 +139,9 @@ class Roster:
                 link.due_ms = 0
 
     def peer_limit(self) -> int:
-        """Workers that one peer may have now."""
+        """Workers that one peer may have now: never more than there are."""
         peers = {name.peer for name, link in self._links.items() if not link.leaving and not link.suspended}
-        return self.peer_limit_set or max(1, -(-self.workers // max(1, len(peers))))
+        return min(self.workers, self.peer_limit_set or max(1, -(-self.workers // max(1, len(peers)))))
 
     # ---------------------------------------------------------------- turns
 

@@ -75,6 +75,9 @@ def failure_of(error: Exception) -> Failure | None:
             return Failure(Exit.LOCAL_FAULT, error.reason, [str(error)])
         case IsthmusError():
             return Failure(Exit.UNAVAILABLE, error.reason, [str(error)])
+        case UnicodeEncodeError() if error.reason == "surrogates not allowed":  # what Python makes of other bytes
+            raw = error.object[max(0, error.start - 20) : error.end + 20].encode("utf-8", "surrogateescape")
+            return Failure(Exit.USAGE, "bad-input", [f"an argument is no UTF-8 text: {raw!r}"])
         case BrokenPipeError():
             return Failure(Exit.PIPE_CLOSED, "pipe-closed", [MEANINGS[Exit.PIPE_CLOSED]])
         case OSError():

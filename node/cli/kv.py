@@ -25,7 +25,7 @@ from node.cli.credentials import access_from, credential_options
 from node.cli.exits import CommandFailed, Exit
 from node.cli.output import echo_json, moment, output_option, printable
 from node.cli.reap import reap
-from node.cli.remote import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, cause
+from node.cli.remote import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, TOKEN_HINT, UNAUTHORIZED, cause
 from repl.transport.http_client import OPEN, Access, session
 
 DEFAULT_HTTP: Final = "http://127.0.0.1:8098"
@@ -56,6 +56,7 @@ class Client:
         try:
             (answer,) = msgpack.unpackb(raw, strict_map_key=False)
             status, _, reason = answer
+            status = int(status)
         except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
             raise self._unavailable("answers what is no batch's answer; is this a node's client listener?") from error
         if status >= 400 and isinstance(reason, str) and reason != "not-found":
@@ -75,8 +76,10 @@ class Client:
                 except json.JSONDecodeError:
                     break  # the object goes on in the next piece
                 rest = rest[end:]
-                if "error" in document:
-                    raise CommandFailed(Exit.UNAVAILABLE, document["reason"], document["error"])
+                if isinstance(document, dict) and "error" in document:
+                    raise CommandFailed(Exit.UNAVAILABLE, str(document.get("reason")), str(document["error"]))
+                if not isinstance(document, dict) or not isinstance(document.get(what), list):
+                    raise self._unavailable("answers what is no listing; is this a node's client listener?")
                 yield from map(unquote_to_bytes, document[what])
         if rest:
             raise self._unavailable("broke off in the middle of the listing")
@@ -98,11 +101,12 @@ class Client:
                     said = response.headers.get("X-Isthmus-Reason", "")
                     if said == NO_SUCH_PATH or (not said and status < 500):
                         raise self._unavailable(f"answers {status}; is this a node's client listener?")
-                    text = response.raw.read(4096, decode_content=False).decode("utf-8", "replace").strip()
+                    text = next(response.iter_content(4096), b"").decode("utf-8", "replace").strip()
+                    hint = TOKEN_HINT if status == UNAUTHORIZED else ""
                     raise CommandFailed(
                         Exit.REFUSED if status < 500 else Exit.UNAVAILABLE,
                         said,
-                        printable(text) or f"{self.url} answers {status}",
+                        (printable(text) or f"{self.url} answers {status}") + hint,
                     )
                 for piece in response.iter_content(65_536):
                     size += len(piece)

@@ -230,7 +230,7 @@ def read_named(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(MAP_BYTES_MAX + 1)
     except OSError as error:
-        raise BadReplicaMap([f"{path}: {(error.strerror or str(error)).lower()}"]) from error
+        raise BadReplicaMap([f"{path}: {error.strerror or error}"]) from error
 
 
 def read_places(path: Path) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +29,8 @@ PIPE_COLUMNS: Final = 100_000
 
 MOMENT_MS_MAX: Final = 253_402_300_800_000
 """The year 10000, where dates of four digits end."""
+
+_HALF: Final = re.compile("[\ud800-\udfff]")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -61,8 +64,9 @@ def output_option(command: Command) -> Command:
 
 
 def echo_json(value: Any) -> None:
-    """One JSON document on standard output, indented, keys in the order given."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    """One JSON document on standard output, indented, keys in the order given. Half a character of UTF-16, which no
+    encoding can write, stays an escape."""
+    click.echo(_HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", json.dumps(value, indent=2, ensure_ascii=False)))
 
 
 def echo_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -7,6 +7,7 @@ shown by `node.cli.queue_looks`.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -293,8 +294,21 @@ def _row(queue: dict[str, Any]) -> list[Any]:
 
 
 def _reason(queue: dict[str, Any]) -> str:
-    """Why it is in its state; of a suspension also who made it, and when."""
-    reason, suspended = queue.get("reason") or "", queue.get("suspended")
-    if not isinstance(suspended, dict):
-        return str(reason)
-    return f"{reason} (by {cell(suspended.get('by'))}, {moment(suspended.get('at_ms'))})"
+    """Why it is in its state; behind each suspension who made it, and when."""
+    told = str(queue.get("reason") or "")
+    for one in _suspensions(queue):
+        words = f"{one.get('what')} suspended" + (f": {one['reason']}" if one.get("reason") else "")
+        at = told.find(words) + len(words) if words in told else len(told)
+        told = f"{told[:at]} (by {cell(one.get('by'))}, {moment(one.get('at_ms'))}){told[at:]}"
+    return told
+
+
+def _suspensions(queue: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Those that hold on the queue's node: of serving, and of publishing."""
+    if isinstance(queue.get("suspended"), dict):
+        yield queue["suspended"]
+    for one in listed(queue, "suspensions"):
+        here = one.get("node") is None or one.get("node") == queue.get("node")
+        if one.get("what") == "publishing" and here and queue.get("publishing") == "suspended":
+            yield one
+            return

@@ -144,6 +144,8 @@ def filter_tested(
         return
     verdict = "offered" if answer.get("offered") else "not offered"
     click.echo(printable(f"{verdict}: {answer.get('reason')} (filter: {answer.get('filter')})"))
+    if answer.get("note"):
+        click.echo(printable(f"note: {answer['note']}"))
 
 
 def _extent(gap: dict[str, Any]) -> list[Any]:

@@ -63,17 +63,19 @@ class AdminClient:
         return self._exchange("POST", path, body)
 
     def _exchange(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
         try:
             with self._session.request(
                 method,
                 self.url + path,
-                json=body,
+                data=data,
+                headers={} if data is None else {"Content-Type": "application/json"},
                 timeout=(CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S),
                 allow_redirects=False,
                 stream=True,
             ) as response:
                 status, said = response.status_code, response.headers.get("X-Isthmus-Reason", "")
-                raw = b""
+                raw = bytearray()
                 for chunk in response.iter_content(65_536):
                     raw += chunk
                     if len(raw) > ANSWER_BYTES_MAX:
@@ -84,7 +86,7 @@ class AdminClient:
             raise self._unavailable("speaks TLS: write https://")
         return self._judged(status, raw)
 
-    def _judged(self, status: int, raw: bytes) -> dict[str, Any]:
+    def _judged(self, status: int, raw: bytearray) -> dict[str, Any]:
         """The answer's object, or what a refusal says."""
         try:
             answer = json.loads(raw)

@@ -119,7 +119,7 @@ def resume(queue: str | None, peer: str | None, node: str | None, by: str, admin
 
 @sink_group.command("set-workers")
 @click.argument("count", type=click.IntRange(1, 256), required=False)
-@click.option("--per-peer", type=click.IntRange(0, 256), help="Most of them at one peer; 0: an equal share.")
+@click.option("--per-peer", type=click.IntRange(0, 256), help="Most at one peer, up to COUNT; 0: an equal share.")
 @DEFAULT
 @node_options
 @BY
@@ -136,9 +136,13 @@ def set_workers(
     admin: AdminClient,
     output: str,
 ) -> None:
-    """Let COUNT workers fetch at once on each node, from now on and over restarts."""
+    """Let COUNT workers fetch at once on each node, from now on and over restarts. A --per-peer above the workers of a
+    node comes to as many as it has."""
     if (count is None and per_peer is None) != forget:
         raise CommandFailed(Exit.USAGE, "bad-input", "give COUNT, --per-peer, or both; or --default alone")
+    if count is not None and per_peer is not None and per_peer > count:
+        sentence = f"--per-peer is at most COUNT, {count}: more of them there are not; 0 is an equal share"
+        raise CommandFailed(Exit.USAGE, "bad-input", sentence)
     wish: dict[str, Any] = {"workers": count, "per_peer": per_peer}
     if forget:
         wish = {"workers": 1, "per_peer": 0, "forget": True}

@@ -96,6 +96,8 @@ class Admin(Face):
         problems = [*doubts, *cluster_view.problems(records, registrations, controller.waiting, drained, facts)]
         moving = moves_view.glance_of(controller.placement, records, registrations)
         state, state_reason = cluster_view.state_of(balancing, problems, moving["reason"])
+        failing = node.sink.failing()
+        links = [f"to other clusters, at node {node.settings.node.name}: {failing}"] if failing else []
         return json_reply(
             {
                 "cluster": node.settings.node.cluster,
@@ -119,7 +121,7 @@ class Admin(Face):
                 "balancing": balancing,
                 "moving": moving,
                 "problems": problems,
-                "warnings": node.locks.problems(),
+                "warnings": [*node.locks.problems(), *links],
                 "nodes": cluster_view.node_rows(records, registrations, drained),
                 "actors": [node.queues.status(), node.sink.status(), node.fullsync.status()],
             }

@@ -15,6 +15,7 @@ from node.http.asgi import Request, json_reply
 from node.http.router import Router
 from node.http.statuses import Refused, Reply
 from node.http.wishes import count, flag, initiator, text, wish_of
+from node.suggestions import no_such
 from queues.decrees import SERVING, Positions
 from queues.rules import FOLD, FULL_SYNC
 from queues.steering import Act
@@ -117,13 +118,14 @@ class QueueAdmin:
         return json_reply({"references": [reference_shown(item) for item in items]})
 
     async def filter(self, request: Request) -> Reply:
-        """Which rule decides over a bucket: ?type=T&bucket=B."""
+        """Which rule decides over a bucket: ?type=T&bucket=B. With a note when there is no such type."""
         bucket_type, bucket = request.query.get("type", "default"), request.query.get("bucket", "")
         if not bucket:
             raise Refused(400, "bad-query", "say of which bucket: ?type=T&bucket=B")
-        return json_reply(
-            self._node.queue_acts.test_filter(request.text("queue"), bucket_type.encode(), bucket.encode())
-        )
+        decision = self._node.queue_acts.test_filter(request.text("queue"), bucket_type.encode(), bucket.encode())
+        known = sorted({record.bucket_type for record in self._node.controller.records.values()})
+        note = "" if bucket_type in known else no_such("bucket type", bucket_type, known)
+        return json_reply({**decision, "note": note})
 
     def _nodes(self) -> set[str]:
         return {*self._node.controller.registrations, self._node.settings.node.name}

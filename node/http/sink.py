@@ -84,6 +84,8 @@ class SinkAdmin:
             at_ms=self._node.time.wall_ms(),
             reason=text(wish, "reason") or "",
         )
+        if not flag(wish, "forget") and (limits.peer_limit or 0) > (limits.workers or WORKERS_MAX):
+            raise Refused(400, "bad-json", f"per_peer is at most workers, {limits.workers}: more never bind")
         await self._node.sink.set_limits(limits, text(wish, "node"), flag(wish, "forget"))
         return await self.sink(request)
 

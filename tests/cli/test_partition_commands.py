@@ -146,7 +146,7 @@ def test_a_file_of_another_kind_is_told(
 
 def test_a_file_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Its name and the system's words."""
-    assert cli.main(["partition", "assign", "--file", str(tmp_path / "none")]) == Exit.LOCAL_FAULT
+    assert cli.main(["partition", "assign", "--file", str(tmp_path / "none")]) == Exit.USAGE
     assert "none: No such file" in capsys.readouterr().err
 
 
