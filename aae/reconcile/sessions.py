@@ -8,6 +8,7 @@ does not know. A session that is there already (a notebook's) is used as it is.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -57,9 +58,15 @@ def session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     java_home = os.environ.get("JAVA_HOME")
+    scratch: Path | None = None
     builder = SparkSession.builder.appName(name).config("spark.ui.showConsoleProgress", "false")
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not under spark-submit, which has its Java and its settings
-        os.environ["JAVA_HOME"] = _java_home(stand_back)
+        java, skipped = _java()
+        home = java.parent.parent
+        if stand_back or skipped:
+            home = scratch = Path(tempfile.mkdtemp(prefix="isthmus-java-"))
+            wrapped(java, home, skipped, NICE if stand_back else 0)
+        os.environ["JAVA_HOME"] = str(home)
         builder = (
             builder.master(master or "local[*]")
             .config("spark.ui.enabled", "false")
@@ -71,6 +78,8 @@ def session(
     try:
         made = builder.getOrCreate()
     finally:
+        if scratch is not None:  # Java runs, in the script's place, or never will
+            shutil.rmtree(scratch, ignore_errors=True)
         if java_home is None:
             os.environ.pop("JAVA_HOME", None)
         else:
@@ -104,14 +113,6 @@ def java_home(directory: Path) -> Path:
     terminal shall end with it. Raises LocalFault without a Java."""
     java, skipped = _java()
     return wrapped(java, directory, skipped, 0) if skipped else java.parent.parent
-
-
-def _java_home(stand_back: bool) -> str:
-    """A JAVA_HOME that Spark can run. Raises LocalFault."""
-    java, skipped = _java()
-    if not stand_back and not skipped:
-        return str(java.parent.parent)
-    return str(wrapped(java, Path(tempfile.mkdtemp(prefix="isthmus-java-")), skipped, NICE if stand_back else 0))
 
 
 def _java() -> tuple[Path, str]:

@@ -6,10 +6,13 @@ import importlib.util
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from aae.reconcile import sessions
 from aae.reconcile.sessions import UNKNOWN_ARGUMENT, wrapped
 from tests.reconcile.engine import HOUSE, ended, environment, program, submitted
 
@@ -40,6 +43,44 @@ def test_the_script_leaves_out_one_argument_and_passes_on_all_others_as_they_are
     given = ["-cp", "a b:*", UNKNOWN_ARGUMENT, "", "it's", "$HOME", "-Dx=1"]
     done = subprocess.run([home / "bin" / "java", *given], capture_output=True, text=True, check=True)
     assert done.stdout == "<-cp><a b:*><><it's><$HOME><-Dx=1>"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_session_leaves_no_script_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """The script is there until Java runs, or cannot, and no longer; JAVA_HOME is then what it was."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    monkeypatch.setattr(sessions, "_java", lambda: (tmp_path / "jdk" / "bin" / "java", ""))
+    monkeypatch.setattr(sessions, "register", lambda _: None)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    seen: list[Path] = []
+
+    class Builder:
+        def __getattr__(self, _: str) -> Any:
+            return lambda *_: self
+
+        def getOrCreate(self) -> str:
+            seen.append(Path(os.environ["JAVA_HOME"], "bin", "java"))
+            assert seen[-1].is_file()
+            if fails:
+                raise RuntimeError("Java gateway process exited")
+            return "a session"
+
+    class Sessions:
+        builder = Builder()
+
+        @staticmethod
+        def getActiveSession() -> None:
+            return None
+
+    monkeypatch.setattr(sessions, "SparkSession", Sessions)
+    with pytest.raises(RuntimeError) if fails else nullcontext():
+        assert sessions.session("x", stand_back=True) == "a session"
+    assert len(seen) == 1
+    assert list(scratch.iterdir()) == []
+    assert "JAVA_HOME" not in os.environ
 
 
 def tools_without_java(directory: Path) -> str:
