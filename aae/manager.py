@@ -361,7 +361,7 @@ class Manager:
 
     async def _save(self) -> None:
         try:
-            await asyncio.get_running_loop().run_in_executor(None, self._memory.save)
+            await asyncio.get_running_loop().run_in_executor(None, self._memory.saving())
         except LocalFault as error:
             log.error("fullsync.not_remembered", error=str(error))
             raise

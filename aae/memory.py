@@ -7,10 +7,11 @@ begun anew, with a line in the log: nothing in it decides about data.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from itertools import islice
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count, islice
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -116,6 +117,10 @@ class Memory:
     def __init__(self, directory: Path, started_ms: int) -> None:
         self._slots = Slots(directory, "fullsync")
         self._started_ms = started_ms
+        self._numbers = count(1)
+        self._writing = Lock()
+        self._written = 0
+        """The newest of the savings that is on disk."""
         self.peers: dict[str, Remembered] = {}
 
     def load(self) -> None:
@@ -134,10 +139,23 @@ class Memory:
             found = self.peers[name] = Remembered(Standing(self._started_ms))
         return found
 
-    def save(self) -> None:
-        """Durable on return. Blocks; raises LocalFault."""
-        share = NAMED_BYTES // max(1, sum(len(one.named) for one in self.peers.values()))
-        self._slots.write({"v": FORM, "peers": {name: _plain(one, share) for name, one in self.peers.items()}})
+    def saving(self) -> Callable[[], None]:
+        """What makes all that is known now durable, called from any thread: it blocks, and raises LocalFault. Of
+        several at the same time one writes after the other, and what is older than what is on disk does not."""
+        number = next(self._numbers)
+        peers = {
+            name: replace(one, results=one.results.copy(), proven_ms={**one.proven_ms}, named={**one.named})
+            for name, one in self.peers.items()
+        }
+
+        def save() -> None:
+            share = NAMED_BYTES // max(1, sum(len(one.named) for one in peers.values()))
+            with self._writing:
+                if number > self._written:
+                    self._slots.write({"v": FORM, "peers": {name: _plain(one, share) for name, one in peers.items()}})
+                    self._written = number
+
+        return save
 
 
 def _document(raw: Any) -> dict[Any, Any]:

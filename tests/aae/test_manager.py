@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from time import sleep
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from aae.schedule import DAY_MS, HOUR_MS, Kind, TimeRange, window_of
 from config.fullsync import FullSyncSettings
 from repl.model.errors import BadInput
 from repl.model.keys import Key
+from repl.slots import Slots
 
 START = 1_700_000_000_000
 
@@ -184,6 +186,40 @@ def test_a_day_has_the_checks_that_are_wanted(tmp_path: Path) -> None:
         assert Counter(check.kind for check in desk.checkers["west"].checks) == {Kind.HOUR: 48}
         await desk.manager.stop()
         assert desk.bell.at_ms is None
+
+    story(work)
+
+
+def test_acts_at_the_same_time_are_remembered_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several acts beside the end of a check: no two write at once, and what is on disk at the end is the newest."""
+    writing: list[int] = []
+    most: list[int] = []
+    write = Slots.write
+
+    def slow(slots: Slots, value: Any) -> None:
+        writing.append(1)
+        most.append(len(writing))
+        sleep(0.01 * (len(most) % 3))
+        write(slots, value)
+        writing.pop()
+
+    monkeypatch.setattr(Slots, "write", slow)
+
+    async def work() -> None:
+        east = FullSyncSettings("east", "http://10.0.0.8:8098", "to-east", auto_count=0, all_count=2)
+        desk = Desk(tmp_path, WEST, east)
+        desk.manager.begin("west", Kind.ALL, "tester")
+        await asyncio.gather(
+            *(desk.manager.suspend(name, f"by {turn}", "") for turn in range(4) for name in ("west", "east"))
+        )
+        await ended(desk)
+        assert max(most) == 1
+        again = Memory(tmp_path, START)
+        again.load()
+        for name in ("west", "east"):
+            assert again.of(name).suspended == desk.memory.of(name).suspended
+        assert len(again.of("west").results) == 1
+        await desk.manager.stop()
 
     story(work)
 
