@@ -230,6 +230,7 @@ class Manager:
     async def _checked(self, peer: Peer, kind: Kind, by: str, given: TimeRange | None) -> list[Result]:
         began_ms = self._time.wall_ms()
         remembered = peer.remembered
+        peer.unseen = ""
         if kind is Kind.AUTO:
             kind, remembered.standing = chosen(
                 remembered.standing, peer.window, began_ms, both_ways=peer.settings.bidirectional
@@ -239,7 +240,6 @@ class Manager:
         standing = remembered.standing
         times = given or looked_at(kind, standing, began_ms)
         results: list[Result] = []
-        peer.unseen = ""
         modified: list[int] = []
         buckets: set[bytes] = set()
         for name in peer.settings.bucket_types.split(","):

@@ -433,6 +433,28 @@ def test_a_check_that_could_not_look_is_tried_again_soon(tmp_path: Path) -> None
     story(work)
 
 
+def test_a_slot_in_which_nothing_is_done_is_not_tried_again(tmp_path: Path) -> None:
+    """What `auto` leaves out after a failure that is beyond this side stays left out, though a check by hand could not
+    look meanwhile."""
+
+    async def work() -> None:
+        desk = Desk(tmp_path, replace(WEST, hour_count=0, auto_count=24))
+        checker, peer = desk.checkers["west"], desk.manager.peers["west"]
+        checker.outcomes = [Verdict.DIFFERING, Verdict.ERROR]
+        await desk.pass_until(START + 1_000)
+        checker.unseen = "not ready"
+        await desk.manager.run("west", Kind.ALL, "ann")
+        checker.unseen = ""
+        for hour in (1, 2):
+            await desk.pass_until(START + hour * HOUR_MS + 1_000)
+            assert peer.retry is None
+            assert len(checker.checks) == 2
+        await desk.pass_until(START + 3 * HOUR_MS + 1_000)
+        assert len(checker.checks) == 3
+
+    story(work)
+
+
 def test_a_try_again_follows_the_rules_of_every_check(tmp_path: Path) -> None:
     """One that comes late is left out and shown, a suspended peer has none, one that an operator asked for is not tried
     again, and one that can look ends the tries of the slot; none comes so near the next slot that it is due anyhow."""
