@@ -143,11 +143,10 @@ class FullSyncAdmin:
 
 
 def _kind(name: str) -> Kind:
-    try:
-        return Kind(name)
-    except ValueError:
-        kinds = ", ".join(kind.value for kind in Kind if kind is not Kind.NONE)
-        raise Refused(400, "bad-json", f"kind {name!r} is not known; write one of {kinds}") from None
+    kinds = {kind.value: kind for kind in Kind if kind is not Kind.NONE}
+    if name not in kinds:
+        raise Refused(400, "bad-json", f"kind {name!r} is not known; write one of {', '.join(kinds)}")
+    return kinds[name]
 
 
 def _peer_of(wish: dict[str, Any]) -> str | None:

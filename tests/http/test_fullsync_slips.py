@@ -1,0 +1,96 @@
+"""What operators may mistype at full-sync's admin paths: refused with what would be right, and nothing is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aae.alarm import Alarm
+from aae.check import Checker
+from aae.manager import Manager
+from aae.memory import Memory, Remembered
+from config.fullsync import FullSyncSettings
+from node.fullsync_gathering import FullSyncGathering
+from node.http.fullsync import FullSyncAdmin
+from node.timesource import SystemTime
+
+WEST = FullSyncSettings("west", "http://10.0.0.7:8098", "to-west")
+
+
+class Idle(Checker):
+    """Checks nothing."""
+
+    def __init__(self) -> None:
+        self.named = {}
+
+    def close(self) -> None:
+        """See Checker."""
+
+
+class Silent(Alarm):
+    """Never rings."""
+
+    def __init__(self) -> None:
+        pass
+
+    def ring_at(self, wall_ms: int, call: Any) -> None:
+        """See Alarm."""
+
+    def stop(self) -> None:
+        """See Alarm."""
+
+
+def manager_in(directory: Path) -> Manager:
+    """A manager that has nothing to do."""
+    return Manager(
+        [WEST], node="n1", checker_of=lambda _: Idle(), memory=Memory(directory, 0), alarm_of=Silent,
+        live=lambda: ["n1"], time=SystemTime(), chance=Random(1),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("set-range", {"peer": "west", "since_ms": 0, "before_ms": 10**30}),
+        ("set-range", {"peer": "west", "since_ms": 0, "before_ms": 1, "bucket": "\ud800"}),
+        ("suspend", {"peer": "west", "reason": "\ud800"}),
+        ("suspend", {"by": "\udfff"}),
+        ("run", {"peer": "west", "kind": "none"}),
+        ("?results=" + 5_000 * "9", None),
+    ],
+)
+def test_what_is_mistyped_is_refused_and_nothing_is_kept(
+    path: str, body: dict[str, Any] | None, room: Any, ask_face: Any, tmp_path: Path
+) -> None:
+    """Times beyond every clock, text that is none, a check of nothing: 400, and what is remembered stays as it was and
+    can still be written."""
+    manager = manager_in(tmp_path)
+    manager.start()
+    gathering = FullSyncGathering(node="n1", request=None, own=lambda _: {}, manager=lambda: manager)  # type: ignore[arg-type]
+    parts = SimpleNamespace(
+        fullsync=SimpleNamespace(manager=manager), settings=SimpleNamespace(node=SimpleNamespace(name="n1")),
+        nodes=list, fullsync_gathering=gathering, fullsync_of=lambda *_: {"peers": []}, time=SystemTime(),
+    )  # fmt: skip
+    FullSyncAdmin(parts, room.face)  # type: ignore[arg-type]
+
+    async def whole() -> Any:
+        if body is None:
+            answer = await ask_face(room.face, "GET", f"/admin/fullsync{path}", b"")
+        else:
+            answer = await ask_face(room.face, "POST", f"/admin/fullsync/{path}", json.dumps(body).encode())
+        await manager.suspend("west", "ann", "")
+        await manager.resume("west")
+        await manager.stop()
+        return answer
+
+    assert asyncio.run(whole()).status == 400
+    again = Memory(tmp_path, 0)
+    again.load()
+    assert again.of("west") == Remembered(manager.peers["west"].remembered.standing)
+    assert again.of("west").standing.learned is None
