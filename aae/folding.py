@@ -205,7 +205,7 @@ def asked_of(wish: Mapping[str, Any]) -> Asked:
         place = Place(int(raw["segment"]), bytes.fromhex(raw["name"]))
         if not 0 <= place.segment < NUMBER_MAX:
             raise ValueError
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise CodecError("next must be what the page before gave") from None
     queue = wish.get("queue") or ""
     if not isinstance(queue, str) or (kind is Kind.REPL_KEYS and not queue):

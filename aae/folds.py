@@ -74,7 +74,7 @@ class Scope(NamedTuple):
 
 class Place(NamedTuple):
     """Behind which row a page begins: one of a segment, by its name in the key store (b"": with its first row); in
-    scopes of one bucket without segments, a key."""
+    scopes of one bucket without segments, a key, but for repair-keys."""
 
     segment: int = 0
     name: bytes = b""
@@ -207,9 +207,10 @@ class Folds:
                     break
                 last = place
                 page.scanned += 1
-                if asked.kind is Kind.REPAIR_KEYS and offset_seen(data) is None:
-                    page.matched += 1
-                    page.found.append(Found(bucket, key, 0, 0, 0, "its key row cannot be read"))
+                if asked.kind is Kind.REPAIR_KEYS and offset_seen(data) is None:  # its times are not known
+                    if _named(asked.scope, bucket, key):
+                        page.matched += 1
+                        page.found.append(Found(bucket, key, 0, 0, 0, "its key row cannot be read"))
                     continue
                 row = _row(bucket, key, data)
                 if _within(asked.scope, bucket, key, row):
@@ -221,7 +222,8 @@ class Folds:
     ) -> Generator[tuple[Place, bytes, bytes, bytes], None, None]:
         """The rows behind the page's place, each with its own: (place, bucket, key, encoded key row)."""
         scope, place = asked.scope, asked.place
-        if scope.bucket is not None and scope.segments is None:
+        # A listing is of objects: a key whose object is lost is not in it.
+        if scope.bucket is not None and scope.segments is None and asked.kind is not Kind.REPAIR_KEYS:
             for one in self._store.list_keys(led.partition, scope.bucket, _behind(scope, place)):
                 if scope.key_to is not None and one.key >= scope.key_to:
                     return
@@ -284,12 +286,18 @@ def _behind(scope: Scope, place: Place) -> tuple[bytes, bytes] | None:
     return (scope.bucket, start) if start else None
 
 
-def _within(scope: Scope, bucket: bytes, key: bytes, row: KeyRow) -> bool:
+def _named(scope: Scope, bucket: bytes, key: bytes) -> bool:
     return (
         (scope.bucket is None or bucket == scope.bucket)
         and (scope.key_from is None or key >= scope.key_from)
         and (scope.key_to is None or key < scope.key_to)
         and (scope.segments is None or scope.segments[0] <= segment_of(key_hash(bucket, key)) < scope.segments[1])
+    )
+
+
+def _within(scope: Scope, bucket: bytes, key: bytes, row: KeyRow) -> bool:
+    return (
+        _named(scope, bucket, key)
         and row.last_modified_ms >= scope.since_ms
         and (not scope.before_ms or row.last_modified_ms < scope.before_ms)
     )

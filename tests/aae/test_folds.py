@@ -20,6 +20,7 @@ from repl.model.entry import NO_OFFSET, EntryKind, encode_key_row, make_entry
 from repl.model.errors import CodecError, NotLeader, NotReady
 from repl.model.keys import Key, key_hash, segment_of
 from repl.model.objects import Summary
+from repl.store import rows
 from repl.store.leveldb import LevelStore
 from repl.store.port import PartitionStep
 from tests.store.histories import CLUSTER, open_store
@@ -233,6 +234,31 @@ def test_damage_is_named(lab: Lab) -> None:
     assert "its key row cannot be read" in [one.note for one in found]
 
 
+def test_damage_is_named_within_the_scope_alone(lab: Lab) -> None:
+    """In one bucket, or a range of its keys, what has no object any more is found as among all keys; what cannot be
+    read elsewhere is neither named nor handed over."""
+    lost, elsewhere, later = lab.names[77], lab.names[78], lab.names[80]
+    assert (lost[0], elsewhere[0], later[0]) == (b"\xff\x00", b"a", b"\xff\x00")
+    entries = [
+        make_entry(
+            EntryKind.DATA, 1, at, request_id=b"", origin=CLUSTER, time_ms=1, key_hash=key_hash(*name),
+            previous_offset=n, bucket=name[0], key=name[1], row=b"\xc1 no row", payload=b"x",
+        )
+        for at, n, name in ((300, 78, elsewhere), (301, 80, later))
+    ]  # fmt: skip
+    lab.store.write([PartitionStep(PARTITION, entries)])
+    lab.store._db.delete(rows.prefixes(PARTITION).object + rows.bucket_head(lost[0]) + lost[1])
+    for scope in (
+        Scope(bucket=lost[0], key_to=later[1]),
+        Scope(bucket=lost[0], key_to=later[1], segments=(0, 1 << 20)),
+    ):
+        lab.hands.mended.clear()
+        assert lab.found(Kind.REPAIR_KEYS, scope) == [lost]
+        assert lab.hands.mended == [lost]
+    assert lab.found(Kind.REPAIR_KEYS, Scope(bucket=lost[0])) == sorted([lost, later])
+    assert lab.found(Kind.REPAIR_KEYS, Scope()) == sorted([lost, elsewhere, later])
+
+
 def test_pages_are_passed_on_to_the_leader(lab: Lab) -> None:
     """A node that does not lead asks the one that does, over the wire; without a leader it is NotReady."""
 
@@ -278,6 +304,8 @@ def test_questions_and_pages_survive_the_wire(lab: Lab) -> None:
     for wish in (
         {"kind": "burn"}, {"kind": "repl-keys"}, {"kind": "find-keys", "key_from": "a"},
         {"kind": "find-keys", "since_ms": "x"}, {"kind": "find-keys", "next": {"segment": 1}},
+        {"kind": "find-keys", "since_ms": 10**30}, {"kind": "find-keys", "next": {"segment": 10**30, "name": ""}},
+        {"kind": "find-keys", "next": {"segment": float("inf"), "name": ""}},
     ):  # fmt: skip
         with pytest.raises(CodecError):
             asked_of(wish)
