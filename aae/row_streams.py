@@ -34,8 +34,8 @@ from aae.row_wire import (
     encode_tail,
 )
 from repl.model.entry import decode_key_row
-from repl.model.errors import BadInput, Corruption, IsthmusError, NotLeader, NotReady, Overloaded
-from repl.store.port import Applied, Change, Snapshot, Store
+from repl.model.errors import BadInput, IsthmusError, NotLeader, NotReady, Overloaded
+from repl.store.port import Applied, Snapshot, Store
 from repl.store.rows import bucket_head, segment_name
 from repl.telemetry import Sample
 
@@ -357,7 +357,7 @@ def _changed(store: Store, snapshot: Snapshot, asked: ChangesAsked, rest: Callab
                 break
             name = segment_name(change.key_hash >> 44) + bucket_head(change.bucket) + change.key
             row = snapshot.named_key_row(name)
-            if row is not None and _offset_of(row, change) == change.offset:
+            if row is not None and _offset_of(row) in (change.offset, None):
                 names.append(name)
                 key_rows.append(row)
         if names:
@@ -370,8 +370,9 @@ def _changed(store: Store, snapshot: Snapshot, asked: ChangesAsked, rest: Callab
         at = found[-1].offset + 1
 
 
-def _offset_of(row: bytes, change: Change) -> int:
+def _offset_of(row: bytes) -> int | None:
+    """None of a row that cannot be read: it is told of like any other, and whoever reads it sees what is wrong."""
     try:
         return decode_key_row(row).offset
-    except IsthmusError as error:
-        raise Corruption(f"the key row of {change.bucket!r}/{change.key!r} cannot be read: {error}") from error
+    except IsthmusError:
+        return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from time import monotonic, sleep
@@ -242,7 +243,10 @@ def _behind(asked: RowsAsked | ChangesAsked, rows: Rows | Passed) -> RowsAsked |
         return asked._replace(after=rows.name)
     if isinstance(asked, RowsAsked):
         return asked._replace(after=rows.names[-1])
-    return asked._replace(first=min(decode_key_row(rows.key_rows[-1]).offset + 1, asked.end))
+    for row in reversed(rows.key_rows):
+        with suppress(CodecError):  # a damaged row does not tell where it is: that of the one before it will do
+            return asked._replace(first=min(decode_key_row(row).offset + 1, asked.end))
+    return asked
 
 
 class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]

@@ -306,6 +306,42 @@ def test_damage_is_a_row_with_a_fault(store: LevelStore) -> None:
     assert [row["key"] for row in found] == [name_of(n)[1] for n in range(4)]
 
 
+def test_a_damaged_row_stops_no_stream_of_changes(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes with its fault, among the others; who goes on behind a frame with such a row passes nothing over."""
+    real = store.far.snapshot
+
+    class Damaged:
+        """A moment of the store in which one key row is damaged."""
+
+        def __init__(self, partition: int) -> None:
+            self._snapshot = real(partition)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._snapshot, name)
+
+        def named_key_row(self, name: bytes) -> bytes | None:
+            return b"\xc1" if name == row_wire_name(7) else self._snapshot.named_key_row(name)
+
+    monkeypatch.setattr(store.far, "snapshot", Damaged)
+
+    async def run() -> None:
+        streams = streams_of(store)
+        for view in View:
+            question = ChangesAsked(b"default", PARTITION, 0, 20, view)
+            head, frames, _ = await taken(streams, question)
+            rows = table(head, frames, view)
+            assert {row["key"] for row in rows} == {name_of(n)[1] for n in range(20)}
+            assert [row["key"] for row in rows if row["fault"]] == [name_of(7)[1]]
+            assert reading._behind(question, frames[-1]) == question._replace(first=20)
+        await streams.close()
+
+    asyncio.run(run())
+    torn = Rows([row_wire_name(1), row_wire_name(7)], [sealed(1, 1)[0], b"\xc1"], ())
+    question = ChangesAsked(b"default", PARTITION, 0, 20)
+    assert reading._behind(question, torn) == question._replace(first=2)
+    assert reading._behind(question, Rows(torn.names[1:], torn.key_rows[1:], ())) == question
+
+
 def row_wire_name(n: int) -> bytes:
     """A name as it stands in a frame."""
     bucket, key = name_of(n)
