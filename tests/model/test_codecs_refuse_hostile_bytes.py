@@ -217,6 +217,29 @@ def test_objects_in_another_form_than_ours_are_refused(data: bytes) -> None:
     assert glanced(data) is None
 
 
+_STRANGE = st.sampled_from([None, True, False, 1.0, 0, -1, 1, 2**44, 2**63, 2**64 - 1, "", b"", b"a", (), ((),)])
+
+
+_BARE = siblings.map(lambda s: Object(((*s.dot, 9),), (s._replace(metadata=(), links=(), indexes=()),)))
+
+
+@given(st.one_of(_BARE, objects()), st.data())
+@settings(max_examples=300)
+def test_what_is_taken_is_canonical(obj: Object, data: st.DataObject) -> None:
+    """Whatever stands in the place of some part of an object: it is refused, or its bytes are those that this program
+    would write for it."""
+    version, clock, (first, *others) = msgpack.unpackb(encode_object(obj), use_list=False)
+    parts = [version, clock, *first]
+    parts[data.draw(st.integers(0, len(parts) - 1))] = data.draw(_STRANGE)
+    version, clock, *first = parts
+    changed = msgpack.packb((version, clock, (tuple(first), *others)))
+    try:
+        summarize_encoded(changed)
+    except CodecError:
+        return
+    assert encode_object(decode_object(changed)) == changed
+
+
 def test_an_object_of_a_newer_version_is_refused_by_name() -> None:
     """A version this program does not know is named in the error."""
     with pytest.raises(CodecError, match="version 9"):
