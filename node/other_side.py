@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -19,6 +20,10 @@ from repl.transport.http_client import OPEN, Access, session
 TIMEOUT_S: Final = 3.0
 """For the connection, and for the answer: an operator waits for it."""
 
+TRIES_MAX: Final = 3
+"""Nodes of another cluster that are asked one after the other until one can tell: all of a usual one, and less than the
+command line waits."""
+
 FOUND: Final = frozenset({200, 300, 404})
 """A value, siblings, or absent; a tombstone's clock comes with 404."""
 
@@ -27,9 +32,21 @@ NOT_FOUND: Final = "not-found"
 type there, no client listener, no Isthmus."""
 
 
-def other_side(url: str, key: Key, ours: Clock | None, access: Access = OPEN) -> dict[str, Any]:
+def first_to_tell(looks: Sequence[Callable[[], dict[str, Any]]]) -> dict[str, Any]:
+    """What the first of a cluster's nodes that can tell says of the key; that of the last one when none can. `looks`,
+    one at least: `other_side` at each of them."""
+    side: dict[str, Any] = {}
+    for look in looks:
+        side = look()
+        if side["state"] != "unknown" or side["clock"] is not None:
+            break
+    return side
+
+
+def other_side(url: str, key: Key, ours: Clock | None, access: Access = OPEN, *, known: bool = True) -> dict[str, Any]:
     """{"url", "state", "clock", "reason"}. `state`: equal, ahead (it has seen more), behind, concurrent, absent, or
-    unknown. `ours` None: the key is not here. Never raises for what the other side does."""
+    unknown. `ours` None: the key is not here; unless `known` is False: then nobody could say. Never raises for what the
+    other side does."""
     place = "/".join(quote(part, safe="") for part in (key.bucket_type, b"buckets", key.bucket, b"keys", key.key))
     try:
         with (
@@ -52,6 +69,8 @@ def other_side(url: str, key: Key, ours: Clock | None, access: Access = OPEN) ->
         theirs = decode_clock(raw)
     except (binascii.Error, ValueError, CodecError) as error:
         return _shown(url, "unknown", None, f"its clock cannot be read: {error}")
+    if not known:
+        return _shown(url, "unknown", raw.hex(), "it has seen the key, but what this side has is not known")
     return _shown(url, compared(ours, theirs), raw.hex(), "")
 
 

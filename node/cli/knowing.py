@@ -126,7 +126,10 @@ def explain_command(
         except ValueError as error:
             raise CommandFailed(Exit.USAGE, "bad-input", f"--other: {error}") from None
         answer.setdefault("other_sides", []).append(
-            {"fullsync": None, **other_side(checked, key, ours, access_from(context))}
+            {
+                "fullsync": None,
+                **other_side(checked, key, ours, access_from(context), known=answer.get("known") is not False),
+            }
         )
     if output == "json":
         echo_json(answer)

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from config.fullsync import FullSyncSettings
 from config.settings import PeerSettings
 from node.explaining import joined, with_other_sides
 from node.http.asgi import Request, json_reply
 from node.http.router import Router, decode_segment
 from node.http.statuses import Refused, Reply
 from node.knowing import lag_rows, ledger_rows, received_rows
-from node.other_side import other_side
+from node.other_side import TRIES_MAX, first_to_tell, other_side
 from repl.model.errors import NotReady
 from repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 from repl.model.vclock import decode_clock
@@ -73,24 +75,17 @@ class KnowingAdmin:
         answer = joined(said, self._names())
         found = answer["object"]
         clock = None if found is None else decode_clock(bytes.fromhex(found["clock"]))
-        peers = [
-            (peer.settings, url)
-            for peer in self._node.fullsync.manager.peers.values()
-            for url in peer.settings.urls.split(",")[:1]
-        ]
-        sides = await asyncio.gather(
-            *(
-                asyncio.to_thread(
-                    other_side,
-                    url,
-                    key,
-                    clock,
-                    self._node.locks.access_to(PeerSettings(url, one.queue, one.cluster, one.token_file)),
-                )
-                for one, url in peers
-            )
-        )
-        others = [{"fullsync": one.name, **side} for (one, _), side in zip(peers, sides, strict=True)]
+        peers = [peer.settings for peer in self._node.fullsync.manager.peers.values()]
+
+        def looks(one: FullSyncSettings) -> list[Callable[[], dict[str, Any]]]:
+            ways = [PeerSettings(url, one.queue, one.cluster, one.token_file) for url in one.urls.split(",")]
+            return [
+                partial(other_side, way.url, key, clock, self._node.locks.access_to(way), known=answer["known"])
+                for way in ways[:TRIES_MAX]
+            ]
+
+        sides = await asyncio.gather(*(asyncio.to_thread(first_to_tell, looks(one)) for one in peers))
+        others = [{"fullsync": one.name, **side} for one, side in zip(peers, sides, strict=True)]
         return json_reply({**with_other_sides(answer, others), "at_ms": self._node.time.wall_ms()})
 
     def _names(self) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from node.cli import main as cli
 from node.cli.exits import Exit
 from node.explaining import ALL_SENT, joined, with_other_sides
 from node.knowing import OUTCOMES, SENT, lag_rows, ledger_rows, received_rows
-from node.other_side import compared
+from node.other_side import compared, first_to_tell
 from repl.model.record import Incarnation, PartitionRecord
 from tests.cli.test_remote_commands import ToldListener, listener
 
@@ -198,6 +199,18 @@ def test_what_comes_next_goes_by_the_other_side() -> None:
     assert "other side is ahead: its own queue" in step("ahead", "equal")
     assert "siblings there" in step("concurrent")
     assert step("ahead", queue={"queue": "q", "state": "gap", "next": "run a full-sync"}) == "queue q: run a full-sync"
+
+
+def test_a_cluster_is_asked_until_a_node_of_it_can_tell() -> None:
+    """A node that is gone says nothing of its cluster; the ones behind it do."""
+    asked: list[str] = []
+
+    def look(state: str) -> Callable[[], dict[str, Any]]:
+        return lambda: (asked.append(state), {"state": state, "clock": None})[1]
+
+    assert first_to_tell([look("unknown"), look("absent"), look("equal")])["state"] == "absent"
+    assert asked == ["unknown", "absent"]
+    assert first_to_tell([look("unknown"), look("unknown")])["state"] == "unknown"
 
 
 def test_clocks_of_both_sides_are_compared_by_what_they_have_seen() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -13,6 +14,7 @@ from node.cli import main as cli
 from node.cli.exits import Exit
 from node.other_side import other_side
 from repl.model.keys import Key
+from repl.model.vclock import encode_clock
 from tests.cli.test_remote_commands import ToldListener, listener
 
 __all__ = ["listener"]
@@ -120,7 +122,7 @@ def test_limits_of_a_queue_are_given_when_it_is_registered(
 
 
 @contextmanager
-def answering_404(reason: str) -> Iterator[str]:
+def answering_404(reason: str, *headers: tuple[str, str]) -> Iterator[str]:
     """The URL of a listener that answers all with 404 and this reason, none when it is empty."""
 
     class Answering(BaseHTTPRequestHandler):
@@ -133,6 +135,8 @@ def answering_404(reason: str) -> Iterator[str]:
             self.send_response(404)
             if reason:
                 self.send_header("X-Isthmus-Reason", reason)
+            for header in headers:
+                self.send_header(*header)
             self.send_header("Content-Length", "2")
             self.end_headers()
 
@@ -148,6 +152,18 @@ def answering_404(reason: str) -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def test_what_is_not_known_here_is_not_behind_there() -> None:
+    """Where nobody can say what this cluster has of a key, no other one is ahead of it: how they stand is unknown, and
+    what the other has seen is told. Where the key is known not to be here, the other is ahead."""
+    clock = encode_clock(((b"a" * 20, 1, 0),))
+    with answering_404("not-found", ("X-Riak-Vclock", b64encode(clock).decode())) as url:
+        unknown = other_side(url, Key(b"default", b"b", b"k"), None, known=False)
+        absent = other_side(url, Key(b"default", b"b", b"k"), None)
+    assert (unknown["state"], unknown["clock"]) == ("unknown", clock.hex())
+    assert "not known" in unknown["reason"]
+    assert absent["state"] == "ahead"
 
 
 @pytest.mark.parametrize("reason", ["unknown-path", ""])
