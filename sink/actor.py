@@ -19,7 +19,7 @@ import structlog
 from config.settings import PeerSettings, SinkSettings
 from queues.throttle import Rates
 from repl.metastore.port import Metastore, Unavailable
-from repl.model.errors import BadInput, CodecError, IsthmusError, NotReady
+from repl.model.errors import BadInput, CodecError, IsthmusError, LocalFault, NotReady
 from repl.model.keys import Key
 from repl.model.ports import KeyValue, TimeSource
 from repl.telemetry import Sample
@@ -125,6 +125,7 @@ class Sink:
     async def start(self) -> None:
         """Read what operators have set and start the workers."""
         self._started = True
+        await self._look_at_letters()
         if not self._seeds:
             return
         await self._read_all()
@@ -253,6 +254,7 @@ class Sink:
                     await self._hinted.wait()
             self._hinted.clear()
             await self._read_all()
+            await self._look_at_letters()
 
     async def _read_all(self) -> None:
         try:
@@ -287,6 +289,14 @@ class Sink:
         Raises LocalFault."""
         return [await self._retrying.retry(number) for number in await self._chosen(numbers)]
 
+    async def _look_at_letters(self) -> None:
+        """Know how many there are, if nobody does yet."""
+        if self._letters.counts() is None:
+            try:
+                await asyncio.to_thread(self._letters.look)
+            except LocalFault as error:
+                log.error("sink.dead_letters_unread", error=str(error))
+
     async def _chosen(self, numbers: Sequence[int] | None) -> list[int]:
         if numbers is not None:
             return list(dict.fromkeys(numbers))
@@ -305,7 +315,8 @@ class Sink:
         suspended = sum(map(self._held, links))
         if suspended == len(links):
             return {"actor": "sink", "state": "suspended", "reason": f"by {self._suspensions[0].by}"}
-        failing, letters = self.failing(), self._letters.counts()[0]
+        failing = self.failing()
+        letters, _ = self._letters.counts() or (0, 0)
         told = [f"{suspended} links suspended"] * (suspended > 0)
         told += [failing] if failing else []
         told += [f"dead letters: {letters} (isthmus sink dead-letters list)"] * (letters > 0)
@@ -330,7 +341,7 @@ class Sink:
     def overview(self) -> dict[str, Any]:
         """The node's sink as a whole: workers, throttle, what came from each source cluster, dead letters."""
         set_by = self._in_force.set_by
-        kept, overflowed = self._letters.counts()
+        kept, overflowed = self._letters.counts() or (None, None)
         return {
             "node": self._node,
             **self.status(),

@@ -298,18 +298,18 @@ class Crew:
         name, number, may_wait = turn
         settings = self._settings
         slot = self._slots[name][number]
-        count, size = self._throttle.room(settings.batch_count, settings.batch_bytes, self._shop.time.now_ms())
-        poll_ms = settings.poll_ms if may_wait else min(settings.poll_ms, SHORT_POLL_MS)
-        asked = Asked(count, size, poll_ms, self._properties())
         result, waited_ms = Result.ERROR, 0
         try:
+            count, size = self._throttle.room(settings.batch_count, settings.batch_bytes, self._shop.time.now_ms())
+            poll_ms = settings.poll_ms if may_wait else min(settings.poll_ms, SHORT_POLL_MS)
+            asked = Asked(count, size, poll_ms, self._properties())
             result, waited_ms = await slot.cycle(asked, lambda *what: self._fetched(name, number, *what))
+            if self.roster.suspended(name) or self.roster.leaving(name):
+                await slot.acknowledge()
         except Exception as error:
-            # A bug must not silence a link for good: it is told, counted and backed off from.
+            # A bug must neither silence a link for good nor keep its worker: it is told, counted and backed off from.
             log.exception("sink.bug", queue=name.queue, peer=name.peer)
             slot.link.last_error, slot.link.last_error_reason = f"a fault in this program: {error!r}", "internal"
-        if self.roster.suspended(name) or self.roster.leaving(name):
-            await slot.acknowledge()
         self.roster.report(name, number, result, self._shop.time.now_ms(), waited_ms)
         self._forget()
 

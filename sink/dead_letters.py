@@ -45,6 +45,10 @@ ON CONFLICT DO UPDATE SET at_ms=excluded.at_ms, peer=excluded.peer, source_name=
     reason=excluded.reason, error=excluded.error, size=excluded.size, payload=excluded.payload, tries=tries+1
 """
 
+_COUNTS: Final = (
+    "SELECT (SELECT COUNT(*) FROM letters), COALESCE((SELECT count FROM totals WHERE name='overflowed'), 0)"
+)
+
 _COLUMNS: Final = (
     "id, at_ms, queue, peer, source, source_name, bucket_type, bucket, name, reason, error, size, tries, payload"
 )
@@ -98,6 +102,7 @@ class DeadLetters:
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._counts: tuple[int, int] | None = None
+        """As they were when the file was last looked into."""
 
     def add(self, letters: Iterable[DeadLetter]) -> None:
         """On disk when it returns."""
@@ -108,7 +113,6 @@ class DeadLetters:
             self._keep_within_limits(connection)
 
         self._run(write)
-        self._counts = None
 
     def replace(self, before: DeadLetter, after: DeadLetter | None) -> None:
         """`after` stands where `before` stood, as it was found; with None nothing does. What was written, or forgotten,
@@ -125,7 +129,6 @@ class DeadLetters:
                 self._keep_within_limits(connection)
 
         self._run(write)
-        self._counts = None
 
     def _put(self, connection: sqlite3.Connection, letter: DeadLetter) -> None:
         payload = letter.payload if letter.size <= self._limit_bytes else None
@@ -169,17 +172,16 @@ class DeadLetters:
         """Forget these; how many there were."""
         statement = "DELETE FROM letters WHERE id=?"
         dropped: int = self._run(lambda c: sum(c.execute(statement, (number,)).rowcount for number in numbers))
-        self._counts = None
         return dropped
 
-    def counts(self) -> tuple[int, int]:
-        """(letters kept, letters given up because there were too many, ever); read once after each change."""
-        counts = self._counts
-        if counts is None:
-            kept = self._rows("SELECT COUNT(*) FROM letters", ())
-            overflowed = self._rows("SELECT count FROM totals WHERE name='overflowed'", ())
-            counts = self._counts = (kept[0][0] if kept else 0, overflowed[0][0] if overflowed else 0)
-        return counts
+    def look(self) -> None:
+        """Have the numbers of `counts`."""
+        self._rows("SELECT 1", ())
+
+    def counts(self) -> tuple[int, int] | None:
+        """(letters kept, letters given up because there were too many, ever), as of the last look into the file; None
+        before the first. From memory: who asks must not wait for a disk, or for a backup that holds the file."""
+        return self._counts
 
     def close(self) -> None:
         """Close the file; the next call opens it again."""
@@ -192,6 +194,7 @@ class DeadLetters:
 
     def _rows(self, statement: str, values: Sequence[Any]) -> Any:
         if not self._path.exists():
+            self._counts = (0, 0)
             return []
         return self._run(lambda c: c.execute(statement, values).fetchall())
 
@@ -211,7 +214,10 @@ class DeadLetters:
     def _worked(self, work: Any) -> Any:
         connection = self._opened()
         with connection:
-            return work(connection)
+            result = work(connection)
+            counts = connection.execute(_COUNTS).fetchone()
+        self._counts = counts
+        return result
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:

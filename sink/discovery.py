@@ -61,7 +61,7 @@ def parse(body: bytes) -> Told:
         fields = json.loads(body)
         uuid, name = bytes.fromhex(fields["cluster_uuid"]), fields["cluster"]
         urls = tuple(check_peer_url(node["http"]) for node in fields["nodes"])
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise CodecError(f"not a list of a cluster's nodes: {error!r:.200}") from error
     if len(uuid) != 16 or type(name) is not str or not 0 < len(name) <= NAME_MAX or len(urls) > NODES_MAX:
         raise CodecError("not a list of a cluster's nodes: uuid, name or number of nodes is out of range")

@@ -84,8 +84,8 @@ class Lag:
         current = self._slices.get(number)
         if current is None:
             current = self._slices[number] = LagHistogram()
-            for old in [n for n in self._slices if n <= number - SLICES]:
-                del self._slices[old]
+            for old in [n for n in self._slices if not number - SLICES < n <= number]:
+                del self._slices[old]  # also those of a clock that was set back since
         counts: dict[int, int] = {}
         last_ms, bucket = -1, 0
         for time_ms in times_ms:
@@ -97,8 +97,8 @@ class Lag:
 
     def recent(self, now_ms: int) -> LagHistogram:
         """The last minute's histogram; empty when nothing was stored in it."""
-        merged = LagHistogram()
+        merged, now = LagHistogram(), now_ms // SLICE_MS
         for number, histogram in self._slices.items():
-            if number > now_ms // SLICE_MS - SLICES:
+            if now - SLICES < number <= now:
                 merged.merge(histogram)
         return merged

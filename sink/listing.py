@@ -118,16 +118,18 @@ def samples(link: Link, roster: Roster, suspended: bool, now_ms: int) -> list[Sa
     return result
 
 
-def overall(shown: Mapping[str, Any], letters: tuple[int, int]) -> list[Sample]:
-    """The node's samples; `shown` is `Crew.shown`, `letters` those kept and given up."""
+def overall(shown: Mapping[str, Any], letters: tuple[int, int] | None) -> list[Sample]:
+    """The node's samples; `shown` is `Crew.shown`, `letters` those kept and given up, None where that is not known."""
     workers, throttle = shown["workers"], shown["throttle"]
     configured = throttle["configured"]
-    return [
+    found: list[Sample] = [
         ("isthmus_sink_workers", {}, workers["count"]),
         ("isthmus_sink_workers_busy", {}, workers["busy"]),
         ("isthmus_sink_throttled_seconds_total", {}, throttle["throttled_seconds"]),
         ("isthmus_sink_limit_bytes_per_second", {}, configured["bytes_per_second"] or 0),
         ("isthmus_sink_limit_objects_per_second", {}, configured["objects_per_second"] or 0),
-        ("isthmus_sink_dead_letters", {}, letters[0]),
-        ("isthmus_sink_dead_letters_given_up_total", {}, letters[1]),
     ]
+    if letters is not None:
+        names = ("isthmus_sink_dead_letters", "isthmus_sink_dead_letters_given_up_total")
+        found += [(name, {}, count) for name, count in zip(names, letters, strict=True)]
+    return found

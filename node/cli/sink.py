@@ -78,7 +78,7 @@ def show(admin: AdminClient, output: str) -> None:
             ("achieved", _rates(achieved, "0")),
             ("throttled", milliseconds(1000 * throttle.get("throttled_seconds", 0))),
             ("limits set", _set_by(answer.get("limits_set"))),
-            ("dead letters", f"{letters.get('kept')} kept, {letters.get('given_up')} given up"),
+            ("dead letters", _kept(letters)),
         )
     )
     columns = ("source", "queue", "fetched", *OUTCOMES, "failed", "under way", "last")
@@ -209,6 +209,12 @@ def _set_by(value: Any) -> str:
         return "by the config"
     reason = f": {value['reason']}" if value.get("reason") else ""
     return f"by {value.get('by')}, {moment(value.get('at_ms'))}{reason}"
+
+
+def _kept(letters: dict[str, Any]) -> str:
+    if letters.get("kept") is None:
+        return "unknown: their file cannot be read (the node's log says why)"
+    return f"{letters['kept']} kept, {letters.get('given_up')} given up"
 
 
 def _inner(answer: dict[str, Any], name: str) -> dict[str, Any]:

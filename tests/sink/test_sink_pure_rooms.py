@@ -410,6 +410,8 @@ def test_a_list_that_cannot_be_meant_is_passed_over() -> None:
         b'{"cluster":7,"cluster_uuid":"65656565656565656565656565656565","nodes":[]}',
         b'{"cluster":"e","cluster_uuid":"65656565656565656565656565656565","nodes":[{"http":"ftp://x"}]}',
         b'{"cluster":"e","cluster_uuid":"65656565656565656565656565656565","nodes":[7]}',
+        b'{"cluster":"e","cluster_uuid":"65656565656565656565656565656565","nodes":[{"http":7}]}',
+        b'{"cluster":"e","cluster_uuid":"65656565656565656565656565656565","nodes":[{"http":null}]}',
         b'{"cluster":"e","cluster_uuid":"65656565656565656565656565656565","nodes":['
         + b",".join([b'{"http":"http://a:1"}'] * 257) + b"]}",
         b"[" * 100_000,
@@ -455,6 +457,11 @@ def test_recent_lag_forgets_and_lag_since_the_start_does_not() -> None:
         lag.note([0], n * SLICE_MS)
     assert lag.recent(99 * SLICE_MS).total == SLICES
     assert len(lag._slices) <= SLICES, "old slices are let go"
+    back_ms = 50 * SLICE_MS
+    assert lag.recent(back_ms).total == 0, "a clock that was set back: nothing is of its minute"
+    lag.note([back_ms - 7], back_ms)
+    assert lag.recent(back_ms).total == 1
+    assert lag.recent(back_ms).quantile_ms(1.0) == 7
 
 
 # ---------------------------------------------------------------- suspensions
