@@ -46,6 +46,9 @@ RETRY_S: Final = 0.5
 RETRY_S_MAX: Final = 8.0
 """Pauses before what failed is sent again: doubled each time, up to the longest."""
 
+TOO_LARGE: Final = 413
+"""What a node says of a request above its limits: to a part of it, it may say otherwise."""
+
 REASONS_MAX: Final = 5
 """Reasons of rejected rows that are told."""
 
@@ -159,21 +162,31 @@ def send_all(
     reasons: list[str],
 ) -> None:
     """Send items [bucket type, bucket, key, ...] until each has an outcome, which is counted; `ask` sends some and
-    gives the outcome and reason of each. Raises PeerFault when that takes too long, Refused for what is wrong."""
+    gives the outcome and reason of each. What is too large together is sent in parts. Raises PeerFault when that takes
+    too long, Refused for what is wrong."""
     deadline_s = monotonic() + give_up_after_s
     pause_s = RETRY_S
-    left = list(items)
+    left = [list(items)]
     while True:
         failed: list[list[Any]] = []
         why = ""
-        try:
-            answers = ask(left)
-        except (PeerFault, CodecError) as error:
-            if isinstance(error, Refused) and error.status < 500:
-                raise
-            failed, why = left, str(error)
-        else:
-            for item, (outcome, reason) in zip(left, answers, strict=True):
+        while left:
+            part = left.pop()
+            try:
+                answers = ask(part)
+            except (PeerFault, CodecError) as error:
+                if isinstance(error, Refused) and error.status < 500:
+                    if error.status != TOO_LARGE:
+                        raise
+                    half = len(part) // 2
+                    if half:
+                        left += [part[half:], part[:half]]
+                        continue
+                    answers = [("rejected", str(error))]
+                else:
+                    failed, why = failed + part, str(error)
+                    continue
+            for item, (outcome, reason) in zip(part, answers, strict=True):
                 if outcome == "failed":
                     failed.append(item)
                     why = reason
@@ -187,7 +200,7 @@ def send_all(
             raise PeerFault(f"{len(failed)} rows could not be written in {give_up_after_s} s: {why}")
         sleep(pause_s)
         pause_s = min(2 * pause_s, RETRY_S_MAX)
-        left = failed
+        left = [failed]
 
 
 def pushed(pusher: Pusher, origin: bytes, items: Sequence[list[Any]]) -> list[tuple[str, str]]:

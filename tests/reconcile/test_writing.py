@@ -15,6 +15,7 @@ from aae.reconcile.client import Pusher
 from aae.reconcile.options import parse_options
 from aae.reconcile.writing import IsthmusWriter, RowsRejected, Written, send_all
 from repl.model.errors import BadInput, PeerFault
+from repl.transport.http_client import Refused
 
 NAMES = [t.StructField("bucket", t.BinaryType()), t.StructField("key", t.BinaryType())]
 PUTS = t.StructType([*NAMES, t.StructField("value", t.BinaryType())])
@@ -120,3 +121,35 @@ def test_a_pusher_needs_nodes() -> None:
     """A table is written to a cluster, not to a view of something else."""
     with pytest.raises(BadInput, match="option urls is missing"):
         IsthmusWriter(parse_options({"view": "findings", "path": "/x"}), PUTS, False)
+
+
+def test_a_batch_that_is_too_large_goes_in_parts() -> None:
+    """Of what a node takes only in smaller batches all is written; a row that is too large by itself is rejected, and
+    the others are not lost with it."""
+    outcomes: Counter[str] = Counter()
+    reasons: list[str] = []
+    taken: list[bytes] = []
+
+    def ask(items: Any) -> list[tuple[str, str]]:
+        if sum(len(item[3]) for item in items) > 10:
+            raise Refused("http://n1 answers 413: a body of 11 bytes or more", 413, "too-large")
+        taken.extend(item[2] for item in items)
+        return [("applied", "")] * len(items)
+
+    sizes = [4, 4, 4, 11, 9, 1, 2]
+    items = [[b"default", b"b", b"k%d" % at, b"v" * size] for at, size in enumerate(sizes)]
+    send_all(items, ask, 1, outcomes, reasons)
+    assert outcomes == {"applied": 6, "rejected": 1}
+    assert sorted(taken) == [b"k0", b"k1", b"k2", b"k4", b"k5", b"k6"]
+    assert reasons == ["b'b'/b'k3': http://n1 answers 413: a body of 11 bytes or more"]
+    with pytest.raises(Refused, match="401"):
+        send_all(items, refusing(401), 1, outcomes, reasons)
+
+
+def refusing(status: int) -> Any:
+    """A node that takes nothing."""
+
+    def ask(_: Any) -> list[tuple[str, str]]:
+        raise Refused(f"answers {status}", status, "no")
+
+    return ask
