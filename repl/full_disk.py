@@ -57,7 +57,9 @@ class FullDisk:
         return True
 
     def look(self, partitions: Collection[Partition], now_ms: int) -> list[Partition]:
-        """Look at the disk; returns the partitions whose leadership should go to somebody else now."""
+        """Look at the disk, once a second; returns the partitions whose leadership should go to somebody else now. What
+        is seen is a second old: an idle log hears of a disk that others fill by being asked."""
+        self._replog.look_at_space()
         if self._replog.has_room(0):
             if self._since_ms is not None:
                 self._since_ms = None
@@ -70,8 +72,10 @@ class FullDisk:
             self._since_ms = now_ms
             log.error("storage.full", advice="free space on the disk of node.data_dir")
         for partition in partitions:
-            if partition.leads and not partition.trouble:
+            if partition.leads:
                 partition.trouble = LEADER_TROUBLE
+            elif partition.replica.following:
+                partition.trouble = TROUBLE
         if now_ms - self._since_ms < HAND_OVER_AFTER_MS:
             return []
         chosen = [

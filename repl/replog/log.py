@@ -208,9 +208,13 @@ class FileLog:
     def _fits(self, size_bytes: int, reserve_bytes: int) -> bool:
         if self._bytes_queued + size_bytes + reserve_bytes <= self._writer.spendable_bytes:
             return True
-        if self._failure is None:
-            self._put(CheckSpace())
+        self.look_at_space()
         return False
+
+    def look_at_space(self) -> None:
+        if self._failure is None and not self._closed and not self._writer.space_asked:
+            self._writer.space_asked = True
+            self._put(CheckSpace())
 
     def append(self, partition: int, entries: Sequence[Entry]) -> None:
         self._check_usable()

@@ -83,6 +83,9 @@ class Replog(Protocol):
         """Will the disk take `size_bytes` more without touching its reserve? Asked before a write is accepted,
         so that a full disk is a refusal (docs/protocol.md H38); what was accepted then still fits."""
 
+    def look_at_space(self) -> None:
+        """Have the free space looked at, for others fill a disk, too; `has_room` goes by it a moment later."""
+
     def append(self, partition: int, entries: Sequence[Entry]) -> None:
         """Queue entries for the next group commit; never blocks. Their offsets follow on what the
         partition holds and their epochs do not fall (asserted). Raises OutOfStorage when the

@@ -119,6 +119,8 @@ class LogWriter:
         self.batches_written = 0
         self.bytes_written = 0
         self.spendable_bytes = 0
+        self.space_asked = False
+        """A look at the free space is queued: one is enough, however often it is asked for while a disk stalls."""
         self.check_space()
 
     def run(self) -> None:
@@ -252,6 +254,7 @@ class LogWriter:
 
     def check_space(self) -> None:
         """Look at the free space now; the room of the newest file is taken, and free for entries. Raises OSError."""
+        self.space_asked = False
         free = self._io.free_bytes(self._directory)
         self.spendable_bytes = self.bytes_written + free + self._tail.room_bytes
         self._space_checked_at = time.monotonic()

@@ -332,6 +332,21 @@ def test_a_log_within_its_size_is_not_trimmed(subject: Subject) -> None:
     assert log.read(0, 0, 6, 1 << 20) == entries(1, 0, 6)
 
 
+def test_a_disk_that_others_fill_is_noticed_without_a_write(subject: Subject) -> None:
+    """Whoever asks to have the space looked at is told a moment later, however long nothing was written; asking often
+    costs one look at a time."""
+    log = subject.log
+    listener = Listener(log)
+    log.append(0, entries(1, 0, 2))
+    assert listener.wait({0: 2})
+    for free, room in ((0, False), (1 << 30, True)):
+        subject.set_free(free)
+        for _ in range(100):
+            log.look_at_space()
+        wait_until(lambda room=room: log.has_room(1) is room, "the space is noticed")
+    assert not listener.failures
+
+
 def test_a_full_disk_refuses_and_recovers(subject: Subject) -> None:
     """Without room appends raise OutOfStorage and change nothing, reads go on; with room again all is well."""
     log = subject.log

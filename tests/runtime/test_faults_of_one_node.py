@@ -125,6 +125,24 @@ def test_a_follower_without_room_stops_acknowledging_and_comes_back(tmp_path: Pa
     asyncio.run(story())
 
 
+def test_a_disk_that_fills_while_nobody_writes_is_told_of_at_once(tmp_path: Path, town: Towns) -> None:
+    """H38: whoever leads and whoever follows says so within a second or two, not with the next write, and takes it back
+    when there is room again."""
+
+    async def story() -> None:
+        async with town(tmp_path) as t:
+            leader = await t.led()
+            await put(leader, b"k", b"v")
+            await t.level()
+            for house in (leader, t.followers()[0]):
+                house.disk.free = 0
+                await until(lambda house=house: house.partition().reason.startswith("out-of-storage"), 4.0)
+                house.disk.free = None
+                await until(lambda house=house: not house.partition().reason.startswith("out-of-storage"), 4.0)
+
+    asyncio.run(story())
+
+
 def test_a_leader_without_room_refuses_and_hands_over(
     tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
