@@ -56,6 +56,11 @@ def _node_row(name: str, found: Registration | None, leaders: int, replicas: int
     }
 
 
+def with_gone(records: Records, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What nodes said, by name, with None for each that holds a replica and was not asked, since it is gone."""
+    return dict(sorted({**{node: None for r in records.values() for node in r.replicas}, **said}.items()))
+
+
 def partition_counts(records: Records) -> dict[str, int]:
     """How many partitions there are, and in each status."""
     found = Counter(record.status for record in records.values())

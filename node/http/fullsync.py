@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aae import listing
 from aae.manager import Manager, UnknownPeer
 from aae.schedule import Kind, TimeRange
+from node.cluster_view import with_gone
 from node.fullsync_gathering import SuspendWish, sharing, warning
 from node.http.asgi import Face, Request, json_reply
 from node.http.statuses import Refused, Reply
@@ -123,10 +124,10 @@ class FullSyncAdmin:
         return json_reply({"node": self._parts.settings.node.name, **self._parts.fullsync_of("trees")})
 
     async def _trees_of_nodes(self, _request: Request) -> Reply:
-        return json_reply({"nodes": await self._gathered("trees")})
+        return json_reply({"nodes": with_gone(self._parts.controller.records, await self._gathered("trees"))})
 
     async def _checks_of_nodes(self, _request: Request) -> Reply:
-        return json_reply({"nodes": await self._gathered("checks")})
+        return json_reply({"nodes": with_gone(self._parts.controller.records, await self._gathered("checks"))})
 
     async def _gathered(self, what: str) -> dict[str, Any]:
         return await self._parts.fullsync_gathering.gather(self._parts.nodes(), what)

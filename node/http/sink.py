@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from node.cluster_view import with_gone
 from node.http.asgi import Request, json_reply
 from node.http.router import Router
 from node.http.statuses import Refused, Reply
@@ -52,9 +53,9 @@ class SinkAdmin:
         return json_reply({**sink.overview(), "sinks": sink.listing()})
 
     async def nodes(self, _request: Request) -> Reply:
-        """The same of every node of the cluster; null for one that does not answer."""
+        """The same of every node of the cluster; null for one that does not answer, or is gone."""
         names = {*self._node.controller.registrations, self._node.settings.node.name}
-        found = await self._node.sink_gathering.gather(names)
+        found = with_gone(self._node.controller.records, await self._node.sink_gathering.gather(names))
         return json_reply({"nodes": [{"node": node, "sink": what} for node, what in found.items()]})
 
     async def suspend(self, request: Request) -> Reply:

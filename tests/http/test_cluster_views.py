@@ -254,3 +254,13 @@ def test_facts_are_gathered_from_all_who_answer() -> None:
 def test_an_answer_of_another_form_is_no_answer(answer: bytes) -> None:
     """A node of another version, or a broken one: unknown, not half believed."""
     assert asyncio.run(gathering({"a": answer}).gather(["a"])) == {"a": None}
+
+
+def test_nodes_that_are_gone_are_unknown_and_not_left_out():
+    """What every node says has a place for one that is gone and holds replicas; one that did not answer keeps its."""
+    assert cluster_view.with_gone({0: record()}, {"d": {"x": 1}, "a": None, "b": {"x": 2}}) == {
+        "a": None,
+        "b": {"x": 2},
+        "c": None,
+        "d": {"x": 1},
+    }
