@@ -8,7 +8,7 @@ alone, unless the settings let the other cluster be told. What is corrupt is nam
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import islice
 from random import Random
 from typing import Final, NamedTuple, Protocol
@@ -24,7 +24,7 @@ from aae.runs import Side as Cluster
 from aae.schedule import Kind as CheckKind
 from aae.schedule import TimeRange
 from config.fullsync import FullSyncSettings
-from repl.model.errors import IsthmusError
+from repl.model.errors import IsthmusError, Overloaded
 from repl.model.keys import Key
 
 log = structlog.get_logger(__name__)
@@ -54,12 +54,20 @@ LEARNED_MAX: Final = 100_000
 """Times of repaired keys that are remembered during a check, to learn a range from."""
 
 
+class NoRoom(Overloaded):
+    """A queue took some of the references that it was brought, `taken` of them, and has no room for more."""
+
+    def __init__(self, message: str, taken: int) -> None:
+        super().__init__(message)
+        self.taken = taken
+
+
 class Repairs(Protocol):
     """The source queues, as full-sync needs them."""
 
     async def push(self, queue: str, keys: Sequence[Key]) -> int:
         """Put references to the keys into a queue at full-sync's priority, waiting for room; how many it took: keys
-        that its filter leaves out are not among them. Raises BadInput for an unknown queue, Retryable."""
+        that its filter leaves out are not among them. Raises BadInput for an unknown queue, NoRoom, Retryable."""
 
     def wanted(self, queue: str, bucket_type: bytes) -> Callable[[bytes, bytes], bool] | None:
         """Which (bucket, key) the queue's filter lets through; None: all. Raises BadInput for an unknown queue."""
@@ -113,7 +121,14 @@ class Checker:
         async def repair(differences: Sequence[Difference]) -> int:
             for d in differences[: NAMED_MAX - len(keys)]:
                 keys[d.bucket, d.key] = f"{d.kind.value}@{d.side.value}"
-            return await self._repair(bucket_type, differences)
+            queued = 0
+            try:
+                async for taken in self._queued(bucket_type, differences):
+                    queued += taken
+            except BaseException as end:  # of the run, and what lies in the queue by now does so all the same
+                findings.queued += queued + (end.taken if isinstance(end, NoRoom) else 0)
+                raise
+            return queued
 
         scope = Scope(
             bucket_type,
@@ -150,21 +165,20 @@ class Checker:
     async def _pause(self) -> None:
         await asyncio.sleep(self._settings.pause_ms / 1000 * (0.5 + self._chance.random()))
 
-    async def _repair(self, bucket_type: bytes, differences: Sequence[Difference]) -> int:
+    async def _queued(self, bucket_type: bytes, differences: Sequence[Difference]) -> AsyncGenerator[int, None]:
+        """Queue what can be repaired, group by group: how many of each were taken."""
         ours = [d for d in differences if d.side is not Side.SOURCE and d.kind is not Kind.CORRUPT]
         theirs = [d for d in differences if d.side is Side.SOURCE] if self._settings.bidirectional else []
         for corrupt in (d for d in differences if d.kind is Kind.CORRUPT):
             log.error("fullsync.corrupt", bucket=str(corrupt.bucket), key=str(corrupt.key))
-        queued = 0
         for part in _parts(ours):
-            queued += await self._repairs.push(self._settings.queue, [Key(bucket_type, d.bucket, d.key) for d in part])
+            yield await self._repairs.push(self._settings.queue, [Key(bucket_type, d.bucket, d.key) for d in part])
             self._learn(part)
             await self._keep_rate(len(part))
         for part in _parts(theirs):
             names = [(d.bucket, d.key) for d in part]
-            queued += await self._sink.repair(self._settings.peer_queue, bucket_type, names)
+            yield await self._sink.repair(self._settings.peer_queue, bucket_type, names)
             await self._keep_rate(len(part))
-        return queued
 
     def _learn(self, part: Sequence[Difference]) -> None:
         room = LEARNED_MAX - len(self.modified_ms)

@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from aae.check import NoRoom
 from aae.mending import Mending
 from queues.filters import ANY, TYPE
 from queues.registry import SourceQueues
 from queues.rules import FOLD, FULL_SYNC, LOWER
 from queues.serving import ServedQueue
-from repl.model.errors import IsthmusError, Overloaded
+from repl.model.errors import IsthmusError
 from repl.model.keys import Key
 from repl.model.objects import TOMBSTONE
 from repl.model.ports import KeyValue, TimeSource
@@ -71,7 +72,7 @@ class QueueRepairs:
         fitting = [key for key in keys if self._fits(served, key)]
         taken = await served.push(fitting, priority, self._time.now_ms() + ROOM_WAIT_MS)
         if taken < len(fitting):
-            raise Overloaded(f"queue {queue} took {taken} of {len(fitting)} references and has no room for more")
+            raise NoRoom(f"queue {queue} took {taken} of {len(fitting)} references and has no room for more", taken)
         return taken
 
     @staticmethod

@@ -560,7 +560,11 @@ def test_what_is_repaired_and_what_is_left(both_ways: bool) -> None:
     queue, other = Queue(), Other()
     settings = replace(WEST, bidirectional=both_ways, peer_queue="to-east", repair_rate_limit_count=0)
     checker = Checker(settings, source=None, sink=other, repairs=queue, chance=Random(1))  # type: ignore[arg-type]
-    queued = asyncio.run(checker._repair(b"default", differences))
+
+    async def work() -> int:
+        return sum([taken async for taken in checker._queued(b"default", differences)])
+
+    queued = asyncio.run(work())
     assert [key.key for key in queue.keys] == [b"1", b"2"]
     assert other.told == ([("to-east", [(b"b", b"4")])] if both_ways else [])
     assert queued == (3 if both_ways else 2)

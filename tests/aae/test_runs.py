@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from aae.check import Check, Checker
+from aae.check import Check, Checker, NoRoom
 from aae.compare import Difference, Row
 from aae.exchange import Findings, Verdict
 from aae.runs import Outcome, Scope, run
@@ -158,3 +158,47 @@ def test_a_check_of_a_range_that_leaves_differences_unexplained_does_not_name_al
         ({(b"b", b"new")}, False),
         ({(b"b", b"new"), (b"b", b"old")}, True),
     ]
+
+
+class Filling(Taking):
+    """A queue that takes `room` keys, and says so when it takes no more."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.held = 0
+
+    async def push(self, queue: str, keys: Sequence[Key]) -> int:
+        """See Repairs."""
+        taken = min(len(keys), self.room - self.held)
+        self.held += taken
+        if taken < len(keys):
+            raise NoRoom(f"queue {queue} has no room for more", taken)
+        return taken
+
+
+def test_what_was_queued_before_a_run_ended_early_is_counted() -> None:
+    """A queue without room, or the end of the time: what lies in the queue by then is told, so that it is followed
+    until it is proven, and not called a failure beyond this side."""
+    source, sink = Town(*(row(b"b", b"%d" % n, 5_000) for n in range(1_500))), Town()
+
+    def checker_of(queue: Filling, rate: int) -> Checker:
+        settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=rate)
+        return Checker(settings, source=source, sink=sink, repairs=queue, chance=Random(1))  # type: ignore[arg-type]
+
+    check = Check("default", CheckKind.ALL, None, "", 10_000)
+    full, findings = Filling(1_200), Findings()
+    ended = asyncio.run(checker_of(full, 0).check(check, findings))
+    assert (ended.verdict, findings.differences) == (Verdict.INCOMPLETE, 1_500)
+    assert (full.held, findings.queued) == (1_200, 1_200)
+
+    async def cut() -> None:
+        """As its time-out does, while the rate is kept."""
+        running = asyncio.ensure_future(checker_of(slow, 1).check(check, findings))
+        while not slow.held:
+            await asyncio.sleep(0.005)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    slow, findings = Filling(1_500), Findings()
+    asyncio.run(cut())
+    assert (slow.held, findings.queued) == (500, 500)
