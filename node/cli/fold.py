@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -38,6 +38,12 @@ PAUSE_S: Final = 0.5
 
 _PLACE: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,9}):((?:[0-9a-f]{2})*)", re.ASCII)
 """PARTITION:SEGMENT:NAME, the name in hex, as a fold says it when it ends."""
+
+SCOPE: Final = {
+    "bucket_type": "bucket type", "bucket": "bucket", "key_from": "keys from", "key_to": "keys below",
+    "segments": "segments", "since": "modified since", "before": "modified before", "resume": "going on from",
+}  # fmt: skip
+"""What narrows a fold, as its question names it."""
 
 Found = list[dict[str, Any]]
 
@@ -76,12 +82,14 @@ def scope_options(command: Any) -> Any:
 def list_buckets(output: str, **scope: Any) -> None:
     """Every bucket with a key that is not deleted, and how many."""
     buckets: Counter[str] = Counter()
-    for page in _pages("list-buckets", {}, scope):
-        buckets.update(page["buckets"])
-    if output == "json":
-        echo_json({"buckets": [{"name": name, "keys": count} for name, count in sorted(buckets.items())]})
-    else:
-        echo_table(("bucket", "keys"), sorted(buckets.items()))
+
+    def show() -> None:
+        if output == "json":
+            echo_json({"buckets": [{"name": name, "keys": count} for name, count in sorted(buckets.items())]})
+        else:
+            echo_table(("bucket", "keys"), sorted(buckets.items()))
+
+    _over(_pages("list-buckets", {}, scope), lambda page: buckets.update(page["buckets"]), show)
 
 
 @fold_group.command("find-keys")
@@ -132,10 +140,16 @@ def object_stats(output: str, **scope: Any) -> None:
     sums: Counter[str] = Counter()
     sizes: Counter[int] = Counter()
     siblings: Counter[int] = Counter()
-    for page in _pages("object-stats", {}, scope):
+
+    def take(page: dict[str, Any]) -> None:
         sums.update({name: page[name] for name in ("objects", "tombstones", "bytes")})
         sizes.update({int(bits): count for bits, count in page["sizes"].items()})
         siblings.update({int(number): count for number, count in page["siblings"].items()})
+
+    _over(_pages("object-stats", {}, scope), take, lambda: _echo_stats(sums, sizes, siblings, output))
+
+
+def _echo_stats(sums: Counter[str], sizes: Counter[int], siblings: Counter[int], output: str) -> None:
     if output == "json":
         echo_json(
             {
@@ -191,20 +205,40 @@ def erase_keys(output: str, **scope: Any) -> None:
 def _act(kind: str, done: str, more: dict[str, Any], scope: dict[str, Any], output: str) -> None:
     dry, yes = scope.pop("dry_run"), scope.pop("yes")
     if not dry:
-        where = ", ".join(f"{name} {scope[name]}" for name in ("bucket_type", "bucket", "segments") if scope.get(name))
+        where = ", ".join(f"{said} {scope[name]}" for name, said in SCOPE.items() if scope.get(name))
         confirm(yes, f"{kind} over {where}: go on? (--dry-run counts first)", output)
-    matched = acted = 0
+    sums: Counter[str] = Counter()
     refused: Counter[str] = Counter()
-    for page in _pages(kind, {**more, "dry_run": dry}, scope):
-        matched += page["matched"]
-        acted += page["done"]
+
+    def take(page: dict[str, Any]) -> None:
+        sums.update({name: page[name] for name in ("matched", "done")})
         refused.update(page["refused"])
-    if output == "json":
-        echo_json({"kind": kind, "dry_run": dry, "matched": matched, "done": acted, "refused": dict(refused)})
-        return
-    click.echo(f"{matched} keys match; nothing was changed" if dry else f"{acted} of {matched} keys {done}")
-    for reason, count in refused.most_common():
-        click.echo(f"{count}: {printable(reason)}")
+
+    def show() -> None:
+        matched, acted = sums["matched"], sums["done"]
+        if output == "json":
+            echo_json({"kind": kind, "dry_run": dry, "matched": matched, "done": acted, "refused": dict(refused)})
+            return
+        click.echo(f"{matched} keys match; nothing was changed" if dry else f"{acted} of {matched} keys {done}")
+        for reason, count in refused.most_common():
+            click.echo(f"{count}: {printable(reason)}")
+
+    _over(_pages(kind, {**more, "dry_run": dry}, scope), take, show)
+
+
+def _over(pages: Iterator[dict[str, Any]], take: Callable[[dict[str, Any]], None], show: Callable[[], None]) -> None:
+    """Take every page, then show what they come to. Of a fold that ends early what came before is shown, too: `--from`
+    goes on behind that, and what was changed has been changed."""
+    taken = False
+    try:
+        for page in pages:
+            take(page)
+            taken = True
+    except (CommandFailed, KeyboardInterrupt):
+        if taken:
+            show()
+        raise
+    show()
 
 
 def _found(kind: str, more: dict[str, Any], scope: dict[str, Any], output: str) -> int:
@@ -213,19 +247,25 @@ def _found(kind: str, more: dict[str, Any], scope: dict[str, Any], output: str) 
     rows: Found = []
     columns = ("bucket", "key", "siblings", "bytes", "modified", "note")
     keys = ("bucket", "key", "siblings", "size_bytes")
-    for page in _pages(kind, more, scope):
+
+    def take(page: dict[str, Any]) -> None:
+        nonlocal count
         count += len(page["found"])
         if output == "json":
-            rows += page["found"]
+            rows.extend(page["found"])
         elif page["found"]:
             echo_table(
                 columns,
                 ([*(one[key] for key in keys), moment(one["modified_ms"]), one["note"]] for one in page["found"]),
             )
-    if output == "json":
-        echo_json({"found": rows})
-    else:
-        click.echo(f"{count} keys")
+
+    def show() -> None:
+        if output == "json":
+            echo_json({"found": rows})
+        else:
+            click.echo(f"{count} keys")
+
+    _over(_pages(kind, more, scope), take, show)
     return count
 
 

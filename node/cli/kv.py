@@ -12,6 +12,7 @@ import sys
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -33,6 +34,9 @@ DEFAULT_HTTP: Final = "http://127.0.0.1:8098"
 
 ANSWER_BYTES_MAX: Final = 128_000_000
 """Largest answer taken into memory: more than the largest object with all its siblings at the default limits."""
+
+OBJECT_BYTES_MAX: Final = 1_000_000_000
+"""Largest value that is read to be put: the most that `limits.object_size` may be. What is endless ends there."""
 
 NO_SUCH_PATH: Final = "unknown-path"
 """What an admin listener says to a client's request; other servers give no reason at all."""
@@ -260,7 +264,7 @@ def put(
     if clock is not None and replace:
         raise click.UsageError("give --clock or --replace, not both")
     metadata = [_pair(pair) for pair in meta]
-    body = os.fsencode(value) if value is not None else file.read_bytes() if file else sys.stdin.buffer.read()
+    body = os.fsencode(value) if value is not None else _read(file)
     if replace:
         _, clock, _ = client.batch("/batch/get", (bucket_type, bucket, kv_key))
     item = (bucket_type, bucket, kv_key, body, content_type, clock, ["", metadata, [], []] if metadata else None)
@@ -317,6 +321,16 @@ def list_names(
         return
     for name in shown:
         click.echo(name)
+
+
+def _read(file: Path | None) -> bytes:
+    """The bytes of a file, or of standard input. Raises CommandFailed (usage) above what any object may have."""
+    with nullcontext(sys.stdin.buffer) if file is None else file.open("rb") as source:
+        body = source.read(OBJECT_BYTES_MAX + 1)
+    if len(body) > OBJECT_BYTES_MAX:
+        what = "standard input" if file is None else str(file)
+        raise CommandFailed(Exit.USAGE, "bad-input", f"{what} has more than {OBJECT_BYTES_MAX} bytes; no object has")
+    return body
 
 
 def _not_found(bucket: bytes, bucket_type: str) -> str:

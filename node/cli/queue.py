@@ -226,14 +226,16 @@ def push(
     by: str,
     admin: AdminClient,
     output: str,
-) -> None:
-    """Send the objects of these keys once more by queue NAME, at the full-sync priority, whatever its filter says."""
+) -> Exit:
+    """Send the objects of these keys once more by queue NAME, at the full-sync priority, whatever its filter says. Code
+    3 when there was room for the first of them only."""
     encoding = {"encoding": "percent"} if percent else {}
     wish = {"bucket_type": bucket_type, "bucket": bucket, "keys": list(keys), "fold": fold, "by": by, **encoding}
     answer = admin.post(f"/admin/queues/{quote(name, safe='')}/push", wish)
     refused = f"; {answer.get('refused')} refused: {answer.get('reason')}" if answer.get("refused") else ""
     queued = answer.get("queued")
     _echo(answer, output, f"queue {name}: {queued} reference{'s' * (queued != 1)} queued{refused}")
+    return Exit.UNAVAILABLE if answer.get("refused") else Exit.OK
 
 
 def _act(admin: AdminClient, output: str, name: str, act: str, sentence: str, **wish: Any) -> None:

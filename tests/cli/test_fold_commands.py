@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from node.cli import fold
 from node.cli import main as cli
 from node.cli.exits import Exit
+from node.cli.remote import AdminClient
 from tests.cli.test_remote_commands import ToldListener
 
 
@@ -70,3 +72,49 @@ def test_a_fold_that_changes_something_does_not_ask_where_nobody_answers(
     """Without a terminal it says what to give, and nothing is done; it does not end as if it had been interrupted."""
     assert cli.main(["fold", "erase-keys"]) == Exit.USAGE
     assert "--yes says so instead" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_a_fold_that_ends_early_shows_what_there_was_until_then(
+    listener: ToldListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str
+) -> None:
+    """`--from` goes on behind it, so it would be known to nobody: buckets, sizes, keys found, and above all how many
+    were changed."""
+    found = [{"bucket": "b", "key": "k", "siblings": 1, "size_bytes": 9, "modified_ms": 0, "note": ""}]
+    page = {**PAGE, "found": found, "next": {"segment": 17, "name": "6b"}, "sizes": {"4": 2}, "siblings": {"1": 2}}
+    whole = fold._page
+
+    for kind, words in (
+        (["list-buckets"], "b"),
+        (["object-stats"], "2"),
+        (["find-tombs"], "1970-01-01" if output == "table" else '"k"'),
+        (["erase-keys", "--yes"], "2 of 2 keys deleted" if output == "table" else '"done": 2'),
+    ):
+        listener.tell("/admin/folds", page)
+        asked: list[Any] = []
+
+        def once(admin: AdminClient, wish: dict[str, Any], asked: list[Any] = asked) -> dict[str, Any]:
+            asked.append(wish)
+            if len(asked) == 2:
+                listener.tell("/admin/folds", {"error": "broken", "reason": "x"}, 500)
+            return whole(admin, wish)
+
+        monkeypatch.setattr(fold, "_page", once)
+        assert cli.main(["fold", *kind, "-o", output]) == Exit.UNAVAILABLE
+        said = capsys.readouterr()
+        assert words in said.out
+        assert "--from 0:17:6b goes on" in said.err
+
+
+def test_a_question_names_all_that_narrows_a_fold(
+    listener: ToldListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever is asked whether keys are to be erased sees which, times and ranges of keys included."""
+    terminal = io.StringIO("n\n")
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", terminal)
+    scope = ["--bucket", "b", "--key-from", "x", "--before", "2026-02-03", "--from", "0:5:"]
+    assert cli.main(["fold", "erase-keys", *scope]) == Exit.INTERRUPTED
+    asked = capsys.readouterr().err
+    assert "bucket type default, bucket b, keys from x, modified before 2026-02-03, going on from 0:5:: go on?" in asked
+    assert listener.posted == []

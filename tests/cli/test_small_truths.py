@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 
+from node.cli import kv
 from node.cli import main as cli
 from node.cli.exits import Exit
 from tests.cli.test_remote_commands import QUEUE, ToldListener, listener
@@ -185,3 +187,26 @@ def test_links_that_fail_are_a_warning_of_a_whole_cluster(
     )
     assert cli.main(["cluster", "status"]) == Exit.OK
     assert "warning: to other clusters, at node e1: 1 of 1 links fail: x" in capsys.readouterr().out.splitlines()
+
+
+def test_references_that_found_no_room_are_no_success(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Incomplete: whoever goes by the code would have taken all of them for queued."""
+    listener.tell("/admin/queues/q/push", {"queued": 1, "refused": 2, "reason": "the priority is full"})
+    assert cli.main(["queue", "push", "q", "default", "b", "k", "l", "m"]) == Exit.UNAVAILABLE
+    assert capsys.readouterr().out == "queue q: 1 reference queued; 2 refused: the priority is full\n"
+    listener.tell("/admin/queues/q/push", {"queued": 3, "refused": 0, "reason": ""})
+    assert cli.main(["queue", "push", "q", "default", "b", "k", "l", "m"]) == Exit.OK
+
+
+def test_an_endless_value_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """More than any object may have is not read to its end."""
+    monkeypatch.setattr(kv, "OBJECT_BYTES_MAX", 8)
+    file = tmp_path / "value"
+    file.write_bytes(b"123456789")
+    assert cli.main(["kv", "put", "b", "k", "--file", str(file)]) == Exit.USAGE
+    assert f"{file} has more than 8 bytes" in capsys.readouterr().err
+    assert cli.main(["kv", "put", "b", "k", "--file", "/dev/zero"]) == Exit.USAGE

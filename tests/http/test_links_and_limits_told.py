@@ -48,3 +48,22 @@ def test_links_that_fail_limits_and_unknown_types_are_told(tmp_path: Path) -> No
         assert asked("GET", "queues/to-west/filter?type=default&bucket=b")[1]["note"] == ""
         note = asked("GET", "queues/to-west/filter?type=defautl&bucket=b")[1]["note"]
         assert 'did you mean "default"?' in note
+
+
+def test_half_a_character_is_no_json(tmp_path: Path) -> None:
+    """JSON can write half a character of UTF-16, and nothing can store it: refused as such, not answered as a fault of
+    the program; a whole one of two halves is a character."""
+    with living(tmp_path, SINK) as node:
+
+        def suspended(reason: str) -> tuple[int, dict[str, Any]]:
+            connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
+            connection.request("POST", "/admin/queues/to-west/suspend", json.dumps({"by": "ann", "reason": reason}))
+            answer = connection.getresponse()
+            said = json.loads(answer.read())
+            connection.close()
+            return answer.status, said
+
+        status, said = suspended("disk \udcff")
+        assert (status, said["reason"]) == (400, "bad-json")
+        assert "surrogates not allowed" in said["error"]
+        assert suspended("disk \U0001f4be")[0] == 200
