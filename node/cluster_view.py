@@ -147,6 +147,16 @@ def _told(records: Records, facts: Mapping[str, Facts | None]) -> tuple[list[str
     return full, others
 
 
+def silent(facts: Mapping[str, Facts | None]) -> list[str]:
+    """Which nodes did not answer though they live by the metastore, a sentence each. That may be over in a moment, so
+    it is no problem of its own."""
+    return [
+        f"node {node} lives by its session and did not answer this node: it may be frozen, overloaded or cut off"
+        for node, said in sorted(facts.items())
+        if said is None
+    ]
+
+
 def state_of(balancing: Mapping[str, Any] | None, problems: list[str], moving: str = "") -> tuple[str, str]:
     """The cluster's state in a word, and why. `balancing` is what the node that controls says of leaderships, None
     when it says nothing. While they move, partitions are elected one by one: that is the state, not the problem.

@@ -121,7 +121,7 @@ class Admin(Face):
                 "balancing": balancing,
                 "moving": moving,
                 "problems": problems,
-                "warnings": [*node.locks.problems(), *links],
+                "warnings": [*node.locks.problems(), *cluster_view.silent(facts), *links],
                 "nodes": cluster_view.node_rows(records, registrations, drained),
                 "actors": [node.queues.status(), node.sink.status(), node.fullsync.status()],
             }

@@ -77,7 +77,7 @@ def an_admin(
     leaderships: ToldLeaderships | None = None,
 ) -> Admin:
     """The admin face of node n1."""
-    actor = SimpleNamespace(status=lambda: {"actor": "x", "state": "idle", "reason": ""})
+    actor = SimpleNamespace(status=lambda: {"actor": "x", "state": "idle", "reason": ""}, failing=lambda: "")
     node = SimpleNamespace(
         controller=controller,
         leaderships=leaderships or ToldLeaderships(None),

@@ -175,6 +175,15 @@ def test_who_is_out_of_sync_is_named_with_what_its_node_says() -> None:
     assert shown["reason"] == full
 
 
+def test_who_lives_and_does_not_answer_is_told_of_though_all_are_in_sync() -> None:
+    """A process that is frozen, or a link that is cut, shows in no record before others have waited long enough."""
+    said = {**SAID, "c": None}
+    assert cluster_view.problems({0: record()}, ALL, "", (), said) == []
+    (warning,) = cluster_view.silent(said)
+    assert warning.startswith("node c lives by its session and did not answer this node")
+    assert cluster_view.silent(SAID) == []
+
+
 def a_replica(partition: int) -> Any:
     """As much of a replica as is told."""
     return SimpleNamespace(
