@@ -38,13 +38,14 @@ _ENTRY: Final = t.StructType(
     ]
 )
 _PAIRS: Final = t.MapType(t.StringType(), t.StringType())
+_LISTS: Final = t.MapType(t.StringType(), t.ArrayType(t.StringType()))
 _CONTENT: Final = t.StructType(
     [
         t.StructField("value", t.BinaryType()),
         t.StructField("content_type", t.StringType()),
         t.StructField("content_encoding", t.StringType()),
         t.StructField("metadata", _PAIRS),
-        t.StructField("indexes", _PAIRS),
+        t.StructField("indexes", _LISTS),
         t.StructField("links", t.ArrayType(t.ArrayType(t.BinaryType()))),
         t.StructField("last_modified", t.TimestampType()),
         t.StructField("tombstone", t.BooleanType()),
@@ -303,13 +304,20 @@ def _pairs(pairs: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
     return list({_text(name): _text(value) for name, value in pairs}.items())
 
 
+def _lists(pairs: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, list[str]]]:
+    found: dict[str, list[str]] = {}
+    for name, value in pairs:
+        found.setdefault(_text(name), []).append(_text(value))
+    return list(found.items())
+
+
 def _content(sibling: Sibling) -> dict[str, Any]:
     return {
         "value": None if sibling.tombstone else sibling.value,
         "content_type": _text(sibling.content_type),
         "content_encoding": _text(sibling.content_encoding),
         "metadata": _pairs(sibling.metadata),
-        "indexes": _pairs(sibling.indexes),
+        "indexes": _lists(sibling.indexes),
         "links": [list(link) for link in sibling.links],
         "last_modified": min(sibling.last_modified_ms, TIME_MAX_MS) * 1000,
         "tombstone": sibling.tombstone,

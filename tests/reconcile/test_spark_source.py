@@ -306,6 +306,17 @@ def test_damage_is_a_row_with_a_fault(store: LevelStore) -> None:
     assert [row["key"] for row in found] == [name_of(n)[1] for n in range(4)]
 
 
+def test_an_index_has_all_of_its_values() -> None:
+    """An object may stand at several places of one index; a reader sees them all, in their order."""
+    pairs = ((b"town_bin", b"corinth"), (b"age_int", b"7"), (b"town_bin", b"argos"))
+    dot = (actor_of(CLUSTER, PARTITION), pack_counter(1, 1))
+    sibling = Sibling(dot, 1_000, False, b"v", b"text/plain", indexes=pairs)
+    data, summary = seal(Object(((*dot, 7),), (sibling,)))
+    [row] = table(HEAD, [Rows([row_wire_name(0)], [row_of(summary, 0)], [data])], View.OBJECTS)
+    assert row["fault"] is None
+    assert dict(row["contents"][0]["indexes"]) == {"town_bin": ["corinth", "argos"], "age_int": ["7"]}
+
+
 def test_a_damaged_row_stops_no_stream_of_changes(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes with its fault, among the others; who goes on behind a frame with such a row passes nothing over."""
     real = store.far.snapshot
