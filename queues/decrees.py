@@ -98,10 +98,10 @@ class QueueSuspension:
         return asdict(self)
 
 
-def obeyed(state: CursorState, cursor: int, decree: Decree, start: int, upto_ms: int) -> CursorState:
+def obeyed(state: CursorState, cursor: int, decree: Decree, start: int, upto_ms: int, since_ms: int = 0) -> CursorState:
     """What `decree` makes of a partition's state whose cursor stands at `cursor`. It asks for all from `start` on, the
     changes of `upto_ms` and later; what a queue that is not new passes over is a gap, unless it is placed: then it was
-    brought by other means."""
+    brought by other means. `since_ms`: when the first of that was made, 0 where nobody knows."""
     if decree.what == REGISTERED:
         grown = tuple(gap for gap in state.gaps if gap.is_open)
         return replace(state, cursor=start, decree=decree.version, gaps=grown)
@@ -109,7 +109,7 @@ def obeyed(state: CursorState, cursor: int, decree: Decree, start: int, upto_ms:
     if start > cursor and decree.what != PLACED:
         grows = growing(gaps)  # from there on all is left out already
         end = start if grows is None else min(start, grows.start)
-        from_ms = max((gap.upto_ms for gap in gaps if gap.end <= cursor), default=0)
+        from_ms = since_ms or max((gap.upto_ms for gap in gaps if gap.end <= cursor), default=0)
         gap = Gap(cursor, end, from_ms, upto_ms, 0, decree.what, decree.by, decree.reason)
         gaps = with_gap(gaps, gap)
     return replace(state, cursor=start, decree=decree.version, gaps=gaps)

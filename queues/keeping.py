@@ -18,6 +18,7 @@ from queues.cursors import CursorState, Position, encode_soft, encode_state, pos
 from queues.decrees import Decree, obeyed
 from queues.gaps import with_gap, without
 from queues.serving import ServedQueue
+from queues.window import Window
 from repl.model.errors import IsthmusError, NotReady, OutcomeUnknown, Retryable
 from repl.model.ports import CursorWriter, TimeSource
 from repl.store.port import Store
@@ -26,6 +27,10 @@ log = structlog.get_logger(__name__)
 
 RETRY_MS: Final = 250
 """Pause before a CURSOR entry that was refused is tried again."""
+
+SINCE_ROWS: Final = 4_096
+"""Rows read to find since when what is given up was made: they are in the order of change, so those behind are younger,
+but for leaders whose clocks differ."""
 
 
 class CursorKeeper:
@@ -126,10 +131,21 @@ class CursorKeeper:
         if decree is None or window is None or window.state.decree >= decree.version:
             return None
         start = await self._start(partition, decree, window.applied, window.advance())
+        since_ms = await self._since(window, start)
         if queue.machine.windows.get(partition) is not window:
             return None
         log.info("queue.decree_obeyed", queue=queue.settings.name, partition=partition, what=decree.what, start=start)
-        return obeyed(window.state, window.advance(), decree, start, max(decree.at_ms, decree.start_ms))
+        return obeyed(window.state, window.advance(), decree, start, max(decree.at_ms, decree.start_ms), since_ms)
+
+    async def _since(self, window: Window, start: int) -> int:
+        """Since when changes were made that lie between the cursor and `start`, and are given up if it goes there; 0
+        when none is there any more."""
+        cursor = window.advance()
+        if start <= cursor:
+            return 0
+        loop = asyncio.get_running_loop()
+        rows = await loop.run_in_executor(self._pool, self._store.changes, window.partition, cursor, SINCE_ROWS)
+        return min((row.time_ms for row in rows if row.offset < start), default=0)
 
     async def _start(self, partition: int, decree: Decree, applied: int, standing: int) -> int:
         """The offset from which `decree` wants changes; `standing` where it says nothing of the partition."""

@@ -1,10 +1,12 @@
-"""Claims about what an operator is told of a queue: every kind of reference, and whether it serves again."""
+"""Claims about what an operator is told of a queue: every kind of reference, gaps' times, and whether it serves
+again."""
 
 from __future__ import annotations
 
 import pytest
 
 from node.http.queue_admin import reference_shown
+from queues.acts import GapChoice
 from queues.decrees import PUBLISHING, SERVING
 from repl.model.entry import EntryKind
 from repl.model.errors import BadInput
@@ -55,5 +57,26 @@ def test_one_node_is_not_called_resumed_while_all_are_suspended(what: str) -> No
         await home.acts.resume("q", what, "e1", told(home))
         (queue,) = await home.queues.listing()
         assert queue[what] == "running"
+
+    alive(test)
+
+
+def test_the_gap_of_a_clear_has_the_times_of_what_it_covers() -> None:
+    """From the first change that waited, not from the beginning of time, to the second of the act; a second clear
+    begins where the first one ended."""
+
+    async def test(home: Home) -> None:
+        await home.fetch(wait_ms=0)
+        began = home.clock.wall_ms()
+        for key in (b"a", b"b"):
+            home.clock.skew_ms += 60_000
+            home.put(key)
+        home.clock.skew_ms += 60_000
+        await home.acts.clear("q", told(home))
+        await home.until(lambda: home.served()[0].machine.windows[PARTITIONS[0]].state.gaps)
+        (gap,) = [one for one in home.acts.gaps("q") if one["partition"] == PARTITIONS[0]]
+        assert began + 60_000 <= gap["from_ms"] < began + 120_000
+        assert home.clock.wall_ms() <= gap["upto_ms"] + 1_000
+        assert await home.acts.close_gaps("q", GapChoice(None, None, began), told(home)) == 1
 
     alive(test)
