@@ -17,6 +17,7 @@ from typing import Final
 from node import certificates
 from node.certificates import Pair
 from node.http.roles import Role
+from node.plans import AUTHORITY, CLIENT
 from repl.model.errors import BadInput, LocalFault
 from repl.transport.http_client import OPEN, Access
 from repl.transport.tls import NodeName, TlsFiles, client_contexts
@@ -30,12 +31,6 @@ LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 
 DAY_S: Final = 86_400
 """A certificate that expires sooner is made anew before clusters are started with it."""
-
-AUTHORITY: Final = "ca"
-"""Name of the authority's pair."""
-
-CLIENT: Final = "client"
-"""Name of the pair for programs, which names no node."""
 
 
 def authority_of(directory: Path, days: float = certificates.DAYS) -> Pair:

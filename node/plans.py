@@ -39,6 +39,10 @@ ANY_PORT: Final = 0
 SECURITY: Final = "security"
 """Folder of DIR with the certificates and tokens of clusters with `secure`."""
 
+AUTHORITY: Final = "ca"
+CLIENT: Final = "client"
+"""Pairs in that folder that are no node's, so that no node of it has one of these names."""
+
 ROLES: Final = ("read", "write", "operate", "replicate", "admin")
 """Keys of [tokens]."""
 

@@ -26,7 +26,19 @@ from config.positions import KeyPath, line_of_keys
 from config.rules import PORT_MAX, check_name, check_rack, parse_address
 from config.settings import Address
 from config.texts import shown
-from node.plans import ANY_PORT, LISTENERS, LOCAL_HOST, SECTIONS, ClusterPlan, NodePlan, PeerPlan, Topology
+from node.plans import (
+    ANY_PORT,
+    AUTHORITY,
+    CLIENT,
+    LISTENERS,
+    LOCAL_HOST,
+    SECTIONS,
+    SECURITY,
+    ClusterPlan,
+    NodePlan,
+    PeerPlan,
+    Topology,
+)
 from node.suggestions import no_such
 
 CLUSTER_KEYS: Final = ("zookeepers", "zookeeper_port", "nodes")
@@ -108,7 +120,11 @@ class _Reader:
         plans = {}
         for name, value in clusters.items():
             self._checked(partial(check_name, name), ("clusters", name))
-            plans[name] = self._cluster(name, self._table(value, ("clusters", name)))
+            plans[name] = plan = self._cluster(name, self._table(value, ("clusters", name)))
+            for number, node in enumerate(plan.nodes):
+                if secure is True and node.name in (AUTHORITY, CLIENT):
+                    what = f"{shown(node.name)} is the name of another certificate in {SECURITY}"
+                    self._fault(("clusters", name, "nodes", number, "name"), what)
         return Topology(self._path, plans, secure is True)
 
     def _cluster(self, name: str, values: dict[str, Any]) -> ClusterPlan:

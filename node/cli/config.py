@@ -44,7 +44,8 @@ def check(files: tuple[Path, ...], output: str) -> int:
     """Report every fault of each FILE at once: line, key, what is wrong and what would be right.
 
     FILE is a node's config file, or a topology for `isthmus local`. The files of certificates and tokens that it names
-    are looked at, too. Warnings are what is allowed and probably not meant; they do not change the exit code.
+    are looked at, too. Warnings are what is allowed and probably not meant, such as two nodes of one cluster with the
+    same name or id; they do not change the exit code.
 
     Full-sync's checks are not moved when a node is gone: given the files of all nodes of a cluster, this tells which
     nodes compare with the same other cluster, and warns where that is one alone.
@@ -54,6 +55,8 @@ def check(files: tuple[Path, ...], output: str) -> int:
     if len(found) == 1:
         (one,) = found
         found = [one._replace(warnings=[*one.warnings, *_alone(one)])]
+    else:
+        found = _beside_each_other(found)
     if output == "json":
         shown = [_shown(one) for one in found]
         echo_json(shown[0] if len(shown) == 1 else {"files": shown, "fullsync": shared})
@@ -87,6 +90,23 @@ def shared_peers(files: Sequence[Settings]) -> list[dict[str, Any]]:
                 said = warning(shared_by, [], len(nodes))
                 rows.append({"cluster": cluster, "peer": name, "shared_by": shared_by, "warning": said})
     return rows
+
+
+def _beside_each_other(found: Sequence[Checked]) -> list[Checked]:
+    """The same with a warning where nodes of one cluster have one name or one number: the second would not start."""
+    first: dict[tuple[str, str, object], str] = {}
+    told = []
+    for one in found:
+        settings = one.settings
+        if settings is not None:
+            node = settings.node
+            for key, value in (("name", node.name), ("id", node.id)):
+                other = first.setdefault((node.cluster, key, value), one.file)
+                if other != one.file:
+                    said = f"{value} is that of {other}, too: each node of cluster {node.cluster} has its own"
+                    one = one._replace(warnings=[*one.warnings, placed(settings, f"node.{key}", said)])
+        told.append(one)
+    return told
 
 
 def _alone(one: Checked) -> list[Fault]:

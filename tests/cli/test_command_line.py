@@ -322,3 +322,35 @@ def test_text_in_tables_is_only_text(capsys: pytest.CaptureFixture[str]) -> None
     out = capsys.readouterr().out
     assert out.splitlines()[0].split() == ["A", "B"]
     assert out.splitlines()[1].split() == ["\\x1b[31mred\\n", "[bold]x[/bold]" + "y" * 300]
+
+
+def test_config_check_tells_nodes_that_would_be_taken_for_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of one cluster with one name or one id, such as the default of both: a warning at the second one's line; nodes of
+    other clusters are others."""
+    files = [tmp_path / f"n{n}.toml" for n in (1, 2, 3)]
+    for file, name, number in zip(files, ("a", "b", "a"), (1, 1, 2), strict=True):
+        file.write_text(NODE.format(name=name, id=number, hosts="zk:1"))
+    assert cli.main(["config", "check", *map(str, files), "-o", "json"]) == Exit.OK
+    answer = json.loads(capsys.readouterr().out)
+    told = [[(w["key"], w["message"].split(",")[0]) for w in one["warnings"]] for one in answer["files"]]
+    assert told == [[], [("node.id", f"1 is that of {files[0]}")], [("node.name", f"a is that of {files[0]}")]]
+    assert answer["files"][1]["warnings"][0]["line"] > 0
+    files[2].write_text(NODE.format(name="a", id=1, hosts="zk:1").replace('"east"', '"west"'))
+    assert cli.main(["config", "check", str(files[0]), str(files[2])]) == Exit.OK
+    assert "warning" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["ca", "client"])
+def test_a_secure_topology_has_no_node_named_as_another_certificate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """It would take the place of what all are signed with; without certificates the name is free."""
+    file = tmp_path / "t.toml"
+    nodes = f'[[clusters.east.nodes]]\nname = "{name}"\n'
+    file.write_text("secure = true\n" + nodes)
+    assert cli.main(["config", "check", str(file)]) == Exit.USAGE
+    assert f'{file}:3: clusters.east.nodes[0].name: "{name}" is the name of another' in capsys.readouterr().out
+    file.write_text(nodes)
+    assert cli.main(["config", "check", str(file)]) == Exit.OK
