@@ -32,6 +32,13 @@ ROOTS: Final = "aae.roots"
 LEAVES: Final = "aae.leaves"
 CLOCKS: Final = "aae.clocks"
 
+ANSWER_BYTES: Final = 8 * 1024 * 1024
+"""Of rows, of one node: the answer ends with the segment that passes it. More than rows take as a rule, and enough for
+few of those with long names and clocks."""
+
+READ_ROWS_MAX: Final = 500_000
+"""Rows that are read for one answer, those outside of its times included: a second or two of a thread."""
+
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 
 
@@ -114,11 +121,12 @@ class LocalTrees:
         return RowsTold(tuple(Standing(one.partition, True, "") for one in led), covered, rows)
 
     def _read(self, led: Sequence[Led], asked: ClocksAsked) -> tuple[list[Row], int]:
-        """In a thread. Each partition is read until the rows are passed; what counts is what all have covered."""
+        """In a thread. Segment after segment, through all partitions, until the rows, or their bytes, are passed."""
         shift = SEGMENT_BITS - asked.size_bits
         found: list[tuple[int, Row]] = []
         covered = len(asked.segments)
-        for one in led:
+        read = size = 0
+        for one in sorted(led, key=lambda one: one.segments):
             first, end = one.segments
             mine = [
                 (at, max(first, asked.segments[at] << shift), min(end, (asked.segments[at] + 1) << shift))
@@ -127,20 +135,20 @@ class LocalTrees:
             ]
             if not mine:
                 continue
-            count = 0
             with (
                 closing(self._store.far.snapshot(one.partition)) as snapshot,
                 closing(snapshot.segments((start, stop) for _, start, stop in mine)) as parts,
             ):
                 for (at, _, _), part in zip(mine, parts, strict=True):
-                    if count >= asked.rows:
-                        covered = min(covered, at)
-                        break
                     for name, row in part:
                         listed = _row(*split_tail(name[SEGMENT_BYTES:]), row)
                         if _within(listed, asked):
                             found.append((at, listed))
-                            count += 1
+                            size += row_bytes(listed)
+                    read += len(part)
+                    if len(found) >= asked.rows or size >= ANSWER_BYTES or read >= READ_ROWS_MAX:
+                        covered = at + 1  # but for what the next partition has of the same segment
+                        break
         return list(_kept(found, covered)), covered
 
     async def _answer_roots(self, _node: str, body: bytes) -> bytes:
@@ -167,6 +175,15 @@ def _row(bucket: bytes, key: bytes, data: bytes) -> Row:
     except IsthmusError as error:
         raise Corruption(f"the key row of {bucket!r}/{key!r} cannot be read: {error}") from error
     return Row(bucket, key, row.clock, row.hash64, row.last_modified_ms, row.tombstone)
+
+
+def row_bytes(row: Row) -> int:
+    """About what it takes in an answer."""
+    return len(row.bucket) + len(row.key) + len(row.clock) + ROW_BYTES
+
+
+ROW_BYTES: Final = 32
+"""What a row takes in an answer besides its names and clock: numbers, and what tells their lengths."""
 
 
 def _within(row: Row, asked: ClocksAsked) -> bool:

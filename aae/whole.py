@@ -16,7 +16,9 @@ from typing import Final, Protocol, TypeVar
 import numpy as np
 
 from aae import wire
-from aae.local import CLOCKS, LEAVES, ROOTS, LocalTrees
+from aae.compare import Row
+from aae.local import ANSWER_BYTES as NODE_BYTES
+from aae.local import CLOCKS, LEAVES, ROOTS, LocalTrees, row_bytes
 from aae.tree import BRANCH_COUNT, Hashes
 from aae.wire import ClocksAsked, HashesTold, LeavesAsked, RootsAsked, RowsTold, Standing
 from repl.model.errors import IsthmusError, Retryable
@@ -28,6 +30,9 @@ TIMEOUT_MS: Final = 30_000
 ATTEMPTS: Final = 5
 ATTEMPT_PAUSE_S: Final = 0.2
 """A leadership that is handed over is counted again after some 100 ms."""
+
+ANSWER_BYTES: Final = 32 * 1024 * 1024
+"""Of rows, of all nodes together; more than that are left to the next question. Half of `wire.MESSAGE_BYTES_MAX`."""
 
 Told = TypeVar("Told", HashesTold, RowsTold)
 
@@ -81,9 +86,11 @@ class WholeTrees:
     async def clocks(self, asked: ClocksAsked) -> RowsTold:
         """The rows of the first segments, as far as every node covered them; without standings. Raises Incomplete,
         BadInput."""
-        body = wire.encode_clocks_asked(asked)
+        # Partitions are spread over the nodes, so each has its part of the rows.
+        share = asked._replace(rows=-(-asked.rows // (1 + len(list(self._members.nodes())))))
+        body = wire.encode_clocks_asked(share)
         told = await self._whole(
-            asked.bucket_type, lambda: self._local.clocks(asked), lambda node: self._rows(node, body, asked)
+            asked.bucket_type, lambda: self._local.clocks(share), lambda node: self._rows(node, body, share)
         )
         covered = min(one.covered for one in told)
         last = asked.segments[covered - 1]
@@ -94,6 +101,8 @@ class WholeTrees:
             for row in one.rows
             if one.covered == covered or key_hash(row.bucket, row.key) >> shift <= last
         ]
+        if len(told) * NODE_BYTES > ANSWER_BYTES and sum(map(row_bytes, rows)) > ANSWER_BYTES:
+            return _cut(rows, asked.segments[:covered], shift)
         return RowsTold((), covered, rows)
 
     async def _hashes(self, node: str, method: str, body: bytes, count: int) -> HashesTold:
@@ -144,6 +153,21 @@ async def _tried(node: str, answer: Awaitable[Told], told: list[Told], silent: l
         told.append(await answer)
     except IsthmusError as error:
         silent.append(f"{node}: {error}")
+
+
+def _cut(rows: Sequence[Row], segments: Sequence[int], shift: int) -> RowsTold:
+    """As many of `segments`, with their rows, as ANSWER_BYTES have room for, and one at least."""
+    found: dict[int, list[Row]] = {}
+    for row in rows:
+        found.setdefault(key_hash(row.bucket, row.key) >> shift, []).append(row)
+    kept: list[Row] = []
+    size = 0
+    for covered, segment in enumerate(segments):
+        size += sum(map(row_bytes, found.get(segment, ())))
+        if covered and size > ANSWER_BYTES:
+            return RowsTold((), covered, kept)
+        kept += found.get(segment, ())
+    return RowsTold((), len(segments), kept)
 
 
 def _sum(told: Sequence[HashesTold]) -> Hashes:

@@ -23,9 +23,6 @@ VERSION: Final = 1
 PARTITIONS_MAX: Final = 65_536
 """Partitions that one answer may speak for."""
 
-NAME_BYTES_MAX: Final = 64 * 1024
-"""Longest bucket type, bucket, key or clock that is read."""
-
 ROWS_MAX: Final = 1_000_000
 """Rows of one answer that are read. An answer ends with the segment in which it passed the rows asked for."""
 

@@ -158,6 +158,41 @@ def test_rows_of_segments_come_whole_and_in_bounded_parts(city: Story) -> None:
     city(story)
 
 
+def test_an_answer_of_rows_is_bounded_however_partitions_are_led(city: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, and their bytes, of one answer are those that were asked for and one segment's more, be the partitions many
+    on one node or spread over all; so are those that a time range leaves out. None is lost between the parts."""
+    most = 4  # one segment of 2^20 has one of the keys, or two
+
+    async def parts(c: City, asked: ClocksAsked) -> list[int]:
+        found: list[tuple[bytes, bytes]] = []
+        sizes = []
+        while asked.segments:
+            told = await c.whole().clocks(asked)
+            found += [(row.bucket, row.key) for row in told.rows]
+            sizes.append(len(told.rows))
+            asked = asked._replace(segments=asked.segments[told.covered :])
+        assert sorted(found) == ([] if asked.since_ms else sorted(c.names))
+        return sizes
+
+    async def story(c: City) -> None:
+        every = tuple(sorted({segment_of(key_hash(*name)) for name in c.names}))
+        for leaders in ("aaaaa", "abcab", "ccccc"):
+            c.leaders = dict(enumerate(leaders))
+            assert max(await parts(c, ClocksAsked(TYPE, every, 20, 0, 0, 70))) <= 70 + most
+            coarse = tuple(range(1 << 12))
+            assert max(await parts(c, ClocksAsked(TYPE, coarse, 12, 0, 0, 10))) <= 10 + most + 4
+        monkeypatch.setattr("aae.local.ANSWER_BYTES", 20 * 50)
+        for leaders, nodes in (("aaaaa", 1), ("abcab", 3)):
+            c.leaders = dict(enumerate(leaders))
+            assert max(await parts(c, ClocksAsked(TYPE, every, 20, 0, 0, 1_000))) <= nodes * (25 + most)
+        monkeypatch.setattr("aae.whole.ANSWER_BYTES", 20 * 50)
+        assert max(await parts(c, ClocksAsked(TYPE, every, 20, 0, 0, 1_000))) <= 25 + most
+        monkeypatch.setattr("aae.local.READ_ROWS_MAX", 50)
+        assert len(await parts(c, ClocksAsked(TYPE, every, 20, 1 << 50, 0, 1_000))) >= 2
+
+    city(story)
+
+
 def test_what_is_not_whole_is_no_answer(city: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition without a leader, with two, on a silent node, or without a tree makes the answer Incomplete, and the
     reason names it."""
