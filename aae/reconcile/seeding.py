@@ -33,6 +33,7 @@ from aae.reconcile.runs import SEED, RunDirectory, program_version
 from aae.reconcile.seed_plan import ABOUT, SeedOptions, planned, sides_of
 from aae.reconcile.seed_tasks import NAMED_MAX, ROW, SeedChunk, SeedJob, copies, encode_chunk
 from aae.reconcile.summary import EXIT_CODES, Outcome
+from aae.reconcile.troubles import trouble_of
 from queues.filters import parse_filter
 from repl.model.errors import BadInput, IsthmusError
 
@@ -217,7 +218,7 @@ class _Seed:
         try:
             rows = given.repartition(len(chunks)).select(copy("chunk").alias("row")).select("row.told").collect()
         except (PySparkException, Py4JError) as error:
-            why = f"spark: {str(error).strip().splitlines()[0][:250]}"
+            why = f"spark: {trouble_of(error)}"
             self._trouble |= {chunk.number: why for chunk in chunks}
             return
         told = [json.loads(row["told"]) for row in rows]

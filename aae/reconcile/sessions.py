@@ -20,6 +20,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from aae.reconcile import register
+from aae.reconcile.troubles import trouble_of
 from repl.metastore.java import JAVA_MAJOR_MIN, bundled_java, find_java, java_major
 from repl.model.errors import PeerFault
 
@@ -90,13 +91,12 @@ def session(
 
 @contextmanager
 def job(name: str, master: str = "") -> Iterator[SparkSession]:
-    """A session for one job, stopped at its end. Raises JobFailed with the last line of what Spark says."""
+    """A session for one job, stopped at its end. Raises JobFailed with the sentence that says why."""
     spark = session(f"isthmus {name}", master, stand_back=True)
     try:
         yield spark
     except PySparkException as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise JobFailed(f"{name}: {lines[-1] if lines else repr(error)}"[:500]) from error
+        raise JobFailed(f"{name}: {trouble_of(error)}") from error
     finally:
         spark.stop()
 

@@ -24,6 +24,7 @@ from pyspark.sql import functions as F
 from aae.reconcile.reporting import counts_of, few, payloads_of
 from aae.reconcile.runs import Chunk, Done, RunDirectory, standing
 from aae.reconcile.tasks import FIRST_ROW, SECOND_ROW, Job, encode_chunk, first_looks, second_looks
+from aae.reconcile.troubles import trouble_of
 
 OWN_ROWS: Final = 50_000
 """Rows of a side, about, that the driver reads in a wave by itself: no more than a task has at once."""
@@ -105,7 +106,7 @@ class Waves:
             rows().write.mode("overwrite").parquet(self._directory.rows_of(number))
             return self._counted(number, chunks)
         except (PySparkException, Py4JError, OSError) as error:
-            return _lost(chunks, f"spark: {str(error).strip().splitlines()[0][:250]}")
+            return _lost(chunks, f"spark: {trouble_of(error)}")
 
     def _counted(self, number: int, chunks: Sequence[Chunk]) -> list[Done]:
         found = {done.chunk: done for done in counts_of(self._directory, number)}

@@ -1,0 +1,60 @@
+"""Of what Spark says when a job fails people are shown the sentence that says why."""
+
+from __future__ import annotations
+
+import pytest
+
+from aae.reconcile.sessions import JobFailed, job
+from aae.reconcile.troubles import WORDS_MAX, trouble_of
+
+PLANNED = """\
+[PYTHON_DATA_SOURCE_ERROR] Failed to generate Python data source read partitions: Traceback (most recent call last):
+  File "/x/aae/reconcile/client.py", line 124, in asked_plan
+    raise PeerFault(f"no node says who holds what: {'; '.join(trouble)}")
+repl.model.errors.PeerFault: no node says who holds what: http://n1:1: connection refused
+ SQLSTATE: 38000"""
+
+STAGE = """\
+Job aborted due to stage failure: Task 1 in stage 11.0 failed 1 times, most recent failure: Lost task 1.0 in stage 11.0
+org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] An exception was thrown from the Python worker:
+  File "/x/aae/reconcile/reading.py", line 112, in frames
+aae.reconcile.reading.RangeUnreadable: partition 3, segments 0 to 9: no copy could be read for 120 s: cut off
+ SQLSTATE: 38000
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:1097)
+
+Driver stacktrace:"""
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (PLANNED, "no node says who holds what: http://n1:1: connection refused"),
+        (STAGE, "partition 3, segments 0 to 9: no copy could be read for 120 s: cut off"),
+        ("[USER_RAISED_EXCEPTION] damaged: no object SQLSTATE: P0001", "[USER_RAISED_EXCEPTION] damaged: no object"),
+        ("[PATH_NOT_FOUND] There is no file:/x. SQLSTATE: 42K03", "[PATH_NOT_FOUND] There is no file:/x."),
+        ("Oh\n: Job aborted: lost\n\nDriver stacktrace:\n\tat x\n\t... 1 more", "Job aborted: lost"),
+        ("", "RuntimeError('')"),
+        ("\n \n", "RuntimeError('\\n \\n')"),
+        ("x" * 9_999, "x" * WORDS_MAX),
+    ],
+)  # fmt: skip
+def test_what_failed_is_said_in_a_line(said: str, words: str) -> None:
+    """Our own sentence before Spark's, which has codes and traces around it."""
+    assert trouble_of(RuntimeError(said)) == words
+
+
+def test_a_command_says_why_its_job_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session is stopped, and the sentence has the command before it."""
+    from pyspark.errors import AnalysisException
+
+    stopped: list[int] = []
+
+    class Session:
+        def stop(self) -> None:
+            stopped.append(1)
+
+    monkeypatch.setattr("aae.reconcile.sessions.session", lambda *_, **__: Session())
+    said = r"^stats: no node says who holds what: http://n1:1: connection refused$"
+    with pytest.raises(JobFailed, match=said), job("stats"):
+        raise AnalysisException(PLANNED)
+    assert stopped == [1]
