@@ -19,10 +19,11 @@ import msgpack
 
 from aae import row_wire
 from aae.row_wire import Frame, Frames, Head, Passed, Rows, Tail
-from repl.model.errors import BadInput, CodecError, PeerFault
+from repl.model.errors import BadConfig, BadInput, CodecError, PeerFault
 from repl.model.keys import SEGMENT_COUNT
 from repl.transport.http_client import Access, HttpPeer, Refused
 from repl.transport.tls import TlsFiles, client_contexts
+from repl.transport.tokens import read_token
 
 PLAN_TIMEOUT_MS: Final = 15_000
 """How long a node may take to ask all others who holds what."""
@@ -67,9 +68,9 @@ class Credentials(NamedTuple):
         if not self.token_file:
             return Access(contexts)
         try:
-            token = Path(self.token_file).read_text(encoding="ascii").strip()
-        except (OSError, ValueError) as error:
-            raise BadInput(f"option token_file: {self.token_file!r} cannot be read here: {error}") from error
+            token = read_token(Path(self.token_file))
+        except BadConfig as error:
+            raise BadInput(f"option token_file: {error}; executors need it, too") from error
         return Access(contexts, token=lambda: token)
 
 
