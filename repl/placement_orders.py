@@ -9,7 +9,7 @@ controls carries it out (`repl.moving`). How far an order is stands nowhere: it 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -94,6 +94,20 @@ class Placement:
     def with_changed(self, changed: Order) -> Placement:
         """The same with another version of an order that is not over."""
         return replace(self, orders=tuple(changed if o.number == changed.number else o for o in self.orders))
+
+    def with_moves_back(self, order: Order, nodes: Collection[str], by: str) -> tuple[Placement, int | None]:
+        """The same with those moves of an order cancelled that take a replica off `nodes`: all of it, or an order of
+        their own beside what goes on; and the number that they stand under, None where there are none. Raises
+        TooLarge."""
+        back = [move for move in order.moves if set(move.removes) & set(nodes)]
+        if not back:
+            return self, None
+        after = self
+        if len(back) < len(order.moves) and not order.cancelled_by:
+            after = after.with_changed(replace(order, moves=tuple(m for m in order.moves if m not in back)))
+            after = after.with_order(order.kind, f"drain {', '.join(nodes)}", order.by, order.at_ms, back)
+            order = after.orders[-1]
+        return after.with_changed(replace(order, cancelled_by=order.cancelled_by or by[:WHO_MAX] or "?")), order.number
 
     def with_ended(self, ended: Ended) -> Placement:
         """The same with an order over."""

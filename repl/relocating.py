@@ -364,8 +364,9 @@ def _order_of(placement: Placement, number: int | None) -> Order:
 
 
 async def undrain(metastore: Metastore, nodes: Sequence[str], by: str) -> list[int]:
-    """Let nodes be given replicas and leaderships again; the orders that moved theirs off are cancelled. Returns their
-    numbers. Raises NoSuch, NotReady, OutcomeUnknown."""
+    """Let nodes be given replicas and leaderships again; what moved theirs off is cancelled, and the moves of others
+    drained with them go on. Returns the numbers of cancelled orders. Raises NoSuch, NotReady, OutcomeUnknown, TooLarge
+    where one more order is one too many."""
     cancelled: list[int] = []
     found = False
 
@@ -378,9 +379,9 @@ async def undrain(metastore: Metastore, nodes: Sequence[str], by: str) -> list[i
         cancelled[:] = [number for number in cancelled if _was_cancelled(placement, number)]
         after = placement.without_drained(nodes)
         for order in placement.orders:
-            if order.kind is Kind.DRAIN and any(node in move.before for move in order.moves for node in nodes):
-                cancelled.append(order.number)
-                after = after.with_changed(replace(order, cancelled_by=order.cancelled_by or by[:WHO_MAX] or "?"))
+            if order.kind is Kind.DRAIN:
+                after, number = after.with_moves_back(order, nodes, by)
+                cancelled.extend([] if number is None else [number])
         return after
 
     await change_placement(metastore, change)

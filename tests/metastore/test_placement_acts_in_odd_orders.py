@@ -110,6 +110,45 @@ def test_undraining_is_done_though_its_answer_is_lost() -> None:
     told(story)
 
 
+@pytest.mark.parametrize("fault", [None, WriteFault.ANSWER_LOST])
+def test_undraining_one_node_leaves_the_drain_of_another_as_it_is(fault: WriteFault | None) -> None:
+    """Drained together, the moves of the one go back, and those of the other go on: it would else stay drained, with
+    replicas that nothing moves."""
+
+    async def story(mine: Meddled, others: MemoryMetastore) -> None:
+        moves = [
+            Move(0, ("n1", "n4"), ("n3", "n4")),
+            Move(1, ("n2", "n4"), ("n3", "n4")),
+            Move(2, ("n1", "n2"), ("n3", "n4")),
+        ]
+        await change_placement(others, lambda p: p.with_order(Kind.DRAIN, "drain n1, n2", "ann", 5, moves))
+        await change_placement(others, lambda p: p.with_drained(["n1", "n2"], "ann", 5))
+        mine.spoil(*filter(None, [fault]))
+        assert await undrain(mine, ["n1"], "bob") == [2]
+        left = await read_placement(others)
+        assert left.drained.keys() == {"n2"}
+        goes_on, back = left.orders
+        assert (goes_on.number, goes_on.cancelled_by, goes_on.moves) == (1, "", (moves[1],))
+        assert (back.number, back.cancelled_by, back.moves) == (2, "bob", (moves[0], moves[2]))
+        assert (back.title, back.by) == ("drain n1", "ann")
+        assert await undrain(mine, ["n2"], "bob") == [1, 2]
+
+    told(story)
+
+
+def test_undraining_a_node_cancels_no_drain_of_another_that_it_shares_partitions_with() -> None:
+    """It is among the replicas before and after: nothing of it is moved off."""
+
+    async def story(mine: Meddled, others: MemoryMetastore) -> None:
+        moves = [Move(0, ("n1", "n2"), ("n1", "n3"))]
+        await change_placement(others, lambda p: p.with_order(Kind.DRAIN, "drain n2", "ann", 5, moves))
+        await change_placement(others, lambda p: p.with_drained(["n1", "n2"], "ann", 5))
+        assert await undrain(mine, ["n1"], "bob") == []
+        assert not (await read_placement(others)).orders[0].cancelled_by
+
+    told(story)
+
+
 def test_a_cancelled_order_whose_answer_is_lost_is_cancelled_though_it_is_over_by_then() -> None:
     """It is neither unknown nor is the next order, which nobody meant, cancelled instead."""
 
