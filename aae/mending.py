@@ -42,6 +42,9 @@ What lies beyond is looked at when the next exchange reads it, if it still diffe
 TIMEOUT_MS: Final = 10_000
 """How long another replica may take to answer."""
 
+SOURCES_MAX: Final = 16
+"""Times that a segment is looked at once more because something of it was mended."""
+
 APPLIED_S: Final = 3.0
 """How long a replica that is asked waits until it has applied as much as who asks."""
 
@@ -108,17 +111,24 @@ class Mending:
     async def segment(self, partition: int, segment: int, leaf: int | None = None) -> Mended:
         """Mend what is damaged in a segment; `leaf`: what its fold should be, without it what the tree says, if there
         is one. Raises nothing but cancellation."""
+        keys: tuple[tuple[bytes, bytes], ...] = ()
+        by: list[str] = []
         async with self._turns:
-            found = await self._mended(partition, segment, self._leaf_of(partition, segment) if leaf is None else leaf)
-        if found.keys:
-            self.mended_total += len(found.keys)
-            log.warning(
-                "trees.rows_mended", partition=partition, segment=segment, keys=_names(found.keys), rows_of=found.by
-            )
+            leaf = self._leaf_of(partition, segment) if leaf is None else leaf
+            for _ in range(SOURCES_MAX):  # each damaged key may have another source, or none
+                found = await self._mended(partition, segment, leaf, before=bool(keys))
+                if not found.keys:
+                    break
+                keys += found.keys
+                by.append(found.by)
+        whose = ", ".join(dict.fromkeys(by))
+        if keys:
+            self.mended_total += len(keys)
+            log.warning("trees.rows_mended", partition=partition, segment=segment, keys=_names(keys), rows_of=whose)
             self.on_mended(partition)
-        elif found.reason:
+        if found.reason:
             log.warning("trees.rows_not_mended", partition=partition, segment=segment, reason=found.reason)
-        return found
+        return Mended(keys, whose, found.reason)
 
     async def look(self, partition: int, segments: Sequence[int]) -> None:
         """Mend what contradicts itself in these segments. Raises nothing but cancellation."""
@@ -151,12 +161,13 @@ class Mending:
 
     # -- taking -----------------------------------------------------------------------------------------
 
-    async def _mended(self, partition: int, segment: int, leaf: int | None) -> Mended:
+    async def _mended(self, partition: int, segment: int, leaf: int | None, *, before: bool) -> Mended:
+        """From the first source that has something; `before`: something was mended, and only damage counts now."""
         try:
             ours = await self._read(partition, segment)
         except IsthmusError as error:
             return Mended(reason=f"its rows cannot be read: {error}")
-        if not ours.damaged and leaf in (None, fold(ours.rows)):
+        if not ours.damaged and (before or leaf in (None, fold(ours.rows))):
             return Mended()
         reasons = []
         for node in self._others(partition):
@@ -182,21 +193,27 @@ class Mending:
     async def _taken(
         self, node: str, partition: int, segment: int, ours: _Seen, leaf: int | None
     ) -> tuple[tuple[bytes, bytes], ...]:
-        """Take from `node` what is proven to be damaged here; the keys."""
+        """Take from `node` what is proven to be damaged here; the keys. One that cannot be had keeps back no other."""
         applied, rows = await self._asked(node, partition, segment, None, ours.applied)
         theirs = dict(rows)
         other = {tail for tail, row in theirs.items() if ours.rows.get(tail) != row}
         wanted = {tail for tail in theirs if tail in ours.damaged}
         if leaf is not None and fold({**ours.rows, **theirs}) == leaf != fold(ours.rows):
             wanted |= other
-        taken = []
+        taken: list[tuple[bytes, bytes]] = []
+        trouble: IsthmusError | None = None
         for tail in sorted(wanted):
-            upto, [(chunk, _)] = await self._asked(node, partition, segment, tail, ours.applied)
-            row = transfer.decode_one(chunk)
-            if row.key_row != theirs[tail] or not says_so(row) or tail_of(row) != tail:
-                raise Corruption("its row is not what its object says either, or has changed meanwhile")
-            if await self._mend(partition, chunk, ours.rows.get(tail), min(applied, upto)):
-                taken.append(split_tail(tail))
+            try:
+                upto, items = await self._asked(node, partition, segment, tail, ours.applied)
+                row = transfer.decode_one(items[0][0] if items else b"")
+                if row.key_row != theirs[tail] or not says_so(row) or tail_of(row) != tail:
+                    raise Corruption("its row is not what its object says either, or has changed meanwhile")
+                if await self._mend(partition, items[0][0], ours.rows.get(tail), min(applied, upto)):
+                    taken.append(split_tail(tail))
+            except IsthmusError as error:
+                trouble = error
+        if trouble is not None and not taken:
+            raise trouble
         return tuple(taken)
 
     async def _made(

@@ -171,6 +171,37 @@ def test_what_nobody_proves_is_left(pair: tuple[Replica, Replica]) -> None:
     assert mine.all_rows() == before
 
 
+def test_a_key_that_cannot_be_mended_keeps_back_no_other(pair: tuple[Replica, Replica]) -> None:
+    """Two keys of one segment are damaged, and the other replica has one of them: that one is mended and told of, and
+    the reason says why the other one is not."""
+    mine, other = pair
+    places: dict[int, bytes] = {}
+    first = second = b""
+    for n in range(100_000):
+        second = b"two-%d" % n
+        first = places.setdefault(segment_of(key_hash(b"b", second)), second)
+        if first != second:
+            break
+    segment = segment_of(key_hash(b"b", second))
+    for replica in pair:
+        step = [entry(len(KEYS) + n, key, b"value of %s" % key) for n, key in enumerate((first, second))]
+        replica.store.write([PartitionStep(PARTITION, step)])
+    right = other.all_rows()
+    for whose, key in ((mine, first), (mine, second), (other, min(first, second))):
+        whose.driver.put(OBJECTS + rows.bucket_head(b"b") + key, b"damaged")
+    found = asyncio.run(mine.mending.segment(PARTITION, segment))
+    assert (found.keys, found.by) == (((b"b", max(first, second)),), "node other")
+    assert "not what its object says either" in found.reason
+    assert (mine.told, mine.mending.mended_total) == ([PARTITION], 1)
+    assert mine.all_rows() == other.all_rows() != right
+    done, refused = asyncio.run(mine.mending.keys(PARTITION, [(b"b", first), (b"b", second)]))
+    assert (done, refused.total()) == (0, 2)
+    tail = rows.bucket_head(b"b") + min(first, second)
+    mine.west = {tail: right[OBJECTS + tail]}
+    assert asyncio.run(mine.mending.segment(PARTITION, segment)).by == "cluster west"
+    assert mine.all_rows() == right
+
+
 def test_a_replica_that_is_behind_is_waited_for(pair: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers once it has applied as much; one that does not in time says that it is not ready."""
     monkeypatch.setattr(mending, "APPLIED_S", 0.05)
