@@ -11,7 +11,7 @@ from repl.model.errors import BadInput
 from repl.transport.http_client import HttpPeer
 from tests.reconcile.pairs import served
 
-TOKEN = "abcdefgh.0123456789"  # noqa: S105 - a token of a test
+TOKEN = "abcdefgh.0123456789"
 SECRET = "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIDfSecretSecret\n-----END PRIVATE KEY-----\n"
 
 
@@ -23,7 +23,7 @@ def written(path: Path, text: str, mode: int = 0o600) -> str:
 
 
 def test_a_file_of_tokens_is_read_as_by_all_others(tmp_path: Path) -> None:
-    """The first token of it is shown: comments, digests and the token that comes next in a rotation stand there, too."""
+    """The first token of it is shown: comments, digests, and the next token of a rotation stand there, too."""
     lines = f"# readers\n\nsha256:{'ab' * 32}\n{TOKEN}\nthe-next-token-of-all\n"
     access = Credentials(token_file=written(tmp_path / "token", lines)).access()
     assert access.token is not None
@@ -50,5 +50,5 @@ def test_a_file_that_is_none_of_tokens_is_refused_and_not_repeated(
         Credentials(token_file=path).access()
     for line in text.splitlines():
         assert line not in str(caught.value)
-    with pytest.raises(BadInput, match="option token_file: .*no such file"):
+    with pytest.raises(BadInput, match=r"option token_file: .*no such file"):
         Credentials(token_file=str(tmp_path / "none")).access()
