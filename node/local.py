@@ -10,10 +10,13 @@ nodes are stopped and started, in `node.places`.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +35,10 @@ from repl.transport.tls import NodeName
 
 OWNER_LINGER_MS: Final = 5_000
 """How long clusters that belong to a process outlive it when it is killed: long enough not to race its own stop."""
+
+SET_UP_TIMEOUT_S: Final = 60.0
+"""How long an `up` waits for another of the same directory to choose ports, write files and start the supervisor, which
+takes about a second; then it is refused."""
 
 NODE_RANK: Final = 1
 """Nodes stop before ZooKeepers, which have rank 0."""
@@ -74,13 +81,14 @@ class LocalClusters:
         Where all of it runs but for some nodes, these are started beside it. `on_progress` is given one line whenever
         it changes. Raises LocalFault, with the failing child's last words and its log; unless some of it ran before,
         all is stopped then."""
-        state = supervisor.running_state(self.directory)
-        spec = self._prepare(supervisor.recorded_children(self.directory), state)
-        if state is None:
-            supervisor.launch(self.directory, spec)
-        elif digests(state) != _digests_of(spec.children):
-            for child in spec.children:
-                supervisor.ask(self.directory, {"do": "add", "child": child.to_json()})
+        with _alone(self.directory):
+            state = supervisor.running_state(self.directory)
+            spec = self._prepare(supervisor.recorded_children(self.directory), state)
+            if state is None:
+                supervisor.launch(self.directory, spec)
+            elif digests(state) != _digests_of(spec.children):
+                for child in spec.children:
+                    supervisor.ask(self.directory, {"do": "add", "child": child.to_json()})
         try:
             if state is not None:
                 self._start_again(spec)
@@ -278,6 +286,30 @@ def _digests_of(children: Iterable[ChildSpec]) -> dict[str, str]:
 def digests(state: Mapping[str, Any]) -> dict[str, str]:
     """The commands that a supervisor's state shows, by child."""
     return {name: child["command"] for name, child in state["children"].items()}
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Nobody else sets up this directory meanwhile: two at once would choose ports and write files over each other.
+    Raises LocalFault when another goes on doing so."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = os.open(directory / "supervisor.up", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise LocalFault(f"cannot use {directory} for clusters: {error}") from error
+    try:
+        deadline = time.monotonic() + SET_UP_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() >= deadline:
+                    raise LocalFault(f"somebody else is setting up clusters in {directory}: try again") from error
+                time.sleep(0.05)
+        yield
+    finally:
+        os.close(lock)
 
 
 def write_whole(path: Path, text: str) -> None:

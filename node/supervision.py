@@ -160,6 +160,7 @@ class Supervisor:
         return {
             "supervisor": None if me is None else me.to_json(),
             "owner": None if self._owner is None else self._owner.to_json(),
+            "stopping": self._stop.is_set(),
             "children": {name: child.to_json() for name, child in self._children.items()},
         }
 
@@ -264,19 +265,36 @@ def _rank(child: Child) -> int:
 
 
 async def take_lock(directory: Path) -> int:
-    """The descriptor that holds the directory's lock. Raises OSError when another supervisor keeps it."""
+    """The descriptor that holds the directory's lock. Raises OSError when another supervisor keeps it: at once when it
+    serves, or who waited would start everything anew as soon as it has been told to stop."""
     lock = os.open(directory / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = asyncio.get_running_loop().time() + LOCK_TIMEOUT_S
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if asyncio.get_running_loop().time() >= deadline:
+            if asyncio.get_running_loop().time() >= deadline or await _serves(directory):
                 os.close(lock)
                 raise
             await asyncio.sleep(0.05)
         else:
             return lock
+
+
+async def _serves(directory: Path) -> bool:
+    """Whether a supervisor of the directory answers, and is not about to end."""
+    try:
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            with short_path(directory) as folder:
+                reader, writer = await asyncio.open_unix_connection(f"{folder}/supervisor.sock", limit=LINE_BYTES_MAX)
+            try:
+                writer.write(b'{"do": "status"}\n')
+                state = json.loads(await reader.readline())["state"]
+            finally:
+                writer.close()
+            return state.get("stopping") is False
+    except (OSError, ValueError, KeyError, TypeError):  # a time-out is an OSError
+        return False
 
 
 @contextmanager
