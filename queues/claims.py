@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from queues.cursors import CursorState
-from queues.gaps import OPEN, Gap, ended, growing, with_gap
+from queues.gaps import OPEN, Gap, covered, ended, growing, with_gap
 from queues.window import Window
 
 PUBLISHING_SUSPENDED: Final = "publishing-suspended"
@@ -47,11 +47,14 @@ def wanted_state(
     return CursorState(window.advance(), version, its_owner, before.decree, gaps)
 
 
-def needs_no_new_window(before: CursorState, after: CursorState) -> bool:
-    """True when a new state leaves owner, decree and the gaps that a window looks at as they were."""
+def needs_no_new_window(before: CursorState, after: CursorState, cursor: int) -> bool:
+    """True when a new state leaves owner, decree and the gaps that a window looks at as they were, and all that a
+    window whose cursor stands at `cursor` has passed over since: of two entries of one act, when nobody knew what became
+    of the first, the second may say less."""
     return (
         before.owner_version == after.owner_version
         and before.decree == after.decree
         and growing(before.gaps) is None
         and growing(after.gaps) is None
+        and all(covered(after.gaps, max(gap.start, after.cursor), min(gap.end, cursor)) for gap in before.gaps)
     )

@@ -99,6 +99,14 @@ def without(gaps: Gaps, starts: Iterable[int]) -> Gaps:
     return tuple(gap for gap in gaps if gap.is_open or gap.start not in closed)
 
 
+def covered(gaps: Gaps, start: int, end: int) -> bool:
+    """True when each of the offsets [start, end) lies in one of `gaps`."""
+    for gap in gaps:
+        if gap.start <= start:
+            start = max(start, gap.end)
+    return start >= end
+
+
 def ended(gaps: Gaps, end: int, now_ms: int, count: int) -> Gaps:
     """The one that still grows ends before `end`."""
     left = []

@@ -188,22 +188,24 @@ class Window(Intake):
 
     def advance(self) -> int:
         """Move the cursor over the settled prefix; returns it."""
+        cursor = self._front()
+        if self._given:
+            cursor = min(cursor, self._given[0].start)
+        assert self.cursor <= cursor <= self.applied, (self.cursor, cursor, self.scan, self.applied)
+        self.cursor = cursor
+        return cursor
+
+    def _front(self) -> int:
+        """Where the settled prefix ends. What was given up and is on no record yet may hold the cursor below it."""
         opened, gone, fresh, waiting = self._open, self._gone, self._fresh, self._waiting
         before = len(opened) + len(fresh)
         while opened and opened[0] in gone:
             gone.remove(opened.popleft())
-        if opened:
-            cursor = opened[0]
-        else:
+        if not opened:
             while fresh and fresh[0] not in waiting:
                 fresh.popleft()
-            cursor = fresh[0] if fresh else self.scan
-        if self._given:
-            cursor = min(cursor, self._given[0].start)
         self.budget.references -= before - len(opened) - len(fresh)
-        assert self.cursor <= cursor <= self.applied, (self.cursor, cursor, self.scan, self.applied)
-        self.cursor = cursor
-        return cursor
+        return opened[0] if opened else fresh[0] if fresh else self.scan
 
     def forget(self) -> None:
         """Let go of everything in memory and stand at the cursor, not tracking. Batches of before no longer count."""
@@ -244,20 +246,23 @@ class Window(Intake):
         kept = {item[2] for item in self._waiting.values()}
         return [
             row.offset
-            for row in rows
-            if self.cursor <= row.offset < self.scan
-            and self.wants(row)
-            and row.offset not in kept
-            and row.offset not in self._flight
-            and row.offset not in self._gone
-            and row.offset not in self._settled
-            and not any(gap.start <= row.offset < gap.end for gap in self._given)
+            for row in self.unsettled(rows)
+            if row.offset < self.scan and row.offset not in kept and row.offset not in self._flight
         ]
 
     def unsettled(self, rows: Sequence[Change]) -> list[Change]:
-        """Of rows of the change index at or above the cursor, those that are offered and not acknowledged."""
+        """Of rows of the change index at or above the cursor, those that are offered and neither acknowledged nor given
+        up."""
+        front, given = self._front(), self._given
         gone = (self._gone, self._settled, self._passed)
-        return [row for row in rows if self.wants(row) and not any(row.offset in settled for settled in gone)]
+        return [
+            row
+            for row in rows
+            if row.offset >= front
+            and self.wants(row)
+            and not any(row.offset in settled for settled in gone)
+            and not any(gap.start <= row.offset < gap.end for gap in given)
+        ]
 
     def whereabouts(self, row: int) -> tuple[str, int | None]:
         """Where the reference stands whose row of the change index is at offset `row`: "waiting" (and how many wait
@@ -268,7 +273,7 @@ class Window(Intake):
         item = self._waiting.get(place)
         if item is not None and item[2] == row:
             return "waiting", sum(other < place for other in self._waiting)
-        if row < self.cursor or any(row in settled for settled in (self._gone, self._settled, self._passed)):
+        if row < self._front() or any(row in settled for settled in (self._gone, self._settled, self._passed)):
             return "acknowledged", None
         return ("not-read", None) if row >= self.scan else ("", None)
 

@@ -8,10 +8,11 @@ import contextlib
 from config.settings import QueueSettings
 from queues.acts import GapChoice
 from queues.cursors import encode_state
+from queues.decrees import CLEARED, Decree, obeyed
 from queues.steering import Act
 from repl.model.errors import NotReady
 from tests.queues.home import PARTITIONS, Home
-from tests.queues.test_source_queue_rules import Desk, P
+from tests.queues.test_source_queue_rules import Desk, P, keys
 
 LIMIT = 10
 
@@ -65,3 +66,42 @@ def test_a_gap_that_is_closed_takes_none_with_it_whose_entry_is_under_way() -> N
         await home.close()
 
     asyncio.run(test())
+
+
+def test_what_is_acknowledged_above_an_overflow_that_is_not_on_record_yet_is_not_lost() -> None:
+    """The CURSOR entry of a gap is late: what was acknowledged above it is neither lost to the ledger, nor pending to
+    the lag, nor a riddle to explain; what was given up is nobody's either."""
+    desk = Desk(reference_limit=LIMIT)
+    desk.budget.discard = True
+    for number in range(LIMIT + 5):
+        desk.write(b"a%d" % number)
+    desk.ack(desk.take()[0])
+    desk.write(b"b")
+    desk.ack(desk.take()[0])
+    desk.write(b"c")
+    window = desk.queue.windows[P]
+    assert window.cursor == LIMIT, "the gap is on no record"
+    rows = desk.shelf.changes(P, 0, 100)
+    assert window.unexplained(rows) == []
+    assert [row.key for row in window.unsettled(rows)] == [b"c"]
+    (above,) = [row.offset for row in rows if row.key == b"b"]
+    assert window.whereabouts(above)[0] == "acknowledged"
+
+
+def test_the_second_of_two_entries_that_says_less_counts() -> None:
+    """Nobody knew what became of an entry that obeyed a clear, and a second one stands behind it, by which less is
+    cleared: what only the first left out is offered."""
+    desk = Desk()
+    for number in range(6):
+        desk.write(b"a%d" % number)
+    window = desk.queue.windows[P]
+    clear = Decree(1, CLEARED, 1, "ann", 7, "")
+    states = [obeyed(window.state, window.cursor, clear, start, 7) for start in (6, 2)]
+    for state in states:
+        entry = desk.pen.cursor(P, b"q", encode_state(state))
+        desk.shelf.put(P, entry)
+        desk.queue.add(P, [entry], 0)
+        desk.queue.decided(P, b"default", entry.offset, state)
+    desk.refill()
+    assert [(gap.start, gap.end) for gap in desk.queue.windows[P].state.gaps] == [(0, 2)]
+    assert keys(desk.take()[1]) == [b"a2", b"a3", b"a4", b"a5"]

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import queues.intake as window_room
 from queues.batches import Batch, Session
 from queues.cursors import CursorState, encode_soft, encode_state, position_of
+from queues.gaps import Gaps
 from queues.reading import read_objects
 from queues.rules import Budget
 from queues.source_queue import QUIET_MS, SourceQueue
@@ -55,6 +56,7 @@ class Schedule:
         """`deaf`: the queue is not told of some entries. What those were its ledger cannot know."""
         self.rng = Random(seed)
         self.deaf = deaf
+        self.discard = False
         self.cascade = cascade
         self.owner, self.version = SINK, 1
         self.shelf = Shelf()
@@ -111,7 +113,7 @@ class Schedule:
         """A new life of the node: what was in memory is gone, what is in the store is told."""
         self.life += 1
         self.reads, self.unread, self.reading = [], [], []
-        self.budget = Budget(SIZE_LIMIT, OBJECT_LIMIT, REFERENCE_LIMIT)
+        self.budget = Budget(SIZE_LIMIT, OBJECT_LIMIT, REFERENCE_LIMIT, self.discard)
         self.queue = SourceQueue("q", OURS, self.cascade, LEASE_MS, self.budget, self.life.to_bytes(8, "big"))
         self.session = Session(self.owner, "w1", b"incarnat", 0)
         self.queue.set_owner(self.owner, self.version)
@@ -301,7 +303,7 @@ class Schedule:
         if not self.queue.leases.batches and not self.unread and not self.reads:
             self.now += QUIET_MS
             self.queue.quieten(self.now)
-            assert self.budget.references == self.budget.objects == 0
+            assert self.discard or self.budget.references == self.budget.objects == 0
             if self.rng.random() < 0.5:
                 self.queue.heard(self.session, None, self.now)
 
@@ -334,13 +336,26 @@ class Schedule:
                 assert window.ledger.unbalanced == 0, window.ledger
             if window.contiguous and not self.untold[partition]:
                 assert not window.unexplained(list(self.shelf.rows[partition].values()))
-            for offset, change in self.shelf.rows[partition].items():
-                if offset < max(cursor, position.cursor):
-                    assert (
-                        change.kind == EntryKind.REAP
-                        or not self.eligible(change.origin)
-                        or (self.acked.get((partition, change.key), -1) >= offset)
-                    ), ("a cursor stands above what is owed", partition, change, cursor, position)
+            self.check_passed(partition, cursor, window.state.gaps)
+            self.check_passed(partition, position.cursor, position.state.gaps)
+
+    def check_passed(self, partition: int, cursor: int, gaps: Gaps) -> None:
+        """What lies below a cursor is acknowledged, or on record as left out."""
+        for offset, change in self.shelf.rows[partition].items():
+            if offset < cursor:
+                assert (
+                    change.kind == EntryKind.REAP
+                    or not self.eligible(change.origin)
+                    or self.acked.get((partition, change.key), -1) >= offset
+                    or any(gap.start <= offset < gap.end for gap in gaps)
+                ), ("a cursor stands above what is owed", partition, change, cursor, gaps)
+
+    def decide(self) -> None:
+        """What is decided of the queue while all settles: here nothing."""
+
+    def undecided(self) -> bool:
+        """Whether something still is to be."""
+        return False
 
     def drain(self) -> None:
         """Everything that is owed arrives once the faults end."""
@@ -353,11 +368,12 @@ class Schedule:
             self.tell_some(partition, 10_000)
         self.reading.clear()
         for _ in range(1_000):
+            self.decide()
             for window, start, rows in self.queue.refills():
                 window.refilled(self.shelf.changes(window.partition, start, rows), rows)
             batch = self.queue.take(self.session, 3, 10_000, self.now)
             if batch is None:
-                if all(window.contiguous for window in self.queue.windows.values()):
+                if all(window.contiguous for window in self.queue.windows.values()) and not self.undecided():
                     break
                 continue
             if self.queue.settle(batch, read_objects(self.shelf, batch.items(), 10_000)):  # type: ignore[arg-type]
