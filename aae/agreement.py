@@ -86,7 +86,12 @@ class Agreement:
             for partition, followers in led:
                 await asyncio.sleep(ROUND_S / len(led))
                 for node in followers:
-                    await self.compare(partition, node)
+                    try:
+                        await self.compare(partition, node)
+                    except Exception:
+                        log.exception(
+                            "trees.agreement_bug", partition=partition
+                        )  # the others are compared all the same
             if not led:
                 await asyncio.sleep(ROUND_S)
 

@@ -259,8 +259,12 @@ class RowAudit:
         names, damaged = [], []
         for _, bucket, key, row in islice(self._store.key_rows(partition, segment, segment + 1), KEYS_NAMED):
             names.append(f"{bucket!r}/{key!r}")
-            data = self._store.object(partition, bucket, key)
-            if data is None or xxh64_intdigest(data) != decode_key_row(row).hash64:
+            try:
+                data = self._store.object(partition, bucket, key)
+                wrong = data is None or xxh64_intdigest(data) != decode_key_row(row).hash64
+            except IsthmusError:  # its block, or its key row: what is wrong is told all the same
+                wrong = True
+            if wrong:
                 damaged.append(names[-1])
         return names, damaged
 

@@ -84,6 +84,32 @@ def test_a_follower_that_is_behind_answers_when_it_has_caught_up(tmp_path: Path)
     asyncio.run(story())
 
 
+def test_a_fault_of_the_program_ends_one_comparison_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next partitions are compared all the same, and this one in its next turn."""
+    monkeypatch.setattr(agreement, "ROUND_S", 0.01)
+
+    async def story() -> None:
+        leader, _, entries = pair(tmp_path)
+        leader.apply(entries)
+        asked: list[str] = []
+
+        async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+            asked.append(node)
+            raise ValueError("a fault")
+
+        comparing = Agreement(
+            leader.trees, leader.store, mending=leader.mending, led=lambda: [(PARTITION, ("n2", "n3"))], request=request
+        )
+        comparing.start()
+        async with asyncio.timeout(5):
+            while len(asked) < 5:
+                await asyncio.sleep(0.005)
+        await comparing.stop()
+        assert set(asked) == {"n2", "n3"}
+
+    asyncio.run(story())
+
+
 def test_a_row_that_differs_is_an_alarm_with_its_segment(tmp_path: Path) -> None:
     """The leader names partition, segment and node, and has the other one look for damage of its own."""
 

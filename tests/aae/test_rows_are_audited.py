@@ -15,6 +15,7 @@ from aae import keeping, row_audit
 from aae.kept import State
 from aae.row_audit import RowAudit
 from repl.model.entry import decode_key_row, encode_key_row
+from repl.model.errors import Corruption
 from repl.model.keys import key_hash, segment_of
 from repl.model.objects import Summary
 from repl.store import rows
@@ -91,6 +92,27 @@ def test_a_damaged_row_is_found_by_the_rounds_and_its_tree_proves_nothing_until_
         assert lab.trees.mismatches_total == 1
         for _ in range(6):
             assert await audit.look(PARTITION) == []
+        await ended(audit)
+
+    run(tmp_path, story)
+
+
+def test_an_object_that_cannot_be_read_hides_no_damaged_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The alarm names the key, whose object counts as damaged, and the tree serves no more."""
+
+    async def story(lab: Lab) -> None:
+        audit = await prepared(lab, 30)
+        segment = damage(lab, b"7", other_hash)
+
+        def unreadable(*_: object) -> bytes:
+            raise Corruption("a block fails its checksum")
+
+        monkeypatch.setattr(lab.store, "object", unreadable)
+        with capture_logs() as logs:
+            audit.suspect(PARTITION, [segment])
+            assert await audit.look_at_suspects() == [segment]
+        assert lab.trees.mismatches_total == 1
+        assert [one["damaged"] for one in logs if one["event"] == "trees.rows_are_wrong"] == [["b'b'/b'7'"]]
         await ended(audit)
 
     run(tmp_path, story)
