@@ -315,11 +315,16 @@ def _check_nobody_was_faster(plan: Plan, planned_on: Placement, placement: Place
     if closed:
         raise Changed(f"{min(closed)} was drained since the plan was shown: look again")
     if plan.wish.kind is Kind.DRAIN:
-        known = {order.number for order in planned_on.orders}
-        for order in placement.orders:
-            coming = {node for move in order.moves for node in order.target(move)} & set(plan.wish.nodes)
-            if coming and order.number not in known:
+        nodes, before, after = set(plan.wish.nodes), planned_on.pending(), placement.pending()
+        for partition in before.keys() | after.keys():
+            order, target = after.get(partition, (None, ()))
+            was_of, was = before.get(partition, (None, ()))
+            coming = (nodes & set(target)) - set(was)
+            if order is not None and coming:
                 raise Changed(f"order {order.number} gives {min(coming)} replicas since the plan was shown: look again")
+            if order is None and was_of is not None and not _was(placement, was_of, "done"):
+                if any(nodes & set(move.removes) for move in was_of.moves):
+                    raise Changed(f"order {was_of.number} has ended since the plan was shown: look again")
 
 
 def _number_of(placement: Placement, plan: Plan, by: str, at_ms: int) -> int | None:
@@ -336,7 +341,7 @@ async def cancel(metastore: Metastore, number: int | None, by: str) -> Order:
 
     def change(placement: Placement) -> Placement:
         nonlocal meant
-        if meant is not None and _was_cancelled(placement, meant.number):
+        if meant is not None and _was(placement, meant, "cancelled"):
             return placement  # in a round whose answer was lost, and it is over by now
         order = _order_of(placement, number if meant is None else meant.number)
         meant = order if order.cancelled_by else replace(order, cancelled_by=by[:WHO_MAX] or "?")
@@ -348,8 +353,10 @@ async def cancel(metastore: Metastore, number: int | None, by: str) -> Order:
     return meant
 
 
-def _was_cancelled(placement: Placement, number: int) -> bool:
-    return any(ended.number == number and ended.outcome == "cancelled" for ended in placement.ended)
+def _was(placement: Placement, order: Order | int, outcome: str) -> bool:
+    """Whether an order, or the one of this number, is over, and so."""
+    number = order if isinstance(order, int) else order.number
+    return any(ended.number == number and ended.outcome == outcome for ended in placement.ended)
 
 
 def _order_of(placement: Placement, number: int | None) -> Order:
@@ -376,7 +383,7 @@ async def undrain(metastore: Metastore, nodes: Sequence[str], by: str) -> list[i
             if node not in placement.drained and not found:
                 raise NoSuch(f"{node} is not drained: {', '.join(sorted(placement.drained)) or 'no node'} is")
         found = True  # from now on it may be our own write that undrained it
-        cancelled[:] = [number for number in cancelled if _was_cancelled(placement, number)]
+        cancelled[:] = [number for number in cancelled if _was(placement, number, "cancelled")]
         after = placement.without_drained(nodes)
         for order in placement.orders:
             if order.kind is Kind.DRAIN:

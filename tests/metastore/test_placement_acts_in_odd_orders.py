@@ -273,6 +273,38 @@ def test_a_node_is_not_drained_by_a_plan_that_does_not_know_what_was_ordered_for
     told(story, "n3")
 
 
+@pytest.mark.parametrize("what", ["cancelled", "over", "elsewhere", "done"])
+def test_a_node_is_not_drained_by_a_plan_that_takes_a_move_off_it_for_granted(what: str) -> None:
+    """The plan leaves a partition out that another order moves off the node. When that order is cancelled meanwhile, or
+    over without having done so, or sent to this very node, the partition would stay there with nobody to move it."""
+
+    async def story(mine: Meddled, others: MemoryMetastore) -> None:
+        await others.create_records([record(0, "n3"), record(1, "n2")])
+        await ordered(others, Wish(Kind.REPLACE, nodes=("n2" if what == "elsewhere" else "n3", "n1")), None, "ann", 4)
+
+        async def meanwhile() -> None:
+            if what == "elsewhere":  # n1 stays away, and n3 is chosen
+                moves = (Move(1, ("n2",), ("n3",)),)
+                await change_placement(others, lambda p: p.with_changed(replace(p.orders[0], moves=moves)))
+            elif what == "done":
+                await change_placement(others, lambda p: over(p, "done"))
+            else:
+                await cancel(others, None, "ann")
+            if what == "over":
+                await change_placement(others, lambda p: over(p, "cancelled"))
+
+        mine.meanwhile[ORDERS_PATH, 2] = meanwhile
+        drain = ordered(mine, Wish(Kind.DRAIN, nodes=("n3",)), None, "bob", 5)
+        if what == "done":
+            await drain
+        else:
+            with pytest.raises(Changed, match="order 1"):
+                await drain
+        assert bool((await read_placement(others)).drained) is (what == "done")
+
+    told(story, "n1", "n2", "n3")
+
+
 def test_a_bucket_type_is_not_placed_on_a_node_that_is_drained_at_that_very_moment() -> None:
     """The drain lands between the look at who is drained and the write: the placement is made anew without the node."""
 
