@@ -23,7 +23,7 @@ from repl.expiry import Expiry
 from repl.forwarding import Forwarding
 from repl.listing import Listing
 from repl.model.entry import Entry, EntryKind, make_entry
-from repl.model.errors import BadInput, Corruption, IsthmusError, NotLeader
+from repl.model.errors import BadInput, Corruption, IsthmusError, NotLeader, let_go
 from repl.model.keys import Key, key_hash, partition_index
 from repl.model.properties import PLAIN, TypeProperties
 from repl.model.record import PartitionRecord
@@ -260,7 +260,7 @@ class Coordinator:
                 hash64 = key_hash(bucket, name)
                 partition = partition_ids[partition_index(hash64, len(partition_ids))]
             except IsthmusError as error:
-                waiter.results[slot] = error
+                waiter.results[slot] = let_go(error)
                 continue
             target = targets.get(partition)
             if target is None:

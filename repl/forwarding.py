@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from repl import kv_wire
 from repl.kv_wire import GET, LATER, LIST, PUSH, WRITE, ListAsk, ListPage
-from repl.model.errors import CodecError, IsthmusError, NotReady, OutcomeUnknown, Overloaded
+from repl.model.errors import CodecError, IsthmusError, NotReady, OutcomeUnknown, Overloaded, let_go
 from repl.model.keys import Key
 from repl.model.requests import Isolation, PushItem, WriteRequest
 from repl.telemetry import Sample
@@ -170,9 +170,9 @@ class Forwarding:
                 return answers
             return [_unanswered(method, f"node {node} has answered without an answer")] * len(sent)
         except (OutcomeUnknown, CodecError) as error:
-            return [_unanswered(method, f"node {node} has not answered: {error}")] * len(sent)
+            return [_unanswered(method, f"node {node} has not answered: {let_go(error)}")] * len(sent)
         except IsthmusError as error:
-            return [error] * len(sent)
+            return [let_go(error)] * len(sent)
 
 
 def _unanswered(method: str, text: str) -> IsthmusError:

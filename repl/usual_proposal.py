@@ -17,7 +17,7 @@ import msgpack
 from xxhash import xxh64_intdigest
 
 from repl.model.entry import ENTRY_VERSION, KEY_ROW_VERSION, NO_OFFSET, Entry, EntryKind, decode_key_row, leaf
-from repl.model.errors import IsthmusError
+from repl.model.errors import IsthmusError, let_go
 from repl.model.objects import OBJECT_VERSION
 from repl.model.properties import Properties
 from repl.model.requests import PushItem, WriteRequest, Written
@@ -116,7 +116,7 @@ class UsualProposal(Proposal):
                 puts += 1
                 results[slot] = _new(Written, (payload, clock, 1, True, False))
             except IsthmusError as error:
-                results[slot] = error
+                results[slot] = let_go(error)
         self.put_count += puts
         return end
 

@@ -16,7 +16,7 @@ import msgpack
 from xxhash import xxh64_intdigest
 
 from repl.model.entry import ENTRY_VERSION, KEY_ROW_VERSION, NO_OFFSET, Entry, EntryKind, decode_key_row, leaf
-from repl.model.errors import IsthmusError
+from repl.model.errors import IsthmusError, let_go
 from repl.model.objects import glanced
 from repl.model.requests import PushItem, PushOutcome, PushResult, WriteRequest
 from repl.model.vclock import decode_clock, descends, of_one_writer
@@ -107,5 +107,5 @@ class PushProposal(UsualProposal):
                 self._next = end = offset + 1
                 results[slot] = APPLIED
             except IsthmusError as error:
-                results[slot] = error
+                results[slot] = let_go(error)
         return end

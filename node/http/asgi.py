@@ -17,7 +17,7 @@ import structlog
 from node.http.roles import READING_POSTS, Guard
 from node.http.router import Router, parse_query
 from node.http.statuses import PLAIN, Headers, Refused, Reply, refusal
-from repl.model.errors import IsthmusError, OutcomeUnknown, Overloaded, TooLarge
+from repl.model.errors import IsthmusError, OutcomeUnknown, Overloaded, TooLarge, let_go
 from repl.transport.tls import NodeName
 
 log = structlog.get_logger(__name__)
@@ -224,6 +224,11 @@ class Request:
         """Returns when the client has closed, or has closed its sending side; call after `body`."""
         await self._receive()
 
+    def handed_on(self) -> int:
+        """How much of the budget the body takes; from now on whoever asks gives it back."""
+        held, self._held = self._held, 0
+        return held
+
     def release(self) -> None:
         """Give the body's bytes back to the budget."""
         self._budget.used_bytes -= self._held
@@ -296,6 +301,7 @@ class Face:
     def refused(self, error: IsthmusError, method: str) -> Reply:
         """The answer to a request that ended in `error`, counted."""
         reply = self.refusal(error)
+        let_go(error)
         self.counts.add("refused", method, reply.status)
         return reply
 

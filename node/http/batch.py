@@ -19,7 +19,7 @@ from node.http.object_headers import is_header_name, is_header_value, parse_requ
 from node.http.object_query import parse_isolation
 from node.http.statuses import Headers, Refused, Reply, explanation, status_of
 from node.http.stored import read_stored
-from repl.model.errors import BadInput, IsthmusError, TooLarge
+from repl.model.errors import BadInput, IsthmusError, TooLarge, let_go
 from repl.model.keys import Key
 from repl.model.objects import TOMBSTONE, Content
 from repl.model.ports import KeyValue
@@ -152,6 +152,7 @@ def _array_length(body: bytes) -> int:
 
 
 def _failed(error: IsthmusError) -> tuple[int, None, str]:
+    let_go(error)
     return status_of(error), None, f"{error.reason}: {explanation(error)}"
 
 

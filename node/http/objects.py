@@ -19,7 +19,7 @@ from node.http.object_query import NO_QUERY, ObjectQuery, parse_object_query
 from node.http.router import decode_segment, encode_segment, method_not_allowed
 from node.http.shown import NOT_FOUND, absent, show, show_if
 from node.http.statuses import Headers, Refused, Reply
-from repl.model.errors import IsthmusError, OutcomeUnknown, Retryable, TimedOut
+from repl.model.errors import IsthmusError, OutcomeUnknown, Retryable, TimedOut, let_go
 from repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 from repl.model.objects import TOMBSTONE, Content
 from repl.model.ports import KeyValue, TimeSource
@@ -108,14 +108,17 @@ class ObjectRoutes:
         else:
             limit = self._object_limit
             value = await read_body(cast(Receive, body), declared, limit, "limits.object_bytes", budget)
-        try:
-            content = _new(Content, (value, content_type, encoding, metadata, links, indexes, False))
-            request = _new(WriteRequest, (place, content, context, request_id, query.returnbody, condition))
-            write = self._kv.write(request)
-            timeout_s = query.timeout_s
-            written = await (write if timeout_s is None else self._within(timeout_s, write, OutcomeUnknown))
-        finally:
-            budget.used_bytes -= len(value)
+        content = _new(Content, (value, content_type, encoding, metadata, links, indexes, False))
+        request = _new(WriteRequest, (place, content, context, request_id, query.returnbody, condition))
+        write = self._kv.write(request)
+        timeout_s = query.timeout_s
+        if timeout_s is None:
+            try:
+                written = await write
+            finally:
+                budget.used_bytes -= len(value)
+        else:
+            written = await self._within(timeout_s, write, OutcomeUnknown, len(value))
         if query.returnbody:
             return await self._returned(place, written, raw_headers)
         return _new(Reply, (204, _written_headers(written), b""))
@@ -156,6 +159,7 @@ class ObjectRoutes:
         written = await self._write(
             WriteRequest(place, _content(value, headers), headers.context, b"", query.returnbody, headers.condition),
             query.timeout_s,
+            0 if query.timeout_s is None else request.handed_on(),
         )
         location = (b"location", request.raw_path.rstrip(b"/") + b"/" + encode_segment(key))
         if not query.returnbody:
@@ -163,25 +167,31 @@ class ObjectRoutes:
         shown = await self._returned(place, written, request.headers)
         return Reply(201, [*shown.headers, location], shown.body)
 
-    async def _write(self, request: WriteRequest, timeout_s: float | None) -> Written:
+    async def _write(self, request: WriteRequest, timeout_s: float | None, held_bytes: int = 0) -> Written:
         write = self._kv.write(request)
-        return await (write if timeout_s is None else self._within(timeout_s, write, OutcomeUnknown))
+        return await (write if timeout_s is None else self._within(timeout_s, write, OutcomeUnknown, held_bytes))
 
-    async def _within(self, timeout_s: float, work: Coroutine[Any, Any, Result], late: type[IsthmusError]) -> Result:
+    async def _within(
+        self, timeout_s: float, work: Coroutine[Any, Any, Result], late: type[IsthmusError], held_bytes: int = 0
+    ) -> Result:
         """What `work` returns; when it takes longer than the client waits, `late`. Then it goes on by itself until the
-        node's own limit, since a write that is under way cannot be taken back."""
+        node's own limit, since a write that is under way cannot be taken back; `held_bytes` of the budget are its
+        own until it is over."""
         task = asyncio.ensure_future(work)
         self._overdue.add(task)
-        task.add_done_callback(self._done)
+
+        def done(task: asyncio.Future[Result]) -> None:
+            self._budget.used_bytes -= held_bytes
+            self._overdue.discard(task)
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                let_go(error)
+
+        task.add_done_callback(done)
         await asyncio.wait((task,), timeout=timeout_s)
         if not task.done():
             raise late(f"no answer within timeout={timeout_s * 1000:.0f} ms")
         return task.result()
-
-    def _done(self, task: asyncio.Future[Any]) -> None:
-        self._overdue.discard(task)
-        if not task.cancelled():
-            task.exception()
 
     async def _returned(self, place: Key, written: Written, request_headers: Headers) -> Reply:
         """The answer to a write with returnbody=true: as GET. What was too large to come with the write is read."""

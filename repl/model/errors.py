@@ -25,6 +25,10 @@ releases: it goes into HTTP answers, logs and `REASON` columns.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+Raised = TypeVar("Raised", bound=BaseException)
+
 
 class IsthmusError(Exception):
     """Base of all of ours; never raised itself. `reason` is a stable code in kebab case."""
@@ -137,3 +141,14 @@ class BadConfig(IsthmusError):
     """A setting is wrong; the message names the key path, the line and what would be right."""
 
     reason = "bad-config"
+
+
+def let_go(error: Raised) -> Raised:
+    """The error itself, which holds nothing more of the calls that it came through. Where one is kept among answers in
+    a call that it went through, the two make a ring, which the collector finds late (`node.interpreter`): until then
+    the bodies of refused writes would fill the memory."""
+    found: BaseException | None = error
+    while found is not None:
+        found.__traceback__ = None
+        found = found.__cause__ or found.__context__
+    return error

@@ -234,6 +234,30 @@ def test_a_timeout_of_the_client_is_kept(room, ask_face):
     asyncio.run(story())
 
 
+def test_what_goes_on_behind_a_timeout_is_still_held(room, ask_face):
+    """Bodies of writes that go on count against the limit until they are over, so that clients with little patience
+    cannot fill a node's memory: what has no room is refused."""
+
+    async def story():
+        room.kv.gate = asyncio.Event()
+        budget = room.face.budget
+        budget.limit_bytes = 250
+        for method, path in (("PUT", K), ("POST", "/buckets/b/keys")):
+            late = await ask_face(room.face, method, f"{path}?timeout=20", b"v" * 100, TEXT)
+            assert (late.status, late.reason) == (504, "outcome-unknown")
+        assert budget.used_bytes == 200
+        full = await ask_face(room.face, "PUT", K + "?timeout=20", b"v" * 100, TEXT)
+        assert (full.status, full.reason) == (503, "overloaded")
+        room.kv.gate.set()
+        async with asyncio.timeout(5):
+            while budget.used_bytes:
+                await asyncio.sleep(0.001)
+        assert (await ask_face(room.face, "PUT", K + "?timeout=5000", b"v" * 100, TEXT)).status == 204
+        assert budget.used_bytes == 0
+
+    asyncio.run(story())
+
+
 def test_a_listing_that_takes_longer_than_its_timeout_is_cut(room, ask_face):
     """Before the first names it is refused, and the listing behind it is closed."""
     room.put(K, b"v")

@@ -1,0 +1,85 @@
+"""What was refused is let go at once: the bodies of refused writes do not wait for the collector of garbage."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from typing import Any
+from weakref import ref
+
+import msgpack
+import pytest
+
+from repl.model.errors import NotReady, Overloaded
+
+TEXT = {"content-type": "text/plain"}
+
+
+class Held:
+    """What a call holds, a body for instance."""
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """The collector is off: what goes, goes by counting."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("query", ["", "?timeout=5000", "?timeout=20"])
+@pytest.mark.usefixtures("uncollected")
+def test_an_error_that_is_told_frees_the_calls_it_came_through(room: Any, ask_face: Any, query: str) -> None:
+    """Calls that keep in a variable what they raise are freed with the answer; behind a timeout once they are over."""
+    seen: list[ref[Held]] = []
+    gate = asyncio.Event()
+
+    async def refusing(*_: object) -> None:
+        held = Held()
+        seen.append(ref(held))
+        if query == "?timeout=20":
+            await gate.wait()
+        try:
+            raise NotReady("no leader")
+        except NotReady as cause:
+            error = Overloaded("full")
+            raise error from cause
+
+    async def story() -> None:
+        room.kv.write = room.kv.get = refusing
+        for method in ("PUT", "POST", "GET"):
+            answer = await ask_face(room.face, method, f"/buckets/b/keys/k{query}", b"v", TEXT)
+            assert answer.status in (503, 504)
+        gate.set()
+        await asyncio.sleep(0.01)
+
+    asyncio.run(story())
+    assert [each() for each in seen] == [None] * 3
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_errors_of_items_free_the_calls_they_came_through(room: Any, ask_face: Any) -> None:
+    """As of one write, so of those of a batch."""
+    seen: list[ref[Held]] = []
+
+    async def refusing(requests: Any) -> list[Any]:
+        held = Held()
+        seen.append(ref(held))
+        results: list[Any] = []
+        for _ in requests:
+            try:
+                raise Overloaded("full")
+            except Overloaded as error:
+                results.append(error)
+        return results
+
+    async def story() -> None:
+        room.kv.write_batch = refusing
+        body = msgpack.packb([["default", "b", "k", b"v"]] * 3)
+        answer = await ask_face(room.face, "POST", "/batch/put", body)
+        assert [item[0] for item in msgpack.unpackb(answer.body)] == [503] * 3
+
+    asyncio.run(story())
+    assert [each() for each in seen] == [None]
