@@ -322,9 +322,9 @@ def _check_nobody_was_faster(plan: Plan, planned_on: Placement, placement: Place
             coming = (nodes & set(target)) - set(was)
             if order is not None and coming:
                 raise Changed(f"order {order.number} gives {min(coming)} replicas since the plan was shown: look again")
-            if order is None and was_of is not None and not _was(placement, was_of, "done"):
-                if any(nodes & set(move.removes) for move in was_of.moves):
-                    raise Changed(f"order {was_of.number} has ended since the plan was shown: look again")
+            took_off = was_of is not None and any(nodes & set(move.removes) for move in was_of.moves)
+            if order is None and took_off and was_of is not None and not _was(placement, was_of, "done"):
+                raise Changed(f"order {was_of.number} has ended since the plan was shown: look again")
 
 
 def _number_of(placement: Placement, plan: Plan, by: str, at_ms: int) -> int | None:
