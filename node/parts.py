@@ -61,6 +61,7 @@ from repl.replog.log import FileLog
 from repl.routes import UnknownBucketType
 from repl.runtime import Runtime
 from repl.store.leveldb import LevelStore
+from sink import discovery
 from sink.actor import Sink
 from sink.dead_letters import FILE_NAME, DeadLetters
 
@@ -339,6 +340,7 @@ class Parts:
         """The live nodes of this cluster, for sinks of others; see `node.http.members`."""
         live = sorted((r for r in self.controller.registrations.values() if r.active and r.http_url), key=str)
         return {
+            "v": discovery.VERSION,
             "cluster": self.settings.node.cluster,
             "cluster_uuid": self.cluster_uuid.hex(),
             "nodes": [{"node": r.node, "http": r.http_url} for r in live],

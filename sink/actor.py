@@ -18,6 +18,7 @@ import structlog
 
 from config.settings import PeerSettings, SinkSettings
 from queues.throttle import Rates
+from queues.wire import UnknownVersion
 from repl.metastore.port import Metastore, Unavailable
 from repl.model.errors import BadInput, CodecError, IsthmusError, LocalFault, NotReady
 from repl.model.keys import Key
@@ -186,6 +187,9 @@ class Sink:
     def _told(self, url: str) -> discovery.Told | None:
         try:
             told = discovery.ask(self._askers[url])
+        except UnknownVersion as error:
+            log.warning("sink.discovery_refused", peer=url, reason=error.reason, error=str(error))
+            return None
         except IsthmusError as error:
             log.debug("sink.discovery_unanswered", peer=url, error=str(error))
             return None

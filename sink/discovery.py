@@ -21,11 +21,16 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from config.rules import check_peer_url
+from queues.wire import UnknownVersion
 from repl.model.errors import CodecError
 from repl.transport.http_client import HttpPeer
 from sink.roster import LinkName
 
 PATH: Final = "/cluster/nodes"
+
+VERSION: Final = 1
+"""Of the list's form, its field "v"; a list without it is of this one. Another one is refused, and links stay as they
+are."""
 
 TIMEOUT_MS: Final = 3_000
 """How long a peer may take to list its nodes; it reads them from memory."""
@@ -56,9 +61,11 @@ class Told(NamedTuple):
 
 
 def parse(body: bytes) -> Told:
-    """A peer's list. Raises CodecError for anything else."""
+    """A peer's list. Raises CodecError for anything else, UnknownVersion among them."""
     try:
         fields = json.loads(body)
+        if (version := fields.get("v", VERSION)) != VERSION:
+            raise UnknownVersion(f"a list of nodes of version {version!r:.40}, this program speaks {VERSION}")
         uuid, name = bytes.fromhex(fields["cluster_uuid"]), fields["cluster"]
         urls = tuple(check_peer_url(node["http"]) for node in fields["nodes"])
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:

@@ -12,7 +12,7 @@ from node.http.asgi import Face, Request, json_reply
 from node.http.statuses import Reply
 
 Members = Callable[[], dict[str, Any]]
-"""{"cluster", "cluster_uuid", "nodes": [{"node", "http"}, ...]}: the nodes that live and are not leaving."""
+"""{"v", "cluster", "cluster_uuid", "nodes": [{"node", "http"}, ...]}: the nodes that live and are not leaving."""
 
 
 def add_members(face: Face, members: Members) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from random import Random
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queues.throttle import Rates, Throttle
+from queues.wire import UnknownVersion
 from repl.metastore.memory import MemoryMetastore, WriteFault
 from repl.model.errors import BadInput, CodecError, Overloaded
 from sink.backoff import Backoff, Delays, Result
@@ -421,6 +423,14 @@ def test_a_list_of_nodes_that_is_none_is_told(body: bytes) -> None:
     """What a peer answers wrongly is a CodecError, whatever it is, and long lists are not believed."""
     with pytest.raises(CodecError):
         parse(body)
+
+
+def test_a_list_of_another_version_is_refused_by_name() -> None:
+    """A list without a version is of the first one, as nodes of before wrote it."""
+    fields = {"cluster": "east", "cluster_uuid": EAST.hex(), "nodes": [{"http": E1}]}
+    assert parse(json.dumps(fields).encode()) == parse(json.dumps({"v": 1, **fields}).encode())
+    with pytest.raises(UnknownVersion, match="version 2, this program speaks 1"):
+        parse(json.dumps({**fields, "v": 2, "nodes": "in another form"}).encode())
 
 
 # ---------------------------------------------------------------- lag
