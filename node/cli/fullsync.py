@@ -263,11 +263,16 @@ def _waited(
     admin: AdminClient, name: str, begun: dict[str, Any], *, quiet: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The results of the check that has begun, and the first keys that differed; progress goes to standard error."""
+
+    def mine(one: dict[str, Any]) -> bool:
+        """Of this check, not of one that was due meanwhile and began at its end."""
+        return one.get("began_ms", 0) >= begun.get("at_ms", 0) and one.get("by") == begun.get("by")
+
     said_at = 0.0
     while True:
         answer = admin.get("/admin/fullsync?results=200")
         running = answer.get("running")
-        if not isinstance(running, dict) or running.get("began_ms", 0) < begun.get("at_ms", 0):
+        if not isinstance(running, dict) or running.get("peer") != name or not mine(running):
             break
         if not quiet and time.monotonic() - said_at >= SAID_S:
             click.echo(_progress(running), err=True)
@@ -275,7 +280,7 @@ def _waited(
         time.sleep(LOOK_S)
     peers = {peer.get("name"): peer for peer in listed(answer, "peers")}
     peer = peers.get(name, {})
-    results = [one for one in peer.get("results", ()) if one.get("began_ms", 0) >= begun.get("at_ms", 0)]
+    results = [one for one in peer.get("results", ()) if mine(one)]
     return results, list(peer.get("named", ()))
 
 

@@ -107,6 +107,21 @@ def test_the_exit_code_of_a_run_is_that_of_the_result_that_says_least(
         assert ("west: missing@sink: default/b k%20" if output == "table" else '"key": "k%20"') in shown
 
 
+def test_a_run_that_is_waited_for_is_this_one_alone(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """The check that was due meanwhile begins as soon as this one ends: neither is it waited for, nor are its results
+    taken for those of this one."""
+    listener.tell("/admin/fullsync/run", {"peer": "west", "by": "ann", "at_ms": AT_MS}, 202)
+    others = [result("error") | {"by": by, "began_ms": AT_MS + 5} for by in ("", "repairs to be proven")]
+    peer = {**PEER, "results": [result("in-sync") | {"by": "ann"}, *others]}
+    for running in (
+        {"peer": "west", "by": "", "began_ms": AT_MS + 9},
+        {"peer": "north", "by": "ann", "began_ms": AT_MS + 9},
+    ):
+        listener.tell("/admin/fullsync?results=200", {"running": running, "peers": [peer]})
+        assert cli.main(["fullsync", "run", "--wait", "--by", "ann", "--peer", "west"]) == Exit.OK
+        assert "error" not in capsys.readouterr().out
+
+
 def test_a_suspension_is_told_by_node_and_a_silent_node_is_code_3(
     listener: ToldListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
