@@ -47,12 +47,14 @@ def wanted_state(
     return CursorState(window.advance(), version, its_owner, before.decree, gaps)
 
 
-def needs_no_new_window(before: CursorState, after: CursorState, cursor: int) -> bool:
-    """True when a new state leaves owner, decree and the gaps that a window looks at as they were, and all that a
-    window whose cursor stands at `cursor` has passed over since: of two entries of one act, when nobody knew what became
-    of the first, the second may say less."""
+def needs_no_new_window(window: Window, after: CursorState) -> bool:
+    """True when a new state leaves owner, decree and the gaps that a window looks at as they were, and all that the
+    window has passed over since: of two entries of one act, when nobody knew what became of the first, the second may
+    say less."""
+    before, cursor = window.state, window.cursor
     return (
-        before.owner_version == after.owner_version
+        after.cursor <= cursor
+        and before.owner_version == after.owner_version
         and before.decree == after.decree
         and growing(before.gaps) is None
         and growing(after.gaps) is None

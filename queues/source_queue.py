@@ -117,11 +117,7 @@ class SourceQueue(Reckoning):
     def decided(self, partition: int, bucket_type: bytes, base: int, state: CursorState) -> None:
         """A CURSOR entry of this queue at offset `base` was applied, all entries before it were told."""
         window = self.windows.get(partition)
-        if (
-            window is not None
-            and state.cursor <= (at := window.cursor)
-            and needs_no_new_window(window.state, state, at)
-        ):
+        if window is not None and needs_no_new_window(window, state):
             window.recorded(base, state)
             return
         self.lead(partition, bucket_type, Position(base, state, state.cursor), base + 1)

@@ -1,0 +1,84 @@
+"""Claims about a sink whose own disk or program is at fault: it costs what it must, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+
+import pytest
+
+from repl.model.errors import LocalFault
+from sink.worker import Slot
+from tests.sink.bridge import Pair
+from tests.sink.test_sink_actor import joined, until
+
+
+def test_numbers_are_told_while_the_file_of_dead_letters_is_held() -> None:
+    """A backup that holds the file, or a disk that refuses it, holds up neither the loop nor the metrics: what was
+    known of it last is told."""
+
+    async def test(pair: Pair) -> None:
+        pair.cluster.rejecting = {b"a"}
+        sink = await pair.sink()
+        pair.home.put(b"a", b"b")
+        await until(lambda: pair.home.served()[0].machine.counts.acknowledged == 2)
+        other = sqlite3.connect(pair.folder / "letters.sqlite", isolation_level=None)
+        other.execute("BEGIN EXCLUSIVE")
+        began = time.monotonic()
+        assert sink.overview()["dead_letters"] == {"kept": 1, "given_up": 0}
+        assert "dead letters: 1" in sink.status()["reason"]
+        assert ("isthmus_sink_dead_letters", {}, 1) in sink.metrics()
+        assert time.monotonic() - began < 1
+        other.execute("ROLLBACK")
+        other.close()
+
+    joined(test)
+
+
+def test_dead_letters_that_cannot_be_counted_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that cannot be looked into at the start makes their number unknown, and nothing else; it is looked into
+    again."""
+
+    async def test(pair: Pair) -> None:
+        sink = await pair.sink(start=False)
+
+        def refuse() -> None:
+            raise LocalFault("the disk")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(sink._letters, "look", refuse)
+            await sink.start()
+            assert sink.overview()["dead_letters"] == {"kept": None, "given_up": None}
+            assert not [name for name, _, _ in sink.metrics() if "dead_letters" in name]
+        sink._hint("/sink/limits")
+        await until(lambda: sink.overview()["dead_letters"] == {"kept": 0, "given_up": 0})
+
+    joined(test)
+
+
+def test_a_fault_while_a_suspended_link_acknowledges_costs_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that was suspended during its cycle says at once what it has to acknowledge. Whatever goes wrong there,
+    its worker and its slot are free again, and the link works on once it is resumed."""
+
+    async def test(pair: Pair) -> None:
+        sink = await pair.sink("q")
+        pair.cluster.stuck.clear()
+        pair.home.put(b"a")
+        await until(lambda: any(slot.pushing for slots in sink._crew._slots.values() for slot in slots))
+        with monkeypatch.context() as patched:
+
+            async def broken(_slot: Slot) -> bool:
+                raise RuntimeError("a bug")
+
+            patched.setattr(Slot, "acknowledge", broken)
+            await sink.suspend("q", None, "ann", "")
+            pair.cluster.stuck.set()
+            await until(lambda: not sink._crew.pushing())
+            await asyncio.sleep(0.05)
+        await until(lambda: sink.overview()["workers"]["busy"] == 0)
+        await sink.resume("q", None)
+        pair.home.put(b"b")
+        await pair.equal()
+
+    joined(test)
