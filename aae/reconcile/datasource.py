@@ -85,10 +85,12 @@ class FindingsReader(DataSourceReader):  # type: ignore[misc]
     def partitions(self) -> Sequence[InputPartition]:
         """One a file. Raises BadInput where there are none."""
         run = Path(self._path)
-        found = run / FINDINGS if (run / FINDINGS).is_dir() else run
-        if not found.is_dir():
-            raise BadInput(f"option path: {self._path!r} is no directory of a run's findings")
-        files = sorted(path for path in found.rglob("*.parquet") if path.is_file())
+        found = next((one for one in (run / FINDINGS, run) if one.name == FINDINGS and one.is_dir()), run)
+        files = sorted(path for path in found.glob("verdict=*/*.parquet") if not path.name.startswith((".", "_")))
+        if not files and not (found.name == FINDINGS and found.is_dir()):
+            raise BadInput(
+                f"option path: {self._path!r} has no findings; OUTPUT/run_id=ID of a run that has ended is right"
+            )
         return [InputPartition((str(found), str(path))) for path in files] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
