@@ -30,12 +30,18 @@ from aae.reconcile.rates import Pace
 from aae.reconcile.rows import Columns
 from aae.row_wire import ChangesAsked, Consistency, Head, Passed, Rows, RowsAsked, View
 from repl.model.entry import decode_key_row
-from repl.model.errors import BadInput, CodecError, PeerFault
+from repl.model.errors import BadInput, CodecError, Overloaded, PeerFault
 from repl.transport.http_client import Refused
 
 RETRY_S: Final = 0.5
 """Pause after all copies of a range have refused: streams of others end, leaders change, within seconds."""
 
+PLACE_S: Final = 3_600.0
+"""How long a range waits for a place at a node that serves as many streams as it may, at most: other tasks read."""
+
+PLACE_RETRY_S: Final = 2.0
+TROUBLE_KEPT: Final = 16
+"""Refusals that are remembered, to be told."""
 
 LEADERLESS_S: Final = 30.0
 """How long a plan waits for a partition that nobody may be asked about, at most: an election takes seconds."""
@@ -158,7 +164,9 @@ class RangeStream:
         asked = self._asked
         trouble: list[str] = []
         deadline_s = monotonic() + self._give_up_after_s
+        placed_s = monotonic()
         while True:
+            full = False
             for copy in self._copies:
                 got = given = False
                 try:
@@ -171,29 +179,32 @@ class RangeStream:
                 except (PeerFault, CodecError) as error:
                     if isinstance(error, WrongCluster) or (isinstance(error, Refused) and error.status < 500):
                         raise
-                    trouble.append(str(error))
+                    trouble = [*trouble[1 - TROUBLE_KEPT :], str(error)]
+                    full = full or (isinstance(error, Refused) and error.reason == Overloaded.reason)
                     if got:
+                        placed_s = monotonic()
                         deadline_s = monotonic() + self._give_up_after_s
                         if given and not self._resume:
                             raise self._unreadable("its stream broke", trouble) from error
                 else:
                     return
+            if full and monotonic() < placed_s + PLACE_S:
+                deadline_s = max(deadline_s, monotonic() + self._give_up_after_s)  # a node that is busy is there
             if monotonic() >= deadline_s:
                 raise self._unreadable(f"no copy could be read for {self._give_up_after_s:.0f} s", trouble)
-            sleep(RETRY_S)
+            sleep(PLACE_RETRY_S if full else RETRY_S)
             self._look_around()
 
     def _look_around(self) -> None:
         """Take the copies that there are now; those known before when nobody tells."""
         if self._ask is None:
             return
-        asked = self._asked
-        consistency = asked.consistency if isinstance(asked, RowsAsked) else Consistency.ANY
+        consistency = self._asked.consistency if isinstance(self._asked, RowsAsked) else Consistency.ANY
         try:
             plan = self._ask()
         except (PeerFault, CodecError):
             return
-        found = [usable(one, consistency) for one in plan.partitions if one.partition == asked.partition]
+        found = [usable(one, consistency) for one in plan.partitions if one.partition == self._part.partition]
         if found and found[0] and plan.cluster == self._part.cluster:
             self._copies = found[0]
 
@@ -222,11 +233,8 @@ class RangeStream:
                         yield head, frame
                 whole = True
             finally:
-                self.pieces.append(
-                    Piece(
-                        asked.partition, asked.first, asked.end, after, head.node, head.epoch, head.offset, count, whole
-                    )
-                )  # fmt: skip
+                read = (head.node, head.epoch, head.offset, count, whole)
+                self.pieces.append(Piece(asked.partition, asked.first, asked.end, after, *read))
 
     def _unreadable(self, why: str, trouble: Sequence[str]) -> RangeUnreadable:
         part = self._part

@@ -30,6 +30,7 @@ from repl.model.objects import Object, Sibling, seal
 from repl.model.vclock import actor_of, pack_counter
 from repl.store.leveldb import LevelStore
 from repl.store.port import PartitionStep
+from repl.transport.http_client import Refused
 from tests.store.histories import CLUSTER, open_store
 
 PARTITION = 3
@@ -486,6 +487,32 @@ def test_a_range_that_nobody_gives_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     told.clear()
     with pytest.raises(RangeUnreadable, match=r"partition 3, segments 0 to 1048576: .*connection refused"):
         list(RangeStream(asked(), part, Credentials(), give_up_after_s=0.05).frames())
+
+
+def test_a_range_waits_for_its_place_at_a_node_that_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that serves as many streams as it may is there, and has room when one of them ends: a job of more tasks
+    than that does not fail, however long ranges are. There is an end to it all the same."""
+    now = [0.0]
+    monkeypatch.setattr(reading, "monotonic", lambda: now[0])
+    monkeypatch.setattr(reading, "sleep", lambda pause_s: now.__setitem__(0, now[0] + 10 * pause_s))
+    room_s = [600.0]
+
+    @contextmanager
+    def streamed(url: str, *_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
+        if url == "http://n2":
+            raise PeerFault(f"{url}: connection refused")
+        if now[0] < room_s[0]:
+            raise Refused("http://n1 answers 503: 16 streams of rows are open", 503, "overloaded")
+        yield HEAD, iter([Rows([row_wire_name(0)], [sealed(0, 0)[0]], ()), Tail(1)])
+
+    monkeypatch.setattr(reading, "streamed", streamed)
+    part = Range(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1", "n2"))
+    stream = RangeStream(asked(), part, Credentials(), give_up_after_s=5)
+    assert [name for _, found in stream.frames() for name in found.names] == [row_wire_name(0)]
+    room_s[0] = float("inf")
+    with pytest.raises(RangeUnreadable, match="16 streams of rows are open"):
+        list(RangeStream(asked(), part, Credentials(), give_up_after_s=5).frames())
+    assert now[0] < 600 + reading.PLACE_S + 60
 
 
 def test_a_plan_travels_with_its_ranges(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
