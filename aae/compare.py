@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
+from repl.model.errors import CodecError
 from repl.model.vclock import decode_clock, descends
 
 
@@ -63,7 +64,7 @@ def by_key(rows: Iterable[Row]) -> Rows:
 
 def compared(source: Rows, sink: Rows) -> list[Difference]:
     """What differs between the rows of both sides, in key order; a key that is deleted on one side and deleted, reaped
-    or never written on the other is the same (R-TREE). Raises CodecError for a clock that is none."""
+    or never written on the other is the same (R-TREE). A clock that is none is a row that is damaged: corrupt."""
     differing = [name for name, mine in source.items() if not _equal(mine, sink.get(name))]
     differing += [name for name in sink.keys() - source.keys() if not _equal(None, sink[name])]
     return [_difference(name, source.get(name), sink.get(name)) for name in sorted(differing)]
@@ -81,7 +82,10 @@ def _difference(name: tuple[bytes, bytes], source: Row | None, sink: Row | None)
         return Difference(*name, Kind.MISSING, Side.SINK, source, sink)
     if source is None:
         return Difference(*name, Kind.MISSING, Side.SOURCE, source, sink)
-    ours, theirs = decode_clock(source.clock), decode_clock(sink.clock)
+    try:
+        ours, theirs = decode_clock(source.clock), decode_clock(sink.clock)
+    except CodecError:
+        return Difference(*name, Kind.CORRUPT, Side.BOTH, source, sink)
     ahead, behind = descends(ours, theirs), descends(theirs, ours)
     if ahead and behind:
         # The same writes, and not the same object: no clock can say which is right.
@@ -119,7 +123,10 @@ def _arrived(before: Difference, source: Row | None, sink: Row | None) -> bool:
 
 
 def _has(row: Row | None, wanted: Row | None) -> bool:
-    """True when `row` has seen all that `wanted` had."""
+    """True when `row` has seen all that `wanted` had, as far as anybody can tell."""
     if wanted is None:
         return True
-    return row is not None and descends(decode_clock(row.clock), decode_clock(wanted.clock))
+    try:
+        return row is not None and descends(decode_clock(row.clock), decode_clock(wanted.clock))
+    except CodecError:
+        return False

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aae.check import Check, Checker, NoRoom
-from aae.compare import Difference, Row
+from aae.compare import Difference, Kind, Row
 from aae.exchange import Findings, Verdict
 from aae.runs import Outcome, Scope, run
 from aae.schedule import Kind as CheckKind
@@ -128,6 +128,24 @@ def test_whoever_does_not_answer_ends_a_run_without_a_proof(step: str, trouble: 
     assert ended.verdict is verdict
     assert str(trouble) in ended.reason
     assert repaired == []
+
+
+@pytest.mark.parametrize("side", ["source", "sink", "both"])
+def test_a_clock_that_is_damaged_hides_nothing_else(side: str) -> None:
+    """A key row whose clock is none any more, on either side, is a key that differs and is corrupt; all others are
+    compared and handed over."""
+    names = [b"%d" % n for n in range(30)]
+    source, sink = Town(*(row(b"b", name, 1) for name in names)), Town()
+    broken = row(b"b", b"7", 1)._replace(clock=b"\xc1")
+    sink.rows = [row(b"b", b"7", 1)._replace(hash64=8)]
+    if side != "sink":
+        source.rows[7] = broken
+    if side != "source":
+        sink.rows = [broken._replace(hash64=8)]
+    ended, repaired = outcome(source, sink, Scope(b"default"))
+    assert {difference.key for difference in repaired} == set(names)
+    assert [d.key for d in repaired if d.kind is Kind.CORRUPT] == [b"7"]
+    assert ended.findings.differences == 30
 
 
 class Taking:
