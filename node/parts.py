@@ -254,7 +254,7 @@ class Parts:
                 settings.node.data_dir / FILE_NAME, settings.sink.dead_letters_count, settings.sink.dead_letters_bytes
             ),
             access_to=self.locks.access_to,
-            nodes=lambda: self.controller.registrations,
+            nodes=self.known_nodes,
             properties=self.property_book.digests,
         )
 
@@ -335,6 +335,11 @@ class Parts:
             for peer in self.fullsync.manager.peers.values()
             for bucket_type, at_ms in peer.remembered.proven_ms.items()
         ]
+
+    def known_nodes(self) -> set[str]:
+        """Names of this cluster's nodes: that live, or are down and have replicas."""
+        held = {name for record in self.controller.records.values() for name in record.replicas}
+        return held | self.controller.registrations.keys() | {self.settings.node.name}
 
     def members(self) -> dict[str, Any]:
         """The live nodes of this cluster, for sinks of others; see `node.http.members`."""

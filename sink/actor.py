@@ -223,17 +223,18 @@ class Sink:
         log.info("sink.limits_set", node=node, by=wish.by, reason=wish.reason, in_force=self._in_force[:4])
 
     def _check_named(self, queue: str | None, peer: str | None, node: str | None) -> None:
-        names = [*self._crew.links, *self._seeds]
-        for what, value, known in (
-            ("queue", queue, {name.queue for name in names}),
-            ("peer", peer, {name.peer for name in names}),
+        """What is named must be there, or have been suspended when it was."""
+        names, standing = [*self._crew.links, *self._seeds], self._suspensions
+        for what, value, known, named in (
+            ("queue", queue, {name.queue for name in names}, {one.queue for one in standing}),
+            ("peer", peer, {name.peer for name in names}, {one.peer for one in standing}),
         ):
-            if value is not None and value not in known:
+            if value is not None and value not in known | named:
                 listed = ", ".join(sorted(known)) or "none"
                 raise BadInput(f"this node fetches from no {what} {value!r}; known: {listed}")
-        if node is not None and node not in self._nodes():
+        if node is not None and node not in {*self._nodes(), *(one.node for one in standing)}:
             listed = ", ".join(sorted(self._nodes())) or "none"
-            raise BadInput(f"no node {node!r} of this cluster is live; there are: {listed}")
+            raise BadInput(f"there is no node {node!r} in this cluster; there are: {listed}")
 
     def _held(self, name: LinkName) -> bool:
         return any(s.fits(name, self._node) for s in self._suspensions)

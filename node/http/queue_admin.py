@@ -176,15 +176,15 @@ class QueueAdmin:
     async def suspend(self, request: Request) -> Reply:
         """Give out no references (the cursor waits), or make none (a gap), on one node or on all."""
         wish = await wish_of(request, SUSPEND_KEYS)
-        what = text(wish, "what") or SERVING
-        await self._node.queue_acts.suspend(request.text("queue"), what, self._wanted_node(wish), self._act(wish))
+        what, name = text(wish, "what") or SERVING, request.text("queue")
+        await self._node.queue_acts.suspend(name, what, self._wanted_node(name, wish), self._act(wish))
         return await self.queues(request)
 
     async def resume(self, request: Request) -> Reply:
         """End that."""
         wish = await wish_of(request, SUSPEND_KEYS)
-        what = text(wish, "what") or SERVING
-        await self._node.queue_acts.resume(request.text("queue"), what, self._wanted_node(wish), self._act(wish))
+        what, name = text(wish, "what") or SERVING, request.text("queue")
+        await self._node.queue_acts.resume(name, what, self._wanted_node(name, wish), self._act(wish))
         return await self.queues(request)
 
     async def clear(self, request: Request) -> Reply:
@@ -268,11 +268,15 @@ class QueueAdmin:
             )
         return positions
 
-    def _wanted_node(self, wish: dict[str, Any]) -> str | None:
+    def _wanted_node(self, queue: str, wish: dict[str, Any]) -> str | None:
+        """One that is down may be meant, too, so that it comes back suspended; or one that is no more, and is named by
+        a suspension."""
         node = text(wish, "node")
-        if node is not None and node not in self._nodes():
-            listed = ", ".join(sorted(self._nodes()))
-            raise Refused(400, "bad-input", f"no node {node!r} of this cluster is live; there are: {listed}")
+        known = self._node.known_nodes()
+        named = {one.node for one in self._node.queues.named(queue).word.suspensions}
+        if node is not None and node not in known | named:
+            listed = ", ".join(sorted(known))
+            raise Refused(400, "bad-input", f"there is no node {node!r} in this cluster; there are: {listed}")
         return node
 
 

@@ -29,7 +29,7 @@ def test_slips_about_queues_are_refused_with_what_would_be_right(tmp_path: Path)
         ahead_ms = int(time.time() * 1000) + 3_600_000
         for path, wish, words in (
             ("to-wset/suspend", {}, "there is no queue named 'to-wset' here; there are: to-west, to-north"),
-            ("to-west/suspend", {"node": "n9"}, "no node 'n9' of this cluster is live; there are: n1"),
+            ("to-west/suspend", {"node": "n9"}, "there is no node 'n9' in this cluster; there are: n1"),
             ("register", {"name": "new", "from": ahead_ms}, "from must not lie ahead"),
             ("to-west/release", {"from": ahead_ms}, "from must not lie ahead"),
             ("to-west/suspend", {"a": 1, "b": 2}, "'a', 'b' in the body are unknown"),
@@ -42,6 +42,28 @@ def test_slips_about_queues_are_refused_with_what_would_be_right(tmp_path: Path)
             assert words in error, (path, error)
         assert post("register", name="new", **{"from": ahead_ms - 3_600_000})[0] == 200
         assert post("to-west/push", bucket="b", keys=["k"])[0] == 200
+
+
+def test_a_node_that_is_down_may_be_suspended_and_one_that_is_no_more_resumed(tmp_path: Path) -> None:
+    """A node comes back as it was told meanwhile, and no suspension is left that nobody can end."""
+    with living(tmp_path, QUEUES) as node:
+        assert node.node is not None
+        assert node.node.known_nodes() == {"n1"}
+
+        def post(verb: str) -> int:
+            connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
+            connection.request("POST", f"/admin/queues/to-west/{verb}", json.dumps({"node": "n2"}))
+            answer = connection.getresponse()
+            answer.read()
+            connection.close()
+            return answer.status
+
+        assert post("suspend") == 400
+        node.node.known_nodes = lambda: {"n1", "n2"}  # type: ignore[method-assign]
+        assert post("suspend") == 200
+        node.node.known_nodes = lambda: {"n1"}  # type: ignore[method-assign]
+        assert post("resume") == 200
+        assert post("resume") == 400
 
 
 def test_a_limit_that_is_not_said_stays_as_it_is(tmp_path: Path) -> None:

@@ -174,6 +174,7 @@ class Pair:
         start: bool = True,
         peers: bool = True,
         poll_ms: int = 1_000,
+        nodes: Sequence[str] = ("w1", "w2"),
         **more: Any,
     ) -> Sink:
         settings = SinkSettings(
@@ -196,7 +197,7 @@ class Pair:
             time=self.home.clock,
             letters=DeadLetters(self.folder / "letters.sqlite", 3, 1_000),
             access_to=lambda _peer: OPEN,
-            nodes=lambda: ["w1", "w2"],
+            nodes=lambda: nodes,
         )
         self.sinks.append(sink)
         if start:

@@ -304,6 +304,24 @@ def test_a_suspended_link_fetches_nothing_over_restarts_until_it_is_resumed() ->
     joined(test)
 
 
+def test_what_is_no_more_can_be_resumed_by_its_name() -> None:
+    """A suspension of a queue, peer or node that this node knows no more is not there for ever."""
+
+    async def test(pair: Pair) -> None:
+        sink = await pair.sink("q", "r")
+        await sink.suspend("q", pair.bridge.url, "ann", "", "w2")
+        await sink.stop()
+        again = await pair.sink("r", nodes=["w1"])
+        with pytest.raises(BadInput, match="there is no node 'w3' in this cluster; there are: w1"):
+            await again.suspend(None, None, "ann", "", "w3")
+        await again.resume("q", pair.bridge.url, "w2")
+        assert again.overview()["suspensions"] == []
+        with pytest.raises(BadInput, match="from no queue 'q'; known: r"):
+            await again.resume("q", None)
+
+    joined(test)
+
+
 def test_a_push_without_an_answer_ends_and_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster that does not answer costs a worker a bounded time; nothing of the batch is acknowledged."""
     monkeypatch.setattr(worker_room, "PUSH_TIMEOUT_S", 0.05)
