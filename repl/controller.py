@@ -224,7 +224,7 @@ class Controller:
         writes, until_ms = self._decide()
         rests_on: tuple[Unmoved, ...] = ()
         self._positions.send()
-        if not writes:
+        if not writes and self._placement.readable:
             writes, rests_on, moves_ms = await self._move()
             until_ms = min(until_ms, moves_ms)
         if self.balancing is not None:

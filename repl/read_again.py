@@ -29,6 +29,8 @@ class Document(Generic[T]):
         self.value = value
         self.was_read = False
         """False until it could be read once: `value` says nothing of what stands there before."""
+        self.readable = True
+        """False while `value` is older than what stands there, which cannot be read."""
         self._read = read
         self._on_read = on_read
         self._known = False
@@ -49,10 +51,11 @@ class Document(Generic[T]):
         try:
             self.value = await self._read(metastore)
         except Corruption as error:
+            self.readable = False
             log.error("controller.document_unreadable", path=self.path, error=str(error))
         except (Unavailable, Ambiguous, Conflict):
             self._known = False
             raise
         else:
-            self.was_read = True
+            self.was_read = self.readable = True
             self._on_read(self.value)

@@ -15,7 +15,7 @@ from repl.creation import DefaultType
 from repl.isr.moves import Kind
 from repl.isr.replica_map import BadReplicaMap
 from repl.metastore.memory import WriteFault
-from repl.metastore.port import Conflict
+from repl.metastore.port import Conflict, Versioned
 from repl.model.record import Incarnation, Member, PartitionRecord
 from repl.option_settings import Setting, change_option
 from repl.placement_orders import ORDERS_PATH, Placement, change_placement, encode_placement
@@ -152,6 +152,41 @@ def test_a_move_whose_beginning_comes_late_does_not_begin_once_its_order_is_canc
             assert decides.controller.placement.ended[0].outcome == "cancelled"
             decides.metastore.deliver_late()
             assert not any(r.adding or r.removing for r in (await other.metastore.records()).values())
+
+    asyncio.run(story())
+
+
+def test_nothing_is_begun_by_orders_that_cannot_be_read_any_more() -> None:
+    """What was read before may be old; the document is looked at now and then, and with it the order goes on."""
+
+    async def story() -> None:
+        async with running(SIX, 1, 2, 3) as cluster:
+            await until(cluster.online)
+            one = cluster.nodes["n1"].metastore
+            await change_option(one, MOVES_AT_ONCE, None, Setting(1, "ann", 1))
+            await cluster.add(4)
+            await until(lambda: all(n.controller.options.number(MOVES_AT_ONCE) == 1 for n in cluster.living))
+            await ordered(one, Wish(Kind.REPLACE, nodes=("n3", "n4")), None, "ann", 5)
+            await until(lambda: len(changing(cluster)) == 1)
+            (name,) = cluster.decides()
+            found, decides = await one.get(ORDERS_PATH), cluster.nodes[name].metastore
+            assert found is not None
+            version = await one.put(ORDERS_PATH, b'{"v":2}', found.version)
+            get, reads = decides.get, []
+
+            async def counted(path: str) -> Versioned | None:
+                reads.append(path)
+                return await get(path)
+
+            decides.get = counted  # type: ignore[method-assign]
+            await end(cluster, changing(cluster)[0])
+            await until(lambda: not changing(cluster))
+            await asyncio.sleep(0.3)
+            assert not changing(cluster)
+            assert reads.count(ORDERS_PATH) <= 3
+            await one.put(ORDERS_PATH, found.value, version)
+            await end_all(cluster)
+            assert all(set(r.replicas) == {"n1", "n2", "n4"} for r in cluster.records.values())
 
     asyncio.run(story())
 
