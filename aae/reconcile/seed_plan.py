@@ -7,7 +7,7 @@ in `seeding`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -107,6 +107,21 @@ def planned(source: str, target: str, options: SeedOptions, queue: HandOver | No
             str(one.partition): min((copy.offset for copy in one.copies), default=0) for one in plans[0].partitions
         },
     }
+
+
+def check_clusters(plan: Mapping[str, Any], sides: Sequence[SideSpec]) -> None:
+    """A seed goes on between the clusters that it began with: one made anew at an address of the old one has nothing of
+    what is done. Raises BadInput; who does not answer is found out by those who copy."""
+    for what, uuid, side in zip(("source", "target"), plan["clusters"], sides, strict=True):
+        try:
+            told = plan_of(side)
+        except PeerFault:
+            continue
+        if told.cluster.hex() != uuid:
+            raise BadInput(
+                f"the {what} of this seed was {plan[what]}, uuid {uuid}; {side.urls[0]} is {told.cluster_name}, uuid"
+                f" {told.cluster.hex()}: take another run id"
+            )
 
 
 def differing_properties(source: Mapping[str, Any] | None, target: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -30,7 +30,7 @@ from aae.reconcile.looks import SideSpec
 from aae.reconcile.reconcile import ReconcileOptions
 from aae.reconcile.reconcile import run as reconciled
 from aae.reconcile.runs import SEED, RunDirectory, program_version
-from aae.reconcile.seed_plan import ABOUT, SeedOptions, planned, sides_of
+from aae.reconcile.seed_plan import ABOUT, SeedOptions, check_clusters, planned, sides_of
 from aae.reconcile.seed_tasks import NAMED_MAX, ROW, SeedChunk, SeedJob, copies, encode_chunk
 from aae.reconcile.summary import EXIT_CODES, Outcome
 from aae.reconcile.troubles import trouble_of
@@ -81,6 +81,7 @@ def opened(
     plan = directory.read("plan.json")
     if plan is not None:
         directory.opened(about)
+        check_clusters(plan, sides_of(source, target, options))
         if queue is not None:
             queue.check(*map(bytes.fromhex, plan["clusters"]))
         return directory, plan

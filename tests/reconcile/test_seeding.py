@@ -206,6 +206,31 @@ def test_options_that_mean_nothing_are_refused(options: SeedOptions, queue: Hand
         seeding.check(options, queue)
 
 
+def test_a_seed_goes_on_between_the_clusters_that_it_began_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is done was done to the target that was there: one that was made anew at the same address lacks it, and is
+    refused. A cluster that does not answer now is found out by those who copy."""
+    source, target = plan_of_type(EAST, 10), plan_of_type(WEST, 0)
+    planned_with(monkeypatch, source, target)
+    options = SeedOptions(str(tmp_path), "s")
+    seeding.opened("http://s", "http://t", options)
+    assert seeding.opened("http://s", "http://t", options)[1]["target"] == "W"
+    for plans, words in (
+        ((source, plan_of_type(NORTH, 0)), f"target.* was W.*{WEST.hex()}.*is N.*{NORTH.hex()}"),
+        ((plan_of_type(NORTH, 0), target), "source.* was E.*is N"),
+    ):
+        planned_with(monkeypatch, *plans)
+        with pytest.raises(BadInput, match=words):
+            seeding.opened("http://s", "http://t", options)
+
+    def silent(_: SideSpec) -> Plan:
+        raise PeerFault("connection refused")
+
+    monkeypatch.setattr(seed_plan, "plan_of", silent)
+    assert seeding.opened("http://s", "http://t", options)[1]["target"] == "W"
+
+
 # -------------------------------------------------------------------- tasks
 
 
