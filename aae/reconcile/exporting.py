@@ -94,14 +94,16 @@ def import_objects(
     told: Told | None = None,
 ) -> int:
     """Push an export into a cluster, clocks as they are; how many rows are in it. Twice is as good as once. `directory`
-    keeps which slices are done. Of `options` bucket, prefix and times choose rows. Raises BadInput."""
+    keeps which slices are done, and where. Of `options` bucket, prefix and times choose rows. Raises BadInput."""
     chosen = parse_options({"urls": urls, **options})
     sending = {name: value for name, value in options.items() if name not in _CHOOSING}
     slices = _stored_slices(Store(spark, path)) if is_store(path) else check_whole(path)
     path = path if is_store(path) else str(Path(path).absolute())
     done: list[str] = []
     if directory is not None:
-        directory.opened({"path": path, "urls": urls, **{name: options[name] for name in _CHOOSING & options.keys()}})
+        cluster = asked_plan(chosen.urls, chosen.credentials, chosen.bucket_type).cluster.hex()
+        about = {name: options[name] for name in _CHOOSING & options.keys()}
+        directory.opened({"path": path, "urls": urls, "cluster": cluster, **about})
         done = (directory.read("done.json") or {"slices": []})["slices"]
     rows = 0
     for at, one in enumerate(slices or [path], 1):

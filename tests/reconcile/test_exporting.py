@@ -77,7 +77,8 @@ def test_an_export_that_lost_a_slice_is_not_imported(tmp_path: Path) -> None:
 
 
 def test_an_import_is_of_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same words in another working directory mean another export: a run id that has done the one refuses it."""
+    """The same words in another working directory mean another export: a run id that has done the one refuses it. So it
+    does for another cluster at the same address, which lacks what is done."""
     for name in ("east", "west"):
         (tmp_path / name / "copy").mkdir(parents=True)
     seen: list[str] = []
@@ -91,13 +92,20 @@ def test_an_import_is_of_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         read = Read()
 
     spark: Any = Spark()
+    clusters = [b"e" * 16]
+    whole = (PartitionPlan(0, 0, SEGMENT_COUNT, 0, ()),)
+    monkeypatch.setattr(exporting, "asked_plan", lambda *_: Plan(clusters[0], "c", "default", whole))
     directory = exporting.import_directory(str(tmp_path / "runs"), "again")
     monkeypatch.chdir(tmp_path / "east")
     with pytest.raises(EOFError):
         exporting.import_objects(spark, "copy", "http://n1:1", directory=directory)
     assert seen == [str(tmp_path / "east" / "copy")]
+    clusters[0] = b"w" * 16
+    with pytest.raises(BadInput, match="other cluster:"):
+        exporting.import_objects(spark, "copy", "http://n1:1", directory=directory)
+    clusters[0] = b"e" * 16
     monkeypatch.chdir(tmp_path / "west")
-    with pytest.raises(BadInput, match="other path"):
+    with pytest.raises(BadInput, match="other path:"):
         exporting.import_objects(spark, "copy", "http://n1:1", directory=directory)
 
 
