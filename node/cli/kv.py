@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from base64 import b64decode, b64encode
-from binascii import Error as Base64Error
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import islice
@@ -26,7 +25,7 @@ from node.cli.credentials import access_from, credential_options
 from node.cli.exits import CommandFailed, Exit
 from node.cli.output import echo_json, moment, output_option, printable
 from node.cli.reap import reap
-from node.cli.remote import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, TOKEN_HINT, UNAUTHORIZED, cause
+from node.cli.remote import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, TLS_WANTED, TOKEN_HINT, UNAUTHORIZED, cause
 from repl.transport.http_client import OPEN, Access, session
 
 DEFAULT_HTTP: Final = "http://127.0.0.1:8098"
@@ -103,6 +102,8 @@ class Client:
                 status = response.status_code
                 if status >= 400:
                     said = response.headers.get("X-Isthmus-Reason", "")
+                    if said == TLS_WANTED:
+                        raise self._unavailable("speaks TLS: write https://")
                     if said == NO_SUCH_PATH or (not said and status < 500):
                         raise self._unavailable(f"answers {status}; is this a node's client listener?")
                     text = next(response.iter_content(4096), b"").decode("utf-8", "replace").strip()
@@ -174,7 +175,7 @@ def _http_option(command: Command) -> Command:
 def _clock(_context: click.Context, _parameter: click.Parameter, value: str | None) -> bytes | None:
     try:
         return None if value is None else b64decode(value, validate=True)
-    except Base64Error as error:
+    except ValueError as error:
         raise click.BadParameter(f"not a clock as `kv get -o json` prints it: {error}") from error
 
 
@@ -295,7 +296,7 @@ def delete(
 
 @kv_group.command("list")
 @click.argument("bucket", type=Name(), required=False)
-@click.option("--limit", type=click.IntRange(1), help="Stop after so many names.")
+@click.option("--limit", type=click.IntRange(1, 1 << 31), help="Stop after so many names.")
 @_http_option
 @output_option
 def list_names(

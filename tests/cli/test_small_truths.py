@@ -210,3 +210,27 @@ def test_an_endless_value_is_refused(
     assert cli.main(["kv", "put", "b", "k", "--file", str(file)]) == Exit.USAGE
     assert f"{file} has more than 8 bytes" in capsys.readouterr().err
     assert cli.main(["kv", "put", "b", "k", "--file", "/dev/zero"]) == Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["delete", "b", "k", "--clock", "ü"], ["put", "b", "k", "v", "--clock", "²"], ["list", "--limit", "9" * 30]],
+)
+def test_what_no_clock_and_no_limit_can_be_is_a_usage_error(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    """Beyond ASCII, and beyond all numbers that are counted to: a line, and nobody is asked."""
+    assert cli.main(["kv", *arguments, "--http", "http://127.0.0.1:1"]) == Exit.USAGE
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_plain_http_where_tls_is_spoken_is_unavailable_to_every_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same code and the same words at the client listener as at that of operators."""
+    with answering(400, b"TLS is spoken here", reason="tls") as url:
+        monkeypatch.setenv("ISTHMUS_HTTP", url)
+        assert cli.main(["kv", "get", "b", "k"]) == Exit.UNAVAILABLE
+        assert cli.main(["cluster", "status", "--admin", url]) == Exit.UNAVAILABLE
+    said = capsys.readouterr().err.splitlines()
+    assert all("speaks TLS: write https://" in line for line in said)
