@@ -18,7 +18,7 @@ from node import certificates
 from node.certificates import Pair
 from node.http.roles import Role
 from node.plans import AUTHORITY, CLIENT
-from repl.model.errors import BadInput, LocalFault
+from repl.model.errors import BadConfig, BadInput, LocalFault
 from repl.transport.http_client import OPEN, Access
 from repl.transport.tls import NodeName, TlsFiles, client_contexts
 from repl.transport.tokens import watched_token
@@ -37,7 +37,12 @@ def authority_of(directory: Path, days: float = certificates.DAYS) -> Pair:
     """The folder's authority, made when there is none. Raises LocalFault, BadConfig."""
     certificate, key = directory / f"{AUTHORITY}.crt", directory / f"{AUTHORITY}.key"
     if certificate.exists() or key.exists():
-        return certificates.read_pair(certificate, key)
+        found = certificates.read_pair(certificate, key)
+        if certificates.expires_ms(certificate) <= time.time() * 1000:
+            raise BadConfig(
+                f"{certificate} has expired, so nobody would believe what it signs: remove it and {key.name}"
+            )
+        return found
     made = certificates.make_authority(days=days)
     _written(made, certificate, key)
     return made
@@ -54,6 +59,7 @@ def make_certificates(
         if name.node in (AUTHORITY, CLIENT):
             raise BadInput(f"{name.node}.crt and {name.node}.key are other files of such a folder: rename the node")
     authority = authority_of(directory, days)
+    days = min(days, (authority.certificate.not_valid_after_utc.timestamp() - time.time()) / DAY_S)  # it ends with it
     made = []
     for name in nodes:
         path = directory / f"{name.node}.crt"

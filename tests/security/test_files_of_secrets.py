@@ -110,3 +110,15 @@ def test_an_empty_token_file_is_told_before_a_node_starts(tmp_path: Path) -> Non
     (tmp_path / "t").touch(mode=0o600)
     with pytest.raises(BadConfig, match="is empty"):
         tokens.read_digests(tmp_path / "t")
+
+
+def test_no_certificate_outlives_its_authority(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is shown as its end is when it ends; of an authority that has expired none is made."""
+    assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", "a", "--days", "2"]) == Exit.OK
+    assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", "b", "--days", "30"]) == Exit.OK
+    assert certificates.expires_ms(tmp_path / "b.crt") <= certificates.expires_ms(tmp_path / "ca.crt")
+    expired = certificates.make_authority(days=-1)
+    certificates.write_pair(expired, tmp_path / "ca.crt", tmp_path / "ca.key")
+    assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", "d"]) == Exit.USAGE
+    assert "has expired, so nobody would believe what it signs" in capsys.readouterr().err
+    assert not (tmp_path / "d.crt").exists()
