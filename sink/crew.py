@@ -52,6 +52,9 @@ TELL_S: Final = 0.25
 """How long a slot without a turn keeps an acknowledgement to itself, about; `IDLE_WAIT_S` at most. Its turn brings the
 next fetch along, as a rule at once; a newer change of a key waits at the source until the older one is acknowledged."""
 
+TELL_MOST_S: Final = 5.0
+"""How long a stop waits until what is stored is acknowledged; what is not by then comes again, and changes nothing."""
+
 SHORT_POLL_MS: Final = 32
 """How long a fetch waits at the source while workers are wanted elsewhere: what Riak's source does in eight tries of
 4 ms."""
@@ -208,19 +211,27 @@ class Crew:
             await asyncio.wait(self._workers, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
     async def end(self) -> None:
-        """Send what slots at rest have still to acknowledge, then cut what waits at a source; it comes again."""
-        if self._tellers:
-            await asyncio.wait(self._tellers)
-        for name, slots in list(self._slots.items()):
+        """Have said, within TELL_MOST_S, what slots at rest have still to acknowledge, all at once: a source that has
+        gone silent would hold each of them up for as long as a request may take. Then cut what waits at a source; it
+        comes again."""
+        loop = asyncio.get_running_loop()
+        for name, slots in self._slots.items():
             running = self.roster.running_slots(name)
             for number, slot in enumerate(slots):
-                if number not in running:
-                    await slot.acknowledge()
+                if number not in running and slot.fetcher.ack is not None:
+                    self._tellers.add(loop.create_task(self._told_at_last(slot)))
+        tellers = set(self._tellers)
+        if tellers:
+            await asyncio.wait(tellers, timeout=TELL_MOST_S)
         for peer in self._peers.values():
             peer.cut()
-        for worker in self._workers:
-            worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
+        for task in (*self._workers, *tellers):
+            task.cancel()
+        await asyncio.gather(*self._workers, *tellers, return_exceptions=True)
+
+    @staticmethod
+    async def _told_at_last(slot: Slot) -> None:
+        await slot.acknowledge()
 
     @property
     def workers(self) -> int:

@@ -8,7 +8,9 @@ import time
 
 import pytest
 
+from queues.wire import Ack
 from repl.model.errors import LocalFault
+from sink import crew
 from sink.worker import Slot
 from tests.sink.bridge import Pair
 from tests.sink.test_sink_actor import joined, until
@@ -80,5 +82,32 @@ def test_a_fault_while_a_suspended_link_acknowledges_costs_no_worker(monkeypatch
         await sink.resume("q", None)
         pair.home.put(b"b")
         await pair.equal()
+
+    joined(test)
+
+
+def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many slots have something to acknowledge at a source that has gone silent, they say it at once, and the
+    stop waits for a while and no longer: a request may take an hour."""
+
+    async def test(pair: Pair) -> None:
+        monkeypatch.setattr(crew, "TELL_MOST_S", 0.3)
+        sink = await pair.sink("q", peer_limit_count=8)
+        told = 0
+
+        async def silent(_slot: Slot) -> bool:
+            nonlocal told
+            told += 1
+            await asyncio.sleep(60)
+            return False
+
+        monkeypatch.setattr(Slot, "acknowledge", silent)
+        for slots in sink._crew._slots.values():
+            for slot in slots:
+                slot.fetcher.ack = Ack(b"batch", 1)
+        began = time.monotonic()
+        await sink.stop()
+        assert time.monotonic() - began < 1.5
+        assert told >= 7
 
     joined(test)
