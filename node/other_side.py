@@ -45,8 +45,8 @@ def first_to_tell(looks: Sequence[Callable[[], dict[str, Any]]]) -> dict[str, An
 
 def other_side(url: str, key: Key, ours: Clock | None, access: Access = OPEN, *, known: bool = True) -> dict[str, Any]:
     """{"url", "state", "clock", "reason"}. `state`: equal, ahead (it has seen more), behind, concurrent, absent, or
-    unknown. `ours` None: the key is not here; unless `known` is False: then nobody could say. Never raises for what the
-    other side does."""
+    unknown. `ours` None: the key is not here; unless `known` is False: then nobody could say. A tombstone there is equal to
+    nothing here. Never raises for what the other side does."""
     place = "/".join(quote(part, safe="") for part in (key.bucket_type, b"buckets", key.bucket, b"keys", key.key))
     try:
         with (
@@ -55,6 +55,7 @@ def other_side(url: str, key: Key, ours: Clock | None, access: Access = OPEN, *,
         ):
             status, said = answer.status_code, answer.headers.get("X-Riak-Vclock", "")
             why = answer.headers.get("X-Isthmus-Reason", "")
+            deleted = status == 404 and answer.headers.get("X-Riak-Deleted", "") == "true"
     except OSError as error:
         return _shown(url, "unknown", None, f"it does not answer: {type(error).__name__}")
     if status not in FOUND:
@@ -71,6 +72,8 @@ def other_side(url: str, key: Key, ours: Clock | None, access: Access = OPEN, *,
         return _shown(url, "unknown", None, f"its clock cannot be read: {error}")
     if not known:
         return _shown(url, "unknown", raw.hex(), "it has seen the key, but what this side has is not known")
+    if ours is None and deleted:  # as full-sync has it: a tombstone and nothing are no difference
+        return _shown(url, "equal", raw.hex(), "it has a tombstone, and here there is nothing: deleted on both sides")
     return _shown(url, compared(ours, theirs), raw.hex(), "")
 
 

@@ -166,6 +166,19 @@ def test_what_is_not_known_here_is_not_behind_there() -> None:
     assert absent["state"] == "ahead"
 
 
+def test_a_tombstone_there_is_equal_to_nothing_here() -> None:
+    """Reaped here and not there: a full-sync finds no difference, so explain sends nobody after one. A tombstone that
+    this side has not seen is still ahead of a value."""
+    clock = encode_clock(((b"a" * 20, 2, 0),))
+    told = ("X-Riak-Vclock", b64encode(clock).decode()), ("X-Riak-Deleted", "true")
+    with answering_404("not-found", *told) as url:
+        found = other_side(url, Key(b"default", b"b", b"k"), None)
+        behind = other_side(url, Key(b"default", b"b", b"k"), ((b"a" * 20, 1, 0),))
+    assert (found["state"], found["clock"]) == ("equal", clock.hex())
+    assert "deleted on both sides" in found["reason"]
+    assert behind["state"] == "ahead"
+
+
 @pytest.mark.parametrize("reason", ["unknown-path", ""])
 def test_single_values_asked_of_no_client_listener_are_told_so(reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The admin port is the likeliest slip: one sentence, and not the listener's own answer."""
