@@ -45,8 +45,8 @@ def first_to_tell(looks: Sequence[Callable[[], dict[str, Any]]]) -> dict[str, An
 
 def other_side(url: str, key: Key, ours: Clock | None, access: Access = OPEN, *, known: bool = True) -> dict[str, Any]:
     """{"url", "state", "clock", "reason"}. `state`: equal, ahead (it has seen more), behind, concurrent, absent, or
-    unknown. `ours` None: the key is not here; unless `known` is False: then nobody could say. A tombstone there is equal to
-    nothing here. Never raises for what the other side does."""
+    unknown. `ours` None: the key is not here; unless `known` is False: then nobody could say. A tombstone there is
+    equal to nothing here. Never raises for what the other side does."""
     place = "/".join(quote(part, safe="") for part in (key.bucket_type, b"buckets", key.bucket, b"keys", key.key))
     try:
         with (
