@@ -50,6 +50,10 @@ CANDIDATES_MAX: Final = 10_000
 REAPS_AT_ONCE: Final = 500
 """Most entries of one partition in one turn, so that reaping many takes its time and writes do not wait for it."""
 
+LOOKS_AT_ONCE: Final = 500
+"""Most tombstones of one partition that are asked about in one turn, 8 us each: while a sink is away all of them wait,
+and all at once would hold up the loop for a tenth of a second, twice a second, for each partition."""
+
 PAGE_KEYS: Final = 2_000
 """Keys that one step of a walk reads, in a thread."""
 
@@ -174,6 +178,7 @@ class Reaper:
         while True:
             await asyncio.sleep(TICK_S)
             for partition in list(self._led):
+                await asyncio.sleep(0)
                 place = self._runtime.partitions.get(partition)
                 led = self._led.get(partition)
                 if place is None or led is None or not place.replica.ready:
@@ -239,18 +244,23 @@ class Reaper:
             for found in led.candidates.values()
             if (due_ms := due_at_ms(kind, found)) is not None and due_ms <= now_ms
         ]
-        led.waits = ""
+        if len(due) <= LOOKS_AT_ONCE:
+            led.waits = ""
         if not due:
             return
         proposal = self._proposal(place)
-        for found in due:
+        told = ""
+        for found in due[:LOOKS_AT_ONCE]:
             if len(proposal.entries) >= REAPS_AT_ONCE:
                 break
             waits = self._propose(place, proposal, found)
+            name = found.bucket, found.key
+            if not waits or len(due) > LOOKS_AT_ONCE:
+                led.candidates.pop(name, None)
             if waits:
-                led.waits = led.waits or waits
-            else:
-                led.candidates.pop((found.bucket, found.key), None)
+                told = told or waits
+                led.candidates[name] = found  # where they are many, behind the others: their turn is next
+        led.waits = told or led.waits
         self._append(place, proposal)
 
     def _proposal(self, place: Partition) -> ReapProposal:

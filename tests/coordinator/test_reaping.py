@@ -19,6 +19,7 @@ from repl.model.properties import DEFAULTS, Properties, TypeProperties
 from repl.model.record import Member, PartitionRecord
 from repl.model.requests import Isolation, PushItem, PushOutcome, WriteRequest
 from repl.model.vclock import actor_of, descends, increment, pack_counter
+from repl.partition import Partition
 from repl.reaping import Reaper
 from repl.store.port import REAPED
 from repl.store.reaped import ReapedWindows
@@ -182,6 +183,48 @@ def test_what_was_deleted_before_is_found_by_a_walk() -> None:
             w.kind = TypeProperties(IMMEDIATE, {})
             w.reapers["n1"].properties_changed()
             await w.gone(KEY, SECOND, THIRD)
+
+    asyncio.run(story())
+
+
+def test_a_turn_asks_about_some_of_many_that_wait_and_each_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sink that is away for days leaves thousands of tombstones waiting: a turn asks about a bounded number of them,
+    so that the loop is free for others; those behind them are asked about next, and go if they may. Why the others
+    wait stays told."""
+    monkeypatch.setattr(reaping, "LOOKS_AT_ONCE", 2)
+
+    async def story() -> None:
+        async with world(IMMEDIATE) as w:
+            keys = keys_of(0, 7)
+            turns: list[list[int]] = []
+            reap_due = Reaper._reap_due
+
+            def turn(reaper: Reaper, place: Partition, led: reaping._Led) -> None:
+                w.queues.asked.clear()
+                reap_due(reaper, place, led)
+                turns.append(list(w.queues.asked))
+
+            monkeypatch.setattr(Reaper, "_reap_due", turn)
+            free: list[int] = []
+            monkeypatch.setattr(w.queues, "waits", lambda _p, offset, *_: asks(w, offset, free))
+            for key in keys:
+                await w.delete(key)
+            turns.clear()
+            await w.until_it_waits("a queue waits")
+            async with asyncio.timeout(5):
+                while len({offset for asked in turns for offset in asked}) < len(keys):
+                    await asyncio.sleep(0.005)
+            assert max(map(len, turns)) == 2
+            offsets = {offset for asked in turns for offset in asked}
+            free.append(max(offsets))
+            await w.gone(keys[-1])
+            assert w.reapers["n1"].shown() == [{"partition": 0, "tombstones": 6, "waits": "a queue waits"}]
+            free += offsets
+            await w.gone(*keys)
+
+    def asks(w: World, offset: int, free: list[int]) -> str:
+        w.queues.asked.append(offset)
+        return "" if offset in free else "a queue waits"
 
     asyncio.run(story())
 
