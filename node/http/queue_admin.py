@@ -285,7 +285,7 @@ def _start(wish: dict[str, Any], act: Act, default: str) -> int:
     wanted = wish.get("from", default)
     if wanted == "now":
         return act.at_ms
-    if wanted in ("0", 0):
+    if wanted == "0" or (type(wanted) is int and wanted == 0):
         return 0
     if type(wanted) is int and 0 < wanted <= TIME_MAX_MS:
         if wanted > act.at_ms + CLOCKS_APART_MS:

@@ -32,6 +32,7 @@ def test_slips_about_queues_are_refused_with_what_would_be_right(tmp_path: Path)
             ("to-west/suspend", {"node": "n9"}, "there is no node 'n9' in this cluster; there are: n1"),
             ("register", {"name": "new", "from": ahead_ms}, "from must not lie ahead"),
             ("to-west/release", {"from": ahead_ms}, "from must not lie ahead"),
+            ("to-west/release", {"from": False}, 'from must be "now", "0", or a time'),
             ("to-west/suspend", {"a": 1, "b": 2}, "'a', 'b' in the body are unknown"),
             ("to-west/throttle", {}, "say how much: bytes_per_second, objects_per_second, or both"),
             ("to-west/throttle", {"default": True, "objects_per_second": 5}, "or default alone"),
