@@ -53,7 +53,8 @@ def summary_of(
     else:
         outcome = Outcome.DIFFER if verdicts["diverged"] else Outcome.EQUAL
     covered = 0 if plan is None else plan.covered
-    limit = facts["max_differences"]
+    limit = facts["max_differences"]  # of those that claim loss, and of all others together
+    others = sum(done.filtered + done.transient + done.unreachable for done in seconds_looks)
     return {
         "form": FORM,
         "run_id": directory.run_id,
@@ -69,7 +70,7 @@ def summary_of(
         "verdicts": verdicts,
         "left_rows": sum(done.left_rows for done in firsts),
         "right_rows": sum(done.right_rows for done in firsts),
-        "findings_cut": bool(limit) and any(verdicts[name] > limit for name in ("diverged", "filtered", "transient")),
+        "findings_cut": bool(limit) and max(verdicts["diverged"], others) > limit,
         "coverage": {
             "segments": covered - unread if plan is not None else 0,
             "of": SEGMENT_COUNT,

@@ -56,6 +56,27 @@ def test_only_a_run_that_read_all_is_equal(tmp_path: Path) -> None:
     assert outcome(run, differs, unseen, lost._replace(number=2)) == ("differ", 1, [])
 
 
+@pytest.mark.parametrize(
+    ("counts", "cut"),
+    [
+        ({"candidates": 3, "diverged": 3}, False),
+        ({"candidates": 4, "diverged": 4}, True),
+        ({"candidates": 5, "diverged": 3, "transient": 2, "filtered": 1}, False),
+        ({"candidates": 2, "transient": 2, "filtered": 2}, True),
+        ({"candidates": 4, "transient": 2, "unreachable": 2}, True),
+        ({"candidates": 4, "unreachable": 4}, True),
+    ],
+)
+def test_findings_that_were_left_out_are_told_of(tmp_path: Path, counts: dict[str, int], cut: bool) -> None:
+    """As many are kept of what claims loss, and as many of all others together; where there were more the summary says
+    that some are lacking."""
+    run = RunDirectory(str(tmp_path), "r")
+    first = done(0, candidates=counts["candidates"], filtered=counts.get("filtered", 0))
+    waves = [Wave(0, FIRST, 5, (first, done(1))), Wave(1, SECOND, 9, (done(0, **counts),))]
+    assert summary_of(run, PLAN, standing(waves), "", 1.0, {"max_differences": 3})["findings_cut"] is cut
+    assert summary_of(run, PLAN, standing(waves), "", 1.0, FACTS)["findings_cut"] is False
+
+
 def test_a_second_look_that_never_came_to_be_counts_nothing(tmp_path: Path) -> None:
     """A wave that Spark lost leaves no rows, so the keys stay unreachable and the counts close."""
     run = RunDirectory(str(tmp_path), "r")
