@@ -103,6 +103,8 @@ class RowStreams:
         self._held = held
         self._confirm = confirm
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rows")
+        self._counting = ThreadPoolExecutor(1, thread_name_prefix="rows-estimates")
+        """Counts some rows for plans, which must not wait for the frames of all streams."""
         self._pace = Pace()
         self._slice_began_s = 0.0
         self._due_s = 0.0
@@ -125,7 +127,8 @@ class RowStreams:
 
     async def close(self) -> None:
         """All streams are let go of; the store may be closed then."""
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+        for thread in (self._thread, self._counting):
+            await asyncio.get_running_loop().run_in_executor(None, thread.shutdown)
 
     async def rows(self, asked: RowsAsked) -> AsyncGenerator[bytes, None]:
         """The frames of a stream, opened. Raises BadInput, Retryable, LocalFault."""
@@ -175,7 +178,7 @@ class RowStreams:
     async def estimates(self, held: list[Held]) -> list[int | None]:
         """The same of many; of one that was looked at a moment ago as it was then."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: [self._known_estimate(one) for one in held])
+        return await loop.run_in_executor(self._counting, lambda: [self._known_estimate(one) for one in held])
 
     def _known_estimate(self, held: Held) -> int | None:
         """In the thread."""

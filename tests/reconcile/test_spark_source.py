@@ -243,6 +243,29 @@ def test_streams_are_bounded_and_given_back(store: LevelStore) -> None:
     asyncio.run(run())
 
 
+def test_a_plan_does_not_wait_for_the_frames_of_streams(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that reads for many, and rests long since clients write, tells at once what it has: who asks for a plan
+    would leave it out, and nobody could read."""
+    monkeypatch.setattr("aae.row_streams.Pace.rest_s", lambda *_: 0.2)
+
+    async def run() -> None:
+        streams = streams_of(store)
+        opened = [await streams.rows(asked()) for _ in range(8)]
+        for one in opened:
+            await anext(one)
+        begun = [asyncio.ensure_future(anext(one)) for one in opened]
+        await asyncio.sleep(0.01)
+        async with asyncio.timeout(0.8):  # the frames take twice as long
+            assert await streams.estimates([Held(b"default", PARTITION, (0, SEGMENT_COUNT), True, True)]) == [COUNT]
+        assert not all(one.done() for one in begun)
+        await asyncio.gather(*begun)
+        for one in opened:
+            await one.aclose()
+        await streams.close()
+
+    asyncio.run(run())
+
+
 def test_an_estimate_is_told_again_for_a_moment_alone(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans that follow each other read no rows; a later one counts anew."""
 
