@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 
 import structlog
@@ -161,6 +161,7 @@ class Healing:
 
     async def _run(self) -> None:
         while True:
+            self._manager.arm()  # the alarm waits for a time of day: where the clock was set, it is another one now
             await self._each(self.look)
             loop = asyncio.get_running_loop()
             next_s = loop.time() + LOOK_S
@@ -179,7 +180,8 @@ class Healing:
     async def _ended_before(self, timeout_s: float) -> bool:
         """Wait for the end of a check, whoever began it; whether one ended in time."""
         try:
-            await asyncio.wait_for(self._checked_since.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):  # of wait_for, a stop at the moment of the end would be lost
+                await self._checked_since.wait()
         except TimeoutError:
             return False
         self._checked_since.clear()
@@ -200,7 +202,7 @@ class Healing:
         queue, bucket_types = peer.settings.queue, peer.settings.bucket_types.split(",")
         left = await self._closed(peer, await self._gaps.seen(queue))
         times = needed(left, bucket_types, self._time.wall_ms())
-        if times is None and not unsettled(peer.remembered, bucket_types):
+        if times is None and not unsettled(replace(peer.remembered, proven_ms=self._proven_ms(peer)), bucket_types):
             healed.wait_ms, healed.next_ms, healed.explained = WAIT_MS, 0, True
             return
         now_ms = self._time.now_ms()
@@ -230,10 +232,16 @@ class Healing:
             result.proven or (result.verdict is Verdict.REPAIRED and not result.unexplained) for result in results
         )
 
+    def _proven_ms(self, peer: Peer) -> dict[str, int]:
+        """When each bucket type was proven; not what was proven later than now, by a clock that has been set back."""
+        latest_ms = self._time.wall_ms() + MARGIN_MS
+        return {name: at_ms for name, at_ms in peer.remembered.proven_ms.items() if at_ms <= latest_ms}
+
     async def _closed(self, peer: Peer, gaps: Sequence[Gap]) -> Sequence[Gap]:
         """`gaps` without those that are proven and could be closed."""
         name, settings = peer.settings.name, peer.settings
-        found = proven(gaps, peer.remembered.proven_ms, settings.bucket_types.split(","))
+        proven_ms = self._proven_ms(peer)
+        found = proven(gaps, proven_ms, settings.bucket_types.split(","))
         healed = self.peers[name]
         healed.open_count = len(gaps)
         if not found:
@@ -241,7 +249,7 @@ class Healing:
         closed = 0
         for bucket_type in {gap.bucket_type for gap in found}:
             ids = [gap.id for gap in found if gap.bucket_type == bucket_type]
-            upto_ms = proven_upto_ms(bucket_type, peer.remembered.proven_ms, settings.bucket_types.split(","))
+            upto_ms = proven_upto_ms(bucket_type, proven_ms, settings.bucket_types.split(","))
             closed += await self._gaps.close(settings.queue, ids, upto_ms, "full-sync", f"{name} is in sync")
         healed.closed_count += closed
         healed.open_count = len(gaps) - len(found)

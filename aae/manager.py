@@ -107,7 +107,7 @@ class Manager:
             checker.named.update(remembered.named)
             self.peers[settings.name] = Peer(settings, place, checker, remembered, window_of(settings.all_window))
         self._alarm = self._alarm_of()
-        self._arm()
+        self.arm()
 
     async def stop(self) -> None:
         """End the check that runs, and everything else."""
@@ -129,8 +129,10 @@ class Manager:
     def _next(self, peer: Peer, now_ms: int) -> int | None:
         """When the peer's next check is due; plans are made, and late slots left out, on the way."""
         for _ in range(2):
-            if peer.plan is None or now_ms >= peer.plan.end_ms:
-                start_ms = now_ms if peer.plan is None or now_ms >= peer.plan.end_ms + DAY_MS else peer.plan.end_ms
+            plan = peer.plan
+            set_back = plan is not None and now_ms < plan.start_ms - plan.slot_ms  # the clock, by more than a little
+            if plan is None or set_back or now_ms >= plan.end_ms:
+                start_ms = now_ms if plan is None or set_back or now_ms >= plan.end_ms + DAY_MS else plan.end_ms
                 peer.plan = planned(wants_of(peer.settings), start_ms, self._chance)
                 peer.slot = -1
             if peer.plan is None:
@@ -150,8 +152,9 @@ class Manager:
         peer.skipped.append(Skipped(at_ms, kind, reason))
         log.info("fullsync.skipped", peer=peer.settings.name, kind=kind.value, reason=reason)
 
-    def _arm(self) -> None:
-        """Let the alarm ring when something is due next; while a check runs nothing is, its end arms anew."""
+    def arm(self) -> None:
+        """Let the alarm ring when something is due next, by the clock as it is now; while a check runs nothing is, its
+        end arms anew."""
         if self._taken:
             return
         now_ms = self._time.wall_ms()
@@ -189,7 +192,7 @@ class Manager:
                 self._take(peer)
                 self._spawn(self._check(peer, kind, by="", before=retry))
                 return  # what else is due waits for its end, until it is late
-        self._arm()
+        self.arm()
 
     # -- a check ----------------------------------------------------------------------------------------
 
@@ -224,7 +227,7 @@ class Manager:
             if not by and peer.unseen and peer.remembered.suspended is None:
                 now_ms = self._time.wall_ms()
                 peer.retry = again(before, kind, peer.unseen, now_ms, self._next(peer, now_ms))
-            self._arm()
+            self.arm()
             self.on_checked()
 
     async def _checked(self, peer: Peer, kind: Kind, by: str, given: TimeRange | None) -> list[Result]:

@@ -16,7 +16,7 @@ from aae.healing import FOLLOWING, LOOK_S, MARGIN_MS, WAIT_MS, Gap, Gaps, Healin
 from aae.manager import Manager
 from aae.memory import Memory, Remembered, Result
 from aae.runs import Outcome
-from aae.schedule import Kind, Standing, TimeRange
+from aae.schedule import DAY_MS, Kind, Standing, TimeRange
 from config.fullsync import FullSyncSettings
 
 START = 1_700_000_000_000
@@ -209,6 +209,59 @@ def test_a_check_by_hand_closes_the_gaps_that_it_proves(tmp_path: Path) -> None:
         assert book.gaps == [GROWING]
         assert len(checker.checks) == 3
         await healing.stop()
+        await manager.stop()
+
+    asyncio.run(work())
+
+
+def test_it_stops_at_whatever_moment_a_check_ends(tmp_path: Path) -> None:
+    """A node that stops just when a check has ended does not wait for anything more."""
+
+    async def work() -> None:
+        manager = manager_of(tmp_path, Told([]), Clock())
+        for turns in range(6):
+            healing = Healing(manager, Book(), Clock())
+            healing.start()
+            for _ in range(10):
+                await asyncio.sleep(0)
+            manager.on_checked()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            async with asyncio.timeout(1):
+                await healing.stop()
+        await manager.stop()
+
+    asyncio.run(work())
+
+
+def test_a_clock_that_was_set_back_proves_nothing_and_holds_up_no_check(tmp_path: Path) -> None:
+    """The clock was ten days ahead when a check was in sync, and is right now: a gap of today is checked before it is
+    closed, repairs of today are followed, and the next slot is within the day, not in ten days."""
+
+    async def work() -> None:
+        clock, book, checker = Clock(), Book(), Told([Verdict.IN_SYNC] * 2 + [Verdict.REPAIRED] + [Verdict.IN_SYNC] * 9)
+        checker.queues = 1
+        clock.ms += 10 * DAY_MS
+        manager = manager_of(tmp_path, checker, clock)
+        await manager.run("west", Kind.ALL, "ann")
+        clock.ms -= 10 * DAY_MS
+        book.gaps = [ENDED]
+        healing = Healing(manager, book, clock)
+        await healing.settle("west")
+        assert book.gaps == [ENDED]
+        assert manager.upcoming("west")[0][0] > START + 9 * DAY_MS
+        healing.start()
+        async with asyncio.timeout(5):
+            while book.gaps:
+                await asyncio.sleep(0)
+        assert len(checker.checks) == 2
+        assert manager.upcoming("west")[0][0] <= START + DAY_MS
+        await healing.stop()
+        manager.peer("west").remembered.proven_ms["default"] = START + 9 * DAY_MS
+        await manager.run("west", Kind.ALL, "ann")
+        clock.ms += WAIT_MS
+        await healing.look("west")
+        assert len(checker.checks) == 4, "what was queued is followed"
         await manager.stop()
 
     asyncio.run(work())
