@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from config.rules import Broken, check_name, check_peer_url
+from config.rules import Broken, check_name, check_peer_url, is_own
 from config.settings import Settings
 from config.texts import shown
 
@@ -56,6 +56,13 @@ def broken_fullsync(settings: Settings) -> Iterator[Broken]:
                 f'two full-syncs are called "{peer.name}"; each needs a name of its own',
             )
         first.setdefault(peer.name, number)
+        own = settings.listen.http
+        for url in peer.urls.split(",") if own.port else ():
+            if is_own(url, own):
+                yield Broken(
+                    (f"{path}.urls", "listen.http"),
+                    f"{url} is this node itself; what it is compared with is another cluster",
+                )
         if peer.bidirectional and not peer.peer_queue:
             yield Broken(
                 (f"{path}.bidirectional", f"{path}.peer_queue"),

@@ -370,12 +370,17 @@ def _lists(settings: Settings) -> Iterator[Broken]:
             )
         first_peer.setdefault(same, number)
         own = settings.listen.http
-        address = urlsplit(peer.url)
-        if own.port and (address.hostname, address.port) == (own.host.lower(), own.port):
+        if own.port and is_own(peer.url, own):
             yield Broken(
                 (f"sink.peers[{number}].url", "listen.http"),
                 f"{peer.url} is this node itself; a peer is a node of another cluster",
             )
+
+
+def is_own(url: str, own: Address) -> bool:
+    """Whether a URL is that of the listener at `own`."""
+    address = urlsplit(url)
+    return (address.hostname, address.port) == (own.host.lower(), own.port)
 
 
 def _may_clash(one: str, other: str) -> bool:

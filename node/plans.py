@@ -185,7 +185,8 @@ class Topology:
 
     def _compared(self, table: Any, ports: Mapping[str, int]) -> Any:
         """A [[fullsync]]: of one that names a cluster of this file, the URLs are known."""
-        other = self.clusters.get(table.get("cluster", "")) if isinstance(table, dict) else None
+        named = table.get("cluster") if isinstance(table, dict) else None
+        other = self.clusters.get(named) if isinstance(named, str) else None
         if other is None or "urls" in table:
             return table
         urls = ",".join(f"{self.scheme}://{node.address('http', ports)}" for node in other.nodes)

@@ -149,6 +149,8 @@ class _Reader:
         sections = {key: value for key, value in values.items() if key in SECTIONS}
         for section in ("listen", "metastore", "replication", "sink"):
             sections[section] = dict(self._table(sections.get(section, {}), (*where, section)))
+        for section in ("queues", "fullsync"):
+            sections[section] = self._tables(sections.get(section, []), (*where, section))
         for section, keys in OWN_KEYS.items():
             for key in keys:
                 if key in sections[section]:
@@ -220,6 +222,7 @@ class _Reader:
             self._check_placing(cluster, where)
             for number, peer in enumerate(cluster.peers):
                 self._check_peer(topology, cluster, peer, (*where, "sink", "peers", number), takers)
+            self._check_compared(topology, cluster, where)
 
     def _check_placing(self, cluster: ClusterPlan, where: KeyPath) -> None:
         replication = cluster.sections["replication"]
@@ -253,8 +256,7 @@ class _Reader:
         if source is None:
             self._fault((*where, "cluster"), no_such("cluster", peer.cluster, list(topology.clusters)))
             return
-        queues = source.sections.get("queues", [])
-        offered = [queue.get("name") for queue in queues if isinstance(queue, dict)] if isinstance(queues, list) else []
+        offered = [queue.get("name") for queue in source.sections["queues"] if isinstance(queue, dict)]
         if peer.queue not in offered:
             names = [name for name in offered if isinstance(name, str)]
             self._fault((*where, "queue"), no_such(f"queue in cluster {peer.cluster}", peer.queue, names))
@@ -262,6 +264,19 @@ class _Reader:
             self._fault(
                 (*where, "queue"), f"cluster {takers[peer]} fetches it already; each cluster needs its own queue"
             )
+
+    def _check_compared(self, topology: Topology, cluster: ClusterPlan, where: KeyPath) -> None:
+        """Of each [[fullsync]] without URLs the other cluster is one of this file; of none it is the same."""
+        for number, table in enumerate(cluster.sections["fullsync"]):
+            named = table.get("cluster") if isinstance(table, dict) else None
+            if not isinstance(named, str) or not named:
+                continue
+            here: KeyPath = (*where, "fullsync", number)
+            if named == cluster.name:
+                self._fault((*here, "cluster"), "a cluster is not compared with itself; name another one")
+            elif named not in topology.clusters and "urls" not in table:
+                known = no_such("cluster of this file", named, list(topology.clusters))
+                self._fault(here, f"{known}; one that is elsewhere needs name and urls")
 
     def check_node_files(self, topology: Topology) -> None:
         """What the loader of node files finds in the files that would be made."""

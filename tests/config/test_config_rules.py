@@ -234,3 +234,12 @@ def test_a_peers_limit_beyond_the_pool_is_doubted() -> None:
     for limit, said in ((9, ["sink.peer_limit"]), (4, []), (0, [])):
         settings = load_text(f"{NODE}[sink]\nworkers = 4\npeer_limit = {limit}\n", Path("node.toml"))
         assert [doubt.path for doubt in doubts_of(settings)] == said
+
+
+def test_a_node_is_not_compared_with_itself() -> None:
+    """Among the URLs of a full-sync as at a sink's peer: it would be proven in sync with nobody."""
+    text = f'{NODE}[listen]\nhttp = "10.0.0.1:8098"\n[[fullsync]]\nname = "west"\nqueue = "q"\n'
+    load_text(text + 'urls = "http://10.0.0.2:8098,http://10.0.0.1:8097"\n', Path("node.toml"))
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.1:8098 is this node itself") as error:
+        load_text(text + 'urls = "http://10.0.0.2:8098,http://10.0.0.1:8098"\n', Path("node.toml"))
+    assert [fault.path for fault in error.value.faults] == ["fullsync[0].urls"]

@@ -1,0 +1,60 @@
+"""Slips in topology files about full-sync, which no node's own file could show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from config.loading import ConfigError
+from node.topology import load_topology
+
+TWO = """\
+[clusters.east]
+{0}
+[[clusters.east.nodes]]
+name = "a"
+[[clusters.east.queues]]
+name = "q"
+{1}
+[clusters.west]
+[[clusters.west.nodes]]
+name = "b"
+"""
+
+
+def faults(folder: Path, section: str = "", tables: str = "") -> list[str]:
+    """What is wrong with two clusters of one node and these lines in one of them."""
+    file = folder / "t.toml"
+    file.write_text(TWO.format(section, tables))
+    try:
+        load_topology(file)
+    except ConfigError as error:
+        return [f"{fault.path}: {fault.message}" for fault in error.faults]
+    return []
+
+
+@pytest.mark.parametrize("value", ["3", "1.5", "2026-01-01", "true", '"west"', "{}", "[3]", "[[]]"])
+def test_a_full_sync_that_is_no_table_is_a_fault(tmp_path: Path, value: str) -> None:
+    """Of whatever kind it is: a fault at its key, no traceback."""
+    (fault,) = faults(tmp_path, f"fullsync = {value}")
+    assert fault.startswith("clusters.east.fullsync")
+
+
+@pytest.mark.parametrize("value", ["3", "[]", "true"])
+def test_a_cluster_that_is_no_name_is_a_fault(tmp_path: Path, value: str) -> None:
+    """A list cannot even be looked up."""
+    found = faults(tmp_path, tables=f'[[clusters.east.fullsync]]\nqueue = "q"\ncluster = {value}')
+    assert any(fault.startswith("clusters.east.fullsync[0].cluster: ") for fault in found)
+
+
+def test_a_full_sync_with_no_cluster_of_the_file_is_told_what_is_wrong(tmp_path: Path) -> None:
+    """A mistyped name, and not that name and URLs are missing, which the file's own clusters need not; one that is
+    elsewhere has both. A cluster compared with itself would be proven in sync with nobody."""
+    table = '[[clusters.east.fullsync]]\nqueue = "q"\ncluster = "{0}"\n'
+    (fault,) = faults(tmp_path, tables=table.format("wset"))
+    assert fault.startswith('clusters.east.fullsync[0]: no such cluster of this file: "wset"; did you mean "west"?')
+    (fault,) = faults(tmp_path, tables=table.format("east"))
+    assert fault == "clusters.east.fullsync[0].cluster: a cluster is not compared with itself; name another one"
+    assert not faults(tmp_path, tables=table.format("west"))
+    assert not faults(tmp_path, tables=table.format("north") + 'name = "north"\nurls = "http://127.0.0.1:1"')
