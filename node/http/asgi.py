@@ -213,12 +213,9 @@ class Request:
         if not body:
             return None
         try:
-            value = json.loads(body)
-            if b"\\u" in body:  # the only way to half a character of UTF-16, which nothing can store or show
-                json.dumps(value, ensure_ascii=False).encode()
+            return json.loads(body)
         except (ValueError, RecursionError) as error:
             raise Refused(400, "bad-json", f"the body is not JSON: {error}") from error
-        return value
 
     async def gone(self) -> None:
         """Returns when the client has closed, or has closed its sending side; call after `body`."""

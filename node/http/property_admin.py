@@ -62,7 +62,9 @@ class PropertiesAdmin:
         """Take some back, or all with no names."""
         place = self._place(request)
         wish = await wish_of(request, UNSET_KEYS)
-        names = wish.get("names") or []
+        names = wish.get("names")
+        if names is None:
+            names = []
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise Refused(400, "bad-json", 'names must be a list of texts, for instance ["allow_mult"]')
         if flag(wish, "dry_run"):

@@ -176,14 +176,14 @@ class QueueAdmin:
     async def suspend(self, request: Request) -> Reply:
         """Give out no references (the cursor waits), or make none (a gap), on one node or on all."""
         wish = await wish_of(request, SUSPEND_KEYS)
-        what, name = text(wish, "what") or SERVING, request.text("queue")
+        what, name = _what(wish), request.text("queue")
         await self._node.queue_acts.suspend(name, what, self._wanted_node(name, wish), self._act(wish))
         return await self.queues(request)
 
     async def resume(self, request: Request) -> Reply:
         """End that."""
         wish = await wish_of(request, SUSPEND_KEYS)
-        what, name = text(wish, "what") or SERVING, request.text("queue")
+        what, name = _what(wish), request.text("queue")
         await self._node.queue_acts.resume(name, what, self._wanted_node(name, wish), self._act(wish))
         return await self.queues(request)
 
@@ -278,6 +278,12 @@ class QueueAdmin:
             listed = ", ".join(sorted(known))
             raise Refused(400, "bad-input", f"there is no node {node!r} in this cluster; there are: {listed}")
         return node
+
+
+def _what(wish: dict[str, Any]) -> str:
+    """What is to be suspended or resumed; serving, unless it is said."""
+    what = text(wish, "what")
+    return SERVING if what is None else what
 
 
 def _start(wish: dict[str, Any], act: Act, default: str) -> int:

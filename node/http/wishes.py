@@ -25,7 +25,7 @@ async def wish_of(request: Request, keys: Collection[str] | None = None) -> dict
     try:
         json.dumps(wish, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError) as error:
-        raise Refused(400, "bad-json", f"a text in the body is no Unicode: {error}") from None
+        raise Refused(400, "bad-json", f"the body is not JSON: a text in it is no Unicode: {error}") from None
     unknown = sorted(f"{key[:64]!r}" for key in wish.keys() - keys) if keys is not None else []
     if unknown:
         told = f"{', '.join(unknown)} in the body {'is' if len(unknown) == 1 else 'are'} unknown"

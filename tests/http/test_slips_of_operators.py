@@ -64,6 +64,10 @@ def test_no_body_of_a_slip_is_a_fault_of_the_program(tmp_path: Path) -> None:
             ("nodes//remove", '{"dry_run": true}', 400, "is not a name"),
             ("nodes/%2f/remove", '{"dry_run": true}', 400, "is not a name"),
             ("nodes/drain", '{"nodes": ["n1"], "undo": true, "dry_run": true}', 404, "n1 is not drained"),
+            ("buckets/default/b/properties/unset", '{"names": ""}', 400, "names must be a list"),
+            ("bucket-types/default/properties/unset", '{"names": 0}', 400, "names must be a list"),
+            ("queues/to-west/release", '{"from": false}', 400, "from must be"),
+            ("queues/to-west/suspend", '{"what": ""}', 400, "cannot be suspended"),
             ("fullsync/suspend", json.dumps({"peer": "west", "reason": "r" * 1001}), 400, "1001 characters"),
             ("queues/to-west/suspend", json.dumps({"by": "r" * 1001}), 400, "1001 characters"),
         ):
