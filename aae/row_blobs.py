@@ -1,7 +1,7 @@
 """Many byte strings as one: their bytes end to end, and where each of them ends. Pure.
 
 So rows travel: a node joins what it read, and a batch job makes columns of the joined bytes without taking the strings
-apart (`aae.reconcile.columns`). For everybody else it is a sequence of bytes.
+apart (`aae.reconcile.rows`). For everybody else it is a sequence of bytes.
 """
 
 from __future__ import annotations

@@ -156,10 +156,12 @@ def import_(
 def trees(urls: str, bucket_type: str, exported: str | None, master: str, output: str, **given: Any) -> None:
     """Build the trees of a cluster anew from its key rows, or from an export, and hold them against what nodes answer.
     Exit code 1 when a segment differs; under writes some do for a moment."""
-    from aae.reconcile import jobs, sessions
+    from aae.reconcile import exporting, jobs, sessions
 
     options = _options(given)
     jobs.source_options(urls, bucket_type, "", options)
+    if exported is not None:
+        exporting.check_whole(exported)
     with sessions.job("trees", master) as spark:
         found = jobs.trees(spark, urls, bucket_type, _paced(spark, options), exported or "")
     if output == "json":

@@ -47,6 +47,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["import", "copy", *URL, "--origin", "ab"], "32 hexadecimal digits"),
         (["import", "copy", *URL, "--run-id", "../up", "--run-dir", "d"], "run id '../up'"),
         (["trees", *URL, "--segments", "x"], "FIRST-END"),
+        (["trees", *URL, "--export", "nowhere"], "there is no export"),
         ([*SEED, "--filter", "bucket:x", "--queue", "q"], "bucket:x"),
         ([*SEED, "--run-id", "a/b"], "run id 'a/b'"),
         ([*SEED, "--rate", "-1"], "--rate"),
@@ -62,6 +63,16 @@ def test_a_wrong_option_is_told_in_one_line(
     assert sentence in said
     assert len(said.splitlines()) == 1
     assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize("words", [["trees", "--export", "half", *URL], ["import", "half", *URL]])
+def test_half_an_export_is_good_for_nothing(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """What it lacks would be taken for what the cluster lacks."""
+    half = {"asked": {"bucket_type": "default"}, "slices": 3, "done": [0], "cluster": "6565"}
+    Path("half", "slice=0000").mkdir(parents=True)
+    Path("half", "_export.json").write_text(json.dumps(half), encoding="utf-8")
+    assert main(["reconcile", *words]) == Exit.USAGE
+    assert "the export is not finished: 1 of 3 slices are" in capsys.readouterr().err
 
 
 def test_a_token_in_the_environment_is_of_no_use_to_workers(
