@@ -273,7 +273,7 @@ class _Reader:
                 continue
             here: KeyPath = (*where, "fullsync", number)
             if named == cluster.name:
-                self._fault((*here, "cluster"), "a cluster is not compared with itself; name another one")
+                self._fault(here, "a cluster is not compared with itself; name another one")
             elif named not in topology.clusters and "urls" not in table:
                 known = no_such("cluster of this file", named, list(topology.clusters))
                 self._fault(here, f"{known}; one that is elsewhere needs name and urls")
