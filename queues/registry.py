@@ -21,7 +21,7 @@ from config.settings import QueueSettings
 from queues.batches import Batch
 from queues.counting import Waiting
 from queues.cursors import decode_state
-from queues.decrees import DEFINITIONS_PATH, in_force
+from queues.decrees import DEFINITIONS_PATH
 from queues.holding import Holding
 from queues.keeping import RETRY_MS, CursorKeeper, unreadable
 from queues.listing import listed, none_such, samples_of
@@ -81,7 +81,6 @@ class SourceQueues:
         self.digests: Callable[[], dict[bytes, bytes]] = dict
         """Of this cluster's properties by bucket type; see `queues.wire`. Set by who knows them."""
         self.cluster = (cluster_uuid, cluster_name)
-        self._config = {one.name: one for one in settings}
         self._store = store
         self._kv = kv
         self._metastore = metastore
@@ -335,7 +334,7 @@ class SourceQueues:
         """Have the queues that there are now, by one look after the other. Raises NotReady."""
         async with self._following:
             try:
-                wanted = in_force(self._config, await self.steering.definitions())
+                wanted = await self.steering.queues()
             except CodecError as error:
                 log.error("queue.metastore_value_unreadable", path=DEFINITIONS_PATH, error=str(error))
                 return

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, NamedTuple
 
+import structlog
+
 from config.rules import check_name
 from config.settings import QueueSettings
 from queues import decrees
@@ -34,6 +36,8 @@ from queues.ownership import (
 from queues.throttle import Rates
 from repl.metastore.port import Metastore
 from repl.model.errors import BadConfig, BadInput, CodecError, Overloaded
+
+log = structlog.get_logger(__name__)
 
 CRASHED: Final = "crashed"
 """What was lost with a node that died; see `queues.held`."""
@@ -100,6 +104,19 @@ class Steering:
         """What was registered or delisted at run time. Raises CodecError."""
         found = await read_value(self._metastore, decrees.DEFINITIONS_PATH)
         return decrees.decode_definitions(None if found is None else found.value)
+
+    async def queues(self) -> dict[str, QueueSettings]:
+        """The queues that there are, as far as this program can have them: one whose filter it does not know, since a
+        later version has registered it, is not here. Raises CodecError."""
+        found = {}
+        for name, settings in self._in_force(await self.definitions()).items():
+            try:
+                parse_filter(settings.filter)
+            except BadConfig as error:
+                log.error("queue.not_understood", queue=name, error=str(error))
+            else:
+                found[name] = settings
+        return found
 
     async def word(self, name: str) -> Word:
         """What stands there of a queue. Raises CodecError."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 
 import pytest
 
 from config.settings import QueueSettings
-from queues.decrees import PUBLISHING, SERVING
+from queues.decrees import DEFINITIONS_PATH, PUBLISHING, SERVING
 from queues.rules import FULL_SYNC
 from queues.serving import ServedQueue
 from queues.wire import Ack
 from repl.metastore.port import Versioned
-from repl.model.errors import IsthmusError, NotReady
+from repl.model.errors import BadInput, IsthmusError, NotReady
 from repl.model.keys import Key
 from repl.model.requests import Isolation
 from repl.routes import LEADER_WAIT_S
@@ -209,3 +210,20 @@ def test_a_queue_that_is_only_beginning_takes_nothing_in() -> None:
         await home.close()
 
     asyncio.run(run())
+
+
+def test_a_queue_that_this_version_does_not_understand_stops_no_other() -> None:
+    """A later version registers a queue with a rule that is not known here: it is not here, and all else is, also when
+    the node begins again."""
+
+    async def test(home: Home) -> None:
+        rows = {name: {"filter": rule} for name, rule in (("later", "key_begins:a"), ("plain", "any"))}
+        await home.metastore.put(DEFINITIONS_PATH, json.dumps(rows).encode(), None)
+        await home.until(lambda: list(home.queues.machines()) == ["q", "plain"])
+        await home.crash()
+        await home.start()
+        assert list(home.queues.machines()) == ["q", "plain"]
+        with pytest.raises(BadInput, match="there is one already"):
+            await home.acts.register("later", {}, 0, told(home))
+
+    alive(test)
