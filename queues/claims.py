@@ -6,11 +6,14 @@ by a CURSOR entry. The story goes on in `queues.source_queue`; who writes them i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from queues.cursors import CursorState
 from queues.gaps import OPEN, Gap, covered, ended, growing, with_gap
 from queues.window import Window
+from repl.store.port import Change
 
 PUBLISHING_SUSPENDED: Final = "publishing-suspended"
 """What a gap is that grows while publishing is suspended."""
@@ -45,6 +48,24 @@ def wanted_state(
     for gap in given:
         gaps = with_gap(gaps, gap)
     return CursorState(window.advance(), version, its_owner, before.decree, gaps)
+
+
+def ends_a_gap(before: CursorState, after: CursorState) -> Gap | None:
+    """The gap that grows in `before` and does not in `after`."""
+    grew = growing(before.gaps)
+    return grew if grew is not None and growing(after.gaps) is None else None
+
+
+def from_the_first(after: CursorState, grew: Gap, rows: Iterable[Change]) -> CursorState:
+    """`after`, in which the gap that grew begins with the first of its changes; `rows` of the index from its start on.
+    What was under way when publishing was suspended is in the gap, and was made before."""
+    gaps = []
+    for gap in after.gaps:
+        if gap.start <= grew.start < gap.end:
+            first_ms = min((row.time_ms for row in rows if row.offset < gap.end), default=gap.from_ms)
+            gap = gap._replace(from_ms=min(gap.from_ms, first_ms))
+        gaps.append(gap)
+    return replace(after, gaps=tuple(gaps))
 
 
 def needs_no_new_window(window: Window, after: CursorState) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import structlog
 
+from queues.claims import ends_a_gap, from_the_first
 from queues.cursors import CursorState, Position, encode_soft, encode_state, position_of
 from queues.decrees import Decree, obeyed
 from queues.gaps import with_gap, without
@@ -113,8 +114,7 @@ class CursorKeeper:
 
     async def _claim(self, queue: ServedQueue, partition: int, state: CursorState | None) -> None:
         try:
-            if state is None:
-                state = await self._obeying(queue, partition)
+            state = await (self._obeying(queue, partition) if state is None else self._dated(queue, partition, state))
             if state is not None:
                 await self._cursors.write_cursor(partition, queue.name, encode_state(state))
         except (Retryable, OutcomeUnknown) as error:
@@ -122,6 +122,19 @@ class CursorKeeper:
             await asyncio.sleep(RETRY_MS / 1000)
         finally:
             queue.claiming.discard(partition)
+
+    async def _dated(self, queue: ServedQueue, partition: int, state: CursorState) -> CursorState | None:
+        """The state, in which a gap that it ends has the times of what lies in it; None when it is out of date."""
+        window = queue.machine.windows.get(partition)
+        grew = None if window is None else ends_a_gap(window.state, state)
+        if window is None or grew is None:
+            return state
+        loop = asyncio.get_running_loop()
+        rows = await loop.run_in_executor(self._pool, self._store.changes, partition, grew.start, SINCE_ROWS)
+        now = dict(queue.machine.unclaimed(self._time.wall_ms())).get(partition)
+        if now is None or queue.machine.windows.get(partition) is not window or not ends_a_gap(window.state, now):
+            return None
+        return from_the_first(now, grew, rows)
 
     async def _obeying(self, queue: ServedQueue, partition: int) -> CursorState | None:
         """The state that obeys the newest decree, under the owner version that holds here now; the next claim follows

@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, TypeVar
 
-from queues.cursors import CursorState, encode_soft, encode_state, position_of
+from queues.cursors import CursorState, decode_state, encode_soft, encode_state, position_of
 from queues.owing import owed
 from queues.rules import Budget
 from queues.settled import QueuesSettled
@@ -40,6 +40,9 @@ KEYS: Final = [b"a", b"b", b"c", b"d"]
 LEASE_MS: Final = 5_000
 BUDGET: Final = (300, 4, 9)
 """Object size, whole objects, references: small, so that overflow and reading from rows happen all the time."""
+
+DISCARDING_FROM: Final = 2
+"""References of a queue that discards: fewer than keys, so that it does."""
 
 LIMITS: Final = WriteLimits(1_000_000, 1_000, 10_000_000)
 
@@ -73,8 +76,13 @@ class Town:
         *,
         owing: bool = True,
         repl_reap: bool = False,
+        discard: bool = False,
     ) -> None:
+        """`discard`: its queues give up what is above their budget."""
         self.name = name
+        self._discard = discard
+        self.claiming: set[str] = set()
+        """Sinks of whose queue a CURSOR entry is under way."""
         self.properties = TypeProperties(Properties(repl_reap=repl_reap), {})
         self.uuid = bytes([number]) * 16
         self.actor = actor_of(self.uuid, P)
@@ -107,14 +115,18 @@ class Town:
         self.life += 1
         self.apply(len(self.log))
         self.untold = []
+        self.claiming.clear()
         self.reads = []
         self.place.pending_rows.clear()
         self.place.reaped_pushes = ReapedPushes()
         self.replica.applied = self.replica.leo
         for road in self._roads:
             if road.source == self.name:
+                budget = Budget(*BUDGET, discard=self._discard)
+                if self._discard:
+                    budget.reference_limit = DISCARDING_FROM
                 queue = SourceQueue(
-                    f"to-{road.sink}", self.uuid, road.cascade, LEASE_MS, Budget(*BUDGET), self.life.to_bytes(8, "big")
+                    f"to-{road.sink}", self.uuid, road.cascade, LEASE_MS, budget, self.life.to_bytes(8, "big")
                 )
                 owner = owner_of(road.sink)
                 queue.set_owner(owner, 1)
@@ -136,6 +148,7 @@ class Town:
             queue.unlead(P)
         self.apply(len(self.log))
         self.untold = []
+        self.claiming.clear()
         self.place.pending_rows.clear()
         self.replica.applied = self.replica.leo
         for queue in self.queues.values():
@@ -146,14 +159,23 @@ class Town:
             queue.lead(P, TYPE, position, self.replica.applied)
 
     def _decide(self, queue: bytes, state: CursorState) -> None:
+        self._log_cursor(queue, state)
+        self.apply(1)
+        self.replica.applied, self.untold = self.replica.leo, []
+
+    def _log_cursor(self, queue: bytes, state: CursorState) -> None:
         offset = self.replica.leo
         self.log.append(
             make_entry(EntryKind.CURSOR, 1, offset, request_id=b"", origin=self.uuid, time_ms=0, key=queue,
                        payload=encode_state(state))
         )  # fmt: skip
         self.replica.leo = offset + 1
-        self.apply(1)
-        self.replica.applied, self.untold = self.replica.leo, []
+
+    def claim(self, sink: str, state: CursorState) -> None:
+        """A CURSOR entry of the queue to `sink` is on its way; one at a time."""
+        assert sink not in self.claiming
+        self.claiming.add(sink)
+        self._log_cursor(self.queues[sink].name.encode(), state)
 
     # ---------------------------------------------------------------- what is written
 
@@ -222,8 +244,16 @@ class Town:
         for entry in entries:
             if self.place.pending_rows.get((entry.bucket, entry.key)) is entry:
                 del self.place.pending_rows[entry.bucket, entry.key]
-        for queue in self.queues.values():
-            queue.add(P, entries, self.now_ms)
+        for sink, queue in self.queues.items():
+            start = 0
+            for at, entry in enumerate(entries):
+                if entry.kind == EntryKind.CURSOR and entry.key == queue.name.encode():
+                    queue.add(P, entries[start : at + 1], self.now_ms)
+                    queue.decided(P, TYPE, entry.offset, decode_state(entry.payload))
+                    self.claiming.discard(sink)
+                    start = at + 1
+            if start < len(entries):
+                queue.add(P, entries[start:], self.now_ms)
 
     def begin_reads(self) -> None:
         """Reads of the change index that windows want."""

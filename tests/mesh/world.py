@@ -75,6 +75,7 @@ class World:
         homes: bool = False,
         reaps: bool = False,
         repl_reap: bool = False,
+        discard: bool = False,
     ) -> None:
         self.rng = Random(seed)
         self.roads = roads
@@ -95,7 +96,7 @@ class World:
         self.acks: dict[tuple[str, LinkName, int], tuple[bytes, int, tuple[int, ...]]] = {}
         names = sorted({road.source for road in roads} | {road.sink for road in roads})
         self.towns = {
-            name: Town(name, number + 1, roads, self.look_at, owing=owing, repl_reap=repl_reap)
+            name: Town(name, number + 1, roads, self.look_at, owing=owing, repl_reap=repl_reap, discard=discard)
             for number, name in enumerate(names)
         }
         self.rosters: dict[str, Roster] = {}
