@@ -38,7 +38,7 @@ MEANINGS: Final[Mapping[Exit, str]] = {
     Exit.REFUSED: "the cluster refused the command",
     Exit.LOCAL_FAULT: "this machine's set-up is at fault: disk, data directory, port, Java",
     Exit.BROKEN: "a node's log or store failed while it ran, or a bug (its traceback is on standard error)",
-    Exit.INTERRUPTED: "interrupted by Ctrl-C",
+    Exit.INTERRUPTED: "interrupted by Ctrl-C, or a question was answered with no",
     Exit.PIPE_CLOSED: "whoever read the output has closed it",
 }
 

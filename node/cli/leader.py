@@ -85,14 +85,16 @@ def _followed(admin: AdminClient, status: dict[str, Any], *, quiet: bool) -> dic
         if run.get("number") != number:
             raise CommandFailed(Exit.UNAVAILABLE, "unknown", "another node controls the cluster now: look again")
         ended = [each for each in listed(run, "moves") if each.get("state") != "under-way"]
-        for each in ended[told:]:
+        over = sum(count for count in (run.get("done"), run.get("failed")) if isinstance(count, int))
+        new = min(over - told, len(ended))  # of a long run the node keeps the last moves only
+        for each in ended[len(ended) - new :]:
             silent_since_s = time.monotonic()
             if not quiet:
                 why = f": {cell(each.get('reason'))}" if each.get("reason") else ""
                 click.echo(
                     f"partition {cell(each.get('partition'))} to {cell(each.get('to'))}: {cell(each.get('state'))}{why}"
                 )
-        told = len(ended)
+        told = over
         if run.get("outcome"):
             return status
         if time.monotonic() - silent_since_s > SILENT_S:

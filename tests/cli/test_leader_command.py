@@ -137,3 +137,22 @@ def test_moves_that_never_end_are_not_waited_for(
     Told(monkeypatch, UNEVEN, status((2, 2, 0), PLAN, a_run("", [])))
     assert cli.main(["leader", "balance", "--yes"]) == Exit.UNAVAILABLE
     assert "no move has ended" in capsys.readouterr().err
+
+
+def test_a_run_of_more_moves_than_a_node_keeps_is_followed_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The node keeps the last moves only: each is told once all the same, and a run in which moves end is not taken
+    for a silent one."""
+    kept, moves = 3, [{"partition": n, "from": "n1", "to": "n3", "state": "done", "reason": ""} for n in range(9)]
+    looks = []
+    for n in range(0, 10, 1):
+        run = a_run("balanced" if n == 9 else "", moves[max(0, n - kept) : n])
+        looks.append(status((1, 1, 1), [], {**run, "done": n}))
+    Told(monkeypatch, UNEVEN, *looks)
+    clock = iter(range(0, 10_000, 20))
+    monkeypatch.setattr(leader.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(leader, "SILENT_S", 70.0)
+    assert cli.main(["leader", "balance", "--yes"]) == Exit.OK
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("partition ")]
+    assert told == [f"partition {n} to n3: done" for n in range(9)]
