@@ -8,7 +8,7 @@ is `repl.transport.http_client`'s.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
@@ -20,6 +20,12 @@ from repl.transport.http_client import OPEN, Access, HttpPeer, Refused
 
 CONNECTIONS: Final = 2
 """Of one peer node; an exchange asks one thing at a time, and folds may run beside it."""
+
+NAMES_BYTES: Final = wire.QUESTION_BYTES_MAX // 2
+"""Names of keys in one question to repair, which are few where names are long: config allows 64 KB."""
+
+NAME_HEAD_BYTES: Final = 16
+"""More than a name takes besides itself."""
 
 Answer = TypeVar("Answer")
 
@@ -71,8 +77,11 @@ class PeerTrees:
 
     async def repair(self, queue: str, bucket_type: bytes, names: Sequence[tuple[bytes, bytes]]) -> int:
         """Let the other cluster put what is ahead there into its queue; how many keys it took."""
-        question = wire.encode_repair_asked(RepairAsked(queue, bucket_type, tuple(names)))
-        return await self._ask(3, question, wire.decode_repaired)
+        taken = 0
+        for part in _fitting(names):
+            question = wire.encode_repair_asked(RepairAsked(queue, bucket_type, part))
+            taken += await self._ask(3, question, wire.decode_repaired)
+        return taken
 
     def close(self) -> None:
         """End what is under way; every further question fails."""
@@ -122,6 +131,21 @@ class PeerTrees:
             raise WrongCluster(f"{url} answers for cluster {told.cluster.hex()}, others for {self.cluster.hex()}")
         self.cluster = told.cluster
         return told.body
+
+
+def _fitting(names: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[tuple[bytes, bytes], ...]]:
+    """Parts of `names` that have room in a question."""
+    part: list[tuple[bytes, bytes]] = []
+    size = 0
+    for bucket, key in names:
+        length = len(bucket) + len(key) + NAME_HEAD_BYTES
+        if part and size + length > NAMES_BYTES:
+            yield tuple(part)
+            part, size = [], 0
+        part.append((bucket, key))
+        size += length
+    if part:
+        yield tuple(part)
 
 
 def _named(url: str, error: Refused) -> Refused:
