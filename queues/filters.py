@@ -65,7 +65,7 @@ class Decision(NamedTuple):
     def reason(self) -> str:
         """In a sentence."""
         if self.rule is not None:
-            return f"rule {self.rule} {'offers' if self.offered else 'holds back'} it"
+            return f"rule {self.rule} {'offers it' if self.offered else 'holds it back'}"
         return "no rule holds it back" if self.offered else "no rule offers it"
 
 

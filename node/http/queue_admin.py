@@ -6,6 +6,7 @@ gathered.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote_to_bytes
@@ -63,6 +64,9 @@ CLOCKS_APART_MS: Final = 60_000
 
 TIME_MAX_MS: Final = 1 << 50
 """Largest wall-clock time that is taken: beyond the year 30,000 somebody has mistaken the unit."""
+
+
+_NO_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2}).{0,2}", re.DOTALL)
 
 
 class QueueAdmin:
@@ -225,7 +229,7 @@ class QueueAdmin:
         wait_ms = count(wish, "wait_ms", 0, PUSH_WAIT_MAX_MS)
         if text(wish, "encoding") not in (None, "percent"):
             raise Refused(400, "bad-json", 'encoding must be "percent" (names are percent-encoded bytes), or null')
-        read = str.encode if wish.get("encoding") is None else unquote_to_bytes
+        read = str.encode if wish.get("encoding") is None else _percent_decoded
         self._node.coordinator.routes.partitions(bucket_type.encode())  # a bucket type that there is not is a slip
         keys = [Key(bucket_type.encode(), read(bucket), read(key)) for key in names]
         priority = FOLD if flag(wish, "fold") else FULL_SYNC
@@ -284,6 +288,12 @@ def _what(wish: dict[str, Any]) -> str:
     """What is to be suspended or resumed; serving, unless it is said."""
     what = text(wish, "what")
     return SERVING if what is None else what
+
+
+def _percent_decoded(name: str) -> bytes:
+    if (wrong := _NO_PERCENT.search(name)) is not None:
+        raise Refused(400, "bad-percent-encoding", f"{wrong[0]!r} in {name[:64]!r} is not % and two hex digits")
+    return unquote_to_bytes(name)
 
 
 def _start(wish: dict[str, Any], act: Act, default: str) -> int:

@@ -33,6 +33,12 @@ def test_slips_about_queues_are_refused_with_what_would_be_right(tmp_path: Path)
             ("register", {"name": "new", "from": ahead_ms}, "from must not lie ahead"),
             ("to-west/release", {"from": ahead_ms}, "from must not lie ahead"),
             ("to-west/release", {"from": False}, 'from must be "now", "0", or a time'),
+            (
+                "to-west/push",
+                {"bucket": "m%zz", "keys": ["k"], "encoding": "percent"},
+                "'%zz' in 'm%zz' is not % and two hex digits",
+            ),
+            ("to-west/push", {"bucket": "m", "keys": ["a%20", "b%"], "encoding": "percent"}, "'%' in 'b%' is not"),
             ("to-west/suspend", {"a": 1, "b": 2}, "'a', 'b' in the body are unknown"),
             ("to-west/throttle", {}, "say how much: bytes_per_second, objects_per_second, or both"),
             ("to-west/throttle", {"default": True, "objects_per_second": 5}, "or default alone"),
