@@ -6,6 +6,7 @@ and `repl` have it. Nothing here decides.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -84,6 +85,9 @@ class QueueRepairs:
 BUCKETS_REMEMBERED: Final = 10_000
 """Buckets whose answer a filter gives once."""
 
+REAPS_AT_ONCE: Final = 16
+"""Tombstones that a fold has reaped in one turn of the event loop: some milliseconds."""
+
 
 class FoldHands:
     """What folds that act do (`aae.folds.Hands`)."""
@@ -104,12 +108,22 @@ class FoldHands:
         """See Hands."""
         done = 0
         refused: Counter[str] = Counter()
-        for key in keys:
-            reaped = await self._reaper.ask(key)
-            if reaped.outcome == "reaped":
-                done += 1
+        troubles: list[IsthmusError] = []
+        for at, key in enumerate(keys, 1):
+            try:
+                reaped = await self._reaper.ask(key)
+            except IsthmusError as error:  # what was reaped before it is counted all the same
+                refused[f"{error.reason}: {error}"] += 1
+                troubles.append(error)
             else:
-                refused[reaped.reason or reaped.outcome] += 1
+                if reaped.outcome == "reaped":
+                    done += 1
+                else:
+                    refused[reaped.reason or reaped.outcome] += 1
+            if at % REAPS_AT_ONCE == 0:
+                await asyncio.sleep(0)  # a key that is led here is reaped without a wait
+        if troubles and len(troubles) == len(keys):
+            raise troubles[-1]  # it is none of the keys': whoever folds tries again
         return done, refused
 
     async def mend(self, partition: int, keys: Sequence[tuple[bytes, bytes]]) -> tuple[int, Counter[str]]:

@@ -1,0 +1,68 @@
+"""What folds do to keys leaves the event loop its turns, and loses no count of what was done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from node.repairs import REAPS_AT_ONCE, FoldHands
+from repl.model.errors import Overloaded
+from repl.model.keys import Key
+from repl.reaping import Reaped
+
+
+class Sickle:
+    """A reaper on the node that leads: it answers at once. `full` keys find no room."""
+
+    def __init__(self, full: Sequence[bytes] = ()) -> None:
+        self.full = full
+        self.asked = 0
+
+    async def ask(self, key: Key) -> Reaped:
+        """See Reaper."""
+        self.asked += 1
+        if key.key in self.full:
+            raise Overloaded("the window is full")
+        return Reaped("reaped", "") if key.key != b"7" else Reaped("waits", "queue q: waits")
+
+
+def hands(reaper: Sickle) -> FoldHands:
+    """With nothing but a reaper."""
+    nobody: Any = None
+    return FoldHands(nobody, reaper, nobody, nobody)  # type: ignore[arg-type]
+
+
+def test_others_have_their_turn_while_a_page_of_tombstones_is_reaped() -> None:
+    """Some keys, and whoever else wants the loop, again and again."""
+    reaper = Sickle()
+    longest = 0
+
+    async def others() -> None:
+        nonlocal longest
+        while True:
+            before = reaper.asked
+            await asyncio.sleep(0)
+            longest = max(longest, reaper.asked - before)
+
+    async def work() -> None:
+        waiting = asyncio.ensure_future(others())
+        done, refused = await hands(reaper).reap([Key(b"default", b"b", b"%d" % n) for n in range(1_000)])
+        assert (done, dict(refused)) == (999, {"queue q: waits": 1})
+        waiting.cancel()
+
+    asyncio.run(work())
+    assert 0 < longest <= 2 * REAPS_AT_ONCE
+
+
+def test_what_was_reaped_is_counted_though_there_is_no_room_for_more() -> None:
+    """A key that is refused for now is told with its reason, like one that must wait, and the others are reaped; where
+    all are refused, the page is, and is asked for again."""
+    reaper = Sickle(full=(b"3", b"5"))
+    keys = [Key(b"default", b"b", b"%d" % n) for n in range(7)]
+    done, refused = asyncio.run(hands(reaper).reap(keys))
+    assert (done, dict(refused)) == (5, {"overloaded: the window is full": 2})
+    with pytest.raises(Overloaded):
+        asyncio.run(hands(Sickle(full=[key.key for key in keys])).reap(keys))
