@@ -70,7 +70,7 @@ class HttpFace(Face):
         RiakViews(sights, self)
         self._batch = BatchRoutes(kv, limits, self)
         self._queues = QueueRoutes(queues, acts, self, certified=certified_sinks)
-        QueuePushes(acts, sights, self)
+        QueuePushes(acts, sights, self, key_limit_bytes=limits.key_bytes)
         add_health(self.router, ready=ready, metrics=metrics)
         add_openapi(self, "Isthmus: keys and values", program_version(), objects=True)
 

@@ -232,6 +232,9 @@ class QueueAdmin:
         read = str.encode if wish.get("encoding") is None else _percent_decoded
         self._node.coordinator.routes.partitions(bucket_type.encode())  # a bucket type that there is not is a slip
         keys = [Key(bucket_type.encode(), read(bucket), read(key)) for key in names]
+        limit = self._node.settings.limits.key_bytes
+        if any(max(len(key.bucket), len(key.key)) > limit for key in keys):
+            raise Refused(400, "bad-key", f"bucket and keys have 1 to {limit} bytes (limits.key_size)")
         priority = FOLD if flag(wish, "fold") else FULL_SYNC
         taken = await self._node.queue_acts.push(
             request.text("queue"), keys, priority, PUSH_WAIT_MS if wait_ms is None else wait_ms

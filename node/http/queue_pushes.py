@@ -50,8 +50,9 @@ class Types(Protocol):
 class QueuePushes:
     """The route."""
 
-    def __init__(self, pushing: Pushing, types: Types, face: Face) -> None:
+    def __init__(self, pushing: Pushing, types: Types, face: Face, *, key_limit_bytes: int) -> None:
         self._pushing = pushing
+        self._key_limit = key_limit_bytes
         self._types = types
         face.router.add("POST", "/queuename/{queue}", self._push)
 
@@ -59,6 +60,13 @@ class QueuePushes:
         """References that another cluster should get once more, as Riak takes them."""
         queue = request.text("queue")
         keys = _keys(await request.json())
+        for at, key in enumerate(keys):
+            if max(len(key.bucket), len(key.key)) > self._key_limit:
+                raise Refused(
+                    400,
+                    "bad-key",
+                    f"keys-clocks[{at}]: bucket and key have 1 to {self._key_limit} bytes (limits.key_size)",
+                )
         self._check_types(keys)
         taken = await self._pushing.push(queue, keys, FULL_SYNC, WAIT_MS)
         if taken < len(keys):

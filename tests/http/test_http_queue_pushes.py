@@ -93,6 +93,12 @@ def test_pushed_references_wait_at_the_second_priority_and_the_lengths_are_told(
         ({"bucket-type": None, "bucket": "b", "key": "k", "clock": ""}, "bad-json", "bucket-type must be"),
         ({"bucket": "b", "key": 7, "clock": ""}, "bad-json", "key must be"),
         ({"bucket": "b", "key": "\ud800", "clock": "kA=="}, "bad-json", "surrogates"),
+        (
+            {"bucket": "b", "key": "k" * 4097, "clock": "kA=="},
+            "bad-key",
+            "keys-clocks[1]: bucket and key have 1 to 4096",
+        ),
+        ({"bucket": "b" * 4097, "key": "k", "clock": "kA=="}, "bad-key", "limits.key_size"),
         ({"bucket": "b", "key": "k"}, "bad-vclock", "clock must be a text"),
         ({"bucket": "b", "key": "k", "clock": "%%"}, "bad-vclock", "keys-clocks[1]: clock is not base64"),
         ({"bucket": "b", "key": "k", "clock": "AAAA"}, "bad-vclock", "keys-clocks[1]: clock is"),
