@@ -17,6 +17,7 @@ import structlog
 
 from repl.identity import Identity
 from repl.isr import events as ev
+from repl.isr.epochs import epoch_at
 from repl.isr.options import Options
 from repl.isr.replica import Replica
 from repl.metastore.port import Ambiguous, Conflict, Unavailable
@@ -93,8 +94,17 @@ class Attaching:
             log_start=log_start,
             nonce_base=self._nonce_base,
             far=far,
+            committed=0 if far is not None else self._committed(partition, leo),
         )
         return Partition(record, replica, actor_of(self._cluster_uuid, partition), log_start)
+
+    def _committed(self, partition: int, leo: int) -> int:
+        """How far the log is known to be committed by what the store was found to have applied, also where its rows
+        must be replayed (H36): up to there where the log holds that very entry, for then it holds all below it
+        (I-LOG-MATCH). 0 where nothing can be told so."""
+        found = self._store.applied(partition)
+        holds = found.offset <= leo and epoch_at(self._replog.epoch_table(partition), found.offset - 1) == found.epoch
+        return found.offset if holds else 0
 
     def _far(self, partition: int, applied: int, log_start: int, *, removed: bool) -> ev.FarStored | None:
         """What a copy has whose rows come from elsewhere. One whose store ends below its log begins anew, and has

@@ -63,8 +63,9 @@ class Replica(Roles):
 
     `leo` and `epoch_table` are the recovered log's, `durable` the first offset of it that a power loss may
     still take, `log_start` its first entry; `applied` is the store's offset (or its floor while rows are
-    replayed); `epoch_seen` and `gen` come from the data directory's identity. `nonce_base`, random and below 2^62,
-    keeps the nonces of this process apart from those of earlier ones. `options` may be replaced (`reconfigure`).
+    replayed), `committed` how far this very log is known to be, by what was applied before; `epoch_seen` and `gen` come
+    from the data directory's identity. `nonce_base`, random and below 2^62, keeps the nonces of this process apart
+    from those of earlier ones. `options` may be replaced (`reconfigure`).
     """
 
     def __init__(
@@ -81,13 +82,14 @@ class Replica(Roles):
         log_start: int = 0,
         nonce_base: int = 0,
         far: ev.FarStored | None = None,
+        committed: int = 0,
     ) -> None:
-        assert 0 <= durable <= leo
+        assert max(0, committed) <= durable <= leo
         assert options.window_entries > 0
         standing = Standing(
             partition=partition,
             member=Member(node, gen),
-            progress=Progress(leo=leo, durable=durable, hw=applied, applied=applied),
+            progress=Progress(leo=leo, durable=durable, hw=max(applied, committed), applied=applied),
             table=epoch_table,
             log_start=log_start,
             options=options,
@@ -139,6 +141,7 @@ class Replica(Roles):
                 if standing.inc is not None and standing.inc != inc:
                     self._session_over()
                 standing.inc = inc
+                standing.replay()
                 self._follow_record(now_ms)
             case ev.SessionExpired():
                 self._session_over()

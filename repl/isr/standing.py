@@ -56,6 +56,7 @@ class Standing:
     """Transfer rounds that were finished since this copy last followed."""
     effects: list[Effect] = field(default_factory=list)
     _hinted_at_ms: int = -HINT_PAUSE_MS
+    _replayed: bool = False
 
     @property
     def known(self) -> PartitionRecord:
@@ -78,6 +79,12 @@ class Standing:
         if end > self.progress.hw:
             self.progress.hw = end
             self.effects.append(Apply(end))
+
+    def replay(self) -> None:
+        """What was committed when this process found it needs nobody's word to be applied: ask for it, once."""
+        if not self._replayed and self.far is None and self.progress.applied < self.progress.hw:
+            self.effects.append(Apply(self.progress.hw))
+        self._replayed = True
 
     def hint(self, now_ms: int) -> None:
         """Somebody knows a newer record."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from repl.isr import effects as fx
 from repl.isr import events as ev
 from repl.isr import messages as ms
 from repl.isr.options import Options
-from repl.isr.replica import Role
+from repl.isr.replica import Replica, Role
 from repl.model.record import Member
 from tests.isr.scripted import some_entries
 from tests.isr.together import NODES, Together
@@ -145,6 +146,23 @@ def test_a_copy_in_quarantine_keeps_up_with_the_record_until_it_is_not_named() -
     assert replica.reason.startswith("removed: this node is no replica any more")
     replica.step(ev.RecordSeen(replace(left, version=left.version + 1, replicas=("n1", "n3", "n2"))), 0)
     assert replica.role is Role.FOLLOWER
+
+
+def test_what_was_applied_before_a_power_loss_is_committed_before_anybody_says_so() -> None:
+    """H36, R-TRUNC: rows that must be replayed are applied from the log as soon as there is a session, once, and none
+    of them is given up for a leader that lacks them."""
+    found = {"leo": 20, "durable": 20, "epoch_table": ((1, 0),), "epoch_seen": 1}
+    replica = Replica(0, "n2", 1, **found, applied=10, options=Options(), committed=18)  # type: ignore[arg-type]
+    assert (replica.applied, replica.hw) == (10, 18)
+    assert replica.step(ev.SessionStarted(1), 0) == [fx.Apply(18)]
+    assert replica.step(ev.SessionExpired(), 0) == []
+    assert replica.step(ev.SessionStarted(2), 0) == []
+    world = Together()
+    world.elect("n1")
+    replica.step(ev.RecordSeen(world.record), 0)
+    replica.step(ev.Received("n1", ms.HelloOk(1, replica._standing.nonce, 17, 17, 17)), 0)
+    assert replica.reason.startswith("committed-divergence: n1 agrees with this log only below 17, but all below 18")
+    assert (replica.leo, replica.hw) == (20, 18)
 
 
 def test_a_late_answer_to_an_older_hello_changes_nothing() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from structlog.testing import capture_logs
 
 from node.gathering import Gathering
@@ -107,9 +108,13 @@ def test_a_copy_that_lacks_something_leads_only_when_an_operator_forces_it(tmp_p
     asyncio.run(story())
 
 
-def test_a_copy_in_quarantine_is_taken_away_and_made_anew_while_all_serve(tmp_path: Path, town: Towns) -> None:
-    """The copy that alone holds what was acknowledged before a leader was forced stays as it is, and follows nobody;
-    once its replica is taken away it is deleted without a restart, and given back it is filled from its leader."""
+@pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"], ids=["killed", "power_lost"])
+def test_a_copy_in_quarantine_is_taken_away_and_made_anew_while_all_serve(
+    tmp_path: Path, town: Towns, boot_id: str
+) -> None:
+    """The copy that alone holds what was acknowledged before a leader was forced stays as it is, and follows nobody,
+    also where its rows were to be replayed; once its replica is taken away it is deleted without a restart, and given
+    back it is filled from its leader."""
 
     async def story() -> None:
         async with town(tmp_path, options=Options(max_time_lag_ms=300), removed_grace_ms=500) as t:
@@ -130,7 +135,7 @@ def test_a_copy_in_quarantine_is_taken_away_and_made_anew_while_all_serve(tmp_pa
             assert status == 200
             await until(lambda: last.partition().replica.ready)
             await put(last, b"three")
-            back = await t.open(leader.node)
+            back = await t.open(leader.node, boot_id=boot_id)
             await until(lambda: back.partition().reason.startswith("committed-divergence"))
             gen = back.partition().replica.member.gen
             assert back.runtime.store.object(0, b"b", b"two") is not None

@@ -101,7 +101,7 @@ class Declarations:
         act.diverged.clear()
         for node in self._checkers.world.holders(partition):
             hws = [process.replicas[partition].hw for process in node.processes if partition in process.replicas]
-            if max(node.disk.stores[partition].applied, *hws, 0) > act.end:
+            if max(node.disk.committed(partition), *hws, 0) > act.end:
                 act.diverged.add(Member(node.name, node.disk.gens[partition]))
 
     # -- copies ---------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class Declarations:
     def attached(self, node: Node, partition: int) -> None:
         """A process starts from a copy: what it only knew to be decided, and had not applied, is forgotten."""
         act = self.acts.get(partition)
-        if act is not None and node.disk.stores[partition].applied <= act.end:
+        if act is not None and node.disk.committed(partition) <= act.end:
             act.diverged.discard(Member(node.name, node.disk.gens[partition]))
 
     def hw_moved(self, process: Process, partition: int, replica: Replica) -> None:

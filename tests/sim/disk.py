@@ -160,6 +160,8 @@ class SimStore:
         self.latest: dict[int, Entry] = {}
         self.floor = 0
         self.target = 0
+        self.target_epoch = 0
+        """Of the entry just below the target."""
         self.far: FarStored | None = None
         self.reaped = -1
         """Offset of the last REAP entry."""
@@ -185,7 +187,8 @@ class SimStore:
             self.begin_far(empty=True)
             return
         found = rng.randint(self.floor, self.applied)
-        self.target = max(self.target, found)
+        if found > self.target:
+            self.target, self.target_epoch = found, self.history[found - 1].epoch
         del self.history[self.floor :]
         self.latest = effect_of(self.history)
         self.reaped = last_reap(self.history)
@@ -235,6 +238,14 @@ class Disk:
         """The next sync reports an error."""
         self.slow = 1
         """Everything takes this many times as long."""
+
+    def committed(self, partition: int) -> int:
+        """How far a copy is known to be committed, by what its store was found with: up to there where the log holds
+        that very entry."""
+        log, store = self.logs[partition], self.stores[partition]
+        last = log.entries[store.target - 1 - log.start] if log.start < store.target <= log.end else None
+        holds = last is not None and last.epoch == store.target_epoch
+        return store.target if holds else store.applied
 
     def make_copy(self, partition: int) -> None:
         """An empty copy of a partition."""

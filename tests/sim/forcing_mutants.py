@@ -79,6 +79,17 @@ def counts_for_what_its_leader_lacks(patch: Patch) -> None:
     patch.setattr(Follower, "accepted", accepted)
 
 
+def forgets_what_it_replays(patch: Patch) -> None:
+    """A copy whose rows must be replayed takes none of it for committed (against R-FORCE, H36)."""
+    sound = Replica.__init__
+
+    def made(self: Replica, *args: Any, committed: int = 0, **given: Any) -> None:
+        del committed
+        sound(self, *args, **given)
+
+    patch.setattr(Replica, "__init__", made)
+
+
 def keeps_a_divergence_to_itself(patch: Patch) -> None:
     """A copy that its leader contradicts asks for ever, and nobody is told (against R-FORCE)."""
     patch.setattr(Replica, "_quarantine_if", lambda *_given: None)

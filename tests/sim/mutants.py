@@ -558,6 +558,7 @@ DEFECTS = (
     Defect(None, ("I-FORCED",), last_resorts(), forcing.lets_a_controller_force),
     Defect(forcing.gives_up_what_its_leader_lacks, ("I-TRUNC-SAFE", "I-APPLY"), last_resorts()),
     Defect(forcing.counts_for_what_its_leader_lacks, ("I-DIVERGED",), last_resorts()),
+    Defect(forcing.forgets_what_it_replays, ("I-DIVERGED",), last_resorts(gap_ms=250, write_gap_ms=20)),
     Defect(forcing.keeps_a_divergence_to_itself, ("I-CONVERGE",), last_resorts()),
     Defect(answers_when_appended, ("I-ACK",), None),
     Defect(writes_unconditionally, ("I-EPOCH-MONO", "I-EPOCH-ONE", "I-COMMIT-RULE"), None),

@@ -110,6 +110,7 @@ class Process:
             log_start=log.start,
             nonce_base=self.nonce_base(),
             far=self.far.found(store),
+            committed=0 if store.far is not None else min(disk.committed(partition), log.end),
         )
         self.undecided[partition] = []
         self.tails[partition] = {}
