@@ -16,6 +16,7 @@ import structlog
 from queues.by_reference import ObjectReply, ObjectRequest
 from queues.decrees import CLEARED, PUBLISHING, SERVING, Positions
 from queues.explaining import explained, explained_lower
+from queues.gaps import Gap
 from queues.lag import lags
 from queues.listing import ledger, reason
 from queues.registry import SourceQueues
@@ -298,13 +299,13 @@ class QueueActs:
         """A full-sync has found equal, or repaired, what these gaps left out; returns how many are closed. Gaps that
         still grow stay. Raises Retryable, OutcomeUnknown, too: then it may be done again."""
         queue = self._queues.named(name)
-        starts: dict[int, list[int]] = {}
+        proven: dict[int, list[Gap]] = {}
         for partition, window in queue.machine.windows.items():
             for gap in window.state.gaps:
                 gap_id = f"{partition}:{gap.start}"
                 if not gap.is_open and choice.takes(gap_id, window.bucket_type, gap.from_ms, gap.upto_ms):
-                    starts.setdefault(partition, []).append(gap.start)
-        closed = await self._queues.close_gaps(queue, starts)
+                    proven.setdefault(partition, []).append(gap)
+        closed = await self._queues.close_gaps(queue, proven)
         fits = [one for one in queue.word.lost if choice.takes(_lost_id(one), None, one.from_ms, one.upto_ms)]
         if fits:
             closed += await self._queues.steering.forget_lost(name, lambda one: one in fits)

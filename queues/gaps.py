@@ -8,7 +8,7 @@ grows: publishing is suspended. Gaps are claims of what *may* be missing, so two
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any, Final, NamedTuple
 
 from repl.model.errors import CodecError
@@ -93,10 +93,9 @@ def below(gaps: Gaps, cursor: int) -> Gaps:
     return tuple(left)
 
 
-def without(gaps: Gaps, starts: Iterable[int]) -> Gaps:
-    """`gaps` without those that begin at `starts`; one that still grows stays."""
-    closed = set(starts)
-    return tuple(gap for gap in gaps if gap.is_open or gap.start not in closed)
+def without(gaps: Gaps, closed: Collection[Gap]) -> Gaps:
+    """`gaps` without those of `closed` that are still the same; one that still grows stays."""
+    return tuple(gap for gap in gaps if gap.is_open or gap not in closed)
 
 
 def covered(gaps: Gaps, start: int, end: int) -> bool:

@@ -7,7 +7,7 @@ Runs on the event loop; reads in the read pool. What an entry says is decided in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, Final
@@ -17,7 +17,7 @@ import structlog
 from queues.claims import ends_a_gap, from_the_first
 from queues.cursors import CursorState, Position, encode_soft, encode_state, position_of
 from queues.decrees import Decree, obeyed
-from queues.gaps import with_gap, without
+from queues.gaps import Gap, with_gap, without
 from queues.serving import ServedQueue
 from queues.window import Window
 from repl.model.errors import IsthmusError, NotReady, OutcomeUnknown, Retryable
@@ -169,16 +169,16 @@ class CursorKeeper:
         loop = asyncio.get_running_loop()
         return min(applied, await loop.run_in_executor(self._pool, self._store.offset_at, partition, decree.start_ms))
 
-    async def close_gaps(self, queue: ServedQueue, starts: Mapping[int, list[int]]) -> int:
-        """Close gaps, by partition those that begin at these offsets; returns how many. Raises Retryable,
+    async def close_gaps(self, queue: ServedQueue, proven: Mapping[int, Collection[Gap]]) -> int:
+        """Close gaps, by partition, as far as they still are as they were seen; returns how many. Raises Retryable,
         OutcomeUnknown: then it may be done again.
 
         An entry says all of the state, so one is under way at a time, and what was given up since the last one stands
         in this one, too: that may be in an entry of which nobody knows what became."""
-        if busy := queue.claiming & starts.keys():
+        if busy := queue.claiming & proven.keys():
             raise NotReady(f"queue {queue.settings.name}: another cursor entry of partition {min(busy)} is under way")
         closed = 0
-        for partition, of_it in starts.items():
+        for partition, of_it in proven.items():
             window = queue.machine.windows.get(partition)
             if window is None or partition in queue.claiming:
                 continue

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from queues.batches import Batch
 from queues.counting import Waiting
 from queues.cursors import decode_state
 from queues.decrees import DEFINITIONS_PATH
+from queues.gaps import Gap
 from queues.holding import Holding
 from queues.keeping import RETRY_MS, CursorKeeper, unreadable
 from queues.listing import listed, none_such, samples_of
@@ -355,9 +356,9 @@ class SourceQueues:
                 for partition in list(self._led):
                     self._spawn(self._stand(queue, partition))
 
-    async def close_gaps(self, queue: ServedQueue, starts: Mapping[int, list[int]]) -> int:
+    async def close_gaps(self, queue: ServedQueue, proven: Mapping[int, Collection[Gap]]) -> int:
         """See `queues.keeping.CursorKeeper.close_gaps`."""
-        return await self._keeper.close_gaps(queue, starts)
+        return await self._keeper.close_gaps(queue, proven)
 
     # ---------------------------------------------------------------- what is shown
 

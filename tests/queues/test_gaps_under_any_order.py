@@ -118,7 +118,7 @@ class Steered(Schedule):
         chosen = [gap for gap in window.state.gaps if not gap.is_open and self.rng.getrandbits(1)]
         if partition in self.claiming or not chosen:
             return
-        left = without(window.state.gaps, [gap.start for gap in chosen])
+        left = without(window.state.gaps, chosen)
         for gap in window.claim_gaps():
             left = with_gap(left, gap)
         for gap in chosen:

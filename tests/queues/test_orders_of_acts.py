@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from config.settings import QueueSettings
+from queues.acts import GapChoice
 from queues.decrees import DEFINITIONS_PATH, PUBLISHING, SERVING
 from queues.rules import FULL_SYNC
 from queues.serving import ServedQueue
@@ -19,7 +20,7 @@ from repl.model.keys import Key
 from repl.model.requests import Isolation
 from repl.routes import LEADER_WAIT_S
 from tests.queues.home import PARTITIONS, Home
-from tests.queues.test_queue_acts import alive, keys, settled, told
+from tests.queues.test_queue_acts import ACT, alive, keys, settled, told
 
 P = PARTITIONS[0]
 
@@ -225,5 +226,36 @@ def test_a_queue_that_this_version_does_not_understand_stops_no_other() -> None:
         assert list(home.queues.machines()) == ["q", "plain"]
         with pytest.raises(BadInput, match="there is one already"):
             await home.acts.register("later", {}, 0, told(home))
+
+    alive(test)
+
+
+def test_a_gap_that_grows_while_others_are_closed_stays() -> None:
+    """Gaps are closed one partition after the other. What has grown meanwhile, under the id that it had, was not part
+    of what was proven."""
+
+    async def test(home: Home) -> None:
+        await settled(home)  # nobody fetches: the cursor stands where the first clear ended, and the second joins it
+        for partition in PARTITIONS:
+            home.put(b"a", partition=partition)
+        await home.acts.clear("q", told(home))
+        await settled(home)
+        proven = home.acts.gaps("q")
+        write = home.write_cursor
+
+        async def writing(partition: int, queue: bytes, payload: bytes) -> int:
+            home.write_cursor = write  # type: ignore[method-assign]
+            home.clock.skew_ms += 2_000
+            home.put(b"b", partition=PARTITIONS[1])
+            await home.acts.clear("q", told(home))
+            await home.until(lambda: home.queues.named("q").machine.windows[PARTITIONS[1]].state.decree == 2)
+            return await write(partition, queue, payload)
+
+        home.write_cursor = writing  # type: ignore[method-assign]
+        chosen = GapChoice(tuple(gap["id"] for gap in proven), upto_ms=max(gap["upto_ms"] for gap in proven))
+        assert await home.acts.close_gaps("q", chosen, ACT) == 1
+        rows = {row.key: row.offset for row in home.store.changes(PARTITIONS[1], 0, 9)}
+        left = [gap for gap in home.acts.gaps("q") if gap["partition"] == PARTITIONS[1]]
+        assert any(gap["from_offset"] <= rows[b"b"] < gap["upto_offset"] for gap in left)
 
     alive(test)
