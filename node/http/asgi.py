@@ -283,6 +283,7 @@ class Face:
         try:
             await work
         except Unread as unread:
+            let_go(unread)  # and with it what was read of the body, which would wait for the rest
             await self._refuse_unread(unread.error, scope, receive, send)
         except ClientGone:
             self.counts.add("other", scope["method"], 499)

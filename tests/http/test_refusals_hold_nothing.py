@@ -83,3 +83,36 @@ def test_errors_of_items_free_the_calls_they_came_through(room: Any, ask_face: A
 
     asyncio.run(story())
     assert [each() for each in seen] == [None]
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_what_was_read_of_a_refused_body_goes_before_the_rest_is_thrown_away(room: Any) -> None:
+    """A client may take seconds to send what nobody wants; what came before is not held for so long."""
+    gone: list[int] = []
+    told: list[int] = []
+
+    class Piece(bytes):
+        def __del__(self) -> None:
+            gone.append(len(self))
+
+    size = room.face.budget.limit_bytes = 1000
+
+    async def receive() -> dict[str, Any]:
+        if told:
+            assert sorted(gone) == [2, size - 1]
+            return {"type": "http.request", "body": b"", "more_body": False}
+        piece = Piece(b"v" * (2 if sent_first else size - 1))
+        sent_first.append(True)
+        return {"type": "http.request", "body": piece, "more_body": True}
+
+    sent_first: list[bool] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        if "status" in message:
+            told.append(message["status"])
+
+    headers = [(b"content-type", b"text/plain")]
+    scope = {"method": "PUT", "raw_path": b"/buckets/b/keys/k", "headers": headers, "query_string": b""}
+    asyncio.run(room.face(scope, receive, send))
+    assert told == [503]
+    assert sorted(gone) == [2, size - 1]
