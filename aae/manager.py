@@ -39,7 +39,7 @@ from aae.schedule import (
     window_of,
 )
 from config.fullsync import FullSyncSettings
-from repl.model.errors import BadInput, LocalFault, Retryable
+from repl.model.errors import BadInput, LocalFault, NotReady, Retryable
 from repl.model.ports import TimeSource
 
 log = structlog.get_logger(__name__)
@@ -88,6 +88,7 @@ class Manager:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.peers: dict[str, Peer] = {}
         self._taken = ""
+        self._stopping = False
         self.running: Running | None = None
         self.totals: dict[tuple[str, Verdict], int] = {}
         """(peer, verdict) -> checks of bucket types that ended so, since this node's start."""
@@ -110,7 +111,8 @@ class Manager:
         self.arm()
 
     async def stop(self) -> None:
-        """End the check that runs, and everything else."""
+        """End the check that runs, and everything else; no other one begins."""
+        self._stopping = True
         if self._alarm is not None:
             self._alarm.stop()
             self._alarm = None
@@ -198,18 +200,20 @@ class Manager:
 
     async def run(self, name: str, kind: Kind, by: str, times: TimeRange | None = None) -> list[Result]:
         """Run a check now, of every bucket type of the peer; its results. `times`: instead of those of its kind. Raises
-        UnknownPeer, Busy. A suspended peer is checked all the same: somebody asks for it."""
+        UnknownPeer, Busy, NotReady. A suspended peer is checked all the same: somebody asks for it."""
         peer = self.peer(name)
         self._take(peer)
         return await self._check(peer, kind, by, times)
 
     def begin(self, name: str, kind: Kind, by: str) -> None:
-        """As `run`, without waiting. Raises UnknownPeer, Busy."""
+        """As `run`, without waiting. Raises UnknownPeer, Busy, NotReady."""
         peer = self.peer(name)
         self._take(peer)
         self._spawn(self._check(peer, kind, by))
 
     def _take(self, peer: Peer) -> None:
+        if self._stopping:
+            raise NotReady("this node is stopping: ask another one")
         if self._taken:
             raise Busy(f"a check of {self._taken} is running; one runs at a time on a node")
         self._taken = peer.settings.name

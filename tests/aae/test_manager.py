@@ -27,7 +27,7 @@ from aae.memory import NAMED_BYTES, Memory, Named, _plain
 from aae.runs import Outcome
 from aae.schedule import DAY_MS, HOUR_MS, Kind, TimeRange, window_of
 from config.fullsync import FullSyncSettings
-from repl.model.errors import BadInput
+from repl.model.errors import BadInput, NotReady
 from repl.model.keys import Key
 from repl.slots import Slots
 
@@ -220,6 +220,24 @@ def test_acts_at_the_same_time_are_remembered_one_by_one(tmp_path: Path, monkeyp
             assert again.of(name).suspended == desk.memory.of(name).suspended
         assert len(again.of("west").results) == 1
         await desk.manager.stop()
+
+    story(work)
+
+
+def test_a_node_that_stops_begins_no_check(tmp_path: Path) -> None:
+    """Whoever asks for one is told so, and nothing is left running; a check that ends by the stop begins no other."""
+
+    async def work() -> None:
+        desk = Desk(tmp_path, WEST)
+        desk.checkers["west"].gate = asyncio.Event()
+        desk.manager.begin("west", Kind.ALL, "ann")
+        await asyncio.sleep(0)
+        await desk.manager.stop()
+        with pytest.raises(NotReady, match="stopping"):
+            desk.manager.begin("west", Kind.ALL, "ann")
+        with pytest.raises(NotReady, match="stopping"):
+            await desk.manager.run("west", Kind.ALL, "ann")
+        assert len(desk.checkers["west"].checks) == 1
 
     story(work)
 
