@@ -227,7 +227,8 @@ class SourceQueue(Reckoning):
         if found is None or not self.owner_version:
             return None
         for window in self.windows.values():
-            if window.waiting_count or (window.tracking and not window.contiguous):
+            may_give = window.owner_version == self.owner_version
+            if may_give and (window.waiting_count or (window.tracking and not window.contiguous)):
                 return None
         return found
 

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from config.settings import QueueSettings
+from queues.cursors import CursorState, encode_state
 from queues.pace import ALIVE_MS
 from queues.reading import read_objects
 from queues.rules import FOLD, FULL_SYNC, REAL_TIME, Item
@@ -17,8 +18,8 @@ from repl.model.objects import decode_object
 from repl.model.reference import ReferenceKind
 from repl.model.vclock import descends
 from tests.queues.home import Home
-from tests.queues.source_world import BUCKET
-from tests.queues.test_source_queue_rules import SESSION, Desk, P, keys
+from tests.queues.source_world import BUCKET, THIRD
+from tests.queues.test_source_queue_rules import SESSION, Desk, P, Q, keys
 
 DEFAULTS = QueueSettings("q")
 
@@ -144,6 +145,33 @@ def test_the_bounds_are_those_of_the_source_texts() -> None:
     assert kinds[:2] == [ReferenceKind.OBJECT, ReferenceKind.TO_FETCH]
     assert kinds.count(ReferenceKind.OBJECT) == DEFAULTS.object_limit_count
     assert set(kinds[-10:]) == {ReferenceKind.TO_FETCH}
+
+
+def test_a_partition_that_may_not_give_yet_holds_up_no_lower_priority() -> None:
+    """The queue has a new owner, and one partition cannot write the CURSOR entry that says so, since it has too few in
+    sync: what waits there is for nobody, and repairs of all others go on."""
+    desk = Desk(partitions=(P, Q))
+    for partition in (P, Q):
+        desk.write(b"r", partition)
+    machine = desk.queue
+    machine.set_owner(THIRD, 2)
+    state = CursorState(0, 2, THIRD)
+    entry = desk.pen.cursor(P, b"q", encode_state(state))
+    desk.shelf.put(P, entry)
+    machine.add(P, [entry], desk.now)
+    machine.decided(P, b"default", entry.offset, state)
+    session = SESSION._replace(cluster=THIRD)
+    machine.heard(session, None, desk.now)
+    desk.refill()
+    machine.lower[0].offer(named(b"p", range(3)), desk.now)
+    desk.now += ALIVE_MS + 1
+    first = machine.take(session, 10, 1_000_000, desk.now)
+    assert first is not None
+    assert (first.priority, keys(first.items())) == (REAL_TIME, [b"r"])
+    assert machine.due_in_ms(desk.now, session) == 0
+    second = machine.take(session, 10, 1_000_000, desk.now)
+    assert second is not None
+    assert (second.priority, len(second)) == (FULL_SYNC, 3)
 
 
 @pytest.mark.slow
