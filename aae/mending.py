@@ -11,6 +11,7 @@ Who finds damage: `aae.row_audit`, `aae.agreement`, and the fold `repair-keys`. 
 from __future__ import annotations
 
 import asyncio
+import time as clock
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -24,7 +25,7 @@ import structlog
 from aae.row_proofs import fold, made_of, newest_changes, rows_of, says_so, tail_of, whole
 from repl.model.entry import decode_key_row
 from repl.model.errors import CodecError, Corruption, IsthmusError, NotReady
-from repl.model.keys import key_hash, segment_of
+from repl.model.keys import SEGMENT_COUNT, key_hash, segment_of
 from repl.store import transfer
 from repl.store.port import Store
 from repl.store.rows import CHANGE_HEAD, SEGMENT_BYTES, segment_name, split_tail
@@ -38,6 +39,13 @@ LOOK_ASKED: Final = "aae.look_again"
 LOOKED_MAX: Final = 2_000
 """Rows whose objects are read at once because an exchange reads their segments: some tenth of a second of a thread.
 What lies beyond is looked at when the next exchange reads it, if it still differs."""
+
+UNREADABLE_ROWS: Final = 2_000
+UNREADABLE_BYTES: Final = 1024 * 1024
+"""What is looked through at once for rows that cannot be read: some 3 ms of a thread."""
+
+REST_SHARE: Final = 1.0
+"""Rest after that, as a share of what it took: all rows of a copy are read, and clients want the interpreter, too."""
 
 TIMEOUT_MS: Final = 10_000
 """How long another replica may take to answer."""
@@ -345,15 +353,17 @@ class Mending:
         found: list[int] = []
         with (
             closing(self._store.far.snapshot(partition)) as snapshot,
-            closing(snapshot.key_pages(segment_name(0), 1 << 20, 2_000, 1 << 20)) as pages,
+            closing(snapshot.key_pages(segment_name(0), SEGMENT_COUNT, UNREADABLE_ROWS, UNREADABLE_BYTES)) as pages,
         ):
             for names, rows in pages:
+                began_s = clock.monotonic()
                 for name, row in zip(names, rows, strict=True):
                     segment = int.from_bytes(name[:SEGMENT_BYTES], "big")
                     if transfer.offset_seen(row) is None and segment not in found[-1:]:
                         found.append(segment)
                         if len(found) == most:
                             return found
+                clock.sleep((clock.monotonic() - began_s) * REST_SHARE)
         return found
 
     def metrics(self) -> list[Sample]:

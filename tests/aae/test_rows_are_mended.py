@@ -291,6 +291,20 @@ def test_what_an_exchange_reads_is_looked_through(
     assert mine.all_rows() == other.all_rows()
 
 
+def test_whoever_looks_for_rows_that_cannot_be_read_rests(
+    pair: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows of a copy are decoded, in a thread: between pages clients have their turn, as long as a page took."""
+    mine, _ = pair
+    mine.damage(KEY_ROWS, lambda data: b"\xc1" + data)
+    rests: list[float] = []
+    monkeypatch.setattr(mending, "UNREADABLE_ROWS", 5)
+    monkeypatch.setattr("aae.mending.clock.sleep", rests.append)
+    assert mine.mending.unreadable(PARTITION, 10) == [SEGMENT]
+    assert len(rests) == len(KEYS) // 5
+    assert min(rests) > 0
+
+
 def test_keys_are_mended_one_by_one_and_others_told_of(pair: tuple[Replica, Replica]) -> None:
     """What a fold names: a damaged key is mended, one that is not (any more) says so; and another node is told to look
     at a segment of its own."""
