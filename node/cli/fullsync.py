@@ -54,7 +54,7 @@ def status(results: int, admin: AdminClient, output: str) -> None:
     if output == "json":
         echo_json(answer)
         return
-    click.echo(f"{answer.get('node')}: {answer.get('state')}, {answer.get('reason')}")
+    click.echo(printable(f"{answer.get('node')}: {answer.get('state')}, {answer.get('reason')}"))
     running = answer.get("running")
     if isinstance(running, dict):
         click.echo(_progress(running))
@@ -63,9 +63,9 @@ def status(results: int, admin: AdminClient, output: str) -> None:
     echo_table(columns, [row for peer in peers for row in _rows(peer)])
     for peer in peers:
         silent = "".join(f"; {node} does not answer" for node in peer.get("unknown", ()))
-        click.echo(f"{peer.get('name')}: compared by {', '.join(peer.get('shared_by', ()))}{silent}")
+        click.echo(printable(f"{peer.get('name')}: compared by {', '.join(peer.get('shared_by', ()))}{silent}"))
         if peer.get("warning"):
-            click.echo(f"warning: {peer.get('name')}: {peer['warning']}")
+            click.echo(printable(f"warning: {peer.get('name')}: {peer['warning']}"))
         learned = peer.get("range")
         if isinstance(learned, dict):
             of = "" if learned["bucket"] is None else f" in bucket {learned['bucket']}"
@@ -294,7 +294,7 @@ def _echo_named(name: Any, named: list[dict[str, Any]]) -> None:
 def _progress(running: dict[str, Any]) -> str:
     left = running.get("estimate_s")
     estimate = "" if left is None else f", about {milliseconds(1000 * left)} left"
-    return (
+    return printable(
         f"{running.get('peer')}: {running.get('kind')} check of {running.get('bucket_type')}, {running.get('state')}; "
         f"{running.get('branches_done')} of {running.get('branches_differing')} differing branches done, "
         f"{running.get('differences')} differences, {running.get('queued')} queued{estimate}"

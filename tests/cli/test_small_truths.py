@@ -234,3 +234,15 @@ def test_plain_http_where_tls_is_spoken_is_unavailable_to_every_command(
         assert cli.main(["cluster", "status", "--admin", url]) == Exit.UNAVAILABLE
     said = capsys.readouterr().err.splitlines()
     assert all("speaks TLS: write https://" in line for line in said)
+
+
+def test_what_a_node_says_of_full_sync_is_text(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing of it acts upon a terminal, whatever the other cluster called itself or answered."""
+    bell = "\x1b]0;mine\x07"
+    peer = {"name": "west", "shared_by": [bell], "warning": bell, "proven_ms": {}}
+    running = {"peer": bell, "state": bell}
+    listener.tell("/admin/fullsync?results=5", {"node": "e1", "reason": bell, "running": running, "peers": [peer]})
+    assert cli.main(["fullsync", "status"]) == Exit.OK
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert out.count("\\x1b]0;mine") == 5
