@@ -28,9 +28,9 @@ SLOW_S: Final = 0.02
 """A write that took this long has waited for something; less may be the machine's other work."""
 
 HOLD_SHARE: Final = 100
-HOLD_S_MAX: Final = 60.0
-"""For that many times as long as a slow write took, and at most for a minute, the next go by the thread: at most a
-hundredth of the loop's time is spent waiting, however the disk behaves."""
+HOLD_S_MAX: Final = 3600.0
+"""For that many times as long as a slow write took, and at most for an hour, the next go by the thread: at most a
+hundredth of the loop's time is spent waiting, however the disk behaves; of stalls above 36 s one an hour is."""
 
 
 class AtOnce:
