@@ -12,8 +12,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any, Final
 
+import structlog
+
 from queues.acts import QueueActs
 from repl.model.entry import decode_key_row
+from repl.model.errors import LocalFault
 from repl.model.keys import Key, key_hash, segment_of
 from repl.model.objects import decode_object
 from repl.model.vclock import EPOCH_BITS, OFFSET_BITS, decode_clock, offset_of
@@ -21,6 +24,8 @@ from repl.reaping import Reaper
 from repl.routes import Routes
 from repl.runtime import Runtime
 from repl.store.port import Change, Store
+
+log = structlog.get_logger(__name__)
 
 OUR_ACTOR_BYTES: Final = 20
 """Cluster uuid and partition; another length is of a clock that came from elsewhere."""
@@ -56,8 +61,7 @@ class KeyLooks:
 
     async def own(self, key: Key) -> dict[str, Any]:
         """{"leads", "partition", "segment", "leader", "object", "queues", "lower", "reap", "compared", "dead_letters"}:
-        "object" and "queues" are told by the leader of its partition alone. Raises UnknownBucketType, NotReady,
-        LocalFault (the file of dead letters cannot be read)."""
+        "object" and "queues" are told by the leader of its partition alone. Raises UnknownBucketType, NotReady."""
         hash64 = key_hash(key.bucket, key.key)
         partition = self._routes.partition_of(key.bucket_type, hash64)
         place = self._runtime.partitions.get(partition)
@@ -70,7 +74,7 @@ class KeyLooks:
             "object": None,
             "reap": None,
             "compared": self._compared(key),
-            "dead_letters": await self._letters(key),
+            "dead_letters": await self._refused(key),
         }
         change = None
         if leads:
@@ -79,6 +83,14 @@ class KeyLooks:
             if shown["object"] is not None and shown["object"]["tombstone"]:
                 shown["reap"] = self._reaper.told(partition, key)
         return {**shown, **self._acts.explain(key, partition if leads else None, change)}
+
+    async def _refused(self, key: Key) -> list[dict[str, Any]] | None:
+        """The dead letters of the key; None when their file cannot be read."""
+        try:
+            return await self._letters(key)
+        except LocalFault as error:
+            log.warning("explain.dead_letters_unread", error=str(error))
+            return None
 
     def _object(self, partition: int, hash64: int, key: Key) -> tuple[dict[str, Any] | None, Change | None]:
         """In a thread."""
@@ -145,7 +157,7 @@ def joined(said: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
         for node, one in told.items()
         for row in one.get("compared", ())
     ]
-    letters = [{"node": node, **row} for node, one in told.items() for row in one.get("dead_letters", ())]
+    letters = [{"node": node, **row} for node, one in told.items() for row in one.get("dead_letters") or ()]
     silent = sorted(said.keys() - told.keys())
     return {
         "partition": first["partition"],
@@ -160,6 +172,7 @@ def joined(said: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
         "reap": first["reap"],
         "compared": sorted(compared, key=lambda row: (row["fullsync"], row["node"])),
         "dead_letters": letters,
+        "dead_letters_unknown_at": sorted(node for node, one in told.items() if one.get("dead_letters", ()) is None),
         "next": _next(led_by, found, queues, lower, first["reap"], [r for r in letters if r["at_ms"] > changed_ms]),
     }
 

@@ -175,6 +175,8 @@ def _print(answer: dict[str, Any], bucket_type: str, bucket: str, object_key: st
     for row in answer.get("dead_letters") or ():
         whence = f"queue {row['queue']} of {row['source_cluster']}, {moment(row['at_ms'])}"
         facts.append((f"dead letter {row['id']} of {row['node']}", f"{row['reason']}: {row['error']} ({whence})"))
+    for node in answer.get("dead_letters_unknown_at") or ():
+        facts.append(("node " + node, "cannot read its dead letters, see its log: what it refused is not known"))
     reap = answer.get("reap")
     if isinstance(reap, dict):
         facts.append(("reap", reap["waits"] or "it may go"))

@@ -174,6 +174,10 @@ def test_a_key_that_a_sink_here_refused_is_told_with_its_letter(
     listener.tell("/admin/explain?type=default&bucket=b&key=k", answer)
     assert cli.main(["explain", "b", "k"]) == Exit.OK
     assert "dead letter 4 of e2: too-large: 9 KB (queue to-cc of bb," in capsys.readouterr().out
+    answer = joined({"e1": node_says(leads=True), "e2": node_says(dead_letters=None)}, {})
+    listener.tell("/admin/explain?type=default&bucket=b&key=k", answer)
+    assert cli.main(["explain", "b", "k"]) == Exit.OK
+    assert "node e2: cannot read its dead letters" in capsys.readouterr().out
     for applied_ms, step in ((59, right), (61, "nothing: this cluster has no queue")):
         found = {"seen": [], "siblings": [], "applied_ms": applied_ms}
         assert joined({"e1": node_says(leads=True, object=found), "e2": refused}, {})["next"] == step
