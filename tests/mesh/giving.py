@@ -141,7 +141,7 @@ class GivingWorld(World):
                     assert ours is not None
                     sink.push([(change.key, encode_object(ours), False)], town.uuid)
             window = town.queues[road.sink].windows[P]
-            left = without(window.state.gaps, [gap.start for gap in gaps])
+            left = without(window.state.gaps, gaps)
             town.claim(road.sink, replace(window.state, cursor=window.advance(), gaps=left))
         self.drain()
         assert not any(self.gaps(road) for road in self.roads)
