@@ -1,0 +1,270 @@
+"""How a read goes on when nodes break, refuse or are busy, and what it plans, without Java and without nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql import datasource as ds
+
+from aae import row_wire
+from aae.reconcile import client, reading
+from aae.reconcile.client import Copy, Credentials, PartitionPlan, Plan, parse_plan
+from aae.reconcile.options import parse_options
+from aae.reconcile.reading import IsthmusReader, Range, RangeStream, RangeUnreadable, WrongCluster
+from aae.reconcile.rows import schema_of
+from aae.row_wire import Consistency, Head, Passed, Rows, Tail, View
+from repl.model.errors import CodecError, PeerFault
+from repl.model.keys import SEGMENT_COUNT
+from repl.transport.http_client import Refused
+from tests.reconcile.test_spark_source import COUNT, HEAD, PARTITION, asked, row_wire_name, sealed
+from tests.store.histories import CLUSTER
+
+
+def copies(*nodes: str) -> tuple[Copy, ...]:
+    """Copies at nodes."""
+    return tuple(Copy(node, f"http://{node}", False, True, 1, COUNT) for node in nodes)
+
+
+def test_another_copy_goes_on_where_a_stream_broke(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows come once each although the first node breaks off; both pieces stand in the manifest, as of their own
+    offsets; with `resume` off the range fails instead."""
+    names = [row_wire_name(n) for n in range(4)]
+    rows = [sealed(n, n)[0] for n in range(4)]
+    asks: list[tuple[str, bytes]] = []
+
+    @contextmanager
+    def streamed(url: str, _c: Credentials, _p: str, question: bytes, _t: int) -> Iterator[tuple[Head, Iterator[Any]]]:
+        after = row_wire.decode_rows_asked(question).after
+        asks.append((url, after))
+
+        def frames() -> Iterator[Any]:
+            if url == "http://n1":
+                yield Rows(names[:2], rows[:2], ())
+                raise PeerFault("cut off")
+            yield Rows(names[2:], rows[2:], ())
+            yield Tail(2)
+
+        yield HEAD._replace(node=url[-2:], offset=COUNT if url == "http://n1" else 290), frames()
+
+    monkeypatch.setattr(reading, "streamed", streamed)
+    part = Range(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1", "n2"))
+    stream = RangeStream(asked(), part, Credentials(), give_up_after_s=5)
+    assert [name for _, found in stream.frames() for name in found.names] == names
+    assert asks == [("http://n1", b""), ("http://n2", names[1])]
+    assert [(p.node, p.offset, p.rows, p.whole) for p in stream.pieces] == [
+        ("n1", COUNT, 2, False), ("n2", 290, 2, True),
+    ]  # fmt: skip
+    strict = RangeStream(asked(), part, Credentials(), give_up_after_s=5, resume=False)
+    with pytest.raises(RangeUnreadable, match="segments 0 to 1048576: its stream broke"):
+        list(strict.frames())
+
+
+def test_a_reader_goes_on_behind_what_was_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that a node has passed over are not looked at again by the next one, and to have passed some is progress: a
+    range of which only that comes is not given up. No row came of it, so with `resume` off the range does not fail."""
+    monkeypatch.setattr(reading, "RETRY_S", 0.01)
+    now = [0.0]
+    monkeypatch.setattr(reading, "monotonic", lambda: now[0])
+    marks = [row_wire_name(n) for n in sorted(range(4), key=row_wire_name)]
+    asks: list[bytes] = []
+
+    @contextmanager
+    def streamed(_u: str, _c: Credentials, _p: str, question: bytes, _t: int) -> Iterator[tuple[Head, Iterator[Any]]]:
+        asks.append(row_wire.decode_rows_asked(question).after)
+        now[0] += 4
+
+        def frames() -> Iterator[Any]:
+            if len(asks) > len(marks):
+                yield Tail(0)
+            else:
+                yield Passed(marks[len(asks) - 1])
+                raise PeerFault("cut off")
+
+        yield HEAD, frames()
+
+    monkeypatch.setattr(reading, "streamed", streamed)
+    part = Range(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1"))
+    stream = RangeStream(asked(bucket=b"x"), part, Credentials(), give_up_after_s=5, resume=False)
+    assert list(stream.frames()) == []
+    assert asks == [b"", *marks]
+    assert [(p.after, p.rows, p.whole) for p in stream.pieces] == [
+        *((mark.hex(), 0, False) for mark in [b"", *marks[:3]]), (marks[3].hex(), 0, True),
+    ]  # fmt: skip
+    asks.clear()
+    again = [marks[0], marks[1], marks[1], marks[3]]
+    marks[2] = marks[0]  # a node that goes back is not believed
+    assert list(stream.frames()) == []
+    assert asks == [b"", *again]
+
+
+def test_a_range_that_nobody_gives_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no copy that answers the error names partition and segments; another cluster's answer is refused at once."""
+    monkeypatch.setattr(reading, "RETRY_S", 0.01)
+    told = [HEAD._replace(cluster=b"\x09" * 16)]
+
+    @contextmanager
+    def streamed(url: str, *_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
+        if told:
+            yield told[0], iter(())
+        else:
+            raise PeerFault(f"{url}: connection refused")
+
+    monkeypatch.setattr(reading, "streamed", streamed)
+    part = Range(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1"))
+    with pytest.raises(WrongCluster):
+        list(RangeStream(asked(), part, Credentials(), give_up_after_s=5).frames())
+    told.clear()
+    with pytest.raises(RangeUnreadable, match=r"partition 3, segments 0 to 1048576: .*connection refused"):
+        list(RangeStream(asked(), part, Credentials(), give_up_after_s=0.05).frames())
+
+
+def test_a_range_waits_for_its_place_at_a_node_that_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that serves as many streams as it may is there, and has room when one of them ends: a job of more tasks
+    than that does not fail, however long ranges are. There is an end to it all the same."""
+    now = [0.0]
+    monkeypatch.setattr(reading, "monotonic", lambda: now[0])
+    monkeypatch.setattr(reading, "sleep", lambda pause_s: now.__setitem__(0, now[0] + 10 * pause_s))
+    room_s = [600.0]
+
+    @contextmanager
+    def streamed(url: str, *_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
+        if url == "http://n2":
+            raise PeerFault(f"{url}: connection refused")
+        if now[0] < room_s[0]:
+            raise Refused("http://n1 answers 503: 16 streams of rows are open", 503, "overloaded")
+        yield HEAD, iter([Rows([row_wire_name(0)], [sealed(0, 0)[0]], ()), Tail(1)])
+
+    monkeypatch.setattr(reading, "streamed", streamed)
+    part = Range(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1", "n2"))
+    stream = RangeStream(asked(), part, Credentials(), give_up_after_s=5)
+    assert [name for _, found in stream.frames() for name in found.names] == [row_wire_name(0)]
+    room_s[0] = float("inf")
+    with pytest.raises(RangeUnreadable, match="16 streams of rows are open"):
+        list(RangeStream(asked(), part, Credentials(), give_up_after_s=5).frames())
+    assert now[0] < 600 + reading.PLACE_S + 60
+
+
+def test_a_plan_travels_with_its_ranges(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Spark packs the reader before it plans, so a task has from its range what share of the rate is its own, and where
+    the manifest of its read is; a later plan is another read."""
+    held = (Copy("n1", "http://n1", False, True, 1, COUNT),)
+    plan = Plan(CLUSTER, "east", "default", (PartitionPlan(PARTITION, 0, SEGMENT_COUNT, None, held),))
+    monkeypatch.setattr(reading, "asked_plan", lambda *_: plan)
+    given = {"urls": "http://n1:1", "splits": "4", "rows_per_second": "100", "manifest": str(tmp_path)}
+    reader = IsthmusReader(parse_options(given), schema_of(View.KEYS))
+    spark_packs = CloudPickleSerializer()
+    packed = spark_packs.dumps(reader)
+    first, second = reader.partitions(), reader.partitions()
+    assert [part.tasks for part in first] == [4] * 4
+    assert first[0].manifest == first[3].manifest != second[0].manifest
+
+    @contextmanager
+    def streamed(*_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
+        part = first[1]
+        yield HEAD._replace(first=part.first, end=part.end), iter([Tail(0)])
+
+    monkeypatch.setattr(reading, "streamed", streamed)
+    paces: list[float] = []
+    monkeypatch.setattr(reading, "Pace", lambda rate: paces.append(rate))
+    assert list(spark_packs.loads(packed).read(spark_packs.loads(spark_packs.dumps(first[1])))) == []
+    assert paces == [25]
+    pieces, missing = reading.read_manifest(tmp_path)
+    assert ([(piece.first, piece.end) for piece in pieces], len(missing)) == ([(first[1].first, first[1].end)], 3)
+
+
+def test_filters_are_taken_as_far_as_they_are_exact() -> None:
+    """A bucket and bounds of segments are the node's; a time is narrowed there and compared again by Spark."""
+    from datetime import UTC, datetime
+
+    reader = IsthmusReader(parse_options({"urls": "http://n1:1"}), schema_of(View.KEYS))
+    when = ds.GreaterThan(("last_modified",), datetime(2026, 1, 1, tzinfo=UTC))
+    other = ds.EqualTo(("key",), b"k")
+    filters = [
+        ds.EqualTo(("bucket",), b"b"),
+        ds.LessThan(("segment",), 100),
+        ds.GreaterThan(("segment",), 9),
+        when,
+        other,
+    ]
+    assert list(reader.pushFilters(filters)) == [when, other]
+    options = reader._options
+    assert (options.bucket, options.segments) == (b"b", (10, 100))
+    assert options.modified_since_ms == 1_767_225_600_000 - 1
+    assert list(reader.pushFilters([ds.EqualTo(("bucket",), b"c")])) == [ds.EqualTo(("bucket",), b"c")]
+    reader.pushFilters([ds.LessThan(("segment",), 5)])
+    assert [part.copies for part in reader.partitions()] == [()]
+
+
+def test_a_plan_with_a_hole_is_refused() -> None:
+    """Partitions that leave out a segment, or are none, are no plan: a key would be passed over."""
+    good = (
+        b'{"cluster":"e","cluster_uuid":"%s","bucket_type":"t","partitions":[{"partition":0,"segments":[%d,1048576],'
+        b'"rows_estimate":null,"copies":[]}]}'
+    )
+    assert parse_plan(good % (b"00" * 16, 0)).partitions[0].end == SEGMENT_COUNT
+    for bad in (
+        good % (b"00" * 16, 1),
+        good % (b"00" * 15, 0),
+        b"{}",
+        b"[",
+        good.replace(b"1048576", b"9") % (b"00" * 16, 0),
+    ):
+        with pytest.raises(CodecError):
+            parse_plan(bad)
+
+
+def test_a_node_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that never make a frame hold a task no longer than a frame may take."""
+    now = [0.0]
+
+    def take() -> bytes:
+        now[0] += 10
+        return b"\0"
+
+    @contextmanager
+    def streaming(*_: object, **__: object) -> Iterator[Any]:
+        data = [(4_096).to_bytes(4, "big"), row_wire.encode_head(HEAD)]
+        yield lambda: data.pop() if data else take()
+
+    monkeypatch.setattr(client, "monotonic", lambda: now[0])
+    monkeypatch.setattr(client.HttpPeer, "streaming", streaming)
+    with client.streamed("http://n1:1", Credentials(), "/rows", b"") as (head, frames):
+        assert head == HEAD
+        with pytest.raises(PeerFault, match="though bytes trickle"):
+            list(frames)
+    assert now[0] <= client.FRAME_TIMEOUT_S + 20
+
+
+def test_a_leader_that_changes_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When all known copies refuse, who holds the range is asked anew; rows go on behind the last one. A plan without a
+    leader is asked for again, as long as there is time."""
+    monkeypatch.setattr(reading, "RETRY_S", 0.01)
+    rows = [sealed(n, n)[0] for n in range(2)]
+
+    @contextmanager
+    def streamed(url: str, *_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
+        if url == "http://n1":
+            raise PeerFault(f"{url}: connection refused")
+        yield HEAD._replace(node="n2"), iter([Rows([row_wire_name(0)], rows[:1], ()), Tail(1)])
+
+    def plan(*held: Copy) -> Plan:
+        return Plan(CLUSTER, "east", "default", (PartitionPlan(PARTITION, 0, SEGMENT_COUNT, None, held),))
+
+    (first,), (second,) = copies("n1"), copies("n2")
+    leads = second._replace(leads=True)
+    monkeypatch.setattr(reading, "streamed", streamed)
+    part = Range(CLUSTER, PARTITION, 0, SEGMENT_COUNT, (first,))
+    committed = asked(consistency=Consistency.COMMITTED)
+    stream = RangeStream(committed, part, Credentials(), give_up_after_s=5, ask=lambda: plan(first, leads))
+    assert [name for _, found in stream.frames() for name in found.names] == [row_wire_name(0)]
+    plans = [plan(first), plan(first, leads)]
+    whole = (0, SEGMENT_COUNT)
+    _, ranges = reading.asked_ranges(lambda: plans.pop(0), whole, 1, Consistency.COMMITTED, 5)
+    assert ranges[0].copies == (leads,)
+    with pytest.raises(RangeUnreadable, match="only the leader may, and there is none"):
+        reading.asked_ranges(lambda: plan(first), whole, 1, Consistency.COMMITTED, 0.05)
