@@ -12,8 +12,9 @@ from typing import Any, Final, Protocol
 import structlog
 
 from config.settings import LimitSettings
-from node.http.asgi import SMALL_BODY_BYTES, Face, Receive, Scope, Send, a_bug, shown_path
+from node.http.asgi import SMALL_BODY_BYTES, Face, a_bug, shown_path
 from node.http.batch import BatchRoutes
+from node.http.bodies import Receive, Scope, Send
 from node.http.health import add_health
 from node.http.lacking import lacking
 from node.http.listings import ListingRoutes

@@ -1,8 +1,7 @@
 """One ASGI call -> one handler call -> one answer: bodies with limits, replies, streams, errors.
 
-Knows neither uvicorn nor what the routes do. Time-outs of reading are the listener's (`listeners`): it ends a slow
-request by a disconnect, and a body that ends so is never handed to a handler. `Face` is the base of every listener's
-application.
+Knows neither uvicorn nor what the routes do. How bodies are read stands in `bodies`. `Face` is the base of every
+listener's application.
 """
 
 from __future__ import annotations
@@ -14,25 +13,26 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
+from node.http.bodies import (
+    BodyBudget,
+    ClientGone,
+    Receive,
+    Scope,
+    Send,
+    Unread,
+    content_length,
+    read_body,
+)
 from node.http.roles import READING_POSTS, Guard
 from node.http.router import Router, parse_query
 from node.http.statuses import PLAIN, Headers, Refused, Reply, refusal
-from repl.model.errors import IsthmusError, OutcomeUnknown, Overloaded, TooLarge, let_go
+from repl.model.errors import IsthmusError, OutcomeUnknown, let_go
 from repl.transport.tls import NodeName
 
 log = structlog.get_logger(__name__)
 
-Message = dict[str, Any]
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
 JSON: Final = b"application/json"
 MSGPACK: Final = b"application/msgpack"
-
-IN_FLIGHT_LIMIT_BYTES: Final = 256 * 1000 * 1000
-"""Request bodies and large answers held at once over all connections of a face; above it 503. Five of the largest
-objects, or 4,096 connections with 60 KB each. A guess at what a node of 1 GB can spare."""
 
 SMALL_BODY_BYTES: Final = 64 * 1000
 """Answers up to this size go to the transport in one piece, uncounted; larger ones in pieces of it, so that a
@@ -62,97 +62,6 @@ class Connected(Protocol):
 
     def reply(self, status: int, headers: Headers, body: bytes, *, head: bool) -> bool:
         """Send a whole answer in one piece; False when it must go by ASGI's messages."""
-
-
-class ClientGone(Exception):
-    """The client closed, or the listener gave up waiting for the rest of its request: nobody reads an answer."""
-
-
-class Unread(Exception):
-    """`error` refuses a request whose body has not been read to its end."""
-
-    def __init__(self, error: IsthmusError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class BodyBudget:
-    """Bytes of bodies held at once, over all connections of one face."""
-
-    __slots__ = ("limit_bytes", "used_bytes")
-
-    def __init__(self, limit_bytes: int = IN_FLIGHT_LIMIT_BYTES) -> None:
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0
-
-    def take(self, size: int) -> None:
-        """Count a body; the caller gives its size back when it is done with it. Raises Overloaded."""
-        if self.used_bytes + size > self.limit_bytes:
-            raise self.overloaded()
-        self.used_bytes += size
-
-    def overloaded(self) -> Overloaded:
-        """The refusal of a body for which there is no room now."""
-        return Overloaded(f"this node holds {self.used_bytes} bytes of HTTP bodies, its limit is {self.limit_bytes}")
-
-
-async def read_body(receive: Receive, declared: int, limit: int, limit_name: str, budget: BodyBudget) -> bytes:
-    """The whole body, counted in `budget`: the caller gives `len(body)` back when it is done with it.
-
-    `declared` is its Content-Length, -1 when there is none. Raises TooLarge or Overloaded, wrapped in Unread
-    when part of the body is still to come, and ClientGone when it was cut short.
-    """
-    if declared > limit:
-        raise Unread(_too_large(declared, limit, limit_name))
-    message = await receive()
-    if message["type"] != "http.request":
-        raise ClientGone
-    body: bytes = message["body"]
-    if message["more_body"]:
-        return await _read_rest(receive, body, limit, limit_name, budget)
-    size = len(body)
-    if size > limit:
-        raise _too_large(size, limit, limit_name)
-    budget.take(size)
-    return body
-
-
-async def _read_rest(receive: Receive, first: bytes, limit: int, limit_name: str, budget: BodyBudget) -> bytes:
-    pieces = [first]
-    size = len(first)
-    budget.used_bytes += size
-    try:
-        more = True
-        while more:
-            if size > limit:
-                raise Unread(_too_large(size, limit, limit_name))
-            if budget.used_bytes > budget.limit_bytes:
-                raise Unread(budget.overloaded())
-            message = await receive()
-            if message["type"] != "http.request":
-                raise ClientGone
-            piece = message["body"]
-            pieces.append(piece)
-            size += len(piece)
-            budget.used_bytes += len(piece)
-            more = message["more_body"]
-        if size > limit:
-            raise _too_large(size, limit, limit_name)
-    except BaseException:
-        budget.used_bytes -= size
-        raise
-    return b"".join(pieces)
-
-
-def _too_large(size: int, limit: int, limit_name: str) -> TooLarge:
-    return TooLarge(f"a body of {size} bytes or more, {limit_name} is {limit}")
-
-
-def content_length(value: bytes) -> int:
-    """A Content-Length header's value. Raises Refused (400)."""
-    if not value.isdigit() or len(value) > 18:
-        raise Refused(400, "bad-header", "Content-Length is not a number of bytes")
-    return int(value)
 
 
 class Stream(NamedTuple):

@@ -12,7 +12,8 @@ from collections.abc import Coroutine
 from typing import Any, Final, TypeVar, cast
 
 from config.settings import LimitSettings
-from node.http.asgi import Face, Receive, Request, Scope, Send, read_body
+from node.http.asgi import Face, Request
+from node.http.bodies import Receive, Scope, Send, read_body
 from node.http.conditional import read_condition
 from node.http.object_headers import ObjectHeaders, parse_headers, vclock_header
 from node.http.object_query import NO_QUERY, ObjectQuery, parse_object_query

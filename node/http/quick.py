@@ -15,7 +15,8 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 import structlog
 
-from node.http.asgi import SMALL_BODY_BYTES, Receive, Scope, Send, shown_path
+from node.http.asgi import SMALL_BODY_BYTES, shown_path
+from node.http.bodies import Receive, Scope, Send
 from node.http.connections import (
     Application,
     Connection,
