@@ -52,6 +52,7 @@ class Storage:
         fail: Callable[[Exception], None],
     ) -> None:
         self._store = store
+        store.before_floors = replog.sync
         self._replog = replog
         self._partitions = partitions
         self._window_bytes = window_bytes

@@ -363,6 +363,13 @@ class FileLog:
         if self._failure is None and len(self._index.files) > 1 and size_bytes > self._size_limit_bytes:
             self._writer.queue.put([Trim(floors, pins)])
 
+    def sync(self) -> None:
+        try:
+            self._tail.sync()
+        except OSError as error:
+            self._fail(error)
+            raise LocalFault(f"the log cannot be synced: {error}") from error
+
     def stats(self) -> LogStats:
         with self._index.lock:
             size_bytes, file_count = self._index.size_bytes(), len(self._index.files)

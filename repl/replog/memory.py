@@ -217,6 +217,9 @@ class MemoryLog:
             held.start = start
             held.table = clipped(held.table, start)
 
+    def sync(self) -> None:
+        """There is no disk."""
+
     def stats(self) -> LogStats:
         return LogStats(
             size_bytes=self._size_bytes,

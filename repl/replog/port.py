@@ -127,6 +127,9 @@ class Replog(Protocol):
         only, oldest first; entries still needed are copied forward. What stands at `pins` or above it is needed, too,
         as far as the log need not be larger than twice its limit for that (docs/protocol.md R-FAR)."""
 
+    def sync(self) -> None:
+        """What was reported durable is on disk, in async mode too. From any thread; blocks. Raises LocalFault."""
+
     def stats(self) -> LogStats:
         """Numbers for telemetry; from any thread."""
 

@@ -335,6 +335,7 @@ class LevelStore(Reads):
         """Note what is written, sync it, write the note down. The caller holds the checkpoint's lock."""
         noted = Floors(boot_id, clean, self._progress.written())
         if noted != self._floors:
+            self.before_floors()
             self._sync_rows()
             try:
                 self._disk.write_slot(self._slots, encode_floors(noted))

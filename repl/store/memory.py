@@ -8,7 +8,7 @@ suite compares two implementations. It is as durable as its process: a checkpoin
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from threading import RLock
@@ -48,6 +48,7 @@ class MemoryStore:
     """`repl.store.port.Store` in memory."""
 
     def __init__(self, *, request_window_offsets: int = WINDOW_OFFSETS) -> None:
+        self.before_floors: Callable[[], None] = lambda: None
         self._remembered = Remembered(request_window_offsets)
         self._requests = self._remembered.requests
         self._progress = Progress({}, {}, trusted=True)
@@ -145,7 +146,9 @@ class MemoryStore:
     def checkpoint(self) -> None:
         """Move the floors to what is applied."""
         with self._lock:
-            self._progress.checkpointed(self._progress.written())
+            noted = self._progress.written()
+            self.before_floors()
+            self._progress.checkpointed(noted)
 
     def rest(self, *, idle: bool) -> None:
         """Nothing was written for a while: nothing to give back."""

@@ -8,7 +8,7 @@ its memory twin `repl.store.memory.MemoryStore`; one contract suite runs on both
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -182,6 +182,10 @@ class FarStore(Protocol):
 class Store(Protocol):
     """The node's store. A reader sees whole steps only."""
 
+    before_floors: Callable[[], None]
+    """What a checkpoint calls, in its thread, between noting how far all is applied and making that the floors: puts on
+    disk what they stand on. May raise LocalFault."""
+
     @property
     def far(self) -> FarStore:
         """Catching up from another node's rows."""
@@ -219,7 +223,7 @@ class Store(Protocol):
         """Write a prepared batch; readers see all of it or nothing. Raises LocalFault."""
 
     def checkpoint(self) -> None:
-        """Note the applied offsets, sync the logs and the directory, persist the noted offsets as
+        """Note the applied offsets, call `before_floors`, sync the logs and the directory, persist the noted offsets as
         the durable floors. Runs beside `write` in the writer thread or between writes."""
 
     def rest(self, *, idle: bool) -> None:

@@ -6,7 +6,7 @@ What is here knows how rows are laid out (`rows`) but not LevelDB: it reads thro
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from itertools import islice
 from typing import Final, Protocol
@@ -50,6 +50,7 @@ class Reads:
         self._source = source
         self._progress = progress
         self._remembered = remembered
+        self.before_floors: Callable[[], None] = lambda: None
         self._prefixes: dict[int, Prefixes] = {}
         self._head = (b"", rows.bucket_head(b""))
         """The bucket that was last asked for, as it stands in a row's key; replaced as a whole, for any thread."""

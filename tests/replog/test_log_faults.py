@@ -233,6 +233,33 @@ def test_async_reports_after_the_write_and_syncs_in_the_background(monkeypatch: 
     again.close()
 
 
+def test_what_an_async_log_reported_is_on_disk_once_it_was_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is about to note that entries are not needed from the log any more can have them on disk first, from any
+    thread; a disk that refuses ends the log."""
+    monkeypatch.setattr(writer_module, "ASYNC_SYNC_S", 30.0)
+    disk = MemoryDisk()
+    log = open_log(disk, durability="async", file_bytes=1 << 20, batch_bytes=1)
+    listener = Listener(log)
+    log.append(0, entries(1, 0, 20))
+    assert listener.wait({0: 20})
+    again = open_log(disk.survivor("lost", Random(0)), durability="async")
+    assert 0 not in again.recovered()
+    again.close()
+    log.sync()
+    again = open_log(disk.survivor("lost", Random(0)), durability="async")
+    assert again.recovered()[0].leo == 20
+    again.close()
+    log.append(0, entries(1, 20, 1))
+    assert listener.wait({0: 21})
+    disk.fault = failing("fdatasync", OSError(errno.EIO, "Input/output error"))
+    with pytest.raises(LocalFault, match="cannot be synced"):
+        log.sync()
+    with pytest.raises(LocalFault, match="the log has failed"):
+        log.append(0, entries(1, 21, 1))
+    with pytest.raises(LocalFault):
+        log.close()
+
+
 def test_an_async_log_that_loses_power_is_whole_up_to_somewhere_or_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a power loss takes from an async log, what is left is a gapless prefix of the truth."""
     monkeypatch.setattr(writer_module, "ASYNC_SYNC_S", 30.0)

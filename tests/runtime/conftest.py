@@ -85,6 +85,7 @@ async def opened(
     wires: Wires | None = None,
     default_type: DefaultType | None = None,
     boot_id: str = "boot-1",
+    durability: str = "fsync",
     stop: bool = True,
     wait: bool = True,
     options: Options | None = None,
@@ -113,7 +114,7 @@ async def opened(
     replog = FileLog.open(
         directory / "log",
         cluster_uuid=UUID,
-        durability="fsync",
+        durability=durability,
         size_limit_bytes=log_size_bytes,
         file_bytes=log_file_bytes,
         batch_bytes=1_000_000,
@@ -128,7 +129,7 @@ async def opened(
         node=node,
         cluster_uuid=UUID,
         boot_id=boot_id,
-        durability="fsync",
+        durability=durability,
     )
     failures: list[Exception] = []
     registrar = Registrar(metastore, identity, Registration(node, 0, True, cluster_address=f"{node}:1", id=number))

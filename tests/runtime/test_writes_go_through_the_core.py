@@ -27,6 +27,7 @@ from repl.model.keys import Key
 from repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, merge, write
 from repl.model.requests import PushItem, PushOutcome, WriteRequest, Written
 from repl.model.vclock import Clock, actor_of, decode_clock, pack_counter
+from repl.replog import writer
 from repl.store import transfer
 from repl.store.rows import CHANGE_HEAD, bucket_head
 
@@ -91,6 +92,29 @@ def test_replay_after_a_power_loss_passes_what_was_found_before_serving(tmp_path
             assert not h.failures
 
     asyncio.run(story())
+
+
+def test_what_a_checkpoint_notes_stands_on_a_log_that_is_on_disk(
+    tmp_path: Path, house: Houses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With durability async, too: a power loss leaves no store whose floor is above its log, which no operator could
+    make a leader of."""
+    monkeypatch.setattr(writer, "ASYNC_SYNC_S", 1_000.0)
+    tails: list[tuple[object, object]] = []
+
+    async def story() -> None:
+        async with house(tmp_path, MemoryEnsemble(), durability="async", stop=False) as h:
+            await h.coordinator.write(WriteRequest(key(b"k"), Content(b"v")))
+            tail = h.runtime.replog._tail  # type: ignore[attr-defined]
+            tails.append((tail.durable, tail.end))
+            h.runtime.store.checkpoint()
+            tails.append((tail.durable, tail.end))
+            assert max(h.runtime.store.durable_floor(p) for p in h.runtime.partitions) > 0
+
+    asyncio.run(story())
+    (durable, end), (durable_then, end_then) = tails
+    assert durable != end
+    assert durable_then == end_then == end
 
 
 def test_concurrent_writes_of_one_key_each_see_the_one_before(tmp_path: Path, house: Houses) -> None:
