@@ -364,6 +364,8 @@ class FileLog:
             self._writer.queue.put([Trim(floors, pins)])
 
     def sync(self) -> None:
+        if self._failure is not None:
+            raise LocalFault(f"the log has failed: {self._failure}") from self._failure
         try:
             self._tail.sync()
         except OSError as error:

@@ -258,6 +258,8 @@ def test_what_an_async_log_reported_is_on_disk_once_it_was_synced(monkeypatch: p
         log.append(0, entries(1, 21, 1))
     with pytest.raises(LocalFault):
         log.close()
+    with pytest.raises(LocalFault, match="the log has failed"):
+        log.sync()
 
 
 def test_an_async_log_that_loses_power_is_whole_up_to_somewhere_or_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
