@@ -18,6 +18,7 @@ from repl.model.keys import key_hash, segment_of
 from repl.store.memory_far import MemoryFar
 from repl.store.port import REAPED, Applied, Change, Cursor, ListedKey, PartitionStep, Prepared
 from repl.store.progress import Progress
+from repl.store.reads import FULL_FOR_S
 from repl.store.reaped import encode_gone, gone_name
 from repl.store.remembered import Remembered
 from repl.store.requests import WINDOW_OFFSETS, request_name
@@ -193,6 +194,8 @@ class MemoryStore:
             second = time_ms // 1000
             if not marks or second > marks[-1][0]:
                 return self.applied(partition).offset
+            if second >= 0 and marks[-1][0] - second < FULL_FOR_S:
+                return min(self.applied(partition).offset, marks[bisect_left(marks, (second, 0))][1])
             at = bisect_right(marks, second, key=lambda mark: mark[0])
             return marks[at - 1][1] if at else 0
 

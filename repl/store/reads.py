@@ -21,6 +21,10 @@ from repl.store.progress import Progress
 from repl.store.remembered import Remembered
 from repl.store.rows import Prefixes
 
+FULL_FOR_S: Final = 3_600
+"""Every time mark of the last hour stays (`repl.store.time_marks`): lag and "since" are asked about the recent past. A
+guess."""
+
 
 class Source(Protocol):
     """An ordered key space as it is now, or as it was at one moment. Every method raises Corruption or
@@ -110,11 +114,16 @@ class Reads:
         the last hour, to the minute for the last day, then to the hour; too early rather than too late."""
         second = time_ms // 1000
         applied = self._progress.applied(partition).offset
-        if second > self._progress.newest_mark_s(partition):
+        newest_s = self._progress.newest_mark_s(partition)
+        if second > newest_s:
             return applied
         if second < 0:
             return 0
         prefix = self._prefixes_of(partition).mark
+        if newest_s - second < FULL_FOR_S:
+            # Each second in which something was made has its mark still: nothing was, from this one to the next mark's.
+            with closing(self._source.scan(prefix + rows.U64.pack(second), rows.after_prefix(prefix))) as scan:
+                return min(applied, rows.decode_u64(next(scan)[1]))
         name, value = self._source.last_before(prefix + rows.U64.pack(second + 1))
         return rows.decode_u64(value) if name.startswith(prefix) else 0
 

@@ -13,10 +13,7 @@ from typing import Final, TypeVar
 
 from repl.store import rows
 from repl.store.batch import Batch
-from repl.store.reads import Source
-
-FULL_FOR_S: Final = 3_600
-"""Every mark of the last hour stays: lag and "since" are asked about the recent past. A guess."""
+from repl.store.reads import FULL_FOR_S, Source
 
 MINUTES_FOR_S: Final = 86_400
 """Between an hour and a day old, one mark a minute stays; older, one an hour: 1,440 + 24 a day and partition."""

@@ -189,6 +189,16 @@ def test_key_rows_come_in_segment_order_within_the_range(store: Store) -> None:
         assert row == history.latest[bucket, key].row
 
 
+def test_offset_at_takes_nothing_of_before_along(store: Store) -> None:
+    """Of the last hour it finds the first change since, however long before it the last one was made."""
+    history = History()
+    for at_s in (0, 0, 0, 33, 33, 3_000):
+        history.put(b"b", b"%d" % len(history.entries), b"x", time_ms=START_MS + at_s * 1000 + 500)
+    store.write([history.step(0)])
+    asked = [store.offset_at(3, START_MS + at_s * 1000) for at_s in (-1, 0, 1, 32, 33, 34, 2_999, 3_000, 3_001)]
+    assert asked == [0, 0, 3, 3, 3, 5, 5, 5, 6]
+
+
 def test_offset_at_finds_everything_since(store: Store) -> None:
     """Every change made at or after a time lies at or above `offset_at` of it, clocks running backwards included."""
     history = History()
