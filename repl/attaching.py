@@ -21,7 +21,7 @@ from repl.isr.epochs import epoch_at
 from repl.isr.options import Options
 from repl.isr.replica import Replica
 from repl.metastore.port import Ambiguous, Conflict, Unavailable
-from repl.model.errors import LocalFault, WrongIdentity
+from repl.model.errors import IsthmusError, LocalFault
 from repl.model.record import PartitionRecord
 from repl.model.vclock import actor_of
 from repl.partition import Partition
@@ -137,20 +137,21 @@ class Attaching:
         while self._arriving:
             fresh = dict(self._arriving)
             unknown = [partition for partition in fresh if self._identity.partition(partition) is None]
-            try:
-                if unknown:
-                    again, spare = self._identity.gens(), self._identity.spare
-                    gens = {partition: again.get(partition, spare) for partition in unknown}
+            if unknown:
+                again, spare = self._identity.gens(), self._identity.spare
+                gens = {partition: again.get(partition, spare) for partition in unknown}
+                try:
                     await loop.run_in_executor(None, self._identity.note_gens, gens)
-                    log.info("attaching.new_copies", gens=gens)
+                except LocalFault as error:
+                    self._fail(error)
+                    return
+                log.info("attaching.new_copies", gens=gens)
+            try:
                 await self._registrar.register()
-            except (Unavailable, Ambiguous, Conflict, WrongIdentity) as error:
+            except (Unavailable, Ambiguous, Conflict, IsthmusError) as error:  # never this disk's fault
                 log.warning("attaching.waits", partitions=sorted(fresh), error=str(error))
                 await asyncio.sleep(RETRY_MS / 1000)
                 continue
-            except LocalFault as error:
-                self._fail(error)
-                return
             made = [self.replica(record) for _, record in sorted(fresh.items())]
             for partition in fresh:
                 del self._arriving[partition]

@@ -22,7 +22,7 @@ import structlog
 from repl.identity import Identity
 from repl.isr.effects import Role
 from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
-from repl.model.errors import IsthmusError, WrongIdentity
+from repl.model.errors import IsthmusError
 from repl.model.record import PartitionRecord
 from repl.partition import Partition
 from repl.registering import Registrar
@@ -96,18 +96,24 @@ class Clearing:
     async def _clear(self, due: list[Partition]) -> None:
         try:
             for partition in due:
-                await self._condemn(partition)
+                await self._look_last(partition)
             for number in self._identity.condemned():
                 await self._delete(number)
-        except (Unavailable, Ambiguous, Conflict, WrongIdentity, LookupError) as error:
-            log.warning("clearing.waits", error=str(error))
         except (IsthmusError, OSError) as error:
             self._fail(error)
 
-    async def _condemn(self, partition: Partition) -> None:
+    async def _look_last(self, partition: Partition) -> None:
+        """Condemn it if the metastore still says so; what cannot be asked or read says nothing, of this one alone."""
+        try:
+            record = await self._metastore.synced_record(partition.id)
+            gen = await self._metastore.allocate_gen()
+        except (Unavailable, Ambiguous, Conflict, LookupError, IsthmusError) as error:
+            log.warning("clearing.waits", partition=partition.id, error=str(error))
+            return
+        await self._condemn(partition, record, gen)
+
+    async def _condemn(self, partition: Partition, record: PartitionRecord, gen: int) -> None:
         """The last look, and the note after which there is no way back."""
-        record = await self._metastore.synced_record(partition.id)
-        gen = await self._metastore.allocate_gen()
         if self._named(record, partition) or self._busy(partition) or not partition.removed:
             return
         del self._partitions[partition.id]
@@ -117,7 +123,10 @@ class Clearing:
         self.going.add(partition.id)
         await asyncio.get_running_loop().run_in_executor(self._pool, self._identity.condemn, partition.id, gen)
         self.going.discard(partition.id)  # not after a failure: the process ends then
-        await self._registrar.register()
+        try:
+            await self._registrar.register()
+        except (Unavailable, Ambiguous, Conflict, IsthmusError) as error:
+            log.warning("clearing.waits", partition=partition.id, error=str(error))
 
     def _named(self, record: PartitionRecord, partition: Partition) -> bool:
         """True unless `record` is as new as what was believed, and does not name this node."""

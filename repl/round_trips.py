@@ -17,7 +17,7 @@ from repl.identity import Identity
 from repl.isr import effects as fx
 from repl.isr import events as ev
 from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
-from repl.model.errors import IsthmusError, LocalFault, WrongIdentity
+from repl.model.errors import IsthmusError, LocalFault
 from repl.model.record import Member, PartitionRecord
 from repl.partition import Partition
 from repl.registering import Registrar
@@ -101,22 +101,28 @@ class RoundTrips:
         gen = 0
         while True:
             try:
+                gen = gen or await self._new_gen(partition, reason)
                 if not gen:
-                    gen = await self._metastore.allocate_gen()
-                    log.warning("identity.new_gen", partition=partition.id, gen=gen, reason=reason)
-                    loop = asyncio.get_running_loop()
-                    await loop.run_in_executor(None, self._identity.note_gens, {partition.id: gen})
+                    return
                 await self._registrar.register()
-            except (Unavailable, Ambiguous, Conflict, WrongIdentity) as error:
+            except (Unavailable, Ambiguous, Conflict, IsthmusError) as error:  # never this disk's fault
                 log.warning("identity.gen_waits", partition=partition.id, error=str(error))
                 await asyncio.sleep(RETRY_MS / 1000)
-            except LocalFault as error:
-                self._fail(error)
-                return
             else:
                 break
         del self._renewals[partition.id]
         self._dispatch(partition, ev.GenRenewed(gen))
+
+    async def _new_gen(self, partition: Partition, reason: str) -> int:
+        """Another gen, durable here; 0 when the disk refuses. Raises what the metastore raises."""
+        gen = await self._metastore.allocate_gen()
+        log.warning("identity.new_gen", partition=partition.id, gen=gen, reason=reason)
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, self._identity.note_gens, {partition.id: gen})
+        except LocalFault as error:
+            self._fail(error)
+            return 0
+        return gen
 
     def withhold(self, partition: int) -> None:
         """Tell the cluster that it cannot count on this copy, though the process and its session live."""
@@ -151,6 +157,9 @@ class RoundTrips:
             event = await self._refused(partition, record.version)
         except (Ambiguous, Unavailable):
             event = ev.WriteUndecided(record.version)
+        except IsthmusError as error:
+            log.warning("isr.record_not_written", partition=partition.id, error=str(error))
+            event = ev.WriteUndecided(record.version)
         finally:
             del self._writes[partition.id]
         self._dispatch(partition, event)
@@ -161,6 +170,9 @@ class RoundTrips:
         try:
             return ev.WriteRefused(base_version, await self._metastore.synced_record(partition.id))
         except (Unavailable, Ambiguous, LookupError):
+            return ev.WriteUndecided(base_version)
+        except IsthmusError as error:
+            log.warning("isr.record_not_read", partition=partition.id, error=str(error))
             return ev.WriteUndecided(base_version)
 
     def sync_record(self, partition: Partition, nonce: int) -> None:
@@ -175,6 +187,9 @@ class RoundTrips:
                 try:
                     record = await self._metastore.synced_record(partition.id)
                 except (Unavailable, Ambiguous, LookupError):
+                    continue
+                except IsthmusError as error:
+                    log.warning("isr.record_not_read", partition=partition.id, error=str(error))
                     continue
                 self._dispatch(partition, ev.RecordSynced(nonce, record))
         finally:

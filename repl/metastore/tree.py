@@ -117,7 +117,7 @@ class TreeMetastore:
                 if found is None:
                     await self._tree.create(path, b"1")
                     return 1
-                gen = parsed(path, found[0], int) + 1
+                gen = parsed(path, found[0], _gen) + 1
                 await self._tree.set(path, str(gen).encode(), found[1].version)
             except (Conflict, Ambiguous) as error:
                 log.debug("metastore.gen_retried", error=repr(error))
@@ -260,6 +260,12 @@ def _uuid(text: bytes) -> bytes:
     if len(found) != 16:
         raise ValueError(f"{len(found)} bytes where a uuid has 16")
     return found
+
+
+def _gen(text: bytes) -> int:
+    if not text.strip().isdigit():
+        raise ValueError(f"{text!r:.80} is no whole number: right is one above every gen that was ever given")
+    return int(text)
 
 
 def _check_size(what: str, size_bytes: int) -> None:

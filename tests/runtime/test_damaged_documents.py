@@ -1,0 +1,101 @@
+"""What a node does where a document of the metastore cannot be read: it serves on, says which one, and waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from repl.isr import effects as fx
+from repl.metastore.memory import MemoryEnsemble
+from repl.model.errors import LocalFault
+from tests.runtime.conftest import Town, until
+from tests.runtime.test_removed_copies import change, changed, nothing_left, others, write
+
+Towns = Callable[..., AbstractAsyncContextManager[Town]]
+
+
+def overwrite(ensemble: MemoryEnsemble, path: str, value: bytes) -> bytes:
+    """What an operator's shell does; returns what was there."""
+    found = ensemble.read(path)
+    assert found is not None
+    ensemble.set(path, value, found[1].version)
+    return found[0]
+
+
+def told(logs: list, event: str, path: str) -> bool:
+    return any(each["event"] == event and path in each["error"] for each in logs)
+
+
+def test_a_damaged_counter_of_gens_ends_no_node(tmp_path: Path, town: Towns) -> None:
+    """A copy that needs another gen waits for it, and says which document is damaged; nothing else stops."""
+
+    async def story() -> None:
+        async with town(tmp_path) as t:
+            await write(t, 3)
+            await t.level()
+            doubted = t.followers()[0]
+            before = doubted.partition().replica.member
+            was = overwrite(t.ensemble, "/gen", b"not a number")
+            with capture_logs() as logs:
+                doubted.runtime._perform(doubted.partition(), [fx.RenewGen("a test doubts it")], 0)
+                await until(lambda: told(logs, "identity.gen_waits", "/gen"))
+                await write(t, 3, b"more")
+            assert not doubted.failures
+            overwrite(t.ensemble, "/gen", was)
+            await until(lambda: doubted.partition().replica.member != before)
+
+    asyncio.run(story())
+
+
+def test_a_damaged_record_ends_no_node_that_is_about_to_delete_its_copy(tmp_path: Path, town: Towns) -> None:
+    """What could not be read is no word that a copy is to go: it stays until the record says so."""
+
+    async def story() -> None:
+        async with town(tmp_path, 4, removed_grace_ms=1_500) as t:
+            await write(t, 5)
+            newcomer, leaver = others(t)
+            await change(t, adding=(newcomer,), removing=(leaver,))
+            stay = {*t.houses} - {leaver}
+            await changed(t, *stay)
+            left = t.houses[leaver]
+            with capture_logs() as logs:
+                was = overwrite(t.ensemble, "/p/0", b"{")
+                await until(lambda: told(logs, "clearing.waits", "/p/0"), 8.0)
+            assert not left.failures
+            assert not nothing_left(left)
+            overwrite(t.ensemble, "/p/0", was)
+            await until(lambda: nothing_left(left), 8.0)
+
+    asyncio.run(story())
+
+
+def test_a_metastore_that_refuses_ends_no_node_that_makes_a_copy(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registration that ZooKeeper refuses (its rights, its quota) is tried again: the disk has done nothing wrong."""
+
+    async def story() -> None:
+        async with town(tmp_path, 4) as t:
+            await write(t, 5)
+            newcomer, leaver = others(t)
+            house = t.houses[newcomer]
+            register, refused = house.registrar.register, []
+
+            async def refuse() -> int:
+                if len(refused) < 2:
+                    refused.append(True)
+                    raise LocalFault("ZooKeeper at zk:1 refuses writing /replicas: NoAuthError()")
+                return await register()
+
+            monkeypatch.setattr(house.registrar, "register", refuse)
+            await change(t, adding=(newcomer,), removing=(leaver,))
+            await changed(t, *({*t.houses} - {leaver}))
+            assert len(refused) == 2
+            assert not house.failures
+
+    asyncio.run(story())
