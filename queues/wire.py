@@ -49,8 +49,8 @@ from repl.model.errors import BadInput, CodecError, TooLarge
 
 WIRE_VERSION: Final = 1
 
-REQUEST_BYTES_MAX: Final = 64_000
-"""Largest fetch request: room for 10,000 failed indexes; a larger one is refused with 413."""
+REQUEST_BYTES_MAX: Final = 400_000
+"""Largest fetch request: room for 10,000 failed indexes and 1,024 bucket types; a larger one is refused with 413."""
 
 COUNT_MAX: Final = 10_000
 """Most changes in one batch, whatever is asked for: bounds the work between two awaits."""

@@ -253,9 +253,14 @@ PLAIN_DIGEST: Final = _digest(PropertySettings(), "")
 """Of a bucket type of which nothing is set."""
 
 
+DIGESTS_MAX: Final = 1_024
+"""Most bucket types whose digests are told to other clusters, the first by name: each fetch carries them."""
+
+
 def _digests(settings: PropertySettings) -> dict[bytes, bytes]:
     found = {kind: _digest(settings, kind) for kind in {place.bucket_type for place in settings.places}}
-    return {kind.encode(): digest for kind, digest in found.items() if digest != PLAIN_DIGEST}
+    told = sorted((kind.encode(), digest) for kind, digest in found.items() if digest != PLAIN_DIGEST)
+    return dict(told[:DIGESTS_MAX])
 
 
 class PropertyBook:
@@ -279,7 +284,7 @@ class PropertyBook:
     def digests(self) -> dict[bytes, bytes]:
         """Bucket type -> 8 bytes that are equal where the properties that clusters which replicate to each other must
         share (MUST_AGREE) are equal, its buckets' own included. Types of which none is set have those of PLAIN_DIGEST
-        and are not there."""
+        and are not there; nor is what is beyond DIGESTS_MAX."""
         return dict(self._digests)
 
     async def start(self) -> None:

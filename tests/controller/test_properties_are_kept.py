@@ -14,6 +14,7 @@ from repl.metastore.port import Versioned
 from repl.model.errors import Corruption, NotReady
 from repl.model.properties import DEFAULTS
 from repl.properties import (
+    DIGESTS_MAX,
     PROPERTIES_PATH,
     Place,
     PropertyBook,
@@ -177,3 +178,11 @@ def test_clusters_tell_whether_their_properties_agree() -> None:
         assert books[0].digests() != books[1].digests()
 
     asyncio.run(story())
+
+
+def test_no_more_digests_are_told_than_a_fetch_may_carry() -> None:
+    """Of more bucket types with properties of their own the first by name are told: the same ones by all clusters."""
+    places = {Place(f"t{number:05}"): {"delete_mode": said("immediate")} for number in range(DIGESTS_MAX + 50)}
+    book = PropertyBook(MemoryMetastore(MemoryEnsemble()))
+    book.learn(PropertySettings(places, 1))
+    assert list(book.digests()) == [b"t%05d" % number for number in range(DIGESTS_MAX)]

@@ -17,6 +17,7 @@ from queues.wire import (
     ACKS_MAX,
     BYTES_MAX,
     COUNT_MAX,
+    NAME_MAX,
     REQUEST_BYTES_MAX,
     SERVING,
     UNPACKED_MAX,
@@ -32,6 +33,7 @@ from queues.wire import (
     encode_request,
 )
 from repl.model.errors import CodecError, TooLarge
+from repl.properties import DIGESTS_MAX
 
 SESSION = Session(b"c" * 16, "w1", b"i" * 8, 3)
 ITEM: Item = (1, 2, 3, b"default", b"bucket", b"key", b"o" * 16, 1_700_000_000_000, b"payload")
@@ -135,6 +137,14 @@ def test_a_request_over_the_size_limit_is_not_decoded() -> None:
     """The size is checked first."""
     with pytest.raises(TooLarge, match=str(REQUEST_BYTES_MAX)):
         decode_request(b"\xc1" * (REQUEST_BYTES_MAX + 1))
+
+
+def test_the_longest_request_that_a_sink_makes_is_taken() -> None:
+    """All changes of the largest batch failed, and as many bucket types as are told have the longest names."""
+    acks = (Ack(b"b" * NAME_MAX, 1 << 60, tuple(range(COUNT_MAX)), (0, 0, 0, 0)),)
+    properties = {b"%0255d" % number: bytes(8) for number in range(DIGESTS_MAX)}
+    wanted = FetchRequest(SESSION, "w" * NAME_MAX, acks, (), properties=properties)
+    assert decode_request(encode_request(wanted)) == wanted
 
 
 def _changed(encoded: bytes, **fields: object) -> bytes:
