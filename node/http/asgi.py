@@ -23,6 +23,7 @@ from node.http.bodies import (
     content_length,
     read_body,
 )
+from node.http.origins import check_origin
 from node.http.roles import READING_POSTS, Guard
 from node.http.router import Router, parse_query
 from node.http.statuses import PLAIN, Headers, Refused, Reply, refusal
@@ -183,6 +184,7 @@ class Face:
         await self.told(self._let_in(scope, receive, send), scope, receive, send)
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        check_origin(scope["method"], scope["headers"])
         if self.guard is not None:
             self.guard.check(scope["method"], scope["raw_path"], scope["headers"])
         await self.answer(scope, receive, send)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from node.http.origins import OF_BROWSERS
 from node.http.statuses import Headers
 
 _IN_TARGET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.~%+:@!$&'()*,;=/?-"
@@ -20,7 +21,10 @@ _LINE: Final = re.compile(rb"([!#$%&'*+.^`|~\w-]+): ?([\x21-\x7e](?:[\x20-\x7e]*
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}")
 
 _FRAMING: Final = frozenset((b"connection", b"expect", b"proxy-connection", b"transfer-encoding", b"upgrade"))
-"""Headers that decide how the connection goes on: with one of them the request is the parser's."""
+"""Headers that decide how the connection goes on."""
+
+_ELSEWHERE: Final = _FRAMING | OF_BROWSERS
+"""With one of these the request is the parser's; one of a browser, because `Face` looks at where it is from."""
 
 _USUAL_CONNECTION: Final = (b"connection", b"keep-alive")
 
@@ -116,7 +120,7 @@ def _read_line(line: bytes) -> tuple[bytes, bytes] | None:
         return None
     header = match[1].lower(), match[2]
     name, value = header
-    if (name in _FRAMING and header != _USUAL_CONNECTION) or (
+    if (name in _ELSEWHERE and header != _USUAL_CONNECTION) or (
         name == b"content-length" and _LENGTH.fullmatch(value) is None
     ):
         return None
