@@ -44,6 +44,8 @@ class ReplicaFacts(NamedTuple):
     """The last epoch in its log."""
     changing: str = ""
     """Of a leader: what a change of the partition's replicas waits for."""
+    far: bool = False
+    """It takes rows (docs/protocol.md R-FAR)."""
 
 
 Facts = Mapping[int, ReplicaFacts]
@@ -64,6 +66,7 @@ def facts_of(replica: Replica, reason: str) -> ReplicaFacts:
         reason=reason[:REASON_MAX],
         log_epoch=last_epoch(replica.epoch_table),
         changing=replica.reassigning[:REASON_MAX],
+        far=replica.far_position is not None,
     )
 
 
@@ -123,12 +126,12 @@ def _unpacked(body: bytes) -> Facts:
 def _facts(row: object) -> ReplicaFacts:
     if not isinstance(row, list) or len(row) != len(ReplicaFacts._fields):
         raise CodecError(f"{METHOD}: {row!r:.80} is no replica")
-    role, *numbers, ready, reason, log_epoch, changing = row
-    if not isinstance(role, str) or not isinstance(ready, bool) or not (type(reason) is type(changing) is str):
+    role, *numbers, ready, reason, log_epoch, changing, far = row
+    if not (type(role) is type(reason) is type(changing) is str and type(ready) is type(far) is bool):
         raise CodecError(f"{METHOD}: {row!r:.80} is no replica")
     epoch, gen, leo, durable, hw, applied = map(_number, numbers)
     log_epoch = _number(log_epoch)
-    rest = (reason[:REASON_MAX], log_epoch, changing[:REASON_MAX])
+    rest = (reason[:REASON_MAX], log_epoch, changing[:REASON_MAX], far)
     return ReplicaFacts(role, epoch, gen, leo, durable, hw, applied, ready, *rest)
 
 

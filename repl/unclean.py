@@ -32,7 +32,7 @@ ATTEMPTS_MAX: Final = 8
 @dataclass(frozen=True, slots=True)
 class Copy:
     """A replica as its node reports it: the highest epoch it knows of, its log's last epoch and end, what it knows to
-    be committed, what it has applied, its gen."""
+    be committed, what it has applied, its gen; `far`: it takes rows (R-FAR), and what is left of its log counts not."""
 
     node: str
     epoch: int
@@ -41,12 +41,13 @@ class Copy:
     hw: int
     applied: int
     gen: int
+    far: bool = False
 
     @property
     def reach(self) -> tuple[int, int]:
         """What copies are compared by: a log whose last epoch is higher holds all that was committed before, and of
         logs of one last epoch the shorter is a part of the longer (H12)."""
-        return self.log_epoch, self.leo
+        return (0, 0) if self.far else (self.log_epoch, self.leo)
 
     @property
     def committed(self) -> int:
@@ -56,7 +57,7 @@ class Copy:
 
 def closest_to_all(copies: Iterable[Copy]) -> Copy:
     """The copy that lacks least; of equals the one that knows most to be committed, then by name."""
-    return max(copies, key=lambda copy: (copy.reach, copy.committed, copy.node))
+    return max(copies, key=lambda copy: (not copy.far, copy.reach, copy.committed, copy.node))
 
 
 def lacking(chosen: Copy, copies: Collection[Copy], silent: Collection[str]) -> list[str]:
@@ -136,6 +137,8 @@ def standing(registration: Registration | None, partition: int, copy: Copy) -> s
         return f"{copy.node} is leaving"
     if registration.gen_of(partition) != copy.gen:
         return f"{copy.node} has not registered its copy yet: gen {copy.gen}, not {registration.gen_of(partition)}"
+    if copy.far:
+        return f"the copy of {copy.node} takes rows of a leader and is no whole one: it would not stand"
     if copy.applied > copy.leo:
         return f"the log of {copy.node} ends at {copy.leo}, below what it has applied ({copy.applied})"
     return ""

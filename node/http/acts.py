@@ -159,7 +159,7 @@ class ActsAdmin:
             if row is None:
                 silent.append(node)
             else:
-                copies.append(Copy(node, row.epoch, row.log_epoch, row.leo, row.hw, row.applied, row.gen))
+                copies.append(Copy(node, row.epoch, row.log_epoch, row.leo, row.hw, row.applied, row.gen, row.far))
         return copies, silent
 
     def _plan(self, record: PartitionRecord, chosen: Copy, copies: list[Copy], silent: list[str]) -> dict[str, Any]:

@@ -199,6 +199,7 @@ def a_replica(partition: int) -> Any:
         ready=False,
         reason="r",
         reassigning="",
+        far_position=None,
     )
 
 

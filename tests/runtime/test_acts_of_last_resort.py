@@ -25,7 +25,9 @@ from repl.model.record import PartitionStatus
 from repl.model.requests import WriteRequest
 from repl.option_settings import Setting, change_option
 from repl.rollback_alarm import ROLLED_BACK
-from tests.runtime.conftest import House, Town, until
+from repl.store.leveldb import LevelStore
+from repl.unclean import Copy, closest_to_all
+from tests.runtime.conftest import UUID, House, Town, until
 from tests.runtime.test_removed_copies import change, changed, nothing_left
 
 Towns = Callable[..., AbstractAsyncContextManager[Town]]
@@ -149,6 +151,41 @@ def test_a_copy_in_quarantine_is_taken_away_and_made_anew_while_all_serve(
             assert back.runtime.store.object(0, b"b", b"two") is None
 
     asyncio.run(story())
+
+
+def test_a_copy_that_takes_rows_is_not_forced(tmp_path: Path, town: Towns) -> None:
+    """It has no whole copy, whatever is left of its log: it would not stand, and the partition would wait for it. Among
+    others it is never the closest to all."""
+
+    async def story() -> None:
+        async with town(tmp_path) as t:
+            leader = await t.led()
+            await put(leader, b"one")
+            await t.level()
+            last = t.followers()[0].node
+            for node in list(t.houses):
+                await t.kill(node)
+            store = LevelStore.open(
+                tmp_path / last / "store",
+                cluster_uuid=UUID,
+                write_buffer_bytes=1_000_000,
+                block_cache_bytes=1_000_000,
+                boot_id="boot-1",
+            )
+            store.far.begin(0, empty=True)
+            store.close()
+            house = await t.open(last)
+            await until(lambda: 0 in house.controller.records)
+            await until(lambda: house.controller.records[0].status is not PartitionStatus.ONLINE)
+            before = house.controller.records[0]
+            status, refused = await ask(t, house, "/admin/partitions/0/force-leader", {"node": last})
+            assert (status, "takes rows" in refused["text"]) == (409, True)
+            assert house.controller.records[0].lineage == before.lineage
+
+    asyncio.run(story())
+    far = Copy("n1", 3, 3, 1_000, 900, 900, 7, far=True)
+    whole = Copy("n2", 2, 2, 10, 10, 10, 8)
+    assert closest_to_all([far, whole]) == whole
 
 
 def test_a_metastore_that_went_back_is_refused_until_it_is_reseeded(tmp_path: Path, town: Towns) -> None:

@@ -122,7 +122,8 @@ class LastResort:
         if replica is None:
             return None
         reach = last_epoch(replica.epoch_table), replica.leo
-        return unclean.Copy(name, replica.epoch, *reach, replica.hw, replica.applied, replica.member.gen)
+        far = replica.far_position is not None
+        return unclean.Copy(name, replica.epoch, *reach, replica.hw, replica.applied, replica.member.gen, far)
 
     def force(self, record: PartitionRecord, chosen: unclean.Copy, copies: list[unclean.Copy]) -> None:
         """Order a copy, on the record that was shown."""

@@ -9,6 +9,7 @@ import pytest
 from repl.isr.replica import Role
 from repl.model.record import PartitionStatus
 from tests.sim.mixes import last_resorts
+from tests.sim.plan import Plan
 from tests.sim.stage import Stage
 from tests.sim.world import run_seed
 
@@ -28,6 +29,15 @@ def test_an_operator_forces_a_copy_and_all_that_it_had_stays() -> None:
         total.update(run_seed(seed, plan=last_resorts(**SHAPES[seed % len(SHAPES)])()).counts)
     missing = {name: (total[name], least) for name, least in EXPECTED.items() if total[name] < least}
     assert not missing, f"happened too rarely (seen, at least): {missing}"
+
+
+def test_a_copy_that_takes_rows_is_not_forced() -> None:
+    """R-FORCE, R-FAR: one that a change of replicas had left behind, and that gave up its rows after a power loss, is
+    named again, and answers for what is left of its log; forced, it would not stand, and nobody else might."""
+    kinds = ("kill", "power_loss", "reassign", "cut_nodes", "isolate")
+    mix = {"gap_ms": 350, "write_gap_ms": 40, "lost": 0.02, "repeated": 0.1, "overtaken": 0.2, "held": 0.02}
+    store = {"store_lost": 0.1, "store_held": 0.1, "reads": 0.6, "trims": 0.0, "last_resort_ms": 2_500, "node_count": 5}
+    assert run_seed(19, plan=Plan.only(*kinds, **mix, **store)).counts["forced"] == 1
 
 
 def without_its_guard() -> tuple[Stage, str, list[str]]:
