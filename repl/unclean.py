@@ -32,7 +32,8 @@ ATTEMPTS_MAX: Final = 8
 @dataclass(frozen=True, slots=True)
 class Copy:
     """A replica as its node reports it: the highest epoch it knows of, its log's last epoch and end, what it knows to
-    be committed, what it has applied, its gen; `far`: it takes rows (R-FAR), and what is left of its log counts not."""
+    be committed, what it has applied, its gen; `far`: it takes rows (R-FAR), and what is left of its log counts not;
+    `failed`: it takes part in nothing."""
 
     node: str
     epoch: int
@@ -42,6 +43,7 @@ class Copy:
     applied: int
     gen: int
     far: bool = False
+    failed: bool = False
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -139,6 +141,8 @@ def standing(registration: Registration | None, partition: int, copy: Copy) -> s
         return f"{copy.node} has not registered its copy yet: gen {copy.gen}, not {registration.gen_of(partition)}"
     if copy.far:
         return f"the copy of {copy.node} takes rows of a leader and is no whole one: it would not stand"
+    if copy.failed:
+        return f"the copy of {copy.node} takes part in nothing until its process is started again: do that first"
     if copy.applied > copy.leo:
         return f"the log of {copy.node} ends at {copy.leo}, below what it has applied ({copy.applied})"
     return ""

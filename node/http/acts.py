@@ -15,6 +15,7 @@ from node.http.router import Router
 from node.http.statuses import Refused, Reply
 from node.http.wishes import count, flag, initiator, text, wish_of
 from repl import unclean
+from repl.isr.effects import Role
 from repl.metastore.port import Ambiguous, Unavailable
 from repl.model.errors import Fenced, IsthmusError
 from repl.model.record import Incarnation, PartitionRecord, PartitionStatus
@@ -159,7 +160,9 @@ class ActsAdmin:
             if row is None:
                 silent.append(node)
             else:
-                copies.append(Copy(node, row.epoch, row.log_epoch, row.leo, row.hw, row.applied, row.gen, row.far))
+                failed = row.role == Role.FAILED
+                reach = row.log_epoch, row.leo
+                copies.append(Copy(node, row.epoch, *reach, row.hw, row.applied, row.gen, row.far, failed))
         return copies, silent
 
     def _plan(self, record: PartitionRecord, chosen: Copy, copies: list[Copy], silent: list[str]) -> dict[str, Any]:

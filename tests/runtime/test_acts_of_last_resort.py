@@ -110,6 +110,36 @@ def test_a_copy_that_lacks_something_leads_only_when_an_operator_forces_it(tmp_p
     asyncio.run(story())
 
 
+async def diverged(t: Town, boot_id: str = "boot-1") -> House:
+    """A node whose copy alone holds what was acknowledged before a leader was forced."""
+    await change_option((await t.led()).metastore, "replication.min.isr", None, Setting(1, "ann", 1))
+    leader = await t.led()
+    await put(leader, b"one")
+    await t.level()
+    last, other = t.followers()
+    for house in (last, other):
+        t.wires.isolate(house.node)
+    await put(leader, b"two")
+    await t.kill(leader.node)
+    t.wires.heal()
+    await force(t, last, last)
+    await put(last, b"three")
+    back = await t.open(leader.node, boot_id=boot_id)
+    await until(lambda: back.partition().reason.startswith("committed-divergence"))
+    return back
+
+
+async def force(t: Town, asked: House, chosen: House) -> None:
+    """An operator forces a copy of a partition that is offline, and it leads."""
+    await until(lambda: asked.controller.records[0].status is PartitionStatus.OFFLINE)
+    path = "/admin/partitions/0/force-leader"
+    status, plan = await ask(t, asked, path, {"node": chosen.node, "dry_run": True})
+    assert status == 200, plan
+    status, _ = await ask(t, asked, path, {"node": chosen.node, "version": plan["version"], "by": "ann"})
+    assert status == 200
+    await until(lambda: chosen.partition().replica.ready)
+
+
 @pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"], ids=["killed", "power_lost"])
 def test_a_copy_in_quarantine_is_taken_away_and_made_anew_while_all_serve(
     tmp_path: Path, town: Towns, boot_id: str
@@ -120,25 +150,7 @@ def test_a_copy_in_quarantine_is_taken_away_and_made_anew_while_all_serve(
 
     async def story() -> None:
         async with town(tmp_path, options=Options(max_time_lag_ms=300), removed_grace_ms=500) as t:
-            await change_option((await t.led()).metastore, "replication.min.isr", None, Setting(1, "ann", 1))
-            leader = await t.led()
-            await put(leader, b"one")
-            await t.level()
-            last, other = t.followers()
-            for house in (last, other):
-                t.wires.isolate(house.node)
-            await put(leader, b"two")
-            await t.kill(leader.node)
-            t.wires.heal()
-            await until(lambda: last.controller.records[0].status is PartitionStatus.OFFLINE)
-            path = "/admin/partitions/0/force-leader"
-            status, plan = await ask(t, last, path, {"node": last.node, "dry_run": True})
-            status, _ = await ask(t, last, path, {"node": last.node, "version": plan["version"], "by": "ann"})
-            assert status == 200
-            await until(lambda: last.partition().replica.ready)
-            await put(last, b"three")
-            back = await t.open(leader.node, boot_id=boot_id)
-            await until(lambda: back.partition().reason.startswith("committed-divergence"))
+            back = await diverged(t, boot_id)
             gen = back.partition().replica.member.gen
             assert back.runtime.store.object(0, b"b", b"two") is not None
             await change(t, (), (back.node,))
@@ -149,6 +161,26 @@ def test_a_copy_in_quarantine_is_taken_away_and_made_anew_while_all_serve(
             assert back.partition().replica.member.gen != gen
             assert back.runtime.store.object(0, b"b", b"three") is not None
             assert back.runtime.store.object(0, b"b", b"two") is None
+
+    asyncio.run(story())
+
+
+def test_a_copy_in_quarantine_is_forced_once_its_node_was_started_again(tmp_path: Path, town: Towns) -> None:
+    """It may be all that is left; nominated as it is it would never stand, so that is refused and says what helps."""
+
+    async def story() -> None:
+        async with town(tmp_path, options=Options(max_time_lag_ms=300)) as t:
+            back = await diverged(t)
+            for node in [node for node in t.houses if node != back.node]:
+                await t.kill(node)
+            await until(lambda: back.controller.records[0].status is PartitionStatus.OFFLINE)
+            status, refused = await ask(t, back, "/admin/partitions/0/force-leader", {"node": back.node})
+            assert (status, "until its process is started again" in refused["text"]) == (409, True)
+            await t.kill(back.node)
+            back = await t.open(back.node)
+            await until(lambda: 0 in back.controller.records)
+            await force(t, back, back)
+            assert back.runtime.store.object(0, b"b", b"two") is not None
 
     asyncio.run(story())
 
