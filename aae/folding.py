@@ -226,6 +226,8 @@ def _scope(wish: Mapping[str, Any]) -> Scope:
         if value is not None and (type(value) is not int or not 0 <= value < NUMBER_MAX):
             raise CodecError(f"{name} must be a whole number below 2^63")
         numbers[name] = value
+    if numbers["before_ms"] == 0:  # which would stand for no bound, and so for everything
+        raise CodecError("before_ms must be above 0: nothing is older; without it there is no bound")
     segments = None
     if numbers["segment_from"] is not None or numbers["segment_to"] is not None:
         segments = (numbers["segment_from"] or 0, 1 << 20 if numbers["segment_to"] is None else numbers["segment_to"])

@@ -40,6 +40,15 @@ def _moment(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _end(text: str) -> int:
+    from aae.reconcile.options import parse_before_ms
+
+    try:
+        return parse_before_ms(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _bytes(text: str) -> bytes:
     from aae.reconcile.options import parse_bytes
 
@@ -53,7 +62,7 @@ FLAGS: Final[tuple[tuple[str, str, Callable[[str], Any] | None, str], ...]] = (
     ("--bucket-type", "bucket_type", str, "which bucket type; default"),
     ("--bucket", "bucket", _bytes, "only keys of this bucket; bytes that are no text as 0xff00"),
     ("--modified-since", "modified_since_ms", _moment, "only keys that either side changed since then"),
-    ("--modified-before", "modified_before_ms", _moment, "only keys that either side changed before then"),
+    ("--modified-before", "modified_before_ms", _end, "only keys that either side changed before then"),
     ("--full", "full", None, "read all, without asking trees"),
     ("--bodies", "bodies", None, "read objects too, and hold each against the hash in its key row; implies --full"),
     ("--sample", "sample", float, "a part of the segments alone, such as 0.01"),

@@ -91,8 +91,8 @@ def run(**given: Any) -> None:
         run_id,
         given["bucket_type"],
         given["bucket"],
-        _moment(given["modified_since"]),
-        _moment(given["modified_before"]),
+        _moment(given["modified_since"], "--modified-since"),
+        _end(given["modified_before"]),
         given["full"],
         given["sample"],
         given["max_differences"],
@@ -255,8 +255,15 @@ def _plan(every: list[dict[str, Any]], plan_id: str | None) -> dict[str, Any]:
     return found[0]
 
 
-def _moment(text: str | None) -> int:
-    return 0 if text is None else time_of(text)
+def _moment(text: str | None, option: str) -> int:
+    return 0 if text is None else time_of(text, option)
+
+
+def _end(text: str | None) -> int:
+    end_ms = _moment(text, "--modified-before")
+    if text is not None and not end_ms:  # which would stand for no bound
+        raise CommandFailed(Exit.USAGE, "bad-input", "--modified-before: a time after 1970 is needed: nothing is older")
+    return end_ms
 
 
 def _known(output: str, run_id: str) -> RunDirectory:

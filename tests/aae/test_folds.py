@@ -306,6 +306,7 @@ def test_questions_and_pages_survive_the_wire(lab: Lab) -> None:
         {"kind": "find-keys", "since_ms": "x"}, {"kind": "find-keys", "next": {"segment": 1}},
         {"kind": "find-keys", "since_ms": 10**30}, {"kind": "find-keys", "next": {"segment": 10**30, "name": ""}},
         {"kind": "find-keys", "next": {"segment": float("inf"), "name": ""}},
+        {"kind": "erase-keys", "before_ms": 0, "dry_run": False}, {"kind": "find-keys", "since_ms": 5, "before_ms": 0},
     ):  # fmt: skip
         with pytest.raises(CodecError):
             asked_of(wish)

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from aae.reconcile import runs, sessions
+from aae.reconcile import options, runs, sessions
+from node.cli import times
 from node.cli.exits import Exit
 from node.cli.main import main
 
+ENDS = ["--left", "http://127.0.0.1:1", "--right", "http://127.0.0.1:2", "--output", "runs"]
 URL = ["--url", "http://127.0.0.1:1"]
 SEED = ["seed", "--source", "http://127.0.0.1:1", "--target", "http://127.0.0.1:2", "--output", "runs"]
 
@@ -28,6 +30,11 @@ def no_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("ISTHMUS_TOKEN", raising=False)
 
 
+def test_times_have_as_many_digits_everywhere() -> None:
+    """What is a time in milliseconds on the command line is one in an option of a Spark job."""
+    assert (options.DIGITS_MIN, options.DIGITS_MAX) == (times.DIGITS_MIN, times.DIGITS_MAX)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -37,6 +44,10 @@ def no_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["stats", *URL, "--prefix", "p"], "set the option bucket"),
         (["stats", *URL, "--bucket", "0xf"], "pairs of hexadecimal digits"),
         (["stats", *URL, "--modified-since", "soon"], "a time such as"),
+        (["stats", *URL, "--modified-since", "20260203"], "a time such as"),
+        (["stats", *URL, "--modified-before", "1970-01-01"], "a time after 1970"),
+        (["run", *ENDS, "--modified-before", "1970-01-01"], "a time after 1970"),
+        (["run", *ENDS, "--modified-since", "20260203"], "--modified-since: '20260203' is no time"),
         (["stats", *URL, "--rate", "0"], "--rate"),
         (["stats", *URL, "--give-up-after", "long"], "--give-up-after"),
         (["stats", *URL, "--cert", "c.pem"], "--cert and --key belong together"),

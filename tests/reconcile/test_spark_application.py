@@ -70,7 +70,8 @@ def test_what_fails_is_an_error_and_no_difference(
     monkeypatch.setattr(reconcile, "run", run)
     assert main(ENDS) == 2
     assert str(error) in capsys.readouterr().err
-    for wrong in (["--settle", "soon"], ["--bucket", "0xf"], ["--modified-since", "today"], ["--sample"]):
+    slips = (["--modified-since", "20260203"], ["--modified-before", "0"], ["--modified-before", "1970-01-01"])
+    for wrong in (*slips, ["--settle", "soon"], ["--bucket", "0xf"], ["--modified-since", "today"], ["--sample"]):
         with pytest.raises(SystemExit) as ended:
             main([*ENDS, *wrong])
         assert ended.value.code == 2
