@@ -1,7 +1,8 @@
 """What full-sync remembers between starts: results, learned ranges, what operators suspended. In the data directory.
 
-One small document in two slot files (`repl.slots`), written after each check and each act. One that cannot be read is
-begun anew, with a line in the log: nothing in it decides about data.
+One small document in two slot files (`repl.slots`), written after each check and each act. What cannot be read of it is
+begun anew, with a line in the log, and the rest stays: nothing in it decides about data. Whom an operator suspended in
+words that cannot be read stays suspended.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
 
@@ -34,6 +35,8 @@ NAMED_BYTES: Final = 256 * 1024
 """What the names of all of them together may take; with several peers and types, or long keys, fewer are kept."""
 
 FORM: Final = 1
+
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +130,11 @@ class Memory:
         """Read what is there. Raises LocalFault when the disk refuses."""
         try:
             raw = self._slots.read()
-            self.peers = {} if raw is None else {str(name): _peer(one) for name, one in _document(raw).items()}
-        except (Corruption, KeyError, TypeError, ValueError) as error:
+            document = {} if raw is None else _document(raw)
+        except (Corruption, ValueError) as error:
             log.error("fullsync.memory_unreadable", error=str(error), begun="anew")
-            self.peers = {}
+            document = {}
+        self.peers = {str(name): _peer(str(name), one, self._started_ms) for name, one in document.items()}
 
     def of(self, name: str) -> Remembered:
         """What is known of a peer; of a new one, that it has been looked at since this node's start."""
@@ -179,27 +183,48 @@ def _plain(one: Remembered, named_bytes: int) -> dict[str, Any]:
     }
 
 
-def _peer(raw: Mapping[str, Any]) -> Remembered:
-    standing = raw["standing"]
-    learned = standing["learned"]
+def _peer(name: str, raw: Any, started_ms: int) -> Remembered:
+    """What is remembered of a peer, part by part; one that cannot be read is as of a new peer."""
+
+    def read(part: str, reader: Callable[[Any], Part], otherwise: Part) -> Part:
+        try:
+            return reader(raw[part])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            log.error("fullsync.memory_unreadable", peer=name, part=part, error=repr(error), begun="anew")
+            return otherwise
+
+    if isinstance(raw, dict):
+        raw = {"named": (), **raw}  # which earlier programs did not remember
+    told = isinstance(raw, dict) and raw.get("suspended") is not None
     return Remembered(
-        Standing(
-            int(standing["succeeded_ms"]),
-            bool(standing["failed"]),
-            int(standing["quiet"]),
-            None if learned is None else TimeRange(**learned),
+        read("standing", _standing, Standing(started_ms)),
+        read("suspended", _suspended, Suspended("?", 0, "who suspended it cannot be read") if told else None),
+        read(
+            "results",
+            lambda part: deque((_result(one) for one in part), maxlen=RESULTS_KEPT),
+            deque(maxlen=RESULTS_KEPT),
         ),
-        None if raw["suspended"] is None else Suspended(**raw["suspended"]),
-        deque(
-            (_result(one) for one in raw["results"]),
-            maxlen=RESULTS_KEPT,
-        ),
-        {str(name): int(at_ms) for name, at_ms in raw["proven"].items()},
-        {
-            bytes(name): Named(int(began_ms), {(bytes(b), bytes(k)): str(what) for b, k, what in keys}, bool(every))
-            for name, began_ms, every, keys in raw.get("named", ())
-        },
+        read("proven", lambda part: {str(bucket_type): int(at_ms) for bucket_type, at_ms in part.items()}, {}),
+        read("named", lambda part: {bytes(bucket_type): _named(*rest) for bucket_type, *rest in part}, {}),
     )
+
+
+def _suspended(raw: Mapping[str, Any] | None) -> Suspended | None:
+    return None if raw is None else Suspended(**raw)
+
+
+def _standing(raw: Mapping[str, Any]) -> Standing:
+    learned = raw["learned"]
+    return Standing(
+        int(raw["succeeded_ms"]),
+        bool(raw["failed"]),
+        int(raw["quiet"]),
+        None if learned is None else TimeRange(**learned),
+    )
+
+
+def _named(began_ms: int, every: bool, keys: list[tuple[bytes, bytes, str]]) -> Named:
+    return Named(int(began_ms), {(bytes(b), bytes(k)): str(what) for b, k, what in keys}, bool(every))
 
 
 def _result(raw: Mapping[str, Any]) -> Result:

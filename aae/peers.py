@@ -27,6 +27,10 @@ NAMES_BYTES: Final = wire.QUESTION_BYTES_MAX // 2
 NAME_HEAD_BYTES: Final = 16
 """More than a name takes besides itself."""
 
+OF_A_NODE: Final = frozenset({401, 403, 408, 429})
+"""Refusals that say something of the node, such as that its file of tokens is an old one: the next one is asked. With
+the others the question is wrong, and would be for every node."""
+
 Answer = TypeVar("Answer")
 
 
@@ -109,8 +113,8 @@ class PeerTrees:
                 )
             except Refused as error:
                 told = error if str(error).startswith(peer.url) else _named(peer.url, error)
-                if error.status < 500:
-                    raise told from error  # what is wrong with the question is wrong for every node
+                if error.status < 500 and error.status not in OF_A_NODE:
+                    raise told from error
                 trouble = told
             except PeerFault as error:
                 trouble = error

@@ -157,7 +157,7 @@ def resume(peer: str | None, node: str | None, by: str, admin: AdminClient, outp
 
 
 def _echo_acted(answer: dict[str, Any], output: str, what: str) -> None:
-    """What each node did. Code 3 when one did not answer: it goes on as before."""
+    """What each node did. Code 3 when one did not say that it did: it may have all the same, or only until its end."""
     acted = answer.get("acted")
     found: dict[str, Any] = acted if isinstance(acted, dict) else {}
     if output == "json":
@@ -167,7 +167,8 @@ def _echo_acted(answer: dict[str, Any], output: str, what: str) -> None:
             click.echo(printable(f"{node}: checks of {', '.join(names)} are {what}"))
     silent = [node for node, names in found.items() if names is None]
     if silent:
-        raise CommandFailed(Exit.UNAVAILABLE, "unknown", f"does not answer, and is as it was: {', '.join(silent)}")
+        sentence = f"does not answer, or could not save it, and may be as it was: {', '.join(silent)}"
+        raise CommandFailed(Exit.UNAVAILABLE, "unknown", sentence)
 
 
 @fullsync_group.command("set-range")

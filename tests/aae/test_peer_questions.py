@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from aae import wire
 from aae.peers import PeerTrees
+from repl.transport.http_client import Refused
 
 
 def test_long_keys_are_handed_over_in_questions_that_are_taken() -> None:
@@ -32,3 +35,38 @@ def test_long_keys_are_handed_over_in_questions_that_are_taken() -> None:
         assert told == some
     assert max(sizes) <= wire.QUESTION_BYTES_MAX
     peer.close()
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_node_with_an_old_token_does_not_answer_for_the_others(status: int) -> None:
+    """What one node refuses for a reason of its own another one answers; what is wrong with the question is told at
+    once. When all refuse it is told by whom."""
+    peer = PeerTrees(["http://127.0.0.1:9", "http://127.0.0.1:10"], own=b"o" * 16, timeout_ms=1_000)
+    asked: list[int] = []
+
+    def post_of(node: int, status: int) -> Callable[..., bytes]:
+        def post(*_: Any, **__: Any) -> bytes:
+            asked.append(node)
+            if status:
+                raise Refused("no", status, "x")
+            return wire.encode_told(wire.Told(b"p" * 16, "west", wire.encode_repaired(1)))
+
+        return post
+
+    def answers(first: int, second: int) -> int:
+        asked.clear()
+        peer._first = 0
+        peer._peers[0].post = post_of(0, first)  # type: ignore[method-assign]
+        peer._peers[1].post = post_of(1, second)  # type: ignore[method-assign]
+        return asyncio.run(peer.repair("to-east", b"default", [(b"b", b"k")]))
+
+    try:
+        assert answers(status, 0) == 1
+        assert asked == [0, 1]
+        with pytest.raises(Refused, match="no"):
+            answers(status, status)
+        with pytest.raises(Refused, match="no"):
+            answers(404, 0)
+        assert asked == [0]
+    finally:
+        peer.close()

@@ -130,7 +130,7 @@ def test_a_suspension_is_told_by_node_and_a_silent_node_is_code_3(
     assert cli.main(["fullsync", "suspend", "--by", "ann", "--reason", "move"]) == Exit.UNAVAILABLE
     said = capsys.readouterr()
     assert said.out == "e1: checks of west are suspended\n"
-    assert "does not answer, and is as it was: e3" in said.err
+    assert "does not answer, or could not save it, and may be as it was: e3" in said.err
     assert listener.posted[-1][1] == {"peer": None, "node": None, "by": "ann", "reason": "move"}
     listener.tell("/admin/fullsync/resume", {"acted": {"e1": ["west"]}})
     assert cli.main(["fullsync", "resume", "--node", "e1", "--peer", "west"]) == Exit.OK

@@ -1,0 +1,58 @@
+"""What full-sync remembers between starts is lost by no more than the part that cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aae.memory import Memory, Suspended
+from aae.schedule import Standing
+from repl.slots import Slots
+
+BY_ANN = Suspended("ann", 7, "move")
+
+
+def damaged(directory: Path, change: dict[str, Any]) -> Memory:
+    """Two peers that ann suspended, as they are read when parts of west are `change`."""
+    directory.mkdir(exist_ok=True)
+    memory = Memory(directory, 5)
+    for name in ("west", "north"):
+        memory.of(name).suspended = BY_ANN
+        memory.of(name).proven_ms["default"] = 3
+    memory.saving()()
+    slots = Slots(directory, "fullsync")
+    document = slots.read()
+    document["peers"]["west"] |= change
+    slots.write(document)
+    again = Memory(directory, 9)
+    again.load()
+    return again
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"results": [{"bucket_type": "default", "verdict": "not yet known"}]},
+        {"standing": {"succeeded_ms": 4}},
+        {"proven": ["default"]},
+        {"named": [[b"default", 4]]},
+    ],
+)
+def test_an_unreadable_part_takes_nothing_else_with_it(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Such as a result of a later program: who is suspended stays so, of that peer and of the others."""
+    again = damaged(tmp_path, change)
+    assert again.of("west").suspended == again.of("north").suspended == BY_ANN
+    assert again.of("north").proven_ms == {"default": 3}
+    assert again.of("west").standing == (Standing(9) if "standing" in change else Standing(5))
+
+
+def test_a_suspension_that_cannot_be_read_is_one(tmp_path: Path) -> None:
+    """Whoever suspended it had a reason; a resume ends it. One that is of nobody is none."""
+    again = damaged(tmp_path, {"suspended": {"by": "ann", "until_ms": 8}})
+    suspended = again.of("west").suspended
+    assert suspended is not None
+    assert "cannot be read" in suspended.reason
+    assert again.of("north").suspended == BY_ANN
+    assert damaged(tmp_path / "more", {"suspended": None, "results": 3}).of("west").suspended is None
