@@ -97,10 +97,13 @@ def problems(
     waiting: str,
     drained: Collection[str] = (),
     facts: Mapping[str, Facts | None] | None = None,
+    unread: Mapping[str, str] | None = None,
 ) -> list[str]:
     """What is not as it should be, a sentence each; empty when every partition is online on all its replicas, and no
-    disk is full. `facts`: what live nodes say of their replicas, which names the node and the reason."""
+    disk is full. `facts`: what live nodes say of their replicas, which names the node and the reason. `unread`: what
+    of the metastore cannot be read, by path."""
     found = [f"bucket type default: {waiting}"] if waiting else []
+    found += [f"nothing is decided by what cannot be read: {why}" for _, why in sorted((unread or {}).items())]
     found += [
         f"node {row['name']} is {row['state']}: {row['reason']}"
         for row in node_rows(records, registrations)
@@ -176,10 +179,18 @@ def _some(numbers: list[int]) -> str:
 
 
 def partition_rows(
-    records: Records, registrations: Registrations, facts: Mapping[str, Facts | None]
+    records: Records,
+    registrations: Registrations,
+    facts: Mapping[str, Facts | None],
+    unread: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Every partition, by id, with what its replicas' nodes said (`facts`, by node)."""
-    return [_partition_row(record, registrations, facts) for _, record in sorted(records.items())]
+    """Every partition, by id, with what its replicas' nodes said (`facts`, by node). One that is `unread` (by path) is
+    as it was read last, and says so."""
+    rows = [_partition_row(record, registrations, facts) for _, record in sorted(records.items())]
+    for row in rows:
+        if why := (unread or {}).get(f"/p/{row['partition']}"):
+            row["reason"] = f"nothing is decided, its record cannot be read: {why}"
+    return rows
 
 
 def _partition_row(

@@ -187,6 +187,7 @@ class Node(Parts):
                 self.runtime.metrics,
                 self.leaderships.samples,
                 self.controller.moving.samples,
+                self.controller.unread.samples,
                 self.coordinator.metrics,
                 self.links.metrics,
                 self.queues.metrics,

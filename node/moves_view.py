@@ -7,7 +7,7 @@ copies' own words come from their nodes (`node.gathering`). `node.http.moves` sh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from node.gathering import Facts
@@ -54,9 +54,10 @@ def moves_shown(
     *,
     wall_ms: int,
     at_once: int,
+    overdue: Collection[int] = (),
 ) -> dict[str, Any]:
     """All orders: those that are not over with every partition, those that are as they ended, the newest first."""
-    pause = paused(records) if placement.orders else ""
+    pause = paused(records, overdue) if placement.orders else ""
     if placement.orders and not at_once:
         pause = "placement.moves.at.once is 0"
     return {

@@ -5,7 +5,8 @@ the session ends, another takes it. That is for economy, not for safety: no deci
 nomination has been seen and which promotions were heard, and a stale one is refused by the record's version
 (docs/protocol.md H30). Records are always read before registrations (H29). Rules: `repl.isr.election`; how far logs go:
 `repl.positions`; promotions: `repl.announcements`; new bucket types: `repl.creation`; what operators have set:
-`repl.option_settings`; changes of placement that they ordered: `repl.moving`.
+`repl.option_settings`; changes of placement that they ordered: `repl.moving`. A record that cannot be read stops what
+is decided of its partition, and nothing else.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ import structlog
 from config.options import MOVES_AT_ONCE
 from repl.announcements import METHOD as PROMOTED
 from repl.announcements import Announcements
+from repl.assigning import Assigner, assign
 from repl.balancing import Balancing
-from repl.creation import DEFAULT_TYPE, DefaultType, Founding, Ground, Options, create, usable
+from repl.creation import DEFAULT_TYPE, DefaultType, Founding
 from repl.isr import effects as fx
 from repl.isr.election import Decision, Keep, Wait, Watch, Write, asked, elect, watched
 from repl.isr.placement import ReplicaMap
-from repl.isr.replica_map import check_nodes
 from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable, Unmoved
-from repl.model.errors import BadInput, Corruption, IsthmusError, NotReady, OutcomeUnknown
+from repl.model.errors import BadInput, Corruption, IsthmusError
 from repl.model.ports import TimeSource
 from repl.model.record import PartitionRecord, PartitionStatus, Registration
 from repl.moving import Moving
@@ -36,7 +37,7 @@ from repl.option_settings import OPTIONS_PATH, OptionSettings, read_options
 from repl.placement_orders import ORDERS_PATH, Placement, read_placement
 from repl.positions import METHOD as STATUS
 from repl.positions import Position, Positions, Request
-from repl.read_again import Document
+from repl.read_again import Document, Unread
 
 log = structlog.get_logger(__name__)
 
@@ -55,17 +56,8 @@ GATHER_MS: Final = 2
 WRITES_AT_ONCE: Final = 64
 """Record writes under way; the metastore orders them anyway, and a queue in its driver has no end of its own."""
 
-ATTEMPTS_MAX: Final = 5
-"""Rounds of an operator's creation before it gives up: each lost one means that somebody else created one."""
-
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 """(node that asks, body) -> the answer's body; raises IsthmusError."""
-
-
-class PlacementDiffers(BadInput):
-    """A bucket type exists with another placement; to move it is another act."""
-
-    reason = "placement-differs"
 
 
 class Controller:
@@ -103,7 +95,8 @@ class Controller:
         self._claim_known = False
         self._options = Document(OPTIONS_PATH, read_options, OptionSettings(), lambda found: self.on_options(found))
         self._placement = Document(ORDERS_PATH, read_placement, Placement(), lambda _found: None)
-        self.moving = Moving(metastore)
+        self.unread = Unread()
+        self.moving = Moving(metastore, self.unread)
         self.on_options: Callable[[OptionSettings], None] = lambda _options: None
         """Gets what is set of the dynamic options, whenever it was read anew, before the records read after it."""
         self.balancing: Balancing | None = None
@@ -215,7 +208,7 @@ class Controller:
             async with self._claiming:
                 await self._claim()
         self._announcements.learn(self.controller, self.records.keys())
-        pause_ms = await self._found()
+        pause_ms = min(await self._found(), self.moving.see(self.records, self._time.now_ms()))
         if not self.decides:
             self.moving.rest()
             if self.balancing is not None:
@@ -230,7 +223,8 @@ class Controller:
         if self.balancing is not None:
             now_ms, drained = self._time.now_ms(), self.placement.drained.keys()
             busy = bool(writes) or not self._placement.was_read  # who is drained is not known then
-            balance_ms = self.balancing.look(self.records, self.registrations, now_ms, busy=busy, drained=drained)
+            records = self.unread.without(self.records)
+            balance_ms = self.balancing.look(records, self.registrations, now_ms, busy=busy, drained=drained)
             until_ms = min(until_ms, balance_ms)
         if not writes:
             return min(pause_ms, until_ms)
@@ -251,6 +245,7 @@ class Controller:
         registrations = await self.metastore.registrations()
         self.records, self.registrations = records, registrations
         self.read_at_ms = self._time.wall_ms()
+        self.unread.learn(self.metastore.unreadable, records)
         self._on_registrations(registrations)
         self._on_records(records)
 
@@ -300,7 +295,7 @@ class Controller:
         leaderships = Counter(_leads(record) for record in self.records.values())
         for partition in [each for each in self._watches if each not in self.records]:
             del self._watches[partition]
-        for partition, record in sorted(self.records.items()):
+        for partition, record in sorted(self.unread.without(self.records).items()):
             decision = self._decision(record, now_ms, leaderships)
             match decision:
                 case Write():
@@ -360,38 +355,9 @@ class Controller:
     # -- operators ----------------------------------------------------------------------------------------
 
     async def assign(self, bucket_type: str, replica_map: ReplicaMap, *, validate_only: bool) -> str:
-        """Create a bucket type with an operator's placement: "created", "exists" when it is there with just this
-        placement, or with `validate_only` "valid" and nothing is written. Any node may do it.
-
-        Raises BadReplicaMap when it names nodes that do not live, PlacementDiffers when the bucket type is placed
-        otherwise, NotReady when nothing was done, OutcomeUnknown.
-        """
-        try:
-            for _ in range(ATTEMPTS_MAX):
-                ground = await Ground.read(self.metastore)
-                placement = await read_placement(self.metastore)
-                nodes = usable(await self.metastore.registrations(), placement.drained)
-                check_nodes(replica_map, nodes)
-                placed = tuple(tuple(nodes[number].node for number in replicas) for replicas in replica_map)
-                found = ground.sets_of(bucket_type)
-                if found:
-                    if found != placed:
-                        raise PlacementDiffers(
-                            f"bucket type {bucket_type!r} has {len(found)} partitions, placed otherwise: "
-                            "`isthmus partition reassign --file` moves what exists"
-                        )
-                    return "exists"
-                if validate_only:
-                    return "valid"
-                initial = self._default_type.min_isr if bucket_type == DEFAULT_TYPE else 0
-                options = await Options.read(self.metastore, initial, self._node, self._time.wall_ms())
-                if await create(self.metastore, bucket_type, replica_map, ground, nodes, options, placement):
-                    return "created"
-        except (Unavailable, Conflict) as error:
-            raise NotReady(f"the metastore cannot be reached, nothing was created: {error}") from error
-        except Ambiguous as error:
-            raise OutcomeUnknown(f"bucket type {bucket_type!r} may have been created: {error}; assign again") from error
-        raise NotReady(f"bucket type {bucket_type!r} was not created: others created some at the same time")
+        """See `repl.assigning`."""
+        who = Assigner(self.metastore, self._node, self._default_type.min_isr, self._time.wall_ms())
+        return await assign(who, bucket_type, replica_map, validate_only=validate_only)
 
 
 def _leads(record: PartitionRecord) -> str:

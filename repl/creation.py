@@ -20,7 +20,7 @@ from config.options import MIN_ISR
 from repl.isr.placement import ReplicaMap, placed
 from repl.isr.replica_map import check_nodes
 from repl.metastore.port import Metastore, Planned, Unmoved
-from repl.model.errors import BadInput, Corruption
+from repl.model.errors import BadInput, Corruption, Unreadable
 from repl.model.keys import DEFAULT_BUCKET_TYPE
 from repl.model.record import Member, PartitionRecord, Registration
 from repl.option_settings import OPTIONS_PATH, OptionSettings, Setting, encode_options, read_options
@@ -155,13 +155,23 @@ class Ground(NamedTuple):
     async def read(metastore: Metastore) -> Ground:
         """As it is now."""
         number, version = await read_counter(metastore, PARTITIONS_PATH)
-        records = await metastore.records()
+        records = await whole(metastore)
         return Ground(records, max([number, *(partition + 1 for partition in records)]), version)
 
     def sets_of(self, bucket_type: str) -> tuple[tuple[str, ...], ...]:
         """The replicas of each partition of a bucket type, in order; none when there is no such bucket type."""
         found = sorted((r.index, r.replicas) for r in self.records.values() if r.bucket_type == bucket_type)
         return tuple(replicas for _, replicas in found)
+
+
+async def whole(metastore: Metastore) -> Mapping[int, PartitionRecord]:
+    """All records, for plans that rest on what all partitions are. Raises Unreadable where one is missing among them
+    since it could not be read; one that could be read before is as it was, and a write of it will be refused."""
+    records = await metastore.records()
+    for path, why in metastore.unreadable.items():
+        if path.startswith("/p/") and path not in {f"/p/{partition}" for partition in records}:
+            raise Unreadable(f"nothing is planned while a partition is not known: {why}")
+    return records
 
 
 class Options(NamedTuple):

@@ -16,11 +16,12 @@ from typing import Final
 
 import structlog
 
-from repl.isr.moves import Order, Records, Registrations, Stage, due, outcome, progress, replanned
+from repl.isr.moves import Order, Records, Registrations, Stage, due, elected, outcome, progress, replanned
 from repl.metastore.port import Metastore
 from repl.model.errors import IsthmusError
 from repl.model.record import PartitionRecord
 from repl.placement_orders import Ended, Placement, change_placement, encode_placement
+from repl.read_again import Unread
 from repl.relocating import sites_of
 from repl.telemetry import Sample
 
@@ -28,6 +29,10 @@ log = structlog.get_logger(__name__)
 
 REPLAN_MS: Final = 60_000
 """How long a node that is to get replicas must be gone before others are chosen: a restart takes less. A guess."""
+
+ELECTION_MS: Final = 30_000
+"""How long an election of one partition may hold up the moves of others: it takes a second or two. One that does not
+end (its candidate cannot promote itself) must not stop the drain of the node at fault. A guess."""
 
 RETRY_MS: Final = 200
 """Pause after a change of orders could not be noted; a watch tells of a newer document sooner."""
@@ -39,14 +44,28 @@ IDLE_MS: Final = 60_000
 class Moving:
     """What the controller remembers of it: since when nodes are gone, and what it counts."""
 
-    def __init__(self, metastore: Metastore) -> None:
+    def __init__(self, metastore: Metastore, unread: Unread | None = None) -> None:
+        """`unread`: what cannot be read; an order with such a partition is not over, and the partition's record is not
+        written."""
         self._metastore = metastore
+        self._unread = unread or Unread()
+        self._electing: dict[int, int] = {}
+        """Partition -> since when an election of it is seen to go on."""
+        self.overdue: frozenset[int] = frozenset()
+        """Partitions whose election has gone on for so long that nothing waits for it."""
         self._gone: dict[str, int] = {}
         self._sought: tuple[object, int] | None = None
         """What other places were sought for in vain, and when."""
         self._orders: int | None = None
         self._stages: Counter[Stage] = Counter()
         self._ended: Counter[str] = Counter()
+
+    def see(self, records: Records, now_ms: int) -> int:
+        """Note which elections go on, on every node; milliseconds until one of them is overdue."""
+        self._electing = {p: self._electing.get(p, now_ms) for p, record in records.items() if elected(record)}
+        left = {p: since_ms + ELECTION_MS - now_ms for p, since_ms in self._electing.items()}
+        self.overdue = frozenset(p for p, left_ms in left.items() if left_ms <= 0)
+        return min((left_ms for left_ms in left.values() if left_ms > 0), default=IDLE_MS)
 
     def rest(self) -> None:
         """This node does not control any more."""
@@ -75,6 +94,8 @@ class Moving:
             self._gone.clear()
             return IDLE_MS
         for order in placement.orders:
+            if any(move.partition in self._unread.partitions for move in order.moves):
+                continue
             ended = _ended(order, records, registrations, wall_ms)
             if ended is not None:
                 if not await self._change(placement, placement.with_ended(ended)):
@@ -125,7 +146,7 @@ class Moving:
         self, placement: Placement, records: Records, registrations: Registrations, at_once: int
     ) -> list[PartitionRecord]:
         """The records to be written now."""
-        return list(due(placement.orders, records, registrations, at_once))
+        return list(due(placement.orders, self._unread.without(records), registrations, at_once, self.overdue))
 
 
 def _ended(order: Order, records: Records, registrations: Registrations, wall_ms: int) -> Ended | None:

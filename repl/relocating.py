@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from repl.creation import PARTITIONS_PATH, counter_bytes, read_counter
+from repl.creation import PARTITIONS_PATH, counter_bytes, read_counter, whole
 from repl.isr.moves import Kind, Order, Records, Registrations
 from repl.isr.relocation import Board, Move, PlanRefused, Site
 from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable, Unmoved
@@ -84,7 +84,7 @@ class Ground(NamedTuple):
     async def read(metastore: Metastore) -> Ground:
         """As it is now."""
         counted = (await read_counter(metastore, PARTITIONS_PATH))[1]
-        placement, records = await read_placement(metastore), await metastore.records()
+        placement, records = await read_placement(metastore), await whole(metastore)
         return Ground(placement, records, await metastore.registrations(), counted)
 
     def known(self) -> set[str]:

@@ -36,6 +36,7 @@ HELP: Final[Mapping[str, str]] = {
     "isthmus_leader_moves_total": "Leaderships that balancing moved, from this node as the controller, by outcome.",
     "isthmus_move_orders": "Orders of placement that are not over, told by the controller alone.",
     "isthmus_moves": "Partitions of these orders, by how far their move is, told by the controller alone.",
+    "isthmus_metastore_unreadable_documents": "Records and registrations in the metastore that cannot be read.",
     "isthmus_move_orders_ended_total": "Orders that were over, noted by this node as the controller, by outcome.",
     "isthmus_leader_imbalance": "Leaderships of the busiest node above the idlest, told by the controller alone.",
     "isthmus_leader_balancing": "1 while leaderships are being moved, told by the controller alone.",

@@ -31,7 +31,7 @@ from node.http.sink import SinkAdmin
 from node.http.statuses import Refused, Reply, refusal
 from node.http.telemetry import TelemetryAdmin
 from node.http.wishes import flag, text, wish_of
-from repl.controller import PlacementDiffers
+from repl.assigning import PlacementDiffers
 from repl.creation import DEFAULT_TYPE
 from repl.isr.replica_map import BadReplicaMap, checked_replica_map
 from repl.metastore.port import SessionState
@@ -92,8 +92,8 @@ class Admin(Face):
             doubts.append(f"this node's session with the metastore is {node.session.value}: what is shown may be old")
         live = [name for name, found in registrations.items() if found.active]
         balancing, facts = await asyncio.gather(glance(node), self._gathering.gather(live, GLANCE_MS))
-        drained = controller.placement.drained
-        problems = [*doubts, *cluster_view.problems(records, registrations, controller.waiting, drained, facts)]
+        drained, seen = controller.placement.drained, (records, registrations)
+        problems = [*doubts, *cluster_view.problems(*seen, controller.waiting, drained, facts, controller.unread.why)]
         moving = moves_view.glance_of(controller.placement, records, registrations)
         state, state_reason = cluster_view.state_of(balancing, problems, moving["reason"])
         failing = node.sink.failing()
@@ -138,7 +138,8 @@ class Admin(Face):
         registrations = controller.registrations
         held = {node for record in records.values() for node in record.replicas}
         facts = await self._gathering.gather(held & registrations.keys())
-        return json_reply({"partitions": cluster_view.partition_rows(records, registrations, facts)})
+        rows = cluster_view.partition_rows(records, registrations, facts, controller.unread.why)
+        return json_reply({"partitions": rows})
 
     async def partitions_assign(self, request: Request) -> Reply:
         """Create a bucket type with an operator's placement, or only say whether it would be taken."""

@@ -74,6 +74,7 @@ class MovesAdmin:
                 gathered,
                 wall_ms=self._node.time.wall_ms(),
                 at_once=controller.options.number(MOVES_AT_ONCE),
+                overdue=controller.moving.overdue,
             )
         )
 

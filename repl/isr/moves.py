@@ -128,11 +128,16 @@ def obstacle(record: PartitionRecord, move: Move, registrations: Registrations) 
     return ""
 
 
-def paused(records: Records) -> str:
+def elected(record: PartitionRecord) -> bool:
+    """Whether an election of the partition goes on."""
+    return record.status in (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND)
+
+
+def paused(records: Records, overdue: Collection[int] = ()) -> str:
     """Why no move is begun at all; "" when some may be. An election is over soon, and what is begun beside it may
-    disturb it."""
+    disturb it; not so the elections of `overdue`, which go on for so long that nobody waits for them."""
     for partition, record in sorted(records.items()):
-        if record.status in (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND):
+        if elected(record) and partition not in overdue:
             return f"partition {partition} is being elected"
     return ""
 
@@ -146,10 +151,14 @@ def wanted(record: PartitionRecord, target: Sequence[str], why: str) -> Partitio
 
 
 def due(
-    orders: Sequence[Order], records: Records, registrations: Registrations, at_once: int
+    orders: Sequence[Order],
+    records: Records,
+    registrations: Registrations,
+    at_once: int,
+    overdue: Collection[int] = (),
 ) -> Iterator[PartitionRecord]:
     """The records to be written now: what is to turn back or to go elsewhere at once, and as many new moves as leave no
-    more than `at_once` under way."""
+    more than `at_once` under way. `overdue`: as in `paused`."""
     begun = 0
     waiting: list[tuple[Order, Move, PartitionRecord]] = []
     for order in orders:
@@ -164,7 +173,7 @@ def due(
                     yield wanted(record, order.target(move), _why(order))
             elif stage is Stage.WAITING and not obstacle(record, move, registrations):
                 waiting.append((order, move, record))
-    if paused(records):
+    if paused(records, overdue):
         return
     for order, move, record in waiting[: max(0, at_once - begun)]:
         yield wanted(record, move.after, _why(order))

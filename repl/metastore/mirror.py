@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Generic, TypeVar
 
 from repl.metastore.znodes import Stat, Tree, gather_all
+from repl.model.errors import Unreadable
 
 FULL_READ_INTERVAL_S: Final = 60.0
 """A safety net only: how long a value might stay wrong if news of it were lost. 64 records read in 20 ms."""
@@ -23,15 +24,19 @@ V = TypeVar("V")
 
 
 class Mirror(Generic[V]):
-    """The values below `parent`, each made by `parse(name, path, value, stat)`."""
+    """The values below `parent`, each made by `parse(name, path, value, stat)`. What is Unreadable stands in
+    `unreadable`, and among the values as it was read last, with `keep`, or not at all."""
 
-    def __init__(self, tree: Tree, parent: str, parse: Callable[[str, str, bytes, Stat], V]) -> None:
+    def __init__(self, tree: Tree, parent: str, parse: Callable[[str, str, bytes, Stat], V], *, keep: bool) -> None:
         self._tree = tree
         self._parent = parent
         self._parse = parse
+        self._keep = keep
         self._names: tuple[str, ...] = ()
         self._listed = False
         self._values: Mapping[str, V] = {}
+        self.unreadable: Mapping[str, str] = {}
+        """Name -> why."""
         self._old: set[str] = set()
         self._broken = True
         self._full_at_s = 0.0
@@ -51,19 +56,21 @@ class Mirror(Generic[V]):
         self._broken = True
 
     async def look(self) -> Mapping[str, V]:
-        """All values by name, not older than the call; the same object while nothing changed. Raises what the tree
-        and `parse` raise; then nothing counts as known that was not read and parsed."""
+        """All values by name, not older than the call but for what is unreadable; the same object while nothing
+        changed. Raises what the tree and `parse` raise besides; then nothing counts as known that was not read and
+        parsed."""
         async with self._turn:
             await self._tree.sync()
             now_s = asyncio.get_running_loop().time()
             if self._broken or now_s >= self._full_at_s:
                 self._broken = self._listed = False
-                self._old.update(self._values)
+                self._old.update(self._values, self.unreadable)
                 self._full_at_s = now_s + FULL_READ_INTERVAL_S
             if not self._listed:
                 await self._list()
-            unread = [name for name in self._names if name in self._old or name not in self._values]
-            if unread or len(self._names) != len(self._values):
+            known = self._values.keys() | self.unreadable.keys()
+            unread = [name for name in self._names if name in self._old or name not in known]
+            if unread or len(self._names) != len(known):
                 await self._read(unread)
             return self._values
 
@@ -82,16 +89,29 @@ class Mirror(Generic[V]):
         self._old.difference_update(unread)  # before asking, as above
         try:
             read = await gather_all(*map(self._value, unread))
-            fresh = dict(pair for pair in read if pair is not None)
         except BaseException:
             self._old.update(unread)
             raise
         asked = set(unread)
-        kept = {name: self._values[name] for name in self._names if name not in asked}
-        self._values = {**kept, **fresh}
+        values = {name: self._values[name] for name in self._names if name not in asked and name in self._values}
+        wrong = {name: self.unreadable[name] for name in self._names if name not in asked and name in self.unreadable}
+        for name, value, why in read:
+            if why:
+                wrong[name] = why
+            if value is not None:
+                values[name] = value
+            elif why and self._keep and name in self._values:
+                values[name] = self._values[name]
+        self._values, self.unreadable = values, wrong
         self._old.intersection_update(self._names)
 
-    async def _value(self, name: str) -> tuple[str, V] | None:
+    async def _value(self, name: str) -> tuple[str, V | None, str]:
+        """(name, its value, why it is unreadable); neither when it is gone."""
         path = f"{self._parent}/{name}"
         found = await self._tree.read(path, armed=True, sync=False)
-        return None if found is None else (name, self._parse(name, path, *found))
+        if found is None:
+            return name, None, ""
+        try:
+            return name, self._parse(name, path, *found), ""
+        except Unreadable as error:
+            return name, None, str(error)

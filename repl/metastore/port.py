@@ -93,7 +93,12 @@ class Metastore(Protocol):
 
     async def records(self) -> Mapping[int, PartitionRecord]:
         """All partition records, each with its version. Cheap when nothing changed since the last call: what no
-        watch has named is not read again."""
+        watch has named is not read again. One that is `unreadable` is as it was read last, or missing."""
+
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """Path ("/p/3", "/nodes/n1") -> why it cannot be read, of the records and registrations as they were read last.
+        A node whose registration cannot be read is not among `registrations()`."""
 
     async def synced_record(self, partition: int) -> PartitionRecord:
         """One record, read after a sync that began after the call: at least as new as anything that was confirmed

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar
 
-from repl.model.errors import CodecError, Corruption
+from repl.model.errors import CodecError, Unreadable
 from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 
 FORM_VERSION: Final = 1
@@ -180,11 +180,11 @@ def _pairs(gens: Mapping[int, int]) -> list[list[int]]:
 
 
 def parsed(path: str, data: bytes, parse: Callable[[bytes], T]) -> T:
-    """What `parse` makes of the bytes at `path`. Raises Corruption, which names it: nobody else writes there."""
+    """What `parse` makes of the bytes at `path`. Raises Unreadable, which names it: nobody else writes there."""
     try:
         return parse(data)
     except (ValueError, CodecError) as error:
-        raise Corruption(f"{path} in the metastore: {error}") from error
+        raise Unreadable(f"{path} in the metastore: {error}") from error
 
 
 def _dump(fields: dict[str, object]) -> bytes:

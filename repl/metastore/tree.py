@@ -28,7 +28,7 @@ from repl.metastore.records import (
     parsed,
 )
 from repl.metastore.znodes import Check, Create, Op, Set, Stat, Tree
-from repl.model.errors import Corruption, TooLarge
+from repl.model.errors import Corruption, TooLarge, Unreadable
 from repl.model.record import Member, PartitionRecord, Registration
 
 log = structlog.get_logger(__name__)
@@ -57,11 +57,12 @@ class TreeMetastore:
     def _settle(self, keeper: Tree) -> None:
         self._keeper = keeper
         self._presence = Presence(keeper, self._base)
-        self._records: Mirror[PartitionRecord] = Mirror(keeper, f"{self._base}/p", self._seen_record)
+        self._records: Mirror[PartitionRecord] = Mirror(keeper, f"{self._base}/p", self._seen_record, keep=True)
         self._registrations: Mirror[Registration] = Mirror(
             keeper,
             f"{self._base}/nodes",
             lambda name, path, data, stat: parsed(path, data, partial(decode_registration, node=name, inc=stat.czxid)),
+            keep=False,
         )
 
     @property
@@ -143,6 +144,12 @@ class TreeMetastore:
         """See the port."""
         return {record.partition: record for record in (await self._records.look()).values()}
 
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """See the port."""
+        found = {f"/p/{name}": why for name, why in self._records.unreadable.items()}
+        return found | {f"/nodes/{name}": why for name, why in self._registrations.unreadable.items()}
+
     async def synced_record(self, partition: int) -> PartitionRecord:
         """See the port. The version is confirmed by a majority of the ensemble, not only by a sync, which a
         leader answers that does not know yet that it is none any more."""
@@ -204,7 +211,7 @@ class TreeMetastore:
     def _record(self, name: str, path: str, data: bytes, stat: Stat) -> PartitionRecord:
         record = parsed(path, data, partial(decode_record, version=stat.version))
         if name != str(record.partition):
-            raise Corruption(f"{path} in the metastore holds the record of partition {record.partition}")
+            raise Unreadable(f"{path} in the metastore holds the record of partition {record.partition}")
         return record
 
     # --- small values ---

@@ -16,6 +16,7 @@
       PeerFault            a node of another cluster answered wrongly or not at all
       LocalFault           this machine's disk, data or set-up is at fault: an operator must act
         Corruption         stored bytes fail their checksum or contradict each other
+          Unreadable       one document of the metastore; it stops what it is about and nothing else
         WrongIdentity      a data directory or metastore of another cluster or node
       BadConfig            a setting is wrong (all faults at once: see `config.loading`)
 
@@ -129,6 +130,11 @@ class Corruption(LocalFault):
     """Stored bytes fail a checksum, or two durable facts contradict each other."""
 
     reason = "corruption"
+
+
+class Unreadable(Corruption):
+    """One document of the metastore is damaged, or of a form that this program does not know. The message names its
+    path; what it is about stands still until an operator mends it, and nothing else does."""
 
 
 class WrongIdentity(LocalFault):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from repl.controller import PlacementDiffers
+from repl.assigning import PlacementDiffers
 from repl.creation import CHAIN_PATH, PARTITIONS_PATH, SETTLE_TURNS_MAX, DefaultType, Founding
 from repl.isr.placement import computed, placed
 from repl.isr.replica_map import BadReplicaMap

@@ -12,12 +12,13 @@ import pytest
 
 from node.gathering import Gathering
 from node.http.admin import Admin
-from repl.controller import PlacementDiffers
+from repl.assigning import PlacementDiffers
 from repl.isr.replica_map import BadReplicaMap, replica_map_document
 from repl.metastore.port import SessionState
 from repl.model.errors import NotReady, OutcomeUnknown
 from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 from repl.placement_orders import Placement
+from repl.read_again import Unread
 
 
 class ToldController:
@@ -38,6 +39,7 @@ class ToldController:
         self.records = {0: record}
         self.registrations = {"n1": Registration("n1", 7, True, id=1)}
         self.placement = Placement()
+        self.unread = Unread()
         self.waiting = ""
         self.controller = "n1"
         self.read_at_ms: int | None = 5
@@ -180,6 +182,18 @@ def test_what_may_be_old_is_said_to_be() -> None:
     assert call(an_admin(controller), "GET", "/admin/cluster")[1]["problems"] == [
         "this node has not read the metastore yet"
     ]
+
+
+def test_a_record_that_cannot_be_read_is_told() -> None:
+    """As what is amiss, and as the reason of its partition, with its path."""
+    controller = ToldController()
+    controller.unread.learn({"/p/0": "/isthmus/p/0 in the metastore: not a partition record"}, controller.records)
+    admin = an_admin(controller)
+    answer = call(admin, "GET", "/admin/cluster")[1]
+    assert answer["state"] == "degraded"
+    assert any("/isthmus/p/0 in the metastore" in each for each in answer["problems"])
+    (row,) = call(admin, "GET", "/admin/partitions")[1]["partitions"]
+    assert row["reason"].startswith("nothing is decided, its record cannot be read: /isthmus/p/0")
 
 
 def test_partitions_are_listed_by_bucket_type() -> None:

@@ -107,6 +107,7 @@ def test_nothing_begins_where_or_while_the_cluster_is_not_well() -> None:
     assert list(due([order], {0: online(), 7: elected}, HERE, 4)) == []
     assert paused({7: elected}) == "partition 7 is being elected"
     assert [r.partition for r in due([order], {0: online(), 7: offline}, HERE, 4)] == [0]
+    assert [r.partition for r in due([order], {0: online(), 7: elected}, HERE, 4, overdue=[7])] == [0]
 
 
 def test_what_somebody_else_changed_is_left_alone() -> None:

@@ -171,7 +171,8 @@ def test_a_driver_that_dies_of_its_own_error_is_started_again(real_world: Any) -
     ("path", "value"), [("p/3", b"{}"), ("p/x", b"{}"), ("nodes/n1", b"[]"), ("gen", b"many"), ("uuid", b"00")]
 )
 def test_foreign_bytes_in_the_tree_are_named(path: str, value: bytes, real_world: Any, shared_server: Any) -> None:
-    """Bytes that this program did not write are Corruption, with the path in the message."""
+    """Bytes that this program did not write are Corruption, with the path in the message; a record or registration is
+    told so beside the others, which can be read."""
 
     def write_foreign(base: str) -> None:
         stranger = KazooClient(hosts=shared_server.hosts)
@@ -190,15 +191,19 @@ def test_foreign_bytes_in_the_tree_are_named(path: str, value: bytes, real_world
             "gen": client.allocate_gen,
             "uuid": lambda: client.cluster_uuid(bytes(16)),
         }
-        with pytest.raises(Corruption, match=path):
-            await reads[path.split("/")[0]]()
+        if "/" in path:
+            assert not await reads[path.split("/")[0]]()
+            assert path in client.unreadable[f"/{path}"]
+        else:
+            with pytest.raises(Corruption, match=path):
+                await reads[path]()
         await client.stop()
 
     asyncio.run(run())
 
 
 def test_a_record_at_a_wrong_path_is_named(real_world: Any, shared_server: Any) -> None:
-    """A record that says partition 3 but lies at another path is Corruption, not partition 3."""
+    """A record that says partition 3 but lies at another path is unreadable, and not partition 3."""
     from repl.metastore.records import encode_record
     from repl.model.record import PartitionRecord
 
@@ -206,8 +211,10 @@ def test_a_record_at_a_wrong_path_is_named(real_world: Any, shared_server: Any) 
         client = real_world.client()
         await client.start(lambda _: None)
         await client.put("/p/4", encode_record(PartitionRecord(3, "default", 3, 12, ("n1",))), None)
+        assert not await client.records()
+        assert "/p/4 in the metastore holds the record of partition 3" in client.unreadable["/p/4"]
         with pytest.raises(Corruption, match="/p/4"):
-            await client.records()
+            await client.synced_record(4)
         await client.stop()
 
     asyncio.run(run())

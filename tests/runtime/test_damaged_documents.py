@@ -99,3 +99,28 @@ def test_a_metastore_that_refuses_ends_no_node_that_makes_a_copy(
             assert not house.failures
 
     asyncio.run(story())
+
+
+def test_a_node_comes_up_beside_a_record_that_cannot_be_read(tmp_path: Path, town: Towns) -> None:
+    """Its copy of that partition waits as it is; once the record is mended it goes on, under the gen that it had."""
+
+    async def story() -> None:
+        async with town(tmp_path) as t:
+            await write(t, 10)
+            await t.level()
+            gone = t.followers()[0].node
+            gen = t.houses[gone].identity.gens()[0]
+            await t.kill(gone)
+            was = overwrite(t.ensemble, "/p/0", b'{"v":99}')
+            back = await t.open(gone)
+            await until(lambda: "version 99" in back.controller.unread.why.get("/p/0", ""))
+            await asyncio.sleep(0.5)
+            assert not back.runtime.partitions
+            assert not back.failures
+            overwrite(t.ensemble, "/p/0", was)
+            await until(lambda: back.ready)
+            assert back.identity.gens()[0] == gen
+            await write(t, 10, b"more")
+            await t.level()
+
+    asyncio.run(story())
