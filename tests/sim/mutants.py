@@ -528,7 +528,7 @@ DEFECTS = (
     Defect(keeps_what_it_refuses, ("I-NO-FALSE-NACK",), None),
     Defect(drops_members_for_good, ("I-MIN-GUARD",), storms()),
     Defect(joins_before_it_has_caught_up, COMMIT, storms()),
-    Defect(forgets_an_undecided_write, ("I-WRITE-ONE", "I-COMMIT-RULE"), storms(store_lost=0.3)),
+    Defect(forgets_an_undecided_write, ("I-WRITE-ONE", "I-COMMIT-RULE"), storms(store_lost=0.4)),
     Defect(never_repeats_a_write, ("I-CONVERGE",), storms(store_lost=0.3)),
     Defect(forgets_a_refused_write, ("I-WRITE-ONE", "I-COMMIT-RULE"), storms(store_held=0.4)),
     Defect(reads_without_asking, ("I-READ-LIN",), cuts()),
