@@ -122,6 +122,7 @@ def root() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code (see `node.cli.exits`). Never raises for an expected failure."""
     invocation = Invocation()
+    open_streams()
     try:
         check_house()
         result = root.main(
@@ -150,6 +151,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _report(failure, invocation.output)
         return failure.exit_code
     return result if isinstance(result, int) else Exit.OK
+
+
+def open_streams() -> None:
+    """What the caller has closed of input, output and errors (`>&-`) leads nowhere: else the next file or connection
+    gets its number, and whatever asks the stream of itself fails."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 -- as long as the process
 
 
 def check_house() -> None:

@@ -269,6 +269,14 @@ def test_a_reader_that_went_away_is_no_failed_check() -> None:
     assert (done.returncode, done.stderr) == (Exit.PIPE_CLOSED, b"")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_no_fault(closed: str) -> None:
+    """A command whose input, output or errors lead nowhere does what it does, and ends with its own code."""
+    line = f'"$0" -m node.cli.main config show {SAMPLE} {closed}'
+    done = subprocess.run(["sh", "-c", line, sys.executable], cwd=HOUSE, capture_output=True, timeout=30)
+    assert (done.returncode, done.stderr) == (Exit.OK, b"")
+
+
 def test_a_strangers_package_is_found_before_it_is_used(tmp_path: Path) -> None:
     """Another package called `sink` on the path stops the program with both places named."""
     stranger = tmp_path / "sink"
