@@ -20,7 +20,8 @@ import asyncio
 import os
 import signal
 import uuid
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 import structlog
 import uvloop
@@ -85,10 +86,17 @@ async def _run(settings: Settings) -> int:
         loop.add_signal_handler(number, node.request_stop, signal.Signals(number).name)
     try:
         await node.start()
+    except StoppedEarly:
+        await node.abandon()
+        return EXIT_OK
     except BaseException:
         await node.abandon()
         raise
     return await node.serve()
+
+
+class StoppedEarly(Exception):
+    """A stop was asked for while the node waited for its metastore, before anything was opened."""
 
 
 class Node(Parts):
@@ -110,7 +118,7 @@ class Node(Parts):
     # -- coming up --------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Bring everything up in order. Raises IsthmusError in one line."""
+        """Bring everything up in order. Raises IsthmusError in one line, and StoppedEarly."""
         settings = self.settings
         loop = asyncio.get_running_loop()
         self.locks = Locks(settings)
@@ -178,8 +186,24 @@ class Node(Parts):
             self._embedded = True
         metastore = metastore_of(self.settings, hosts, self.locks.metastore)
         self._metastore = metastore
-        await metastore.start(self._on_session)
+        await self._unless_stopped(metastore.start(self._on_session))
         return metastore
+
+    async def _unless_stopped(self, step: Coroutine[Any, Any, None]) -> None:
+        """Wait for `step`; a stop that is asked for meanwhile gives it up. Raises StoppedEarly then, or as `step`."""
+        tasks = asyncio.create_task(step), asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        if tasks[0].cancelled():
+            log.info("node.stopped_early", reason=self._stop_reason)
+            self.cluster_socket.close()
+            await self.listeners.stop(0)
+            raise StoppedEarly
+        tasks[0].result()
 
     def _make_faces(self) -> None:
         self.metrics = Metrics(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,22 @@ def test_a_session_that_ends_while_the_node_comes_up_is_followed_by_another(tmp_
             await served
 
     asyncio.run(story())
+
+
+def test_a_stop_while_no_zookeeper_answers_does_not_wait_for_it(tmp_path: Path) -> None:
+    """Ctrl-C at a node that waits for its metastore ends it at once and cleanly, not after `connect_timeout`."""
+
+    async def story() -> int:
+        life = asyncio.create_task(daemon._run(load_file(file_of(tmp_path))))
+        await asyncio.sleep(0.3)
+        assert not life.done()
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        async with asyncio.timeout(10):
+            return await life
+
+    assert asyncio.run(story()) == 0
+    Identity.open(tmp_path / "data").close(clean=False)
 
 
 def test_a_zookeeper_that_does_not_end_makes_no_unclean_stop(tmp_path, monkeypatch) -> None:
