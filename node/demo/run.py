@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -99,13 +99,17 @@ def run_demo(options: DemoOptions, view: View) -> Demo:
             demo.outcome.total_seconds = round(time.monotonic() - began_s, 3)
         except BaseException as error:
             with _deaf_to_signals():
-                view.close()
                 interrupted = isinstance(error, KeyboardInterrupt)
-                view.note(
-                    "interrupted: stopping everything that was started" if interrupted else "stopping the clusters"
-                )
+                with suppress(
+                    OSError
+                ):  # Ctrl-C ends whoever reads our output, too; what was started is stopped all the same
+                    view.close()
+                    view.note(
+                        "interrupted: stopping everything that was started" if interrupted else "stopping the clusters"
+                    )
                 clusters.down()
-                view.note("stopped")
+                with suppress(OSError):
+                    view.note("stopped")
                 _clear(directory, temporary and interrupted, view)
             raise
         with _deaf_to_signals():

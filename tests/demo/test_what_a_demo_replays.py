@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from node.demo.run import DemoOptions, choose_histories, run_demo
 from node.demo.sights import QueueSight, Sight, SinkSight
 from node.demo.verify import Verdict
 from node.demo.view import PlainView, Progress
+from node.local import LocalClusters
 from repl.model.errors import LocalFault
 
 
@@ -82,6 +85,35 @@ def test_a_directory_that_holds_anything_is_refused(tmp_path: Path) -> None:
     options = DemoOptions(git=repository(tmp_path / "r", 1), directory=tmp_path / "data")
     with pytest.raises(LocalFault, match="not empty"):
         run_demo(options, Lines())
+
+
+def test_what_was_started_is_stopped_though_nobody_reads_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C at `isthmus demo | tee log` ends tee, too: clusters and their directory go all the same."""
+    done: list[str] = []
+
+    class Gone(Lines):
+        def note(self, line: str) -> None:
+            if line.startswith(("interrupted", "stopp")):
+                raise BrokenPipeError
+            super().note(line)
+
+    class Interrupted(LocalClusters):
+        def up(self, *_: object) -> dict[str, Any]:
+            self.directory.joinpath("data").touch()
+            raise KeyboardInterrupt
+
+        def down(self) -> bool:
+            done.append(str(self.directory))
+            return True
+
+    monkeypatch.setattr(run, "LocalClusters", Interrupted)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        run_demo(DemoOptions(git=repository(tmp_path / "r", 1)), Gone())
+    assert len(done) == 1
+    assert not Path(done[0]).exists()
 
 
 def test_nothing_is_outstanding_only_when_every_queue_says_so() -> None:
