@@ -50,6 +50,10 @@ NAMED_MAX: Final = 10_000
 LOOKED: Final = frozenset({Verdict.IN_SYNC, Verdict.REPAIRED, Verdict.DIFFERING})
 """Checks that looked at all that differs, but for those of a range whose keys are not `every` one."""
 
+CORRUPT_LOGGED: Final = 20
+"""Corrupt keys that a check names in the log, enough to see what they have in common; how many there are, the line at
+its end says, and which, `named`. They are found again at every check until they are written again."""
+
 LEARNED_MAX: Final = 100_000
 """Times of repaired keys that are remembered during a check, to learn a range from."""
 
@@ -100,6 +104,8 @@ class Checker:
         """Their buckets."""
         self.named: dict[bytes, Named] = {}
         """Bucket type -> what differed in its newest check, and what is known from before if that one was not whole."""
+        self._corrupt = 0
+        """Keys of the running check that are."""
 
     def close(self) -> None:
         """End what is under way."""
@@ -108,7 +114,7 @@ class Checker:
     async def check(self, check: Check, findings: Findings) -> Outcome:
         """Run it; `findings` fill meanwhile. Raises nothing but cancellation."""
         settings = self._settings
-        self.modified_ms, self.buckets = [], set()
+        self.modified_ms, self.buckets, self._corrupt = [], set(), 0
         bucket_type = check.bucket_type.encode()
         times = check.times
         try:
@@ -146,6 +152,8 @@ class Checker:
             pause=self._pause,
             timeout_s=settings.run_timeout_ms / 1000,
         )
+        if self._corrupt > CORRUPT_LOGGED:
+            log.error("fullsync.corrupt_keys", bucket_type=check.bucket_type, count=self._corrupt, named=CORRUPT_LOGGED)
         looked = outcome.verdict in LOOKED
         before = self.named.get(bucket_type)
         if not looked and before is not None:
@@ -170,7 +178,9 @@ class Checker:
         ours = [d for d in differences if d.side is not Side.SOURCE and d.kind is not Kind.CORRUPT]
         theirs = [d for d in differences if d.side is Side.SOURCE] if self._settings.bidirectional else []
         for corrupt in (d for d in differences if d.kind is Kind.CORRUPT):
-            log.error("fullsync.corrupt", bucket=str(corrupt.bucket), key=str(corrupt.key))
+            self._corrupt += 1
+            if self._corrupt <= CORRUPT_LOGGED:
+                log.error("fullsync.corrupt", bucket=str(corrupt.bucket), key=str(corrupt.key))
         for part in _parts(ours):
             yield await self._repairs.push(self._settings.queue, [Key(bucket_type, d.bucket, d.key) for d in part])
             self._learn(part)

@@ -296,6 +296,8 @@ class ServedQueue:
             while (room := min(len(keys) - taken, lower.room())) and not self.closed:
                 await self._cover(self, lower, room)
                 taken += lower.offer(keys[taken : taken + room], self._time.wall_ms())
+            if taken < len(keys) and not self.closed:
+                taken += lower.offer(keys[taken:], self._time.wall_ms())  # without room, those that wait already
             self.wake()
             left_ms = deadline_ms - self._time.now_ms()
             if taken == len(keys) or left_ms <= 0 or self.closed or len(self._pushers) >= PUSHERS_MAX:

@@ -8,8 +8,9 @@ from random import Random
 
 import numpy as np
 import pytest
+import structlog.testing
 
-from aae.check import Check, Checker, NoRoom
+from aae.check import CORRUPT_LOGGED, Check, Checker, NoRoom
 from aae.compare import Difference, Kind, Row
 from aae.exchange import Findings, Verdict
 from aae.runs import Outcome, Scope, run
@@ -220,3 +221,18 @@ def test_what_was_queued_before_a_run_ended_early_is_counted() -> None:
     slow, findings = Filling(1_500), Findings()
     asyncio.run(cut())
     assert (slow.held, findings.queued) == (500, 500)
+
+
+def test_a_check_names_some_corrupt_keys_in_the_log_and_counts_the_others() -> None:
+    """Keys with other content under the same clock are found again at every check: no line for each of thousands."""
+    rows = [row(b"b", b"%d" % n, 5_000) for n in range(300)]
+    settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=0)
+    sides = {"source": Town(*rows), "sink": Town(*(r._replace(hash64=8) for r in rows))}
+    checker = Checker(settings, **sides, repairs=Taking(), chance=Random(1))  # type: ignore[arg-type]
+    for began_ms in (10_000, 20_000):
+        with structlog.testing.capture_logs() as logged:
+            asyncio.run(checker.check(Check("default", CheckKind.ALL, None, "", began_ms), Findings()))
+        lines = [line for line in logged if line["event"].startswith("fullsync.corrupt")]
+        assert len(lines) == CORRUPT_LOGGED + 1
+        assert (lines[-1]["event"], lines[-1]["count"]) == ("fullsync.corrupt_keys", 300)
+        assert len(checker.named[b"default"].keys) == 300

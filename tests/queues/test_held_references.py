@@ -126,6 +126,21 @@ def test_many_references_cost_few_writes() -> None:
     story(test, QueueSettings("q", queue_limit_count=20_000))
 
 
+def test_a_full_queue_takes_what_waits_already() -> None:
+    """A repeated push of keys that wait needs no room, and says that they are taken; the first new one finds none."""
+
+    async def test(home: Home) -> None:
+        assert await home.acts.push("q", keys(10), FULL_SYNC, 0) == 10
+        assert await home.acts.push("q", keys(10), FULL_SYNC, 0) == 10
+        assert await home.acts.push("q", keys(12), FULL_SYNC, 0) == 10
+        assert await home.acts.push("q", [*keys(1, 11), *keys(5)], FULL_SYNC, 0) == 0
+        assert marks(home)[0][2] == 10
+        (queue,) = home.served()
+        assert queue.machine.lower[0].counts.queued == 10
+
+    story(test, QueueSettings("q", queue_limit_count=10))
+
+
 def test_a_mark_goes_once_all_was_served_and_not_at_once() -> None:
     """What was acknowledged is held no longer; the mark outlives it for a while, so that bursts cost one write, and is
     lowered while less is held."""
