@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import structlog
 
+from node.other_side import ALL_SENT, NOT_HERE, NOTHING
 from queues.acts import QueueActs
 from repl.model.entry import decode_key_row
 from repl.model.errors import LocalFault
@@ -175,37 +176,6 @@ def joined(said: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
         "dead_letters_unknown_at": sorted(node for node, one in told.items() if one.get("dead_letters", ()) is None),
         "next": _next(led_by, found, queues, lower, first["reap"], [r for r in letters if r["at_ms"] > changed_ms]),
     }
-
-
-NOT_HERE: Final = "write it, or look at the other cluster: a full-sync finds keys that are missing here"
-NOTHING: Final = "nothing in real time"
-ALL_SENT: Final = (
-    f"{NOTHING}; where the other side lacks it, look whether its nodes keep it as a dead letter (isthmus sink "
-    "dead-letters list), or run a full-sync"
-)
-
-
-def with_other_sides(answer: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
-    """`answer` of `joined` with what other clusters have of the key now, as `node.other_side` tells it; where this
-    cluster has nothing more to send, they decide what comes next."""
-    step, states = answer["next"], {side["state"] for side in others}
-    if step == NOT_HERE or step.startswith(NOTHING):
-        if "ahead" in states:
-            step = (
-                "the other side is ahead: its own queue or full-sync sends it here, or bidirectional = true in a "
-                "[[fullsync]] of this cluster has it sent"
-            )
-        elif "concurrent" in states:
-            step = "both sides have changed it: a full-sync sends ours, and both become siblings there"
-        elif states == {"equal"} and any(_corrupt(row) for row in answer["compared"]):
-            step = "both sides have the same clock and other content: write the right one again"
-        elif states == {"equal"}:
-            step = "nothing: the other side has the same"
-    return {**answer, "other_sides": others, "next": step}
-
-
-def _corrupt(row: dict[str, Any]) -> bool:
-    return str(row["difference"]).startswith("corrupt") and not row["changed_since"]
 
 
 def _next(

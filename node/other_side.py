@@ -32,6 +32,43 @@ NOT_FOUND: Final = "not-found"
 type there, no client listener, no Isthmus."""
 
 
+NOT_HERE: Final = "write it, or look at the other cluster: a full-sync finds keys that are missing here"
+NOTHING: Final = "nothing in real time"
+ALL_SENT: Final = (
+    f"{NOTHING}; where the other side lacks it, look whether its nodes keep it as a dead letter (isthmus sink "
+    "dead-letters list), or run a full-sync"
+)
+
+_AHEAD: Final = (
+    "the other side is ahead: its own queue or full-sync sends it here, or bidirectional = true in a [[fullsync]] of "
+    "this cluster has it sent"
+)
+_CONCURRENT: Final = "both sides have changed it: a full-sync sends ours, and both become siblings there"
+_CORRUPT: Final = "both sides have the same clock and other content: write the right one again"
+_SAME: Final = "nothing: the other side has the same"
+_OF_SIDES: Final = frozenset({_AHEAD, _CONCURRENT, _CORRUPT, _SAME})
+
+
+def with_other_sides(answer: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
+    """`answer` of `explaining.joined`, or of an earlier call with fewer, with what other clusters have of the key now,
+    as `other_side` tells it; where this cluster has nothing more to send, they decide what comes next."""
+    step, states = answer["next"], {side["state"] for side in others}
+    if step == NOT_HERE or step in _OF_SIDES or step.startswith(NOTHING):
+        if "ahead" in states:
+            step = _AHEAD
+        elif "concurrent" in states:
+            step = _CONCURRENT
+        elif states == {"equal"}:
+            step = _CORRUPT if any(_corrupt(row) for row in answer["compared"]) else _SAME
+        elif step in _OF_SIDES:
+            step = ALL_SENT  # of those that were looked at before it was so
+    return {**answer, "other_sides": others, "next": step}
+
+
+def _corrupt(row: dict[str, Any]) -> bool:
+    return str(row["difference"]).startswith("corrupt") and not row["changed_since"]
+
+
 def first_to_tell(looks: Sequence[Callable[[], dict[str, Any]]]) -> dict[str, Any]:
     """What the first of a cluster's nodes that can tell says of the key; that of the last one when none can. `looks`,
     one at least: `other_side` at each of them."""

@@ -18,7 +18,7 @@ from node.cli.exits import CommandFailed, Exit
 from node.cli.numbers import Real
 from node.cli.output import echo_facts, echo_json, echo_table, moment, output_option, printable
 from node.cli.remote import AdminClient, admin_option
-from node.other_side import other_side
+from node.other_side import other_side, with_other_sides
 from repl.model.keys import Key
 from repl.model.vclock import decode_clock
 
@@ -125,12 +125,8 @@ def explain_command(
             checked = check_peer_url(url)
         except ValueError as error:
             raise CommandFailed(Exit.USAGE, "bad-input", f"--other: {error}") from None
-        answer.setdefault("other_sides", []).append(
-            {
-                "fullsync": None,
-                **other_side(checked, key, ours, access_from(context), known=answer.get("known") is not False),
-            }
-        )
+        looked = other_side(checked, key, ours, access_from(context), known=answer.get("known") is not False)
+        answer = with_other_sides(answer, [*answer.get("other_sides", ()), {"fullsync": None, **looked}])
     if output == "json":
         echo_json(answer)
     else:

@@ -25,7 +25,7 @@ from node.cli.credentials import access_from, credential_options
 from node.cli.exits import CommandFailed, Exit
 from node.cli.output import echo_json, moment, output_option, printable
 from node.cli.reap import reap
-from node.cli.remote import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, TLS_WANTED, TOKEN_HINT, UNAUTHORIZED, cause
+from node.cli.remote import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, TLS_WANTED, TOKEN_HINT, UNAUTHORIZED, cause, check_path
 from repl.transport.http_client import OPEN, Access, session
 
 DEFAULT_HTTP: Final = "http://127.0.0.1:8098"
@@ -89,6 +89,7 @@ class Client:
 
     def _pieces(self, method: str, path: str, body: bytes | None) -> Iterator[bytes]:
         """The body of an answer, refusals raised; a stream as it comes, others up to ANSWER_BYTES_MAX."""
+        check_path(path)
         size = 0
         try:
             with self._session.request(

@@ -14,6 +14,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
+from urllib.parse import unquote
 
 import click
 
@@ -44,6 +45,15 @@ TOKEN_HINT: Final = "; --token-file FILE or ISTHMUS_TOKEN gives one"  # noqa: S1
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+def check_path(path: str) -> None:
+    """Raises CommandFailed for a path with a part that a client of HTTP folds, percent-encoded or not: it would ask of
+    something else."""
+    for part in path.partition("?")[0].split("/"):
+        if (name := unquote(part)) in (".", ".."):
+            sentence = f"the name {name!r} cannot stand in the path of a request: to HTTP it is a step to another path"
+            raise CommandFailed(Exit.USAGE, "bad-input", sentence)
+
+
 class AdminClient:
     """One node's admin listener. `url` is http(s)://HOST:PORT; raises CommandFailed (usage) when it is not."""
 
@@ -63,6 +73,7 @@ class AdminClient:
         return self._exchange("POST", path, body)
 
     def _exchange(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        check_path(path)
         data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
         try:
             with self._session.request(

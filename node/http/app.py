@@ -68,7 +68,7 @@ class HttpFace(Face):
         self._objects = ObjectRoutes(kv, limits, time, self)
         self._listings = ListingRoutes(kv, limits.listings, self)
         OldForms(self._listings, self)
-        RiakViews(sights, self)
+        RiakViews(sights, self, key_limit_bytes=limits.key_bytes)
         self._batch = BatchRoutes(kv, limits, self)
         self._queues = QueueRoutes(queues, acts, self, certified=certified_sinks)
         QueuePushes(acts, sights, self, key_limit_bytes=limits.key_bytes)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from config.fullsync import FullSyncSettings
 from config.settings import PeerSettings
-from node.explaining import joined, with_other_sides
+from node.explaining import joined
 from node.http.asgi import Request, json_reply
 from node.http.router import Router, decode_segment
 from node.http.statuses import Refused, Reply
 from node.knowing import lag_rows, ledger_rows, received_rows
-from node.other_side import TRIES_MAX, first_to_tell, other_side
+from node.other_side import TRIES_MAX, first_to_tell, other_side, with_other_sides
 from repl.model.errors import NotReady
 from repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 from repl.model.vclock import decode_clock

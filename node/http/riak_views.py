@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from node.http.asgi import JSON, Face, Request, json_reply
 from node.http.object_headers import prefers
-from node.http.statuses import Headers, Reply
+from node.http.statuses import Headers, Refused, Reply
 from repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 
 RIAK_KV_VERSION: Final = "3.0.13"
@@ -50,8 +50,9 @@ class Sights(Protocol):
 class RiakViews:
     """GET /, /stats and .../keys/K/preflist."""
 
-    def __init__(self, sights: Sights, face: Face) -> None:
+    def __init__(self, sights: Sights, face: Face, *, key_limit_bytes: int) -> None:
         self._sights = sights
+        self._key_limit = key_limit_bytes
         face.router.add("GET", "/", self._resources)
         face.router.add("GET", "/stats", self._stats)
         for prefix in ("", "/types/{type}"):
@@ -72,7 +73,9 @@ class RiakViews:
         return json_reply({"riak_kv_version": RIAK_KV_VERSION, **self._sights.stats()})
 
     async def _preflist(self, request: Request) -> Reply:
-        """Who holds a key."""
+        """Who holds a key, or would: it need not be there, but there must be such a name."""
         params = request.params
         key = Key(params.get("type", DEFAULT_BUCKET_TYPE), params["bucket"], params["key"])
+        if not all(0 < len(name) <= self._key_limit for name in (key.bucket, key.key)):
+            raise Refused(400, "bad-key", f"bucket and key must have 1 to {self._key_limit} bytes (limits.key_size)")
         return json_reply({"preflist": list(self._sights.preflist(key))})

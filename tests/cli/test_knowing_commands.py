@@ -11,9 +11,9 @@ import pytest
 
 from node.cli import main as cli
 from node.cli.exits import Exit
-from node.explaining import ALL_SENT, joined, with_other_sides
+from node.explaining import joined
 from node.knowing import OUTCOMES, SENT, lag_rows, ledger_rows, received_rows
-from node.other_side import compared, first_to_tell
+from node.other_side import ALL_SENT, compared, first_to_tell, with_other_sides
 from repl.model.record import Incarnation, PartitionRecord
 from tests.cli.test_remote_commands import ToldListener, listener
 
@@ -244,3 +244,35 @@ def test_explain_prints_what_a_node_answers(listener: ToldListener, capsys: pyte
     assert lines[-1].startswith("next: write it")
     assert cli.main(["explain", "notes/b", "k", "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out) == answer
+
+
+@pytest.mark.parametrize(
+    ("before", "told", "after"),
+    [
+        (ALL_SENT, "ahead", "the other side is ahead"),
+        (ALL_SENT, "equal", "nothing: the other side has the same"),
+        ("nothing: the other side has the same", "ahead", "the other side is ahead"),
+        ("nothing: the other side has the same", "behind", ALL_SENT),
+        ("queue q: run a full-sync", "ahead", "queue q: run a full-sync"),
+    ],
+)
+def test_what_another_cluster_has_decides_what_is_next(
+    listener: ToldListener,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    before: str,
+    told: str,
+    after: str,
+) -> None:
+    """One that the command asks counts as one that full-sync knows."""
+    monkeypatch.setattr(
+        "node.cli.knowing.other_side", lambda url, *_, **__: {"url": url, "state": told, "clock": None, "reason": ""}
+    )
+    sides = [{"fullsync": "west", "url": "http://w:1", "state": "equal", "clock": None, "reason": ""}]
+    answer = {
+        "known": True, "object": None, "queues": [], "lower": [], "compared": [], "next": before,
+        "other_sides": sides * before.startswith("nothing: the"),
+    }  # fmt: skip
+    listener.tell("/admin/explain?type=default&bucket=b&key=k", answer)
+    assert cli.main(["explain", "b", "k", "--other", "http://127.0.0.1:9", "-o", "json"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out)["next"].startswith(after)

@@ -125,6 +125,8 @@ def test_names_of_any_bytes_are_listed_and_taken_back(run: Run) -> None:
         (("list", "--bucket-type", "none"), Exit.REFUSED),
         (("get", "b", "k", "--http", "http://127.0.0.1:1"), Exit.UNAVAILABLE),
         (("list", "--http", "ftp://x"), Exit.USAGE),
+        (("list", ".."), Exit.USAGE),
+        (("list", "--bucket-type", "."), Exit.USAGE),
     ],
 )
 def test_failures_have_their_codes_and_one_line(run: Run, arguments: tuple[str, ...], code: int) -> None:

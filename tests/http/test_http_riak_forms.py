@@ -342,6 +342,14 @@ def test_a_preflist_names_who_holds_a_key(room):
     shown = json.loads(room.call("GET", K + "/preflist").body)
     assert shown == {"preflist": [{"partition": 0, "node": "n1", "primary": True}]}
     assert room.call("GET", "/types/none/buckets/b/keys/k/preflist").status == 404
+    for path in (
+        "/buckets//keys/k",
+        f"/buckets/b/keys/{'k' * 70_000}",
+        "/buckets/b/keys/",
+        f"/buckets/{'b' * 70_000}/keys/k",
+    ):
+        refused = room.call("GET", path + "/preflist")
+        assert (refused.status, refused.reason) == (400, "bad-key")
 
 
 @pytest.mark.parametrize(
