@@ -42,6 +42,7 @@ STORED: Final = 50_000
 STORE_BATCH: Final = 100
 VALUES: Final = 500
 SYNCS: Final = 200
+TURNS: Final = 200_000
 ROUNDS: Final = 5
 """Of the parts that are done within this process; the median counts."""
 
@@ -75,13 +76,15 @@ def _parts(place: Path, when: str) -> Iterator[Figure]:
     """Everything that needs no second process, `when` being the state of the other core."""
     place.mkdir()
     values = [os.urandom(VALUE_BYTES) for _ in range(VALUES)]
+    micros = [_interpreted() for _ in range(ROUNDS)]
+    yield Figure("plain Python, a turn of a loop", when, TURNS * ROUNDS, values={"cpu_us_a_turn": median(micros)})
     yield _figure("store", "LevelDB, batches of 100, not synced", when, STORED, lambda: _store(place, values))
     yield _figure("hash", "xxh64 of 1 KB", when, 100_000, lambda: _hash(values))
-    micros = [_sync(place / "synced", values) for _ in range(SYNCS)]
+    waits = [_sync(place / "synced", values) for _ in range(SYNCS)]
     yield Figure(
         "fdatasync of 1 KB, wall time",
         when,
-        values={"p50_us": median(micros), "times_the_reference": median(micros) / REFERENCE_US["sync"]},
+        values={"p50_us": median(waits), "times_the_reference": median(waits) / REFERENCE_US["sync"]},
     )
 
 
@@ -111,6 +114,15 @@ def _store(place: Path, values: list[bytes]) -> None:
                     batch.put(xxhash.xxh64_digest(b"%d" % number), values[number % VALUES])
     finally:
         store.close()
+
+
+def _interpreted() -> float:
+    """Microseconds of CPU a turn: how well this Python was built. Without its optimizations it takes a third more."""
+    began_s = time.thread_time()
+    for number in range(TURNS):
+        pair = number, str(number)
+        len({"a": pair, "b": [pair]}["b"][0])
+    return (time.thread_time() - began_s) / TURNS * 1e6
 
 
 def _hash(values: list[bytes]) -> None:

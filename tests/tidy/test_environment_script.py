@@ -99,6 +99,51 @@ def test_a_python_that_was_named_and_does_not_do_is_told(checkout: Path) -> None
     assert done.stderr == f"make venv: PYTHON={other} is not a Python 3.11 or 3.12 that works\n"
 
 
+def of_speed(path: Path, micros: int, version: str = "3.11", *, has_pip: bool = True) -> Path:
+    """Something that speaks as a Python of this speed, and can make no environment."""
+    return program(
+        path,
+        f"""case "$2" in
+*perf_counter*) echo {micros} ;;
+*ensurepip*pathlib*) exit 1 ;;
+*ensurepip*) echo "$0 {version}"; exit {0 if has_pip else 3} ;;
+*platform*) echo {version}.9 ;;
+*) exit 1 ;;
+esac""",
+    )
+
+
+@pytest.mark.parametrize(
+    ("micros", "taken"),
+    [((5000, 3000), 1), ((5000, 4800), 0), ((3000, 5000), 0)],
+    ids=["the second is quicker", "hardly", "the first is quicker"],
+)
+def test_of_two_of_one_version_the_quicker_is_taken(checkout: Path, micros: tuple[int, int], taken: int) -> None:
+    """The first on PATH stays unless another one takes a tenth less; one of another version is not asked."""
+    folders = [checkout / "first", checkout / "second", checkout / "third"]
+    pythons = [of_speed(folder / "python3.11", us) for folder, us in zip(folders, micros, strict=False)]
+    of_speed(folders[2] / "python3.12", 1000, "3.12")
+    done = run(checkout, *folders)
+    assert done.stdout == f"setting up .venv with Python 3.11.9 ({pythons[taken]}); later runs skip this\n"
+    assert done.stderr == f"make venv: Python 3.11.9 could not make an environment in {checkout}/.venv\n"
+
+
+def test_a_quicker_python_without_pip_is_given_that_of_another(checkout: Path) -> None:
+    """A Python whose pip is packaged apart is taken if it is quicker, with another one's pip; where that fails, the
+    other one itself; and where no other is, the sentence says what lacks."""
+    bare = of_speed(checkout / "bare" / "python3.11", 2000, has_pip=False)
+    whole = of_speed(checkout / "whole" / "python3.11", 4000)
+    done = run(checkout, checkout / "bare", checkout / "whole")
+    assert done.stdout.splitlines() == [
+        f"setting up .venv with Python 3.11.9 ({bare}); later runs skip this",
+        f"  (it lacks its venv package, so {whole} is taken, which is slower)",
+    ]
+    alone = run(checkout, checkout / "bare")
+    assert (
+        alone.stderr == f"make venv: {bare} lacks the venv module; install it (Debian: apt-get install python3-venv)\n"
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_an_environment_is_made_again_only_when_it_must(checkout: Path) -> None:
