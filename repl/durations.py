@@ -70,14 +70,15 @@ class Durations:
         )
 
     def _turn(self, now_ms: int) -> None:
-        """The window is full. What was before it is forgotten; a silence of two windows is one of nothing."""
-        span_ms = now_ms - self._since_ms
-        if span_ms < 2 * WINDOW_MS:
-            self._before = Recent(self._here_count, self._here_ms, self._here_max_ms, span_ms)
+        """The window is full: what is in it came within its time, however late that is noticed. What was before it is
+        forgotten; after a silence of a whole window it is, too."""
+        windows = (now_ms - self._since_ms) // WINDOW_MS
+        if windows == 1:
+            self._before = Recent(self._here_count, self._here_ms, self._here_max_ms, WINDOW_MS)
         else:
             self._before = Recent(span_ms=WINDOW_MS)
         self._here_count = self._here_ms = self._here_max_ms = 0
-        self._since_ms = now_ms
+        self._since_ms += windows * WINDOW_MS
 
     def cumulative(self) -> list[tuple[str, int]]:
         """(upper bound in seconds, how many took at most that long), the last bound "+Inf"."""

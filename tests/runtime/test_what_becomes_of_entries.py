@@ -63,6 +63,16 @@ def test_the_recent_past_forgets_what_is_older_than_two_windows() -> None:
     assert durations.count == 12
 
 
+def test_the_recent_past_is_no_longer_than_two_windows_however_seldom_something_happens() -> None:
+    """A maximum or a rate never tells of what is longer ago, though nothing came, and nobody looked, meanwhile."""
+    durations = Durations(0)
+    durations.add(900, 1, 1_000)
+    durations.add(10, 1, 2 * WINDOW_MS - 1_000)
+    recent = durations.recent(3 * WINDOW_MS - 2_000)
+    assert (recent.things, recent.max_ms) == (1, 10)
+    assert WINDOW_MS <= recent.span_ms <= 2 * WINDOW_MS
+
+
 def test_an_entry_is_timed_from_append_to_apply_and_from_commit_to_apply() -> None:
     """Replicate is the time from append to apply, apply its part from the commit on, both by kind; a batch that is
     applied in two steps counts once, with its last step."""
