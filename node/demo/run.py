@@ -100,9 +100,7 @@ def run_demo(options: DemoOptions, view: View) -> Demo:
         except BaseException as error:
             with _deaf_to_signals():
                 interrupted = isinstance(error, KeyboardInterrupt)
-                with suppress(
-                    OSError
-                ):  # Ctrl-C ends whoever reads our output, too; what was started is stopped all the same
+                with suppress(OSError):  # Ctrl-C may have ended who reads our output: all is stopped nevertheless
                     view.close()
                     view.note(
                         "interrupted: stopping everything that was started" if interrupted else "stopping the clusters"
