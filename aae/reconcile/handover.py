@@ -56,7 +56,7 @@ class AdminDoor:
 
 class Standing(NamedTuple):
     """Of a queue on all nodes: the uuid of the cluster that owns it, "" for none; changes that wait, and the age of the
-    oldest, None when a node does not say."""
+    oldest, None when a node does not say, or nobody of a partition."""
 
     owner: str
     waiting: int | None
@@ -125,6 +125,9 @@ class HandOver:
             owner = (one.get("owner") or {}).get("uuid", owner)
             waiting += one["waiting"] + (one.get("in_flight") or 0)
             oldest = max(oldest, one.get("oldest_age_ms") or 0)
+        # What waits in a partition without a leader, or of a node that is gone, is in nobody's sum.
+        lag = self._admin.get("/admin/lag").get("lag", [])
+        known = known and not any(row.get("unknown_partitions") for row in lag if row.get("queue") == self.queue)
         return Standing(owner, waiting if known else None, oldest if known else None)
 
 

@@ -105,12 +105,13 @@ def ranges_of(plan: Plan, segments: tuple[int, int], splits: int, consistency: C
             )
         start, stop = max(first, one.first), min(end, one.end)
         cuts = [start + (stop - start) * at // pieces for at in range(pieces + 1)]
+        followers = tuple(copy for copy in copies if not copy.leads)
+        leaders = tuple(copy for copy in copies if copy.leads)
         for at in range(pieces):
             if cuts[at] < cuts[at + 1]:
-                turned = at % len(copies) if not copies[0].leads else 0
-                found.append(
-                    Range(plan.cluster, one.partition, cuts[at], cuts[at + 1], copies[turned:] + copies[:turned])
-                )
+                turned = at % len(followers) if followers else 0
+                order = followers[turned:] + followers[:turned] + leaders
+                found.append(Range(plan.cluster, one.partition, cuts[at], cuts[at + 1], order))
     return found
 
 

@@ -284,7 +284,7 @@ class _Seed:
             if not now.owner:
                 why = f"no node of the target fetches from queue {queue}: its [[sink.peers]] must name it"
             elif now.waiting is None:
-                why = f"not every node says what waits in queue {queue}"
+                why = f"not every node, or not of every partition, says what waits in queue {queue}"
             elif not now.waiting or (now.oldest_age_ms or 0) < settle_ms:
                 return True, ""
             else:

@@ -33,6 +33,7 @@ class Desk:
         self.queues = queues
         self.cluster = cluster
         self.acts: list[tuple[str, dict[str, Any]]] = []
+        self.unknown: list[int] = []
 
     def get(self, path: str) -> dict[str, Any]:
         """What there is."""
@@ -40,6 +41,9 @@ class Desk:
             return {"cluster": "east", "cluster_uuid": self.cluster.hex()}
         if path == "/admin/queues/nodes":
             return {"nodes": [{"node": "n1", "queues": self.queues}]}
+        if path == "/admin/lag":
+            rows = [("q", "default", self.unknown), ("q", "notes", []), ("other", "default", [7])]
+            return {"lag": [{"queue": q, "bucket_type": t, "unknown_partitions": parts} for q, t, parts in rows]}
         return {"queues": self.queues}
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -103,6 +107,8 @@ def test_standing_is_of_all_nodes_and_unknown_when_one_is_silent() -> None:
     row = {"name": "q", "owner": {"uuid": WEST.hex()}, "waiting": 3, "in_flight": 1, "oldest_age_ms": 70}
     desk = Desk([row])
     assert HandOver(desk, "q", "ann").standing() == Standing(WEST.hex(), 4, 70)
+    desk.unknown = [3]
+    assert HandOver(desk, "q", "ann").standing() == Standing(WEST.hex(), None, None), "a partition without a leader"
     desk.queues = [{**row, "waiting": None}]
     assert HandOver(desk, "q", "ann").standing() == Standing("", None, None)
 

@@ -177,6 +177,20 @@ def test_a_plan_travels_with_its_ranges(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert ([(piece.first, piece.end) for piece in pieces], len(missing)) == ([(first[1].first, first[1].end)], 3)
 
 
+def test_followers_share_the_splits_and_the_leader_is_asked_last() -> None:
+    """Whatever the number of splits: a follower first, each of them for as many pieces, and no piece begins at a leader
+    while there is one."""
+    leader = Copy("n3", "http://n3", True, True, 1, COUNT)
+    held = PartitionPlan(0, 0, SEGMENT_COUNT, COUNT, (*copies("n1", "n2"), leader))
+    plan = Plan(CLUSTER, "east", "default", (held, held._replace(partition=1, copies=(leader,))))
+    ranges = reading.ranges_of(plan, (0, SEGMENT_COUNT), 12, Consistency.ANY)
+    assert [[copy.node for copy in part.copies] for part in ranges if part.partition == 0] == [
+        ["n1", "n2", "n3"],
+        ["n2", "n1", "n3"],
+    ] * 3
+    assert [part.copies for part in ranges if part.partition == 1] == [(leader,)] * 6
+
+
 def test_filters_are_taken_as_far_as_they_are_exact() -> None:
     """A bucket and bounds of segments are the node's; a time is narrowed there and compared again by Spark."""
     from datetime import UTC, datetime
