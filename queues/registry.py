@@ -326,10 +326,7 @@ class SourceQueues:
 
     async def reload(self, queue: ServedQueue) -> None:
         """The same, without acting on it yet."""
-        try:
-            queue.obey(await self.steering.word(queue.settings.name), self.node)
-        except CodecError as error:
-            log.error("queue.metastore_value_unreadable", queue=queue.settings.name, error=str(error))
+        queue.obey(await self.steering.word(queue.settings.name, queue.word), self.node)
 
     async def follow_definitions(self) -> None:
         """Have the queues that there are now, by one look after the other. Raises NotReady."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
 
@@ -38,6 +38,8 @@ from repl.metastore.port import Metastore
 from repl.model.errors import BadConfig, BadInput, CodecError, Overloaded
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 CRASHED: Final = "crashed"
 """What was lost with a node that died; see `queues.held`."""
@@ -118,22 +120,25 @@ class Steering:
                 found[name] = settings
         return found
 
-    async def word(self, name: str) -> Word:
-        """What stands there of a queue. Raises CodecError."""
-        owner = await self._value(owner_path(name))
-        suspension = await self._value(path_of(name, "suspension"))
-        decree = await self._value(path_of(name, "decree"))
-        rates = await self._value(path_of(name, "rates"))
-        lost = await self._value(path_of(name, "lost"))
-        held = await self._value(path_of(name, "held"))
+    async def word(self, name: str, known: Word = NO_WORD) -> Word:
+        """What stands there of a queue; each part that cannot be read is as in `known`. Raises NotReady."""
         return Word(
-            None if owner is None else decode_owner(owner),
-            decrees.decode_suspensions(suspension),
-            None if decree is None else decrees.decode_decree(decree),
-            None if rates is None else _rates(rates),
-            _lost(lost),
-            decode_held(held),
+            await self._part(name, "owner", decode_owner, known.owner, None),
+            await self._part(name, "suspension", decrees.decode_suspensions, known.suspensions, ()),
+            await self._part(name, "decree", decrees.decode_decree, known.decree, None),
+            await self._part(name, "rates", _rates, known.rates, None),
+            await self._part(name, "lost", _lost, known.lost, ()),
+            await self._part(name, "held", decode_held, known.held, ()),
         )
+
+    async def _part(self, name: str, what: str, decode: Callable[[bytes], T], known: T, none: T) -> T:
+        path = path_of(name, what)
+        value = await self._value(path)
+        try:
+            return none if value is None else decode(value)
+        except CodecError as error:
+            log.error("queue.metastore_value_unreadable", queue=name, path=path, error=str(error))
+            return known
 
     async def _value(self, path: str) -> bytes | None:
         found = await read_value(self._metastore, path)

@@ -20,7 +20,7 @@ from xxhash import xxh64_digest
 
 from config.properties import IMMEDIATE, KEEP, PROPERTIES, Value, value_of
 from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable, Versioned
-from repl.model.errors import BadInput, Corruption, NotReady, OutcomeUnknown
+from repl.model.errors import BadInput, Corruption, LocalFault, NotReady, OutcomeUnknown
 from repl.model.properties import PLAIN, Properties, TypeProperties
 
 log = structlog.get_logger(__name__)
@@ -332,6 +332,6 @@ class PropertyBook:
         except (Unavailable, Ambiguous, Conflict) as error:
             log.warning("properties.metastore_unavailable", error=str(error))
             return False
-        except Corruption as error:
+        except LocalFault as error:  # damaged, or ZooKeeper refuses to read it out
             log.error("properties.unreadable", error=str(error))
         return True

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -20,7 +20,7 @@ from config.settings import PeerSettings, SinkSettings
 from queues.throttle import Rates
 from queues.wire import UnknownVersion
 from repl.metastore.port import Metastore, Unavailable
-from repl.model.errors import BadInput, CodecError, IsthmusError, LocalFault, NotReady
+from repl.model.errors import BadInput, IsthmusError, LocalFault, NotReady
 from repl.model.keys import Key
 from repl.model.ports import KeyValue, TimeSource
 from repl.telemetry import Sample
@@ -38,6 +38,8 @@ from sink.suspensions import Suspension
 from sink.worker import Link, Shop
 
 log = structlog.get_logger(__name__)
+
+Read = TypeVar("Read")
 
 STOP_PUSH_S: Final = 10.0
 """How long a stop waits for batches that are being pushed; what is not done by then comes again."""
@@ -262,13 +264,19 @@ class Sink:
             await self._look_at_letters()
 
     async def _read_all(self) -> None:
+        await self._read_settings(suspensions.PATH, suspensions.read, self._adopt)
+        await self._read_settings(limits.PATH, limits.read, self._adopt_limits)
+
+    async def _read_settings(
+        self, path: str, read: Callable[[Metastore], Awaitable[Read]], adopt: Callable[[Read], None]
+    ) -> None:
+        """Each by itself; what cannot be read is as it was."""
         try:
-            self._adopt(await suspensions.read(self._metastore))
-            self._adopt_limits(await limits.read(self._metastore))
+            adopt(await read(self._metastore))
         except (Unavailable, NotReady) as error:
-            log.warning("sink.settings_unread", error=str(error))
-        except CodecError as error:
-            log.error("sink.settings_malformed", error=str(error))
+            log.warning("sink.settings_unread", path=path, error=str(error))
+        except IsthmusError as error:
+            log.error("sink.settings_malformed", path=path, error=str(error))
 
     # ---------------------------------------------------------------- dead letters
 

@@ -11,10 +11,14 @@ from structlog.testing import capture_logs
 from repl import controller
 from repl.creation import DefaultType
 from repl.metastore.memory import MemoryEnsemble, MemoryMetastore
+from repl.metastore.port import Versioned
 from repl.metastore.records import encode_record
-from repl.model.errors import Unreadable
+from repl.model.errors import LocalFault, Unreadable
 from repl.model.record import PartitionRecord, PartitionStatus
 from repl.moving import ELECTION_MS, Moving
+from repl.option_settings import OPTIONS_PATH, OptionSettings, read_options
+from repl.properties import Place, PropertyBook, PropertySetting, change_properties
+from repl.read_again import Document
 from repl.relocating import Ground
 from tests.controller.fake_cluster import running, until
 
@@ -124,3 +128,37 @@ def test_an_election_that_does_not_end_holds_up_others_for_a_while_only() -> Non
     assert moving.overdue == {7}
     moving.see({7: replace(record, status=PartitionStatus.ONLINE)}, 40_000)
     assert not moving.overdue
+
+
+def test_a_refused_read_ends_nobody_who_follows_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZooKeeper that refuses to read one out (its rights) for a while: the book of properties and the controller's
+    documents go by what they knew, and by what stands there as soon as it can be read."""
+
+    async def story() -> None:
+        metastore = MemoryMetastore()
+        await metastore.start(lambda _state: None)
+        get = metastore.get
+
+        async def refused(path: str) -> Versioned | None:
+            raise LocalFault(f"ZooKeeper at zk:1 refuses a read of {path}: NoAuthError()")
+
+        book = PropertyBook(metastore)
+        await book.start()
+        document = Document(OPTIONS_PATH, read_options, OptionSettings(), lambda _found: None)
+        setting = PropertySetting(True, "ann", 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(metastore, "get", refused)
+            book._wake.set()
+            await document.refresh(metastore)
+            await asyncio.sleep(0.1)
+        assert metastore.get == get
+        assert not document.readable
+        await change_properties(metastore, Place("notes"), {"last_write_wins": setting})
+        book._wake.set()
+        document.forget()
+        await document.refresh(metastore)
+        assert document.readable
+        await until(lambda: book.of_type(b"notes").of(b"b").last_write_wins)
+        await book.stop()
+
+    asyncio.run(story())

@@ -18,6 +18,7 @@ from queues.steering import Act
 from repl.model.errors import BadInput
 from repl.model.keys import Key
 from repl.model.requests import PushOutcome
+from sink import limits, suspensions
 from sink.actor import Sink
 from sink.listing import HELP
 from sink.worker import Slot
@@ -367,5 +368,18 @@ def test_without_peers_the_actor_is_there_and_idle() -> None:
         assert nothing.status() == {"actor": "sink", "state": "idle", "reason": "not configured"}
         assert nothing.listing() == nothing.metrics() == await nothing.dead_letters() == []
         assert not nothing._crew.workers
+
+    joined(test)
+
+
+def test_damaged_suspensions_hide_no_limits() -> None:
+    """What cannot be read is as it was, and is told; the sink's other settings are taken as they come."""
+
+    async def test(pair: Pair) -> None:
+        sink = await pair.sink("q")
+        await sink._metastore.put(suspensions.PATH, b"[", None)
+        await limits.change(sink._metastore, limits.ALL_NODES, limits.Limits(workers=3, by="ann", at_ms=5))
+        await until(lambda: sink._in_force.workers == 3)
+        assert sink.status()["state"] == "running"
 
     joined(test)
