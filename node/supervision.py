@@ -167,8 +167,8 @@ class Supervisor:
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
-            for child in self._children.values():
-                await asyncio.to_thread(bound_log, Path(child.spec.log))
+            for file in (self._directory / "supervisor.log", *(Path(c.spec.log) for c in self._children.values())):
+                await asyncio.to_thread(bound_log, file)
 
     # --- the owner ---
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from node import supervisor
+from node import supervision, supervisor
 from node.children import (
+    LOG_BYTES_MAX,
     RESTART_DELAY_FIRST_MS,
     RESTART_DELAY_MAX_MS,
     STEADY_MS,
@@ -305,3 +306,23 @@ def test_a_supervisor_that_cannot_start_is_told_with_its_last_words(tmp_path: Pa
     with pytest.raises(LocalFault, match="cannot start a supervisor") as caught:
         supervisor.launch(tmp_path / "file", Spec((shell_child(),)))
     assert "\n" not in str(caught.value)
+
+
+def test_no_output_file_of_the_directory_grows_for_ever(
+    tmp_path: Path, supervised: Any, shell_child: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor's own log is begun anew like those of its children: one that cannot start fills it for months."""
+    monkeypatch.setattr(supervision, "HOUSEKEEPING_S", 0.02)
+
+    async def run() -> None:
+        directory = tmp_path / "s"
+        async with supervised(directory, Spec((shell_child(),))):
+            logs = [supervisor.log_file(directory), Path(shell_child().log)]
+            for log in logs:
+                with log.open("ab") as file:
+                    file.truncate(LOG_BYTES_MAX + 1)
+            async with asyncio.timeout(5):
+                while not all(log.stat().st_size <= LOG_BYTES_MAX for log in logs):
+                    await asyncio.sleep(0.02)
+
+    asyncio.run(run())
