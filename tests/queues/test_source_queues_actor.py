@@ -9,7 +9,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 import queues.counting as counting_room
 import queues.polls as polls_room
@@ -19,7 +18,6 @@ from queues import pace
 from queues.cursors import decode_state, position_of
 from queues.listing import HELP
 from queues.steering import Act
-from queues.throttle import Rates
 from queues.wire import SERVING, SUSPENDED, Ack, OwnCluster, OwnedByOther, UnknownQueue
 from repl.metastore.memory import MemoryEnsemble, WriteFault
 from repl.model.errors import BadConfig, BadInput, NotReady, OutcomeUnknown, Overloaded
@@ -575,29 +573,3 @@ def test_a_filter_that_is_not_known_stops_the_start() -> None:
     with pytest.raises(BadConfig, match="bucket:x"):
         asyncio.run(home.start())
     home.pool.shutdown()
-
-
-def test_one_value_that_cannot_be_read_hides_no_other_of_its_queue() -> None:
-    """Damaged limits keep what they were, are told with their path, and a suspension made meanwhile counts, also for a
-    node that starts."""
-
-    async def run() -> None:
-        ensemble = MemoryEnsemble()
-        home = Home(ensemble=ensemble)
-        await home.start()
-        await home.queues.steering.set_rates("q", Rates(1_000_000, 7), Act("ann", 1, ""))
-        await home.until(lambda: home.served()[0].throttle.rates.objects == 7)
-        found = ensemble.read("/queues/q/rates")
-        assert found is not None
-        with capture_logs() as logs:
-            ensemble.set("/queues/q/rates", b'{"bytes": {}}', found[1].version)
-            await home.acts.suspend("q", "serving", None, Act("ann", 2, ""))
-            await home.until(lambda: home.served()[0].suspension is not None)
-        assert home.served()[0].throttle.rates.objects == 7
-        assert {e["path"] for e in logs if e["event"] == "queue.metastore_value_unreadable"} == {"/queues/q/rates"}
-        await home.crash()
-        await home.start()
-        assert home.served()[0].suspension is not None
-        await home.close()
-
-    asyncio.run(run())
