@@ -16,7 +16,7 @@ import structlog
 
 from queues.claims import ends_a_gap, from_the_first
 from queues.cursors import CursorState, Position, encode_soft, encode_state, position_of
-from queues.decrees import Decree, obeyed
+from queues.decrees import CLEARED, Decree, obeyed
 from queues.gaps import Gap, with_gap, without
 from queues.serving import ServedQueue
 from queues.window import Window
@@ -144,21 +144,25 @@ class CursorKeeper:
         if decree is None or window is None or window.state.decree >= decree.version:
             return None
         start = await self._start(partition, decree, window.applied, window.advance())
-        since_ms = await self._since(window, start)
+        since_ms, drops = await self._dropped(window, start)
         if queue.machine.windows.get(partition) is not window:
             return None
         log.info("queue.decree_obeyed", queue=queue.settings.name, partition=partition, what=decree.what, start=start)
+        if decree.what == CLEARED and not drops:
+            return replace(window.state, cursor=max(start, window.advance()), decree=decree.version)
         return obeyed(window.state, window.advance(), decree, start, max(decree.at_ms, decree.start_ms), since_ms)
 
-    async def _since(self, window: Window, start: int) -> int:
-        """Since when changes were made that lie between the cursor and `start`, and are given up if it goes there; 0
-        when none is there any more."""
+    async def _dropped(self, window: Window, start: int) -> tuple[int, bool]:
+        """Of what lies between the cursor and `start`, and is given up if it goes there: since when it was made, 0 when
+        nothing is there any more; and whether any of it may be for this queue."""
         cursor = window.advance()
         if start <= cursor:
-            return 0
+            return 0, False
         loop = asyncio.get_running_loop()
         rows = await loop.run_in_executor(self._pool, self._store.changes, window.partition, cursor, SINCE_ROWS)
-        return min((row.time_ms for row in rows if row.offset < start), default=0)
+        dropped = [row for row in rows if row.offset < start]
+        since_ms = min((row.time_ms for row in dropped), default=0)
+        return since_ms, len(dropped) == SINCE_ROWS or any(map(window.wants, dropped))
 
     async def _start(self, partition: int, decree: Decree, applied: int, standing: int) -> int:
         """The offset from which `decree` wants changes; `standing` where it says nothing of the partition."""

@@ -9,7 +9,7 @@ import struct
 import msgpack
 
 from queues.source_queue import Session
-from queues.wire import MEDIA_TYPE, FetchReply, FetchRequest, decode_reply, encode_request
+from queues.wire import MEDIA_TYPE, REQUEST_BYTES_MAX, FetchReply, FetchRequest, decode_reply, encode_request
 from repl.transport.loop_client import LoopPeer
 
 REQUEST = FetchRequest(Session(b"\x03" * 16, "w1", b"i" * 8, 0), "west", wait_ms=5_000)
@@ -30,7 +30,7 @@ def test_unknown_queues_and_bad_bodies_are_refused(room):
     assert (unknown.status, unknown.reason) == (404, "unknown-queue")
     for body in (b"", b"\xc1", msgpack.packb({"v": 99}), msgpack.packb([])):
         assert room.call("POST", "/queues/q/fetch", body).status == 400
-    assert room.call("POST", "/queues/q/fetch", b"x" * 64_001).status == 413
+    assert room.call("POST", "/queues/q/fetch", b"x" * (REQUEST_BYTES_MAX + 1)).status == 413
     assert room.call("POST", "/queues/%ff/fetch", BODY).reason == "bad-path"
 
 

@@ -80,3 +80,25 @@ def test_the_gap_of_a_clear_has_the_times_of_what_it_covers() -> None:
         assert await home.acts.close_gaps("q", GapChoice(None, None, began), told(home)) == 1
 
     alive(test)
+
+
+def test_a_clear_with_nothing_to_give_up_leaves_no_gap() -> None:
+    """Where nothing waits, and only entries of the house lie above the cursor, a clear gives nothing up."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a", b"b")
+        await home.drain()
+        for _ in range(2):
+            await home.acts.clear("q", told(home))
+            version = home.served()[0].word.decree
+            assert version is not None
+            await home.until(
+                lambda version=version.version: all(
+                    window.state.decree == version for window in home.served()[0].machine.windows.values()
+                )
+            )
+        assert home.acts.gaps("q") == []
+        home.put(b"c")
+        assert await home.drain() == [b"c"]
+
+    alive(test)
