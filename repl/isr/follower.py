@@ -33,6 +33,11 @@ FAR_REPEAT_MS: Final = 5_000
 this copy yet. Long against a chunk (1 MB) in a lane that is shared; a broken connection is told at once."""
 
 
+SILENT_MS: Final = 5_000
+"""A copy that the record does not count in sync, and that has heard nothing from its leader for so long, asks anew: the
+leader may have seen their connection break, and this side not (R-HEARD). Long against what it takes to be counted."""
+
+
 @dataclass(slots=True)
 class Follower:
     """It follows `leader` in `epoch`. `seq` is the greatest Forward that was handled, `leader_hw` and `leader_leo` the
@@ -52,6 +57,10 @@ class Follower:
     in_sync: bool = True
     added: bool = False
     """The record is adding this copy."""
+    outside: bool = False
+    """The record does not count it in sync."""
+    heard_ms: int = 0
+    """When it last asked, heard of its leader, or came to stand outside."""
     waits: str = ""
     diverged: str = ""
     """Why this copy must not be touched any more: it holds something committed that its leader does not."""
@@ -63,6 +72,7 @@ class Follower:
         self.following = False
         self.nonce = standing.next_nonce()
         self.hello_at_ms = now_ms + HELLO_REPEAT_MS
+        self.heard_ms = now_ms
         if standing.far is None and progress.applied > progress.leo:
             self._go_far(standing)
         elif standing.far is None:
@@ -93,6 +103,10 @@ class Follower:
         led_elsewhere = record.leader is None or record.leader.node != self.leader
         if record.epoch != self.epoch or led_elsewhere or node not in record.replicas:
             return False
+        outside = standing.member not in record.isr
+        if outside and not self.outside:
+            self.heard_ms = now_ms
+        self.outside = outside
         anew = node in record.adding and not self.added
         self.added = node in record.adding
         if anew and self.following:
@@ -101,11 +115,14 @@ class Follower:
 
     def deadline_ms(self) -> int | None:
         """When `tick` is due."""
-        return None if self.following else self.hello_at_ms
+        if not self.following:
+            return self.hello_at_ms
+        return self.heard_ms + SILENT_MS if self.outside else None
 
     def tick(self, standing: Standing, now_ms: int) -> None:
-        """Ask again when the answer is late."""
-        if not self.following and self.hello_at_ms <= now_ms:
+        """Ask again when the answer is late, or the leader silent though it should catch up."""
+        due_ms = self.deadline_ms()
+        if due_ms is not None and due_ms <= now_ms:
             self.ask(standing, now_ms)
 
     def link(self, up: bool, standing: Standing, now_ms: int) -> None:
@@ -173,6 +190,7 @@ class Follower:
         """Append what is new of it; anything that does not fit the log's end is answered, not stored (R-FENCE)."""
         if not self.following:
             return
+        self.heard_ms = now_ms
         progress, start = standing.progress, message.start
         if message.version > standing.known.version:
             standing.hint(now_ms)

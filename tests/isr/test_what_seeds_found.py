@@ -5,6 +5,7 @@ from __future__ import annotations
 from repl.isr import effects as fx
 from repl.isr import events as ev
 from repl.isr import messages as ms
+from repl.isr.follower import SILENT_MS
 from repl.isr.replica import Replica, Role
 from repl.model.record import Incarnation, Member, PartitionRecord
 from tests.isr.scripted import INC, MEMBER, NODE, a_leader, a_record, a_replica, kinds, online, some_entries
@@ -184,3 +185,20 @@ def test_a_leader_that_waits_for_a_follower_lets_it_begin_anew() -> None:
     assert isinstance(sent, fx.Send)
     assert isinstance(sent.message, ms.HelloRefused)
     assert sent.message.refusal is ms.Refusal.AHEAD
+
+
+def test_a_copy_out_of_sync_that_hears_nothing_asks_anew() -> None:
+    """R-HEARD: the leader saw the connection break and waits for a Hello, this side saw nothing and waits for a
+    Forward. Every Forward puts it off, and a copy that is in sync does not ask."""
+    replica, hello = a_follower()
+    replica.step(ev.Received("n2", ms.HelloOk(5, hello.nonce, 20, 15, 20)), 0)
+    assert replica.following
+    assert replica.deadline_ms() is None
+    outside = online(leader=LEADER, isr=frozenset({TWO}), replicas=THREE, version=13)
+    replica.step(ev.RecordSeen(outside), 1_000)
+    replica.step(ev.Received("n2", ms.Forward(5, 1, 20, 4, 20, 20, 13, (), ())), 2_000)
+    assert replica.step(ev.Tick(), 2_000 + SILENT_MS - 1) == []
+    (asked,) = replica.step(ev.Tick(), 2_000 + SILENT_MS)
+    assert isinstance(asked, fx.Send)
+    assert isinstance(asked.message, ms.Hello)
+    assert asked.message.nonce != hello.nonce

@@ -63,6 +63,11 @@ def test_all_of_it_happens() -> None:
     assert not missing, f"happened too rarely (seen, at least): {missing}"
 
 
+def test_a_break_that_only_the_leader_saw_is_healed() -> None:
+    """R-HEARD: of this seed's pauses the leader alone hears, and its followers once stood outside for ever."""
+    run_seed(1_997, world_class=RowWorld)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def test_nothing_comes_back_over_a_thousand_more_seeds() -> None:
