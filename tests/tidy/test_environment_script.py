@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -13,6 +14,10 @@ from typing import Final
 import pytest
 
 HOUSE: Final = Path(__file__).parents[2]
+needs_pip_of_its_own = pytest.mark.skipif(
+    importlib.util.find_spec("ensurepip") is None,
+    reason="this Python's venv package is not installed, and no other Python is on these tests' PATH",
+)
 TOOLS: Final = ("cat", "cksum", "dirname", "sed", "rm", "tail", "cp", "grep", "sh")
 
 
@@ -146,6 +151,7 @@ def test_a_quicker_python_without_pip_is_given_that_of_another(checkout: Path) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@needs_pip_of_its_own
 def test_an_environment_is_made_again_only_when_it_must(checkout: Path) -> None:
     """A second run does nothing; a changed lock installs into the same environment; a moved checkout gets a new one."""
     (checkout / "requirements.lock").write_text("# Build tools\n")
@@ -193,6 +199,7 @@ def build_editable(folder, settings=None, metadata=None):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
+@needs_pip_of_its_own
 def test_a_failed_step_shows_the_end_of_its_log_and_is_tried_again(checkout: Path) -> None:
     """A package that cannot be had ends the script with pip's own words, and nothing counts as installed."""
     shim = checkout / "shims"
