@@ -6,7 +6,7 @@ by a CURSOR entry. The story goes on in `queues.source_queue`; who writes them i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -56,7 +56,7 @@ def ends_a_gap(before: CursorState, after: CursorState) -> Gap | None:
     return grew if grew is not None and growing(after.gaps) is None else None
 
 
-def from_the_first(after: CursorState, grew: Gap, rows: Iterable[Change]) -> CursorState:
+def from_the_first(after: CursorState, grew: Gap, rows: Sequence[Change]) -> CursorState:
     """`after`, in which the gap that grew begins with the first of its changes; `rows` of the index from its start on.
     What was under way when publishing was suspended is in the gap, and was made before."""
     gaps = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -16,6 +15,7 @@ from aae.reconcile.client import Credentials
 from aae.row_wire import Consistency, View
 from repl.model.errors import BadInput
 from repl.model.keys import SEGMENT_COUNT
+from repl.model.times import DIGITS_MIN, written_ms
 
 FINDINGS: Final = "findings"
 
@@ -23,11 +23,6 @@ URLS_MAX: Final = 256
 """Most URLs; one that answers is enough."""
 
 SPLITS_MAX: Final = 65_536
-
-DIGITS_MIN: Final = 11
-DIGITS_MAX: Final = 18
-"""Of a time in milliseconds, as on the command line (a test holds the two equal): one with fewer is a slip, such as a
-date without its dashes."""
 
 Parsed = TypeVar("Parsed")
 
@@ -154,19 +149,12 @@ def parse_segments(text: str) -> tuple[int, int]:
 
 def parse_time_ms(text: str) -> int:
     """ISO 8601 (UTC unless it says otherwise), or milliseconds since 1970, of 11 digits or more. Raises ValueError."""
-    if text.isascii() and text.isdecimal() and DIGITS_MIN <= len(text) <= DIGITS_MAX:
-        return int(text)
     try:
-        if text.isdecimal():
-            raise ValueError(text)
-        moment = datetime.fromisoformat(text)
+        time_ms = written_ms(text)
     except ValueError:
         raise ValueError(
             f"a time such as 2026-01-31T12:00:00Z, or milliseconds since 1970 in {DIGITS_MIN} digits or more, is needed"
         ) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    time_ms = round(moment.timestamp() * 1000)
     if time_ms < 0:
         raise ValueError("a time since 1970 is needed")
     return time_ms

@@ -10,7 +10,7 @@ import pytest
 
 from aae.reconcile import options, runs, sessions
 from node.cli import times
-from node.cli.exits import Exit
+from node.cli.exits import CommandFailed, Exit
 from node.cli.main import main
 
 ENDS = ["--left", "http://127.0.0.1:1", "--right", "http://127.0.0.1:2", "--output", "runs"]
@@ -30,9 +30,21 @@ def no_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("ISTHMUS_TOKEN", raising=False)
 
 
-def test_times_have_as_many_digits_everywhere() -> None:
-    """What is a time in milliseconds on the command line is one in an option of a Spark job."""
-    assert (options.DIGITS_MIN, options.DIGITS_MAX) == (times.DIGITS_MIN, times.DIGITS_MAX)
+@pytest.mark.parametrize(
+    "text", ["2026-02-03", "2026-02-03T04:05+02:00", "2026-02-03 04:05:06.0005Z", "1" * 11, "1" * 18]
+)
+def test_times_are_the_same_everywhere(text: str) -> None:
+    """What is a time on the command line is the same one in an option of a Spark job."""
+    assert options.parse_time_ms(text) == times.time_of(text)
+
+
+@pytest.mark.parametrize("text", ["1" * 10, "1" * 19, "1" * 10 + "\u0661", "20260203", "soon", "", "1969-12-31"])
+def test_what_is_no_time_is_none_anywhere(text: str) -> None:
+    """Too few or too many digits, digits of another script, words, and times before 1970 are refused by both."""
+    with pytest.raises(ValueError, match="is needed"):
+        options.parse_time_ms(text)
+    with pytest.raises(CommandFailed):
+        times.time_of(text)
 
 
 @pytest.mark.parametrize(
