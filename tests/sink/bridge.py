@@ -115,6 +115,8 @@ class Bridge:
                     status, reason, answer = int(fault), "not-ready", b"later"
                 self.send_response(status)
                 self.send_header("X-Isthmus-Reason", reason)
+                if fault is not None:
+                    self.send_header("Connection", "close")
                 self.send_header("Content-Length", str(1 << 40 if fault == "huge" else len(answer)))
                 self.end_headers()
                 self.wfile.write(answer[: len(answer) // 2] if fault == "cut" else answer)
