@@ -26,6 +26,10 @@ class Stopped(NamedTuple):
     reason: str
 
 
+class Unsure(Stopped):
+    """Nobody could read yet whether it is: where a gap grows it grows on, and none begins."""
+
+
 def wanted_state(
     window: Window, owner: bytes, owner_version: int, stopped: Stopped | None, wall_ms: int
 ) -> CursorState | None:
@@ -38,7 +42,7 @@ def wanted_state(
             gaps = gaps[:-1]  # told of all since the entry that opened it, and nothing was left out
         else:
             gaps = ended(gaps, window.applied, wall_ms, window.ledger.given_up)
-    elif stopped is not None and open_gap is None:
+    elif stopped is not None and open_gap is None and not isinstance(stopped, Unsure):
         gaps = with_gap(gaps, Gap(window.applied, OPEN, wall_ms, 0, 0, PUBLISHING_SUSPENDED, *stopped))
     its_owner, version = before.owner, before.owner_version
     if version < owner_version:

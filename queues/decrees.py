@@ -21,11 +21,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
+import structlog
+
 from config.settings import QueueSettings
 from queues.cursors import CursorState
 from queues.gaps import Gap, below, growing, with_gap
-from queues.ownership import json_object
+from queues.ownership import json_object, path_of
 from repl.model.errors import BadInput, CodecError
+
+log = structlog.get_logger(__name__)
 
 DEFINITIONS_PATH: Final = "/queue-definitions"
 
@@ -96,6 +100,18 @@ class QueueSuspension:
     def shown(self) -> dict[str, Any]:
         """For listings."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadSuspension(QueueSuspension):
+    """Stands where nobody has read yet what operators have suspended: until that is known nothing is given out, nothing
+    pushed is taken, and gaps neither begin nor end. It is never written."""
+
+
+def unread(queue: str, at_ms: int) -> tuple[QueueSuspension, ...]:
+    """Of `queue`, since `at_ms` (wall clock)."""
+    why = f"what operators have suspended cannot be read (metastore: {path_of(queue, 'suspension')})"
+    return tuple(UnreadSuspension(what, None, "?", at_ms, why) for what in (SERVING, PUBLISHING))
 
 
 def obeyed(state: CursorState, cursor: int, decree: Decree, start: int, upto_ms: int, since_ms: int = 0) -> CursorState:
@@ -201,6 +217,20 @@ def decode_suspensions(value: bytes | None) -> tuple[QueueSuspension, ...]:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CodecError(f"not a list of a queue's suspensions: {error}") from error
+
+
+def suspensions_to_change(value: bytes | None, queue: str, *, anew: bool) -> tuple[QueueSuspension, ...]:
+    """`decode_suspensions` for who changes them: what cannot be read is none with `anew`. Raises BadInput."""
+    try:
+        return decode_suspensions(value)
+    except CodecError as error:
+        if not anew:
+            raise BadInput(
+                f"what is suspended of queue {queue} cannot be read ({error}): isthmus queue resume {queue} on all "
+                "nodes ends all of it; then suspend what is to be suspended"
+            ) from error
+        log.warning("queue.unreadable_suspensions_ended", queue=queue, value=repr(value)[:200])
+        return ()
 
 
 def resumed(found: tuple[QueueSuspension, ...], what: str, node: str | None, queue: str) -> tuple[QueueSuspension, ...]:

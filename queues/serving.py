@@ -16,9 +16,9 @@ import structlog
 
 from config.settings import QueueSettings
 from queues.batches import Batch
-from queues.claims import Stopped
+from queues.claims import Stopped, Unsure
 from queues.counting import Counting
-from queues.decrees import PUBLISHING, QueueSuspension, suspension_of
+from queues.decrees import PUBLISHING, QueueSuspension, UnreadSuspension, suspension_of, unread
 from queues.decrees import SERVING as SERVES
 from queues.filters import parse_filter
 from queues.lower import Lower
@@ -99,7 +99,7 @@ class ServedQueue:
         self.machine = SourceQueue(
             settings.name, own, settings.cascade, settings.lease_ms, budget, batch_prefix, self.filter
         )
-        self.word: Word = NO_WORD
+        self.word: Word = NO_WORD._replace(suspensions=unread(settings.name, time.wall_ms()))
         """What the metastore says of it."""
         self.suspension: QueueSuspension | None = None
         """Of serving, on this node."""
@@ -330,6 +330,8 @@ class ServedQueue:
         stopped = self.publishing_suspension
         if not self._enabled:
             self.machine.stopped = Stopped("config", f"the source of node {node} is switched off")
+        elif isinstance(stopped, UnreadSuspension):
+            self.machine.stopped = Unsure(stopped.by, stopped.reason)
         else:
             self.machine.stopped = None if stopped is None else Stopped(stopped.by, stopped.reason)
         if word.owner is not None:

@@ -41,6 +41,8 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
+Suspended = tuple[QueueSuspension, ...]
+
 CRASHED: Final = "crashed"
 """What was lost with a node that died; see `queues.held`."""
 
@@ -229,14 +231,13 @@ class Steering:
         await self._suspensions(name, lambda found: (*(s for s in found if (s.what, s.node) != (what, node)), new))
 
     async def resume(self, name: str, what: str, node: str | None) -> None:
-        """End suspensions of `what`, of one node or (None) every one; see `decrees.resumed`."""
-        await self._suspensions(name, lambda found: decrees.resumed(found, what, node, name))
+        """End suspensions of `what`, of one node or (None) every one; see `decrees.resumed`. What cannot be read ends
+        with every one, and then whole."""
+        await self._suspensions(name, lambda found: decrees.resumed(found, what, node, name), anew=node is None)
 
-    async def _suspensions(
-        self, name: str, change: Callable[[tuple[QueueSuspension, ...]], tuple[QueueSuspension, ...]]
-    ) -> None:
+    async def _suspensions(self, name: str, change: Callable[[Suspended], Suspended], *, anew: bool = False) -> None:
         def changed(current: bytes | None) -> bytes:
-            found = change(decrees.decode_suspensions(current))
+            found = change(decrees.suspensions_to_change(current, name, anew=anew))
             if len(found) > decrees.SUSPENSIONS_MAX:
                 raise Overloaded(f"{decrees.SUSPENSIONS_MAX} suspensions of one queue are kept at most")
             return decrees.encode_suspensions(found)

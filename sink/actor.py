@@ -116,7 +116,7 @@ class Sink:
             timeout_ms=settings.request_timeout_ms,
         )
         self._askers = {name.peer: HttpPeer(name.peer, 1, seed.access) for name, seed in self._seeds.items()}
-        self._suspensions: tuple[Suspension, ...] = ()
+        self._suspensions: tuple[Suspension, ...] = (suspensions.unread(time.wall_ms()),)
         self._listed: set[str] = set()
         """URLs that peers told of when they were last asked."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -327,7 +327,8 @@ class Sink:
         links = list(self._crew.links) or list(self._seeds)
         suspended = sum(map(self._held, links))
         if suspended == len(links):
-            return {"actor": "sink", "state": "suspended", "reason": f"by {self._suspensions[0].by}"}
+            held = next(one for one in self._suspensions if one.fits(links[0], self._node))
+            return {"actor": "sink", "state": "suspended", "reason": listing.by_whom(held)}
         failing = self.failing()
         letters, _ = self._letters.counts() or (0, 0)
         told = [f"{suspended} links suspended"] * (suspended > 0)

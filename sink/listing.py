@@ -36,7 +36,7 @@ def state_of(
     """(state, reason) of a link, in this order: what an operator did counts before what happens. `binding`: which
     limit of the node's sink holds fetches back; "" for none."""
     if suspended is not None:
-        return "suspended", f"by {suspended.by}" + (f": {suspended.reason}" if suspended.reason else "")
+        return "suspended", by_whom(suspended)
     if leaving:
         return "leaving", "its cluster lists it no longer"
     if errors:
@@ -48,6 +48,11 @@ def state_of(
     if link.properties_differ:
         return "running", f"properties differ from the source's: {', '.join(link.properties_differ)}"
     return "running", f"the node's limit of {binding} a second binds (isthmus sink show)" if binding else ""
+
+
+def by_whom(suspension: Suspension) -> str:
+    """Who suspended it, and why."""
+    return f"by {suspension.by}" + (f": {suspension.reason}" if suspension.reason else "")
 
 
 def in_a_row(errors: int) -> str:

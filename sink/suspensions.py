@@ -11,9 +11,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+import structlog
+
 from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
 from repl.model.errors import BadInput, CodecError, Overloaded
 from sink.roster import LinkName
+
+log = structlog.get_logger(__name__)
 
 PATH: Final = "/sink/suspensions"
 
@@ -42,6 +46,11 @@ class Suspension:
     def shown(self) -> dict[str, Any]:
         """For listings."""
         return asdict(self)
+
+
+def unread(at_ms: int) -> Suspension:
+    """Stands, since `at_ms` (wall clock), where nobody could read yet what is suspended: it may be all."""
+    return Suspension(None, None, "?", at_ms, f"what operators have suspended cannot be read (metastore: {PATH})")
 
 
 def decode(value: bytes) -> tuple[Suspension, ...]:
@@ -103,16 +112,33 @@ def _named(suspension: Suspension) -> tuple[str | None, str | None, str | None]:
     return suspension.queue, suspension.peer, suspension.node
 
 
+def _to_change(value: bytes, *, anew: bool) -> tuple[Suspension, ...] | None:
+    """What stands there, for who changes it; None, with `anew`, for what cannot be read. Raises BadInput."""
+    try:
+        return decode(value)
+    except CodecError as error:
+        if not anew:
+            raise BadInput(
+                f"what is suspended cannot be read ({error}): isthmus sink resume, with nothing named, ends all of it; "
+                "then suspend what is to be suspended"
+            ) from error
+        log.warning("sink.unreadable_suspensions_ended", value=repr(value)[:200])
+        return None
+
+
 async def change(
     metastore: Metastore, new: Suspension | None, queue: str | None, peer: str | None, node: str | None = None
 ) -> tuple[Suspension, ...]:
-    """Add `new`, or when it is None take away what (queue, peer, node) covers; returns what stands then. Raises
-    BadInput, Overloaded when other writers or an outage were in the way throughout."""
+    """Add `new`, or when it is None take away what (queue, peer, node) covers, and where nothing is named what cannot
+    be read, too; returns what stands then. Raises BadInput, Overloaded when other writers or an outage were in the way
+    throughout."""
+    anew = (new, queue, peer, node) == (None, None, None, None)
     for _ in range(TRIES):
         try:
             found = await metastore.get(PATH)
-            before = () if found is None else decode(found.value)
-            after = without(before, queue, peer, node) if new is None else added(before, new)
+            before = () if found is None else _to_change(found.value, anew=anew)
+            known = before or ()
+            after = without(known, queue, peer, node) if new is None else added(known, new)
             if after != before:
                 await metastore.put(PATH, encode(after), None if found is None else found.version)
         except (Conflict, Ambiguous):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from structlog.testing import capture_logs
 
 from queues.steering import Act
 from queues.throttle import Rates
 from repl.metastore.memory import MemoryEnsemble
+from repl.model.errors import BadInput, NotReady
+from repl.model.keys import Key
 from tests.queues.home import Home
 
 
@@ -33,6 +36,48 @@ def test_one_value_that_cannot_be_read_hides_no_other_of_its_queue() -> None:
         await home.crash()
         await home.start()
         assert home.served()[0].suspension is not None
+        await home.close()
+
+    asyncio.run(run())
+
+
+def test_a_queue_whose_suspensions_cannot_be_read_at_a_start_gives_nothing_out() -> None:
+    """Whether an operator has suspended it nobody knows: it is held and says why, gaps stay as they are, pushes wait;
+    once the value can be read, or an operator resumes the queue, it goes on by itself."""
+
+    async def run() -> None:
+        ensemble = MemoryEnsemble()
+        home = Home(ensemble=ensemble)
+        await home.start()
+        await home.fetch(wait_ms=0)
+        await home.acts.suspend("q", "serving", None, Act("ann", 1, "moving"))
+        await home.acts.suspend("q", "publishing", None, Act("ann", 1, "moving"))
+        machine = home.served()[0].machine
+        await home.until(lambda: all(w.state.gaps for w in machine.windows.values()))
+        home.put(b"left out")
+        await home.crash()
+        found = ensemble.read("/queues/q/suspension")
+        assert found is not None
+        ensemble.set("/queues/q/suspension", b"{", found[1].version)
+        await home.start()
+        queue = home.served()[0]
+        assert (await home.fetch(wait_ms=50)).state == "suspended"
+        row = (await home.acts.listing())[0]
+        assert row["serving"] == "suspended"
+        assert "/queues/q/suspension" in row["reason"]
+        with pytest.raises(NotReady, match="/queues/q/suspension"):
+            await home.acts.push("q", [Key(b"default", b"b", b"k")], 2, 0)
+        home.queues.tick()
+        await asyncio.sleep(0.05)
+        assert all(w.state.gaps[-1].is_open for w in queue.machine.windows.values())
+        for act in (home.acts.suspend, home.acts.resume):
+            with pytest.raises(BadInput, match="isthmus queue resume q"):
+                await act("q", "serving", "e1", Act("bob", 2, ""))
+        await home.acts.resume("q", "serving", None, Act("bob", 3, ""))
+        await home.until(lambda: not any(g.is_open for w in queue.machine.windows.values() for g in w.state.gaps))
+        assert queue.word.suspensions == ()
+        home.put(b"after")
+        assert await home.drain() == [b"after"]  # what was left out is in a gap
         await home.close()
 
     asyncio.run(run())

@@ -383,3 +383,34 @@ def test_damaged_suspensions_hide_no_limits() -> None:
         assert sink.status()["state"] == "running"
 
     joined(test)
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_what_may_be_suspended_is_not_fetched_from(damaged: bool) -> None:
+    """A sink that cannot read at its start what operators have suspended holds all links and says why, until it can, or
+    an operator resumes all."""
+
+    async def test(pair: Pair) -> None:
+        pair.home.put(b"a")
+        if damaged:
+            await pair.metastore.put(suspensions.PATH, b"[", None)
+        else:
+            pair.metastore.disconnect()
+        sink = await pair.sink("q")
+        await asyncio.sleep(0.2)
+        assert pair.bridge.requests == 0
+        row = sink.listing()[0]
+        assert sink.status()["state"] == row["state"] == "suspended"
+        assert suspensions.PATH in sink.status()["reason"]
+        assert suspensions.PATH in row["reason"]
+        if damaged:
+            for refused in (sink.suspend("q", None, "ann", ""), sink.resume("q", None)):
+                with pytest.raises(BadInput, match=r"isthmus sink resume"):
+                    await refused
+            await sink.resume(None, None)
+        else:
+            pair.metastore.reconnect()
+        await pair.equal()
+        assert sink.status()["state"] == "running"
+
+    joined(test)
