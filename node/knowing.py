@@ -21,6 +21,9 @@ SENT: Final = (
 HELD_TOLD_S: Final = 5.0
 """Lag above which what is under lease is named as a cause; below it changes are just on their way. A guess."""
 
+REASONS_TOLD: Final = 4
+"""Different reasons of one queue that a row of lag names: what fits into a line or two."""
+
 OUTCOMES: Final = ("applied", "merged", "superseded", "rejected")
 RECEIVED: Final = ("fetched", "fetched_bytes", *OUTCOMES, "failed", "under_way")
 
@@ -31,12 +34,14 @@ def lag_rows(said: Said, records: Mapping[int, PartitionRecord]) -> list[dict[st
     `seconds` is the worst partition's; a partition that no node told of makes the row unknown."""
     parts: dict[str, dict[int, dict[str, Any]]] = {}
     heads: dict[str, dict[str, Any]] = {}
+    reasons: dict[str, dict[str, list[str]]] = {}
     proven: dict[tuple[str, str], int] = {}
     for node, answer in said.items():
         for queue in () if answer is None else answer["queues"]:
             name = queue["queue"]
-            heads.setdefault(name, {"cluster": None, "uuid": None, "reason": ""})
-            heads[name].update({word: queue[word] for word in heads[name] if queue[word]})
+            head = heads.setdefault(name, {"cluster": None, "uuid": None, "reason": ""})
+            head.update({word: queue[word] for word in ("cluster", "uuid") if queue[word]})
+            reasons.setdefault(name, {}).setdefault(queue["reason"], []).append(node)
             for part in queue["partitions"]:
                 record = records.get(part["partition"])
                 led_here = record is not None and record.leader is not None and record.leader.node == node
@@ -45,6 +50,8 @@ def lag_rows(said: Said, records: Mapping[int, PartitionRecord]) -> list[dict[st
         for one in () if answer is None else answer["proven"]:
             at = (one["queue"], one["bucket_type"])
             proven[at] = max(proven.get(at, 0), one["at_ms"])
+    for name, told in reasons.items():
+        heads[name]["reason"] = _of_nodes(told)
     types: dict[str, list[PartitionRecord]] = {}
     for record in records.values():
         types.setdefault(record.bucket_type, []).append(record)
@@ -59,6 +66,20 @@ def lag_rows(said: Said, records: Mapping[int, PartitionRecord]) -> list[dict[st
         for name in sorted(heads)
         for bucket_type, of_type in sorted(types.items())
     ]
+
+
+def _of_nodes(reasons: Mapping[str, Sequence[str]]) -> str:
+    """Why a queue does not give out all it could, of `reasons` with the nodes that say so: each once, and whose it is
+    where another node says another thing, or none."""
+    if len(reasons) == 1:
+        return next(iter(reasons))
+    told = [
+        f"node{'s' if len(nodes) > 1 else ''} {', '.join(sorted(nodes))}: {reason}"
+        for reason, nodes in sorted(reasons.items(), key=lambda one: min(one[1]))
+        if reason
+    ]
+    more = [f"{len(told) - REASONS_TOLD} more of other nodes: isthmus queue list --all"]
+    return "; ".join(told if len(told) <= REASONS_TOLD else told[:REASONS_TOLD] + more)
 
 
 def _lag(

@@ -58,9 +58,12 @@ async def _lag(window: Window, store: Store, pool: Executor, wall_ms: int) -> di
     if contiguous and not in_memory:
         return shown
     pending = await _pending(window, cursor, store, pool)
-    below, above = await loop.run_in_executor(pool, store.seconds_around, window.partition, cursor)
-    if not contiguous and not pending.rows and pending.total == 0:
+    # What was acknowledged while the rows were read is neither late nor under lease any more.
+    cursor = window.advance()
+    shown |= {"cursor": cursor, "in_flight": window.away_count}
+    if pending.total == 0:
         return shown
+    below, above = await loop.run_in_executor(pool, store.seconds_around, window.partition, cursor)
     first_ms = pending.rows[0].time_ms if pending.rows else None
     # In memory the cursor stands at the place of a change, whose second is that of the mark before it. Else what stands
     # there is not known: nothing above it is older than the next mark, or than the first row that still is there.
@@ -68,9 +71,9 @@ async def _lag(window: Window, store: Store, pool: Executor, wall_ms: int) -> di
     since_ms = None if second is None else second * 1000
     if first_ms is not None and (second is None or first_ms // 1000 <= second):
         since_ms = first_ms
-    count = in_memory if contiguous else pending.total
     shown["seconds"] = None if since_ms is None else max(0, wall_ms - since_ms) / 1000
-    shown["objects"] = count
+    # Beside bytes stands what was read with them: memory has moved on meanwhile, or counts what the rows cannot.
+    shown["objects"] = in_memory if pending.total is None and contiguous else pending.total
     shown["bytes"] = None
     if pending.total is not None and pending.total == len(pending.rows):
         shown["bytes"] = await loop.run_in_executor(pool, _sizes, store, window.partition, pending.rows)

@@ -132,8 +132,8 @@ def reason(queue: ServedQueue, now_ms: int) -> str:
     if queue.ledger_off:
         told.append(f"the ledger is off by {queue.ledger_off}: a bug")
     if queue.differing:
-        node, types = next(iter(queue.differing.items()))
-        told.append(f"properties differ at sink node {node}: {', '.join(types)}")
+        types = sorted({name for found in queue.differing.values() for name in found})
+        told.append(f"properties differ at {owner.name if owner else 'the sink'}: {', '.join(types)}")
     return "; ".join(told)
 
 

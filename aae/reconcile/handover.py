@@ -117,6 +117,8 @@ class HandOver:
         """Of all nodes together."""
         owner, waiting, oldest, known = "", 0, 0, True
         for node in self._admin.get("/admin/queues/nodes").get("nodes", []):
+            if node.get("gone"):
+                continue
             rows = node.get("queues")
             one = next((row for row in rows or () if row.get("name") == self.queue), None)
             if one is None or one.get("waiting") is None:

@@ -61,7 +61,8 @@ def list_queues(everywhere: bool, admin: AdminClient, output: str) -> None:
         return
     rows: list[list[Any]] = []
     for node in listed(answer, "nodes"):
-        queues = node["queues"] if isinstance(node.get("queues"), list) else [{"reason": "the node does not answer"}]
+        silent = "the node is gone: others lead its share" if node.get("gone") else "the node does not answer"
+        queues = node["queues"] if isinstance(node.get("queues"), list) else [{"reason": silent}]
         rows += [[node.get("node"), *_row(queue)] for queue in queues]
     echo_table(("node", *columns), rows)
 

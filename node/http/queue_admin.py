@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote_to_bytes
 
 from config.settings import QueueSettings
+from node.cluster_view import with_gone
 from node.http.asgi import Request, json_reply
 from node.http.router import Router
 from node.http.statuses import Refused, Reply
@@ -92,8 +93,11 @@ class QueueAdmin:
         return json_reply({"queues": await self._node.queues.listing()})
 
     async def nodes(self, _request: Request) -> Reply:
-        """The same of every node; null for one that does not answer."""
-        return await self._gathered("listing", "queues")
+        """The same of every node; null for one that does not answer, or is gone."""
+        asked = self._nodes()
+        found = await self._node.queue_gathering.gather(asked, "listing")
+        told = with_gone(self._node.controller.records, found).items()
+        return json_reply({"nodes": [{"node": node, "queues": one, "gone": node not in asked} for node, one in told]})
 
     async def gaps(self, request: Request) -> Reply:
         """What was given up and no full-sync has closed, of all nodes."""

@@ -32,9 +32,9 @@ def part(partition: int, seconds: float | None = 1.0, size: int | None = 10) -> 
             "in_flight": 1}  # fmt: skip
 
 
-def said(*parts: dict[str, Any], proven: int = 5) -> dict[str, Any]:
+def said(*parts: dict[str, Any], proven: int = 5, reason: str = "") -> dict[str, Any]:
     """A node's answer."""
-    queue = {"queue": "q", "cluster": "west", "uuid": "bb", "reason": "", "partitions": list(parts)}
+    queue = {"queue": "q", "cluster": "west", "uuid": "bb", "reason": reason, "partitions": list(parts)}
     return {"queues": [queue], "proven": [{"queue": "q", "bucket_type": "notes", "at_ms": proven}]}
 
 
@@ -62,6 +62,24 @@ def test_lag_names_what_is_under_lease_where_that_is_the_cause() -> None:
     assert row["reason"] == ""
     (row,) = lag_rows({"e1": said(part(0)), "e2": said({**part(1, 9.0), "in_flight": 0})}, records)
     assert row["reason"] == ""
+
+
+def test_lag_names_the_reasons_of_all_nodes_and_whose_they_are() -> None:
+    """One node that is suspended is not hidden by what another one says; what all say alike is told once, bare."""
+    records = {0: led(0, "e1"), 1: led(1, "e2"), 2: led(2, "e3")}
+
+    def row(*reasons: str) -> str:
+        nodes = {f"e{n + 1}": said(part(n), reason=why) for n, why in enumerate(reasons)}
+        (found,) = lag_rows(nodes, records)
+        return str(found["reason"])
+
+    assert row("held", "held", "held") == "held"
+    assert row("serving suspended: by hand", "", "") == "node e1: serving suspended: by hand"
+    assert row("serving suspended", "gaps", "gaps") == "node e1: serving suspended; nodes e2, e3: gaps"
+    assert row("", "a", "b") == "node e2: a; node e3: b"
+    many = {n: led(n, f"e{n}") for n in range(9)}
+    (found,) = lag_rows({f"e{n}": said(part(n), reason=f"r{n}") for n in range(9)}, many)
+    assert found["reason"].endswith("node e3: r3; 5 more of other nodes: isthmus queue list --all")
 
 
 def one_ledger(**changed: Any) -> dict[str, Any]:

@@ -184,6 +184,23 @@ def test_a_suspended_queue_shows_who_when_and_why(listener: ToldListener, capsys
     assert row == "east-1 west any west 0 0 - running suspended suspended: disk (by ann@ops, 2023-11-14 22:13:20Z)"
 
 
+def test_the_queues_of_all_nodes_name_those_that_are_silent_or_gone(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No node is left out of the list: one that does not answer, and one that is gone, are rows that say so."""
+    nodes = [
+        {"node": "e1", "queues": [QUEUE], "gone": False},
+        {"node": "e2", "queues": None, "gone": False},
+        {"node": "e3", "queues": None, "gone": True},
+    ]
+    listener.tell("/admin/queues/nodes", {"nodes": nodes})
+    assert cli.main(["queue", "list", "--all"]) == Exit.OK
+    _, first, second, third = (" ".join(line.split()) for line in capsys.readouterr().out.splitlines())
+    assert first.startswith("e1 west any")
+    assert second == "e2" + " unknown" * 8 + " the node does not answer"
+    assert third == "e3" + " unknown" * 8 + " the node is gone: others lead its share"
+
+
 def test_cluster_status_calls_the_unknown_unknown(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
     """A controller that nobody knows, and every key that a node does not send, are "unknown"."""
     listener.tell("/admin/cluster", CLUSTER)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import queues.lag as lag_module
 from config.settings import QueueSettings
 from queues.decrees import PUBLISHING, SERVING
 from queues.rules import FULL_SYNC
@@ -96,6 +97,32 @@ def test_lag_is_zero_once_all_is_acknowledged_and_unknown_is_not_guessed(monkeyp
         assert 4 < found["seconds"] < 8
         batch = await home.fetch()
         await home.fetch(acks=[Ack(batch.batch, batch.owner_version)], count=0)
+        found = await lag(home)
+        assert (found["seconds"], found["objects"], found["bytes"]) == (0, 0, 0)
+
+    alive(run)
+
+
+def test_what_is_acknowledged_while_lag_is_read_is_neither_an_object_nor_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects, bytes and seconds are of one moment: one that goes while the rows are read is in none of them, and an
+    object never waits with 0 bytes."""
+
+    async def run(home: Home) -> None:
+        home.put(b"a", b"b")
+        batch = await home.fetch(count=1)
+        reads = lag_module._pending
+
+        async def overtaken(*given: Any) -> lag_module.Pending:
+            if home.queues.machines()["q"].windows[P].away_count:
+                await home.fetch(acks=[Ack(batch.batch, batch.owner_version)], count=0)
+            return await reads(*given)
+
+        monkeypatch.setattr(lag_module, "_pending", overtaken)
+        home.clock.skew_ms += 5_000
+        one = await lag(home)
+        assert one["objects"] == 1
+        assert 20 < one["bytes"] < 200, "of the one that still waits"
+        batch = await home.fetch(count=1)
         found = await lag(home)
         assert (found["seconds"], found["objects"], found["bytes"]) == (0, 0, 0)
 

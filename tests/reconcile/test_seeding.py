@@ -34,13 +34,15 @@ class Desk:
         self.cluster = cluster
         self.acts: list[tuple[str, dict[str, Any]]] = []
         self.unknown: list[int] = []
+        self.more = self.gone = False
 
     def get(self, path: str) -> dict[str, Any]:
         """What there is."""
         if path == "/admin/cluster":
             return {"cluster": "east", "cluster_uuid": self.cluster.hex()}
         if path == "/admin/queues/nodes":
-            return {"nodes": [{"node": "n1", "queues": self.queues}]}
+            silent = {"node": "n2", "queues": None, "gone": self.gone}
+            return {"nodes": [{"node": "n1", "queues": self.queues}, *([silent] if self.more else [])]}
         if path == "/admin/lag":
             rows = [("q", "default", self.unknown), ("q", "notes", []), ("other", "default", [7])]
             return {"lag": [{"queue": q, "bucket_type": t, "unknown_partitions": parts} for q, t, parts in rows]}
@@ -103,10 +105,16 @@ def test_a_queue_of_others_is_refused(desk: Desk, words: str) -> None:
 
 
 def test_standing_is_of_all_nodes_and_unknown_when_one_is_silent() -> None:
-    """Sums, the oldest, and None where a node does not say."""
+    """Sums, the oldest, and None where a node does not say; one that is gone has nothing to say: others lead its
+    share, or the lag is of partitions that are unknown."""
     row = {"name": "q", "owner": {"uuid": WEST.hex()}, "waiting": 3, "in_flight": 1, "oldest_age_ms": 70}
     desk = Desk([row])
     assert HandOver(desk, "q", "ann").standing() == Standing(WEST.hex(), 4, 70)
+    desk.more = desk.gone = True
+    assert HandOver(desk, "q", "ann").standing() == Standing(WEST.hex(), 4, 70)
+    desk.gone = False
+    assert HandOver(desk, "q", "ann").standing() == Standing(WEST.hex(), None, None)
+    desk.more = False
     desk.unknown = [3]
     assert HandOver(desk, "q", "ann").standing() == Standing(WEST.hex(), None, None), "a partition without a leader"
     desk.queues = [{**row, "waiting": None}]
