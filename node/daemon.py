@@ -21,7 +21,7 @@ import os
 import signal
 import uuid
 from collections.abc import Coroutine
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import structlog
 import uvloop
@@ -53,7 +53,7 @@ from queues import listing
 from repl import telemetry
 from repl.identity import Identity
 from repl.metastore.port import Ambiguous, Conflict, Metastore, SessionState, Unavailable
-from repl.model.errors import IsthmusError
+from repl.model.errors import IsthmusError, LocalFault
 from repl.settling import settle
 from repl.transport import tls_server
 from sink import listing as sink_listing
@@ -175,19 +175,28 @@ class Node(Parts):
 
     async def _connect_metastore(self) -> Metastore:
         settings = self.settings.metastore
-        hosts = settings.hosts
-        if not hosts:
-            hosts = await asyncio.get_running_loop().run_in_executor(
-                None,
-                lambda: supervisor.ensure_embedded(
-                    self.settings.node.data_dir, settings.embedded_port, settings.linger_ms, os.getpid()
-                ),
-            )
-            self._embedded = True
+        hosts = settings.hosts or await self._embedded_metastore()
         metastore = metastore_of(self.settings, hosts, self.locks.metastore)
         self._metastore = metastore
         await self._unless_stopped(metastore.start(self._on_session))
         return metastore
+
+    async def _embedded_metastore(self) -> str:
+        """The "host:port" of a ZooKeeper of this node's own, which serves. Raises LocalFault, StoppedEarly."""
+        settings, data_dir = self.settings.metastore, self.settings.node.data_dir
+        try:
+            hosts = await asyncio.get_running_loop().run_in_executor(
+                None,
+                lambda: supervisor.ensure_embedded(
+                    data_dir, settings.embedded_port, settings.linger_ms, os.getpid(), lambda: not self._stop.is_set()
+                ),
+            )
+        except LocalFault:
+            if not self._stop.is_set():
+                raise
+            await self._stop_early()
+        self._embedded = True
+        return hosts
 
     async def _unless_stopped(self, step: Coroutine[Any, Any, None]) -> None:
         """Wait for `step`; a stop that is asked for meanwhile gives it up. Raises StoppedEarly then, or as `step`."""
@@ -199,11 +208,14 @@ class Node(Parts):
                 task.cancel()
             await asyncio.wait(tasks)
         if tasks[0].cancelled():
-            log.info("node.stopped_early", reason=self._stop_reason)
-            self.cluster_socket.close()
-            await self.listeners.stop(0)
-            raise StoppedEarly
+            await self._stop_early()
         tasks[0].result()
+
+    async def _stop_early(self) -> NoReturn:
+        log.info("node.stopped_early", reason=self._stop_reason)
+        self.cluster_socket.close()
+        await self.listeners.stop(0)
+        raise StoppedEarly
 
     def _make_faces(self) -> None:
         self.metrics = Metrics(

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -202,12 +202,19 @@ def zookeeper_child(
     )
 
 
-def ensure_embedded(data_dir: Path, port: int, linger_ms: int, owner_pid: int) -> str:
+def _is_wanted() -> bool:
+    return True
+
+
+def ensure_embedded(
+    data_dir: Path, port: int, linger_ms: int, owner_pid: int, wanted: Callable[[], bool] = _is_wanted
+) -> str:
     """A serving ZooKeeper for the node whose data directory this is: "127.0.0.1:PORT".
 
     One that a supervisor still runs for this directory is taken over; else one is started. It ends `linger_ms` after
     process `owner_pid` is gone, unless a later call names another owner. `port` 0 means any free one, the same at
-    every start while it is free. Blocks up to about half a minute; raises LocalFault in one line."""
+    every start while it is free. Blocks up to about half a minute, or until it is not `wanted` any more; raises
+    LocalFault in one line."""
     owner = ProcessId.of(owner_pid)
     assert owner is not None, "the owner asks for it, so it lives"
     directory = data_dir.absolute() / "metastore"
@@ -219,13 +226,17 @@ def ensure_embedded(data_dir: Path, port: int, linger_ms: int, owner_pid: int) -
     except OSError as error:
         raise LocalFault(f"cannot use {directory} for the embedded ZooKeeper: {error}") from error
     child = zookeeper_child("zookeeper", home, chosen, find_java())
+
+    def trouble() -> str | None:
+        return child_trouble(directory, "zookeeper") if wanted() else "the node is told to stop"
+
     if not _taken_over(directory, child, owner, linger_ms):
         if not ours:
             embedded.check_port_free(chosen, "the embedded ZooKeeper ([metastore] embedded_port)")
         embedded.prepare(home, chosen)
         launch(directory, Spec((child,), owner, linger_ms))
     try:
-        embedded.wait_until_serving(home, chosen, ZOOKEEPER_TIMEOUT_S, lambda: child_trouble(directory, "zookeeper"))
+        embedded.wait_until_serving(home, chosen, ZOOKEEPER_TIMEOUT_S, trouble)
     except LocalFault:
         stop(directory)
         raise

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
 
 from config.loading import load_file
-from node import daemon
+from node import daemon, supervisor
 from node.daemon import Node
 from node.ports import free_port
 from repl.identity import Identity
@@ -119,6 +120,33 @@ def test_a_stop_while_no_zookeeper_answers_does_not_wait_for_it(tmp_path: Path) 
             return await life
 
     assert asyncio.run(story()) == 0
+    Identity.open(tmp_path / "data").close(clean=False)
+
+
+def test_a_stop_while_the_embedded_zookeeper_comes_up_does_not_wait_for_it(tmp_path: Path, monkeypatch) -> None:
+    """Ctrl-C at a node whose own ZooKeeper does not serve yet ends it at once and cleanly, and leaves no process."""
+    java = tmp_path / "jdk" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("""#!/bin/sh\n[ "$1" = -version ] && { echo 'version "17.0.1"' >&2; exit; }\nexec sleep 60\n""")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
+    file = file_of(tmp_path)
+    file.write_text(re.sub(r"(?m)^hosts = .*$", "", file.read_text()))
+    metastore = tmp_path / "data" / "metastore"
+
+    async def story() -> int:
+        life = asyncio.create_task(daemon._run(load_file(file)))
+        async with asyncio.timeout(10):
+            while not supervisor.recorded_children(metastore):
+                await asyncio.sleep(0.02)
+        assert not life.done()
+        os.kill(os.getpid(), signal.SIGINT)
+        async with asyncio.timeout(10):
+            return await life
+
+    assert asyncio.run(story()) == 0
+    assert not supervisor.recorded_children(metastore)
+    assert supervisor.running_state(metastore) is None
     Identity.open(tmp_path / "data").close(clean=False)
 
 
