@@ -103,7 +103,7 @@ def problems(
     disk is full. `facts`: what live nodes say of their replicas, which names the node and the reason. `unread`: what
     of the metastore cannot be read, by path."""
     found = [f"bucket type default: {waiting}"] if waiting else []
-    found += [f"nothing is decided by what cannot be read: {why}" for _, why in sorted((unread or {}).items())]
+    found += [_unread(path, why, records) for path, why in sorted((unread or {}).items())]
     found += [
         f"node {row['name']} is {row['state']}: {row['reason']}"
         for row in node_rows(records, registrations)
@@ -123,6 +123,14 @@ def problems(
     if len(found) > PROBLEMS_MAX:
         found[PROBLEMS_MAX:] = [f"and {len(found) - PROBLEMS_MAX} more; `isthmus partition list` shows all"]
     return found
+
+
+def _unread(path: str, why: str, records: Records) -> str:
+    """A document that cannot be read; of a record that never could be, what this node makes of it."""
+    number = path.removeprefix("/p/")
+    never = path.startswith("/p/") and all(str(partition) != number for partition in records)
+    serves = ", and this node has never read it and refuses requests for its keys" if never else ""
+    return f"nothing is decided by what cannot be read{serves}: {why}"
 
 
 def _told(records: Records, facts: Mapping[str, Facts | None]) -> tuple[list[str], list[str]]:

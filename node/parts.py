@@ -353,7 +353,7 @@ class Parts:
 
     def _records(self, records: Mapping[int, PartitionRecord]) -> None:
         self.runtime.records_seen(records)
-        self.coordinator.learn_records(records)
+        self.coordinator.learn_records(records, self.controller.unread.partitions - records.keys())
 
     def _registrations(self, registrations: Mapping[str, Registration]) -> None:
         others = [r for r in registrations.values() if r.node != self.settings.node.name and r.cluster_address]

@@ -42,7 +42,7 @@ class RiakView:
 
     def check_type(self, bucket_type: bytes) -> None:
         """See Sights.check_type."""
-        self._parts.coordinator.routes.partitions(bucket_type)
+        self._parts.coordinator.routes.check(bucket_type)
 
 
 def stats_of(

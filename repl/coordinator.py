@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple, cast
 
@@ -102,9 +102,9 @@ class Coordinator:
 
     # -- what the house tells it ----------------------------------------------------------------------
 
-    def learn_records(self, records: Mapping[int, PartitionRecord]) -> None:
-        """Take the map of all partitions, here or not; whenever records change."""
-        self.routes.learn(records)
+    def learn_records(self, records: Mapping[int, PartitionRecord], unread: Collection[int] = ()) -> None:
+        """See Routes.learn; whenever records change."""
+        self.routes.learn(records, unread)
 
     def set_read_isolation(self, default: Isolation, of_types: Mapping[bytes, Isolation]) -> None:
         """What a read gets that does not say: by bucket type, `default` for all others."""
@@ -256,7 +256,7 @@ class Coordinator:
                 if not (0 < len(bucket) <= limit and 0 < len(name) <= limit):
                     raise self._bad_key(bucket, name)
                 if bucket_type != of_type:
-                    of_type, partition_ids = bucket_type, routes.partitions(bucket_type)
+                    of_type, partition_ids = bucket_type, routes.places(bucket_type)
                 hash64 = key_hash(bucket, name)
                 partition = partition_ids[partition_index(hash64, len(partition_ids))]
             except IsthmusError as error:

@@ -18,7 +18,7 @@ from repl.model.errors import IsthmusError, NotLeader, NotReady, Overloaded
 from repl.model.keys import Key, key_hash
 from repl.model.requests import Isolation
 from repl.partition import Partition, Waiter
-from repl.routes import MOVING, Routes
+from repl.routes import MOVING, UNREAD, Routes, unread_refusal
 from repl.runtime import Runtime
 from repl.telemetry import Sample
 
@@ -40,6 +40,8 @@ def not_led(runtime: Runtime, routes: Routes, partition_id: int) -> IsthmusError
     place = runtime.partitions.get(partition_id)
     if place is not None and place.replica.ready:
         return None
+    if partition_id == UNREAD:
+        return unread_refusal()
     leader = routes.leader(partition_id)
     if leader is not None and leader != runtime.node:
         return NotLeader(f"partition {partition_id} is led by {leader}", leader)

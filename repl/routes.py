@@ -9,7 +9,7 @@ story.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from repl.model.errors import BadInput, Fenced, NotLeader, NotReady
@@ -28,6 +28,10 @@ MOVING: Final = (NotLeader, NotReady, Fenced)
 """Definite refusals that pass by themselves as soon as the partition has a leader that serves."""
 
 
+UNREAD: Final = -1
+"""Stands for the id of a partition whose record this node could never read, and which it therefore does not know."""
+
+
 class UnknownBucketType(BadInput):
     """No such bucket type in this cluster."""
 
@@ -41,37 +45,47 @@ class Routes:
         self._loop = asyncio.get_running_loop()
         self._types: dict[bytes, tuple[int, ...]] = {}
         self._incomplete: frozenset[bytes] = frozenset()
+        self._unread = 0
         self._leaders: dict[int, str] = {}
         self._sleepers: set[asyncio.Future[None]] = set()
 
-    def learn(self, records: Mapping[int, PartitionRecord]) -> None:
-        """Take the records as they are now, all of them."""
-        types: dict[bytes, dict[int, PartitionRecord]] = {}
+    def learn(self, records: Mapping[int, PartitionRecord], unread: Collection[int] = ()) -> None:
+        """Take the records as they are now, all of them; `unread` are those that exist and could never be read."""
+        types: dict[bytes, list[PartitionRecord]] = {}
         for record in records.values():
-            types.setdefault(record.bucket_type.encode(), {})[record.index] = record
-        whole = {
-            name: tuple(found[index].partition for index in range(len(found)))
-            for name, found in types.items()
-            if len(found) == next(iter(found.values())).partition_count
-        }
-        self._incomplete = frozenset(types.keys() - whole.keys())
-        self._types = whole
+            types.setdefault(record.bucket_type.encode(), []).append(record)
+        self._types = {name: _by_index(found) for name, found in types.items()}
+        self._incomplete = frozenset(name for name, found in self._types.items() if UNREAD in found)
+        self._unread = len(unread)
         self._leaders = {r.partition: r.leader.node for r in records.values() if r.leader is not None}
         self.wake()
 
-    def partitions(self, bucket_type: bytes) -> Sequence[int]:
-        """The ids of the type's partitions, by index. Raises UnknownBucketType, NotReady."""
+    def check(self, bucket_type: bytes) -> None:
+        """Raises UnknownBucketType when there is none of this name, NotReady when that is not known."""
+        self.places(bucket_type)
+
+    def places(self, bucket_type: bytes) -> Sequence[int]:
+        """The ids of the type's partitions, by index, UNREAD where one is not known. Raises UnknownBucketType,
+        NotReady."""
         found = self._types.get(bucket_type)
         if found is None:
             raise self._unknown(bucket_type)
         return found
 
+    def partitions(self, bucket_type: bytes) -> Sequence[int]:
+        """The ids of all the type's partitions, by index. Raises UnknownBucketType, NotReady."""
+        found = self.places(bucket_type)
+        if bucket_type in self._incomplete:
+            raise unread_refusal()
+        return found
+
     def partition_of(self, bucket_type: bytes, hash64: int) -> int:
         """The id of the partition that holds keys of this hash. Raises UnknownBucketType, NotReady."""
-        found = self._types.get(bucket_type)
-        if found is None:
-            raise self._unknown(bucket_type)
-        return found[partition_index(hash64, len(found))]
+        found = self.places(bucket_type)
+        partition = found[partition_index(hash64, len(found))]
+        if partition == UNREAD:
+            raise unread_refusal()
+        return partition
 
     def leader(self, partition: int) -> str | None:
         """The node that leads by the newest record seen; None when none does."""
@@ -79,8 +93,13 @@ class Routes:
 
     def _unknown(self, bucket_type: bytes) -> BadInput | NotReady:
         shown = bucket_type.decode(errors="replace")
-        if not self._types or bucket_type in self._incomplete:
+        if not self._types:
             return NotReady(f"the partitions of bucket type {shown!r} are not known here yet")
+        if self._unread:
+            return NotReady(
+                f"whether there is a bucket type {shown!r} is not known here: the records of {self._unread} partitions "
+                "in the metastore cannot be read, see `isthmus cluster status`"
+            )
         known = ", ".join(t.decode() for t in sorted(self._types))
         return UnknownBucketType(f"bucket type {shown!r} does not exist: known are {known}")
 
@@ -115,6 +134,23 @@ class Routes:
             for slot, result in zip(slots, await ask_again(slots), strict=True):
                 results[slot] = result
             slots = [slot for slot in slots if isinstance(results[slot], MOVING)]
+
+
+def _by_index(records: Sequence[PartitionRecord]) -> tuple[int, ...]:
+    """The ids of one type's partitions. Where records contradict each other none of them is gone by."""
+    found = {record.index: record.partition for record in records}
+    counts = {record.partition_count for record in records}
+    if len(counts) > 1 or len(found) < len(records):
+        return (UNREAD,)
+    return tuple(found.get(index, UNREAD) for index in range(*counts))
+
+
+def unread_refusal() -> NotReady:
+    """Of what concerns a partition that is UNREAD."""
+    return NotReady(
+        "the partition is not known to this node: its record in the metastore cannot be read, see `isthmus cluster "
+        "status`; other nodes may know it"
+    )
 
 
 def _finish(sleeper: asyncio.Future[None]) -> None:

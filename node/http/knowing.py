@@ -67,7 +67,7 @@ class KnowingAdmin:
             raise Refused(400, "bad-query", "say of which key: ?type=T&bucket=B&key=K")
         kind = request.query.get("type")
         key = Key(DEFAULT_BUCKET_TYPE if kind is None else kind.encode(), _bytes(bucket), _bytes(name))
-        self._node.coordinator.routes.partitions(key.bucket_type)
+        self._node.coordinator.routes.check(key.bucket_type)
         words = dict(zip(("bucket_type", "bucket", "key"), (part.hex() for part in key), strict=True))
         said = await self._node.queue_gathering.gather(self._nodes(), "explain", **words)
         if not any(said.values()):

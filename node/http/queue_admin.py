@@ -234,7 +234,7 @@ class QueueAdmin:
         if text(wish, "encoding") not in (None, "percent"):
             raise Refused(400, "bad-json", 'encoding must be "percent" (names are percent-encoded bytes), or null')
         read = str.encode if wish.get("encoding") is None else _percent_decoded
-        self._node.coordinator.routes.partitions(bucket_type.encode())  # a bucket type that there is not is a slip
+        self._node.coordinator.routes.check(bucket_type.encode())  # a bucket type that there is not is a slip
         keys = [Key(bucket_type.encode(), read(bucket), read(key)) for key in names]
         limit = self._node.settings.limits.key_bytes
         if any(max(len(key.bucket), len(key.key)) > limit for key in keys):

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar
 
 from repl.model.errors import CodecError, Unreadable
+from repl.model.keys import SEGMENT_COUNT
 from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from repl.model.vclock import MAX_EPOCH
 
 FORM_VERSION: Final = 1
 
@@ -28,6 +30,9 @@ REGISTRATION_FORM_VERSION: Final = 2
 RECORD_BYTES_MAX: Final = 512 * 1000
 """Largest value that is written or parsed. ZooKeeper drops the connection at 1 MB (jute.maxbuffer), path and
 framing included; half of it leaves room. A partition record has about 400 bytes."""
+
+PARTITION_MAX: Final = (1 << 32) - 1
+"""Largest partition id: logs, rows and clocks give it four bytes."""
 
 COMMIT_BYTES_MAX: Final = 1000 * 1000
 """Largest request that writes several values at once, by the same limit of ZooKeeper (1,048,575 bytes). The most
@@ -70,12 +75,12 @@ def decode_record(data: bytes, version: int) -> PartitionRecord:
     """The record in `data`, whose metastore version is `version`. Raises CodecError."""
     fields = _Fields(data, "partition record", RECORD_FORM_VERSION, older=1)
     record = PartitionRecord(
-        partition=fields.take("partition", _count),
+        partition=fields.take("partition", _to(PARTITION_MAX)),
         bucket_type=fields.take("bucket_type", _name),
         index=fields.take("index", _count),
-        partition_count=fields.take("partition_count", _positive),
+        partition_count=fields.take("partition_count", _share),
         replicas=tuple(fields.take("replicas", _list_of(_name))),
-        epoch=fields.take("epoch", _count),
+        epoch=fields.take("epoch", _to(MAX_EPOCH)),
         status=fields.take("status", PartitionStatus),
         leader=fields.take("leader", _optional(_incarnation)),
         candidate=fields.take("candidate", _optional(_incarnation)),
@@ -243,6 +248,20 @@ def _positive(value: object) -> int:
     return _count(value)
 
 
+def _to(largest: int) -> Callable[[object], int]:
+    def checked(value: object) -> int:
+        if _count(value) > largest:
+            raise ValueError(f"{value} where at most {largest} is right")
+        return _count(value)
+
+    return checked
+
+
+def _share(value: object) -> int:
+    """A partition has one segment at least."""
+    return _to(SEGMENT_COUNT)(_positive(value))
+
+
 def _flag(value: object) -> bool:
     if type(value) is not bool:
         raise ValueError(f"{value!r:.80} is neither true nor false")
@@ -252,6 +271,7 @@ def _flag(value: object) -> bool:
 def _text(value: object) -> str:
     if type(value) is not str:
         raise ValueError(f"{value!r:.80} is no text")
+    value.encode()  # half of a surrogate pair is none: it could be told to nobody, by wire, log or answer
     return value
 
 

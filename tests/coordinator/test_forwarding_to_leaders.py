@@ -296,15 +296,22 @@ def test_a_wait_for_a_leader_ends_with_a_refusal() -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_node_that_knows_no_records_yet_is_not_ready() -> None:
-    """Before the first records, and while a type's records are incomplete, its keys are not ready, never unknown."""
+    """Before the first records no key is ready, and without one partition's record none of that partition; none is
+    unknown."""
 
     async def story() -> None:
         async with cluster() as c:
             asked = c.coordinators["n1"]
-            for known in ({}, {p: r for p, r in c.records().items() if p != 3}):
-                asked.learn_records(known)
-                with pytest.raises(NotReady, match="not known here yet"):
-                    await asked.get(key_of(0))
+            asked.learn_records({p: r for p, r in c.records().items() if p != 3})
+            assert await asked.get(key_of(0)) is None
+            written = await asked.write_batch([WriteRequest(key_of(p), content(b"v")) for p in (0, 3)])
+            for refused in (written[1], *await asked.get_batch([key_of(3)], None, 1_000)):
+                assert isinstance(refused, NotReady)
+                assert "cannot be read" in str(refused)
+            assert isinstance(written[0], Written)
+            asked.learn_records({})
+            with pytest.raises(NotReady, match="not known here yet"):
+                await asked.get(key_of(0))
             task = asyncio.create_task(asked.get(key_of(1)))
             await asyncio.sleep(0)
             c.tell()

@@ -19,6 +19,7 @@ from repl.metastore.records import (
 )
 from repl.model.errors import CodecError
 from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from repl.model.vclock import MAX_EPOCH
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
@@ -27,12 +28,12 @@ members = st.builds(Member, names, counts)
 incarnations = st.builds(Incarnation, names, counts)
 records = st.builds(
     PartitionRecord,
-    partition=counts,
+    partition=st.integers(0, (1 << 32) - 1),
     bucket_type=names,
     index=st.integers(0, 11),
     partition_count=st.just(12),
     replicas=st.lists(names, min_size=1, max_size=4, unique=True).map(tuple),
-    epoch=counts,
+    epoch=st.integers(0, MAX_EPOCH),
     status=st.sampled_from(PartitionStatus),
     leader=st.none() | incarnations,
     candidate=st.none() | incarnations,
@@ -78,6 +79,8 @@ def test_equal_records_have_equal_bytes() -> None:
         ("index", 12), ("partition_count", 0), ("replicas", []), ("replicas", ["n1", "n1"]), ("replicas", "n1"),
         ("epoch", 1 << 63), ("status", "asleep"), ("leader", ["n1"]), ("leader", "n1"), ("isr", [["n1", "1"]]),
         ("elr", None), ("min_isr", 0), ("preferred", 3), ("reason", None), ("extra", 1),
+        ("partition", 1 << 32), ("partition_count", (1 << 20) + 1), ("epoch", 1 << 20), ("bucket_type", "\ud800"),
+        ("replicas", ["\udfff"]), ("reason", "\ud800"),
     ],
 )  # fmt: skip
 def test_a_field_that_is_wrong_is_named(field: str, value: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -122,5 +123,30 @@ def test_a_node_comes_up_beside_a_record_that_cannot_be_read(tmp_path: Path, tow
             assert back.identity.gens()[0] == gen
             await write(t, 10, b"more")
             await t.level()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("epoch", 1 << 40), ("partition_count", 1 << 62), ("bucket_type", "\ud800"), ("reason", "\ud800")],
+)
+def test_a_record_with_a_number_or_text_that_cannot_be_is_unreadable(
+    tmp_path: Path, town: Towns, field: str, value: object
+) -> None:
+    """It is told, nothing goes by it, nobody ends by it, and once it is mended all is as before."""
+
+    async def story() -> None:
+        async with town(tmp_path) as t:
+            await write(t, 3)
+            found = t.ensemble.read("/p/0")
+            assert found is not None
+            was = overwrite(t.ensemble, "/p/0", json.dumps({**json.loads(found[0]), field: value}).encode())
+            await until(lambda: all(field in h.controller.unread.why.get("/p/0", "") for h in t.houses.values()))
+            await write(t, 3, b"more")
+            overwrite(t.ensemble, "/p/0", was)
+            await until(lambda: not any(h.controller.unread.why for h in t.houses.values()))
+            await write(t, 3, b"most")
+            assert not any(house.failures for house in t.houses.values())
 
     asyncio.run(story())

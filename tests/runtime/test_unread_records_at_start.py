@@ -1,0 +1,118 @@
+"""A node that never read one partition's record, since it was damaged when the node came up, serves all others."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from config.loading import load_file
+from node import cluster_view
+from repl.metastore.memory import MemoryEnsemble, MemoryMetastore
+from repl.model.errors import NotReady
+from repl.model.keys import Key, key_hash, partition_index
+from repl.routes import Routes, UnknownBucketType
+from tests.http.living import NodeInMemory
+from tests.metastore.clients import a_record
+from tests.runtime.test_coming_up_and_ending import file_of, until
+from tests.runtime.test_damaged_documents import overwrite
+
+
+def key_of(index: int, count: int) -> Key:
+    """A key of that partition."""
+    names = (b"%d" % number for number in range(1000))
+    return next(Key(b"default", b"b", n) for n in names if partition_index(key_hash(b"b", n), count) == index)
+
+
+def test_the_keys_of_other_partitions_are_routed_and_the_mended_record_is_taken_up(tmp_path: Path) -> None:
+    """One partition's keys are refused with the reason, and status names it; all is as before once it is mended."""
+    ensemble = MemoryEnsemble()
+
+    class OnEnsemble(NodeInMemory):
+        async def _connect_metastore(self) -> MemoryMetastore:
+            self._metastore = metastore = MemoryMetastore(ensemble)
+            await metastore.start(self._on_session)
+            return metastore
+
+    async def story() -> None:
+        settings = load_file(file_of(tmp_path))
+
+        async def up() -> tuple[NodeInMemory, asyncio.Task[int]]:
+            node = OnEnsemble(settings)
+            await node.start()
+            return node, asyncio.create_task(node.serve())
+
+        node, served = await up()
+
+        async def ready() -> bool:
+            return node.ready()[0]
+
+        async def led() -> bool:
+            place = node.runtime.partitions.get(0)
+            return place is not None and place.replica.ready
+
+        async def knows() -> bool:
+            return not node.controller.unread.why and node.ready()[0]
+
+        await until(ready)
+        node.request_stop("again")
+        await served
+        was = overwrite(ensemble, "/p/1", b"{")
+        node, served = await up()
+        await until(led)
+        routes = node.coordinator.routes
+
+        def partition_of(index: int) -> int:
+            return routes.partition_of(b"default", key_hash(b"b", key_of(index, 2).key))
+
+        assert partition_of(0) == 0
+        with pytest.raises(NotReady, match="its record in the metastore cannot be read"):
+            partition_of(1)
+        reads = await node.coordinator.get_batch([key_of(0, 2), key_of(1, 2)], None, 1000)
+        assert [type(each) is NotReady for each in reads] == [False, True]
+        (problem,) = cluster_view.problems(
+            node.controller.records, node.controller.registrations, "", unread=node.controller.unread.why
+        )
+        assert "/p/1" in problem
+        assert "this node has never read it and refuses requests for its keys" in problem
+        overwrite(ensemble, "/p/1", was)
+        await until(knows)
+        assert partition_of(1) == 1
+        node.request_stop("the test is over")
+        await served
+
+    asyncio.run(story())
+
+
+def test_a_bucket_type_of_which_nothing_could_be_read_is_not_denied() -> None:
+    """It may be the one whose record is damaged: a definite "there is none" would make clients give up."""
+
+    async def story() -> None:
+        routes = Routes()
+        record = a_record(0)
+        routes.learn({0: record}, {7})
+        with pytest.raises(NotReady, match="records of 1 partitions"):
+            routes.partitions(b"maps")
+        routes.learn({0: record})
+        with pytest.raises(UnknownBucketType):
+            routes.partitions(b"maps")
+
+    asyncio.run(story())
+
+
+def test_records_that_contradict_each_other_route_nothing() -> None:
+    """By another number of partitions a key would be written where nobody looks for it afterwards."""
+
+    async def story() -> None:
+        routes = Routes()
+        one, two = a_record(0), a_record(1)
+        routes.learn({0: one, 1: replace(two, partition_count=2)})
+        with pytest.raises(NotReady):
+            routes.partition_of(b"default", 0)
+        routes.learn({0: one, 1: replace(two, index=0)})
+        with pytest.raises(NotReady):
+            routes.partition_of(b"default", 0)
+
+    asyncio.run(story())
