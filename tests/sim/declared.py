@@ -123,6 +123,12 @@ class Declarations:
         if act is not None and node.disk.committed(partition) <= act.end:
             act.diverged.discard(Member(node.name, node.disk.gens[partition]))
 
+    def renamed(self, node: Node, partition: int, before: int) -> None:
+        """What is left of a copy after a power loss has another gen than `before`, and the past that it had."""
+        act = self.acts.get(partition)
+        if act is not None and Member(node.name, before) in act.diverged:
+            act.diverged.add(Member(node.name, node.disk.gens[partition]))
+
     def hw_moved(self, process: Process, partition: int, replica: Replica) -> None:
         """A follower learns what is decided: before it hears of the act, what its old leader had decided."""
         act, known = self.acts.get(partition), replica.record

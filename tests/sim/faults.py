@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from repl.isr import effects as fx
 from repl.isr import events as ev
 from repl.isr.balance import plan, seats
+from repl.isr.membership import guard
 from repl.model.record import Member, PartitionRecord
 from tests.sim.metastore import METASTORE
 from tests.sim.network import FOR_GOOD_MS
@@ -147,6 +148,8 @@ class Faults:
         for name, gen in list(lost.items()):
             if Member(name, gen) in record.isr or name not in record.replicas:
                 del lost[name]
+        if record.lineage and not any(world.electable(record, [m.node]) for m in guard(record) if m.node != node.name):
+            return False  # whom an operator forced stands alone until others join it
         return len(lost.keys() | {node.name}) < min(self._least_min_isr[partition], record.effective_min_isr)
 
     def _may_copy(self, node: Node, partition: int) -> bool:

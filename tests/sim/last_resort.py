@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from repl import unclean
 from repl.isr.epochs import last_epoch
 from repl.isr.membership import guard
+from repl.isr.replica import Role
 from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ AGAIN_MS = 250
 
 APART_MS = 7_000
 """How long those who are to be left behind are cut off."""
+
+MADE_ANEW_MS = 1_500
+"""Pause between two looks whether copies are to be made anew."""
 
 PATIENCE_MS = 4_000
 """How long the operator waits for copies that do not answer, and this story for followers to be out of the guard."""
@@ -103,6 +107,7 @@ class LastResort:
         world, record = self.world, self._record
         if record.lineage or any(world.nodes[m.node].disk.gens[PARTITION] == m.gen for m in guard(record)):
             world.checkers.beyond_promise = False  # the act is done; or a late write made it needless
+            self.make_anew()
             return
         world.after(AGAIN_MS, self.look)
         if record.status is not PartitionStatus.OFFLINE:
@@ -114,6 +119,24 @@ class LastResort:
         if copies and (everybody or world.now_ms > self._offline_since_ms + PATIENCE_MS):
             best = unclean.closest_to_all(copies)
             self.force(record, best if world.rng.random() < 0.6 else world.rng.choice(copies), copies)
+
+    def make_anew(self) -> None:
+        """Have copies that have another past made anew, one after the other, where the rest is too few for writes: then
+        the partition waits for an operator (docs/runbooks.md)."""
+        world, record = self.world, self._record
+        world.after(MADE_ANEW_MS, self.make_anew)
+        others = [name for name in record.replicas if self._stands_apart(name)]
+        if others and len(record.replicas) - len(others) < record.effective_min_isr:
+            world.counts["made_anew"] += 1
+            world.tell("operator", "has made anew", others[0])
+            world.nodes[others[0]].replace_disk()
+
+    def _stands_apart(self, name: str) -> bool:
+        """Whether a node runs, and says that its copy has another past."""
+        node = self.world.nodes[name]
+        replica = None if node.current is None else node.current.replicas.get(PARTITION)
+        quarantined = self.world.checkers.declared.quarantines(node, PARTITION)
+        return quarantined and replica is not None and replica.role is Role.FAILED
 
     def copy(self, name: str) -> unclean.Copy | None:
         """A replica as its node reports it."""

@@ -99,7 +99,9 @@ class Node:
             world.counts["tail_lost"] += 1
         for partition, log in self.disk.logs.items():
             if world.plan.asynchronous and partition not in self.disk.condemned:
+                before = self.disk.gens[partition]
                 self.take_new_gen(partition)
+                world.checkers.declared.renamed(self, partition, before)
             log.sync()  # what is left is what the disk has
         world.checkers.disk_changed(self)
 
