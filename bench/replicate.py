@@ -41,6 +41,11 @@ IDLE_CPU: Final = Target(1, "% of a core", at_least=False)
 
 SINGLE_CONNECTIONS: Final = 32
 BATCH_CONNECTIONS: Final = 8
+MANY_SINGLE_CONNECTIONS: Final = 512
+MANY_BATCH_CONNECTIONS: Final = 32
+"""How many clients write at once decides how many writes share a group commit, and a partition's part of it: with few
+a node pays per object for what it pays once for all with many. So both are measured."""
+
 BATCH_OBJECTS: Final = 100
 IDLE_SECONDS: Final = 10.0
 DRAIN_TIMEOUT_S: Final = 180.0
@@ -137,6 +142,10 @@ def main(
         runs.references(references)
         runs.idle("after all that and a minute's rest", REST_SECONDS)
 
+    def many(runs: _Runs) -> None:
+        runs.sustained("PUT, one object a request", "put", MANY_SINGLE_CONNECTIONS, keys, SINGLE_COST)
+        runs.sustained("PUT, batches of 100", "batch", MANY_BATCH_CONNECTIONS, keys, BATCH_COST)
+
     def six(runs: _Runs) -> None:
         runs.sustained("3 + 3 nodes: PUT, one object a request", "put", SINGLE_CONNECTIONS, keys, None)
         runs.sustained("3 + 3 nodes: PUT, batches of 100", "batch", BATCH_CONNECTIONS, keys, None)
@@ -144,6 +153,7 @@ def main(
     try:
         where = machine()
         stage(TWO_CLUSTERS, "pair", pair)
+        stage(TWO_CLUSTERS, "many", many)
         stage(ONE_AT_A_TIME, "one-at-a-time", lambda runs: runs.one_a_fetch(max(1, keys // ONE_A_FETCH_SHARE)))
         if three:
             stage(SIX_NODES, "six", six)
