@@ -10,8 +10,9 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any, Final
 
+from aae.check import LOOKED
 from aae.compared import Peer
-from aae.exchange import Findings
+from aae.exchange import Findings, Verdict
 from aae.folding import text_of
 from aae.healing import Healing
 from aae.keeping import Trees
@@ -110,8 +111,16 @@ def _peer(manager: Manager, peer: Peer, healing: Healing, results: int, queues: 
         "gaps_closed": 0 if healed is None else healed.closed_count,
         "proven_ms": {name: remembered.proven_ms.get(name) for name in bucket_types},
         "named": _named(peer),
+        "newest": {name: _newest(peer, name, frozenset(Verdict)) for name in bucket_types},
+        "newest_looked": {name: _newest(peer, name, LOOKED) for name in bucket_types},
         "results": [shown(result) for result in list(remembered.results)[-results:]] if results else [],
     }
+
+
+def _newest(peer: Peer, bucket_type: str, verdicts: Collection[Verdict]) -> dict[str, Any] | None:
+    """The newest check of a bucket type that ended with one of `verdicts`, as far as it is remembered."""
+    results = (one for one in reversed(peer.remembered.results) if one.bucket_type == bucket_type)
+    return next((shown(one) for one in results if one.verdict in verdicts), None)
 
 
 def _named(peer: Peer) -> list[dict[str, str]]:

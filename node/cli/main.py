@@ -59,6 +59,7 @@ NOUNS: Final[Mapping[str, Noun]] = {
     "explain": Noun(
         "node.cli.knowing", "explain_command", "One key: where it was accepted, where it is, what is next."
     ),
+    "check": Noun("node.cli.check", "check_group", "Probes for monitoring: lag, isr, sync, gaps; a line and a code."),
     "sink": Noun("node.cli.sink", "sink_group", "Look at sinks; suspend and resume them."),
     "fullsync": Noun("node.cli.fullsync", "fullsync_group", "Compare with other clusters, and repair what differs."),
     "reconcile": Noun(

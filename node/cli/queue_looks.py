@@ -107,6 +107,10 @@ def gaps_of_queues(name: str | None, ids: tuple[str, ...], by: str, admin: Admin
     echo_table(columns, rows)
     for node in answer.get("unknown") or ():
         click.echo(printable(f"node {node} does not answer: its gaps are not known"), err=True)
+    untold = answer.get("unknown_partitions")
+    for queue, partitions in untold.items() if isinstance(untold, dict) else ():
+        numbers = ", ".join(map(str, partitions))
+        click.echo(printable(f"queue {queue}: gaps of partitions {numbers} are not known now"), err=True)
 
 
 def _close(admin: AdminClient, name: str, ids: list[str], by: str, output: str) -> None:

@@ -122,6 +122,7 @@ class Admin(Face):
                 "moving": moving,
                 "problems": problems,
                 "warnings": [*node.locks.problems(), *cluster_view.silent(facts), *links],
+                "silent": sorted(name for name, said in facts.items() if said is None),
                 "nodes": cluster_view.node_rows(records, registrations, drained),
                 "actors": [node.queues.status(), node.sink.status(), node.fullsync.status()],
             }

@@ -127,7 +127,8 @@ class FullSyncAdmin:
         return json_reply({"nodes": with_gone(self._parts.controller.records, await self._gathered("trees"))})
 
     async def _checks_of_nodes(self, _request: Request) -> Reply:
-        return json_reply({"nodes": with_gone(self._parts.controller.records, await self._gathered("checks"))})
+        nodes = with_gone(self._parts.controller.records, await self._gathered("checks"))
+        return json_reply({"nodes": nodes, "at_ms": self._parts.time.wall_ms()})
 
     async def _gathered(self, what: str) -> dict[str, Any]:
         return await self._parts.fullsync_gathering.gather(self._parts.nodes(), what)

@@ -6,6 +6,7 @@ gathered.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +18,7 @@ from node.http.asgi import Request, json_reply
 from node.http.router import Router
 from node.http.statuses import Refused, Reply
 from node.http.wishes import count, flag, initiator, text, wish_of
+from node.knowing import lag_rows
 from node.suggestions import no_such
 from queues.decrees import SERVING, Positions
 from queues.rules import FOLD, FULL_SYNC
@@ -104,12 +106,24 @@ class QueueAdmin:
         name = request.query.get("queue")
         if name is not None:
             self._node.queues.named(name)
-        found = await self._node.queue_gathering.gather(self._nodes(), "gaps", name=name)
+        gathering, nodes = self._node.queue_gathering, self._nodes()
+        # Lag is told of the same windows: where that is not known, nobody has told of gaps, and there may be some.
+        lags, found = await asyncio.gather(gathering.gather(nodes, "lags"), gathering.gather(nodes, "gaps", name=name))
         rows = [row for one in found.values() for row in one or ()]
         # What a lower priority lost stands in the metastore, so that every node tells of it.
         kept = {(row["queue"], row["id"]): row for row in rows}
         silent = sorted(node for node, one in found.items() if one is None)
-        return json_reply({"gaps": sorted(kept.values(), key=lambda r: (r["queue"], r["from_ms"])), "unknown": silent})
+        untold: dict[str, list[int]] = {}
+        for row in lag_rows(lags, self._node.controller.records):
+            if name in (None, row["queue"]) and row["unknown_partitions"]:
+                untold.setdefault(row["queue"], []).extend(row["unknown_partitions"])
+        answer = {
+            "gaps": sorted(kept.values(), key=lambda r: (r["queue"], r["from_ms"])),
+            "unknown": silent,
+            "unknown_partitions": untold,
+            "at_ms": self._node.time.wall_ms(),
+        }
+        return json_reply(answer)
 
     async def ledger(self, request: Request) -> Reply:
         """A queue's ledger, of every node."""

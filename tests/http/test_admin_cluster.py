@@ -126,6 +126,11 @@ def test_the_cluster_is_shown_with_what_is_amiss() -> None:
     assert (answer["controller"], answer["node"], answer["under_replicated"]) == ("n1", "n1", [0])
     assert [(node["name"], node["state"]) for node in answer["nodes"]] == [("n1", "live"), ("n2", "gone")]
     assert len(answer["problems"]) == 2
+    assert answer["silent"] == []
+    controller = ToldController()
+    controller.registrations["n2"] = Registration("n2", 8, True, id=2)
+    _, answer = call(an_admin(controller), "GET", "/admin/cluster")
+    assert answer["silent"] == ["n2"], "it lives and did not answer"
 
 
 MOVING = {

@@ -8,6 +8,10 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from node.cli.exits import Exit
+from node.cli.main import main
 from tests.http.living import living
 
 QUEUES = '[[queues]]\nname = "to-west"\n[[queues]]\nname = "to-north"\n'
@@ -89,3 +93,23 @@ def test_a_limit_that_is_not_said_stays_as_it_is(tmp_path: Path) -> None:
         assert throttled(bytes_per_second=10_000_000) == {"bytes": 10_000_000, "objects": 500}
         assert throttled(objects_per_second=0) == {"bytes": 10_000_000, "objects": None}
         assert throttled(default=True) == {"bytes": None, "objects": None}
+
+
+def test_a_partition_whose_cursor_nobody_knows_is_told_among_gaps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Right after an election nobody can say whether there are gaps: the listing names the partition, and the probe for
+    monitors is unknown, where both would else show that nothing was given up."""
+    with living(tmp_path, QUEUES) as node:
+        assert node.node is not None
+        monkeypatch.setenv("ISTHMUS_ADMIN", f"http://127.0.0.1:{node.admin}")
+        assert main(["check", "gaps"]) == main(["check", "lag"]) == main(["check", "isr"]) == Exit.OK
+        assert main(["check", "sync"]) == Exit.UNAVAILABLE
+        assert "SYNC UNKNOWN: no node that answers has a [[fullsync]]" in capsys.readouterr().out
+        node.node.queues.named("to-west").machine.windows.pop(0)
+        assert main(["check", "gaps"]) == Exit.UNAVAILABLE
+        assert "queue to-west: gaps of partition 0 are not known" in capsys.readouterr().out
+        assert main(["gaps", "to-north"]) == Exit.OK
+        assert capsys.readouterr().err == ""
+        assert main(["gaps", "to-west"]) == Exit.OK
+        assert "queue to-west: gaps of partitions 0 are not known now" in capsys.readouterr().err
