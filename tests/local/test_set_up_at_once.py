@@ -40,13 +40,14 @@ def test_no_supervisor_waits_for_the_end_of_one_that_serves(tmp_path: Path, supe
 
 def test_a_supervisor_waits_for_one_that_ends(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
     """`down` and then `up` at once: the next one waits for the lock, and starts."""
-    spec = Spec((shell_child(line="trap 'sleep 0.5; exit 0' TERM; sleep 1000 & wait"),))
+    spec = Spec((shell_child(line="trap 'touch told; sleep 0.5; exit 0' TERM; touch set; sleep 1000 & wait"),))
 
     async def story() -> None:
         async with supervised(tmp_path, spec) as desk:
             before = await desk.pid("a")
+            await desk.until_path(tmp_path / "set")
             stopping = asyncio.create_task(asyncio.to_thread(supervisor.stop, tmp_path))
-            await asyncio.sleep(0.1)
+            await desk.until_path(tmp_path / "told")
             async with supervised(tmp_path, spec) as other:
                 assert await stopping
                 while await asyncio.to_thread(supervisor.running_state, tmp_path) is None:

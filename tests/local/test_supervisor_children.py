@@ -64,12 +64,12 @@ def test_a_child_that_is_not_restarted_stays_ended_until_started(
     `restart` gives it a new process."""
 
     async def run() -> None:
-        child = shell_child(restart=Restart.NEVER, line="trap 'exit 7' USR1; while :; do sleep 0.01; done")
+        child = shell_child(restart=Restart.NEVER, line="trap 'exit 7' USR1; touch set; while :; do sleep 0.01; done")
         async with supervised(tmp_path / "s", Spec((child,))) as desk:
             pid = await desk.pid("a")
             await desk.ask("start", child="a")
             assert await desk.pid("a") == pid
-            await asyncio.sleep(0.1)  # until the shell has set its trap
+            await desk.until_path(tmp_path / "set")
             os.kill(pid, signal.SIGUSR1)
             ended = await desk.until("a", lambda c: c["state"] == "ended")
             assert ended["reason"] == "exit code 7"
@@ -209,18 +209,17 @@ def test_a_recorded_pid_that_now_is_a_strangers_is_left_alone(
 
 def test_without_its_owner_a_supervisor_lingers_and_ends(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
     """After the owner's end it waits for the linger time, unless somebody else becomes owner; then it stops all."""
-
     first, second = (subprocess.Popen(["sleep", "1000"]) for _ in range(2))
     owner, successor = ProcessId.of(first.pid), ProcessId.of(second.pid)
     assert owner is not None
     assert successor is not None
 
     async def run() -> None:
-        async with supervised(tmp_path / "s", Spec((shell_child(),), owner, linger_ms=300)) as desk:
+        async with supervised(tmp_path / "s", Spec((shell_child(),), owner, linger_ms=1_000)) as desk:
             first.kill()
             first.wait()
             await desk.ask("own", owner=successor.to_json(), linger_ms=300)
-            await asyncio.sleep(0.6)
+            await asyncio.sleep(1.4)  # longer than both
             child = ProcessId.of(await desk.pid("a"))
             assert child is not None
             second.kill()

@@ -7,6 +7,7 @@ import itertools
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -65,6 +66,16 @@ class Server:
         assert self.process is not None
         self.process.send_signal(number)
 
+    def freeze(self) -> None:
+        """SIGSTOP; returns when every thread stands still. Until the one that takes the signal has its turn on a
+        processor, the others go on answering."""
+        self.send(signal.SIGSTOP)
+        assert self.process is not None
+        deadline = time.monotonic() + 20
+        while not all(_stands_still(task) for task in Path(f"/proc/{self.process.pid}/task").iterdir()):
+            assert time.monotonic() < deadline, "it does not stand still"
+            time.sleep(0.001)
+
     def kill(self) -> None:
         self.send(signal.SIGKILL)
         assert self.process is not None
@@ -73,6 +84,13 @@ class Server:
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.kill()
+
+
+def _stands_still(task: Path) -> bool:
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+        return True
 
 
 class Ensemble:

@@ -62,7 +62,7 @@ def test_a_write_without_an_answer_is_ambiguous_and_repeating_it_decides(own_ser
         client = metastore(own_server.hosts, session_timeout_ms=2000)
         await client.start(lambda _: None)
         version = await client.put("/x", b"old", None)
-        own_server.send(signal.SIGSTOP)
+        own_server.freeze()
         with pytest.raises(Ambiguous):
             await client.put("/x", b"new", version)
         own_server.send(signal.SIGCONT)
@@ -226,7 +226,7 @@ def test_the_loop_is_never_blocked_by_a_frozen_server(own_server: Any) -> None:
     async def run() -> None:
         client = metastore(own_server.hosts, session_timeout_ms=1000)
         await client.start(lambda _: None)
-        own_server.send(signal.SIGSTOP)
+        own_server.freeze()
         call = asyncio.ensure_future(client.get("/x"))
         longest = 0.0
         while not call.done():

@@ -138,7 +138,7 @@ def test_a_read_by_a_server_that_was_left_behind_is_not_taken_for_new(ensemble: 
         await writer.create_records([a_record(3)])
         record = (await writer.records())[3]
         assert (await reader.records())[3].version == record.version
-        behind.send(signal.SIGSTOP)
+        behind.freeze()
         for number in range(5):
             record = await writer.write_record(replace(record, reason=str(number)))
         synced, looked = asyncio.ensure_future(reader.synced_record(3)), asyncio.ensure_future(reader.records())

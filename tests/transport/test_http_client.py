@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ class Answers(BaseHTTPRequestHandler):
     connections: ClassVar[set[object]] = set()
     hang = threading.Event()
     waiting = threading.Event()
+    closed: ClassVar[threading.Semaphore]
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -83,6 +85,11 @@ class Answers(BaseHTTPRequestHandler):
 
 
 class QuietServer(ThreadingHTTPServer):
+    def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
+        """Tells of each connection that it is closed by now."""
+        super().shutdown_request(request)
+        Answers.closed.release()
+
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that goes away is what these tests are about."""
 
@@ -91,6 +98,7 @@ class QuietServer(ThreadingHTTPServer):
 def url() -> Iterator[str]:
     Answers.hang.clear()
     Answers.waiting.clear()
+    Answers.closed = threading.Semaphore(0)
     Answers.connections.clear()
     server = QuietServer(("127.0.0.1", 0), Answers)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -127,7 +135,7 @@ def test_a_connection_that_was_closed_while_it_rested_is_not_used_again(dial: Di
     peer = dial(url, 1)
     for _ in range(3):
         assert post(peer, "bye") == b"bye"
-        time.sleep(0.05)
+        assert Answers.closed.acquire(timeout=20)
     assert post(peer, "echo") == b"application/x body"
     peer.cut()
 
