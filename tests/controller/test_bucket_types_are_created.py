@@ -69,7 +69,7 @@ def test_nodes_that_start_together_all_get_their_share() -> None:
     """The placing waits until no other node has come for a while: the first three of five do not hold it all."""
 
     async def story() -> None:
-        async with running(DefaultType(partition_count=10, factor=3, settle_ms=400), 1, 2, 3) as cluster:
+        async with running(DefaultType(partition_count=10, factor=3, settle_ms=1_500), 1, 2, 3) as cluster:
             await until(lambda: "more nodes: 3 are here" in cluster.nodes["n1"].controller.waiting)
             await asyncio.sleep(0.1)
             await cluster.add(4)

@@ -243,7 +243,7 @@ def test_an_election_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
                 before = asyncio.get_running_loop().time()
                 c.move(1, leader)
                 await asyncio.gather(*tasks)
-                assert asyncio.get_running_loop().time() - before < 0.5
+                assert asyncio.get_running_loop().time() - before < 5
 
     asyncio.run(story())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import urllib.parse
-from time import monotonic
+from time import thread_time
 
 import pytest
 from hypothesis import given, settings
@@ -135,10 +135,10 @@ def test_header_parsers_give_a_value_or_a_400(value):
 @pytest.mark.parametrize("value", [b'<x>; rel=%b"x"y', b'<x>; riaktag="%b"y', b"<x>; rel=a%by", b'<x>%b;"', b"%b<x"])
 def test_a_link_header_of_blanks_is_judged_at_once(value):
     """No header keeps the node busy: the whole of its room in blanks is refused within a moment."""
-    began_s = monotonic()
+    began_s = thread_time()
     with pytest.raises(Refused):
         parse_links(value % (b" " * 60_000))
-    assert monotonic() - began_s < 1
+    assert thread_time() - began_s < 1
 
 
 @pytest.mark.parametrize("value", [b"riaktag=t", b'riaktag="t"', b'riaktag = "t" ', b"riaktag= t "])

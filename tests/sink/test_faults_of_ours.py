@@ -91,7 +91,7 @@ def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypatch: py
     stop waits for a while and no longer: a request may take an hour."""
 
     async def test(pair: Pair) -> None:
-        monkeypatch.setattr(crew, "TELL_MOST_S", 0.3)
+        monkeypatch.setattr(crew, "TELL_MOST_S", 0.7)
         sink = await pair.sink("q", peer_limit_count=8)
         told = 0
 
@@ -107,7 +107,7 @@ def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypatch: py
                 slot.fetcher.ack = Ack(b"batch", 1)
         began = time.monotonic()
         await sink.stop()
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 4, "one after the other would take 7 times 0.7 s"
         assert told >= 7
 
     joined(test)
