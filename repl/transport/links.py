@@ -25,6 +25,7 @@ from repl.transport.dialler import Dialler
 from repl.transport.frames import Lane
 from repl.transport.handshake import Introduction, Refusal, Refused
 from repl.transport.lanes import RateCap, Traffic
+from repl.transport.lived_time import lived_ms
 from repl.transport.port import NO_CURSORS, Delivery
 from repl.transport.tls import LinkTls, expires_s
 from repl.transport.tls_server import TlsServer
@@ -352,16 +353,8 @@ class ClusterLinks:
     # Health and numbers
 
     async def _tick(self) -> None:
-        """Count the silence of all connections, in time that this process lived through: a tick that comes late, since
-        the process or its machine was paused, counts as two at most."""
-        loop = asyncio.get_running_loop()
-        interval_s = min(self.limits.ping_interval_ms, self.limits.dead_after_ms / 4) / 1000
-        before_s = loop.time()
-        while True:
-            await asyncio.sleep(interval_s)
-            now_s = loop.time()
-            elapsed_ms = int(min(now_s - before_s, 2 * interval_s) * 1000)
-            before_s = now_s
+        """Count the silence of all connections, in time that this process lived through."""
+        async for elapsed_ms in lived_ms(min(self.limits.ping_interval_ms, self.limits.dead_after_ms / 4) / 1000):
             for connection in list(self._all):
                 connection.tick(elapsed_ms)
 

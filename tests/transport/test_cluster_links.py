@@ -264,6 +264,36 @@ def test_a_pause_of_this_process_kills_no_connection(loop: str) -> None:
     run(story(), loop)
 
 
+def test_pauses_that_follow_each_other_kill_no_connection(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes while the process stands still is read before its absence is counted, also where it stands still again
+    as soon as it has asked for it."""
+    ticked, pausing = Connection.tick, list[asyncio.Task[None]]()
+
+    async def paused(after_s: float, for_s: float) -> None:
+        await asyncio.sleep(after_s)
+        time.sleep(for_s)  # noqa: ASYNC251 - the loop stands still
+
+    def tick(connection: Connection, elapsed_ms: int) -> None:
+        silent_ms = connection.silent_ms
+        ticked(connection, elapsed_ms)
+        if connection.dialled and len(pausing) < 4 and silent_ms and not connection.silent_ms:
+            pausing.append(asyncio.create_task(paused(0.04, 0.1)))  # the next tick, which asks, is late,
+            pausing.append(asyncio.create_task(paused(0.06, 0.25)))  # and no turn comes between it and this
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.pair(dead_after_ms=200)
+            monkeypatch.setattr(Connection, "tick", tick)
+            await until(lambda: len(pausing) == 4)
+            await asyncio.gather(*pausing)
+            await asyncio.sleep(0.1)
+            assert a.events == [("b", True)]
+            assert b.events == [("a", True)]
+            assert a.faults() == b.faults() == {}
+
+    run(story(), loop)
+
+
 def test_a_reader_that_does_not_read_loses_the_connection(loop: str) -> None:
     """Above `live_limit` what waits is dropped and the connection closed, so memory stays bounded."""
 
