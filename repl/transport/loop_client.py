@@ -30,7 +30,8 @@ from repl.transport.http_client import (
 from repl.transport.tls import SCHEME, names_of, shown_names
 
 HEAD_BYTES_MAX: Final = 64_000
-"""Longest head of an answer: status line and headers of all servers and proxies that we know take below 8 KB."""
+"""Longest head of an answer: status line and headers of all servers and proxies that we know take below 8 KB. The same
+bounds what may come in a row of a chunked body that is none of it: sizes, extensions, trailers."""
 
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -38,6 +39,9 @@ _PORTS: Final = {"http": 80, "https": 443}
 class LoopPeer:
     """One other node's HTTP listener, under base `url`. For one event loop; as many connections are open as requests
     were ever under way at once.
+
+    A request must be safe to repeat: the other end may close a kept connection in the moment in which it is used again
+    (its keep-alive is over, or that of a balancer in between), and what met that is sent once more, over a new one.
 
     `cut` ends every request under way; afterwards each call fails at once.
     """
@@ -61,14 +65,15 @@ class LoopPeer:
         """
         try:
             request = self._head(path, media_type) + b"%d\r\n\r\n" % len(body) + body
-            connection = self._resting() or await self._connect(timeout_ms)
+            kept = self._resting()
+            connection = kept or await self._connect(timeout_ms)
             try:
-                answer = await connection.exchange(request, timeout_ms / 1000, limit_bytes)
-            finally:
-                if connection.usable and not self._is_cut:
-                    self._idle.append(connection)
-                else:
-                    connection.abort()
+                answer = await self._exchange(connection, request, timeout_ms, limit_bytes)
+            except OSError as error:
+                if kept is None or kept.heard or self._is_cut or isinstance(error, TimeoutError):
+                    raise
+                connection = await self._connect(timeout_ms)
+                answer = await self._exchange(connection, request, timeout_ms, limit_bytes)
         except (OSError, ValueError, HttpParserError, HttpParserUpgrade) as error:
             raise PeerFault(f"{self.url}: {cause_of(error)}") from error
         if connection.status != 200:
@@ -76,6 +81,16 @@ class LoopPeer:
             reason = connection.reason or PeerFault.reason
             raise Refused(f"{self.url} answers {connection.status}: {words}", connection.status, reason)
         return answer
+
+    async def _exchange(self, connection: _Connection, request: bytes, timeout_ms: int, limit_bytes: int) -> bytes:
+        """One request over one connection, which is kept if it can be."""
+        try:
+            return await connection.exchange(request, timeout_ms / 1000, limit_bytes)
+        finally:
+            if connection.usable and not self._is_cut:
+                self._idle.append(connection)
+            else:
+                connection.abort()
 
     def cut(self) -> None:
         """End every request under way, and refuse all further ones."""
@@ -153,6 +168,8 @@ class _Connection(asyncio.Protocol):
     def __init__(self, loop: asyncio.AbstractEventLoop, among: set[_Connection]) -> None:
         self.usable = False
         """It may be used again."""
+        self.heard = False
+        """Something of the answer to the last request came."""
         self.status = 0
         """Of the last answer; `reason` is the stable code that it named, or "" """
         self.reason = ""
@@ -180,10 +197,10 @@ class _Connection(asyncio.Protocol):
         self.usable = False
         self._limit_bytes, self._patience_s = limit_bytes, patience_s
         self._pieces: list[bytes] = []
-        self._size_bytes = self._head_bytes = 0
-        self._in_body = self._ends_with_connection = False
+        self._size_bytes = self._other_bytes = 0
+        self.heard = self._in_body = self._ends_with_connection = False
         self._fault = None
-        self._since_s = self._heard_s = self._loop.time()
+        self._heard_s = self._loop.time()
         future: asyncio.Future[bytes] = self._loop.create_future()
         self._future = future
         self._look_in(patience_s)
@@ -213,18 +230,28 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
             return
         self._heard_s = self._loop.time()
-        if not self._in_body:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX + http_client.READ_BYTES:
-                self._fail(ConnectionError("an answer without an end of its head"))
-                return
+        if not self.heard:
+            self.heard, self._since_s = True, self._heard_s
+        before = self._size_bytes
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
             self._fail(error)
             return
+        if self._fault is None and not self._future.done():
+            self._fault = self._too_much(len(data) if self._size_bytes == before else 0)
         if self._fault is not None:
             self._fail(self._fault)
+
+    def _too_much(self, other_bytes: int) -> Exception | None:
+        """What is wrong with an answer that is not whole yet; `other_bytes`: how much came now that is no body."""
+        self._other_bytes = self._other_bytes + other_bytes if other_bytes else 0
+        if self._other_bytes > HEAD_BYTES_MAX:
+            return ConnectionError(f"an answer with more than {HEAD_BYTES_MAX} bytes that are no body")
+        taken_s = self._heard_s - self._since_s
+        if taken_s > self._patience_s and self._size_bytes < taken_s * http_client.RATE_MIN_BYTES:
+            return ConnectionError(f"an answer that trickles: {self._size_bytes} bytes in {taken_s:.0f} s")
+        return None
 
     def eof_received(self) -> None:
         """See asyncio: the transport closes itself, and `connection_lost` says what it means."""
@@ -308,10 +335,6 @@ class _Connection(asyncio.Protocol):
             return
         if self._size_bytes > self._limit_bytes:
             self._fault = ConnectionError(f"an answer of more than {self._limit_bytes} bytes")
-            return
-        taken_s = self._heard_s - self._since_s
-        if taken_s > self._patience_s and self._size_bytes < taken_s * http_client.RATE_MIN_BYTES:
-            self._fault = ConnectionError(f"an answer that trickles: {self._size_bytes} bytes in {taken_s:.0f} s")
 
     def on_message_complete(self) -> None:
         """The answer is whole."""

@@ -1,0 +1,273 @@
+"""Claims about the event loop's own HTTP client: kept connections that end under a request, and answers of bad will."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from repl.model.errors import PeerFault
+from repl.transport.loop_client import HEAD_BYTES_MAX, LoopPeer
+
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+Says = Callable[[asyncio.StreamWriter, int, int], Awaitable[None]]
+"""(where to write, which connection, which request on it) -> after the request was read whole; both count from 0."""
+
+
+class Source:
+    """A server that reads requests and behaves as `says` does; a connection is closed when that raises EOFError."""
+
+    def __init__(self, says: Says) -> None:
+        self._says = says
+        self.connections = 0
+        self.requests = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        number, asked = self.connections, 0
+        self.connections += 1
+        with contextlib.suppress(EOFError, ConnectionError, asyncio.CancelledError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                await reader.readexactly(length)
+                self.requests += 1
+                await self._says(writer, number, asked)
+                await writer.drain()
+                asked += 1
+        writer.close()
+        self._tasks.discard(task)
+
+    def end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def source(says: Says) -> AsyncIterator[tuple[Source, LoopPeer]]:
+    """A server, and a client of it."""
+    made = Source(says)
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    peer = LoopPeer(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    try:
+        yield made, peer
+    finally:
+        peer.cut()
+        server.close()
+        made.end()
+        await asyncio.sleep(0.01)
+
+
+async def ask(peer: LoopPeer, timeout_ms: int = 5_000, limit_bytes: int = 1_000) -> bytes:
+    asked = peer.post("/x", b"body", media_type="application/x", timeout_ms=timeout_ms, limit_bytes=limit_bytes)
+    return await asyncio.wait_for(asked, 5)
+
+
+def test_a_request_that_met_the_end_of_a_kept_connection_is_sent_once_more() -> None:
+    """The other end closes what it kept in the moment in which it is used again: that is nobody's fault, and the
+    answer comes over a new connection."""
+
+    async def says(writer: asyncio.StreamWriter, number: int, asked: int) -> None:
+        if (number, asked) == (0, 1):
+            raise EOFError
+        writer.write(ANSWER)
+
+    async def story() -> None:
+        async with source(says) as (server, peer):
+            assert await ask(peer) == b"ok"
+            assert await ask(peer) == b"ok"
+            assert (server.connections, server.requests) == (2, 3)
+            assert await ask(peer) == b"ok"
+            assert server.connections == 2
+
+    asyncio.run(story())
+
+
+def test_a_reset_of_a_kept_connection_is_its_end_too() -> None:
+    """A connection whose other end is gone without a word answers with a reset: the same."""
+
+    async def says(writer: asyncio.StreamWriter, number: int, asked: int) -> None:
+        if (number, asked) == (0, 1):
+            writer.transport.abort()
+            raise EOFError
+        writer.write(ANSWER)
+
+    async def story() -> None:
+        async with source(says) as (server, peer):
+            assert await ask(peer) == b"ok"
+            assert await ask(peer) == b"ok"
+            assert server.connections == 2
+
+    asyncio.run(story())
+
+
+def test_it_is_sent_once_more_and_not_twice_and_not_over_another_kept_connection() -> None:
+    """Where new connections end as well, the peer has failed, and it is told."""
+    both = asyncio.Event()
+
+    async def says(writer: asyncio.StreamWriter, number: int, asked: int) -> None:
+        if asked == 1 or number > 1:
+            raise EOFError
+        if number == 1:
+            both.set()
+        await both.wait()
+        writer.write(ANSWER)
+
+    async def story() -> None:
+        async with source(says) as (server, peer):
+            assert [*await asyncio.gather(ask(peer), ask(peer))] == [b"ok", b"ok"]
+            assert server.connections == 2
+            with pytest.raises(PeerFault, match="before the end of the answer"):
+                await ask(peer)
+            assert (server.connections, server.requests) == (3, 4)
+
+    asyncio.run(story())
+
+
+def test_a_new_connection_that_ends_without_an_answer_is_a_fault_at_once() -> None:
+    """Whoever takes a connection and closes it under its first request has failed."""
+
+    async def says(_writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
+        raise EOFError
+
+    async def story() -> None:
+        async with source(says) as (server, peer):
+            with pytest.raises(PeerFault, match="before the end of the answer"):
+                await ask(peer)
+            assert (server.connections, server.requests) == (1, 1)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("begun", [b"H", ANSWER[:-1]])
+def test_a_request_whose_answer_had_begun_is_not_sent_again(begun: bytes) -> None:
+    """The first byte of an answer says that the request was taken: then its loss is told."""
+
+    async def says(writer: asyncio.StreamWriter, _number: int, asked: int) -> None:
+        writer.write(begun if asked else ANSWER)
+        if asked:
+            raise EOFError
+
+    async def story() -> None:
+        async with source(says) as (server, peer):
+            assert await ask(peer) == b"ok"
+            with pytest.raises(PeerFault, match="before the end of the answer"):
+                await ask(peer)
+            assert (server.connections, server.requests) == (1, 2)
+
+    asyncio.run(story())
+
+
+def test_a_kept_connection_on_which_nothing_comes_is_waited_for_once() -> None:
+    """A time-out has cost its time: it is told, and not doubled."""
+
+    async def says(writer: asyncio.StreamWriter, _number: int, asked: int) -> None:
+        if asked:
+            await asyncio.sleep(10)
+        writer.write(ANSWER)
+
+    async def story() -> None:
+        async with source(says) as (server, peer):
+            assert await ask(peer) == b"ok"
+            with pytest.raises(PeerFault, match="timed out"):
+                await ask(peer, timeout_ms=100)
+            assert (server.connections, server.requests) == (1, 2)
+
+    asyncio.run(story())
+
+
+def test_a_client_that_is_cut_sends_nothing_once_more() -> None:
+    """What was closed by this side stays closed."""
+    waits = asyncio.Event()
+
+    async def says(writer: asyncio.StreamWriter, _number: int, asked: int) -> None:
+        if asked:
+            waits.set()
+            await asyncio.sleep(10)
+        writer.write(ANSWER)
+
+    async def story() -> None:
+        async with source(says) as (server, peer):
+            assert await ask(peer) == b"ok"
+            asked = asyncio.ensure_future(ask(peer))
+            await waits.wait()
+            peer.cut()
+            with pytest.raises(PeerFault, match="the client was closed"):
+                await asked
+            assert (server.connections, server.requests) == (1, 2)
+
+    asyncio.run(story())
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        pytest.param(b"HTTP/1.1 200 OK\r\nx: ", id="head"),
+        pytest.param(CHUNKED + b"2\r\nok\r\n2;x=", id="chunk-extension"),
+        pytest.param(CHUNKED + b"2\r\nok\r\n0\r\nx: ", id="trailer"),
+    ],
+)
+def test_what_is_no_body_is_bounded_wherever_it_stands(begin: bytes) -> None:
+    """A head, a chunk's extension or a trailer without an end is left soon, and nobody's memory fills up with it."""
+    sent = 0
+
+    async def says(writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
+        nonlocal sent
+        writer.write(begin)
+        while True:
+            writer.write(b"a" * 10_000)
+            sent += 10_000
+            await writer.drain()
+
+    async def story() -> None:
+        async with source(says) as (_, peer):
+            with pytest.raises(PeerFault, match=f"more than {HEAD_BYTES_MAX} bytes that are no body"):
+                await ask(peer)
+
+    asyncio.run(story())
+    assert sent < 16_000_000  # what sockets hold
+
+
+@pytest.mark.parametrize("begin", [b"HTTP/1.1 200 OK\r\nx: ", CHUNKED + b"2\r\nok\r\n2;x="])
+def test_an_answer_that_trickles_is_left_wherever_it_is(begin: bytes) -> None:
+    """Bytes that come one by one do not hold a slot for ever, be they of the body or not."""
+
+    async def says(writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
+        writer.write(begin)
+        while True:
+            writer.write(b"a")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    async def story() -> None:
+        async with source(says) as (_, peer):
+            with pytest.raises(PeerFault, match="an answer that trickles"):
+                await ask(peer, timeout_ms=100)
+
+    asyncio.run(story())
+
+
+def test_an_answer_that_begins_late_has_its_time_to_come() -> None:
+    """The wait for the first byte is not held against the speed of what follows."""
+
+    async def says(writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
+        await asyncio.sleep(0.35)
+        writer.write(ANSWER[:-1])
+        await writer.drain()
+        await asyncio.sleep(0.15)
+        writer.write(ANSWER[-1:])
+
+    async def story() -> None:
+        async with source(says) as (_, peer):
+            assert await ask(peer, timeout_ms=450) == b"ok"
+
+    asyncio.run(story())
