@@ -55,6 +55,8 @@ def objection(standing: Standing, epoch_floor: int) -> str | None:
         )
     if me not in guard(record):
         return f"other-log: the nomination means another log of {me.node}; this one has gen {me.gen} (R-GEN)"
+    if standing.doubted:
+        return "regressed: this log holds less than it acknowledged; it waits for another gen"
     if standing.far is not None:
         return f"far: rows are here up to {standing.far.position} only; a leader must send the others"
     if progress.applied > progress.leo:

@@ -172,6 +172,7 @@ class Follower:
             case Refusal.REGRESSED:
                 self.waits = f"regressed: {self.leader} was told of more than this log holds; it takes another gen"
                 self.hello_at_ms = now_ms + REFUSED_REPEAT_MS
+                standing.doubted = True
                 standing.effects.append(RenewGen(f"{self.leader} was acknowledged more than this log holds"))
             case Refusal.BEYOND_LOG if standing.far is None:
                 self._go_far(standing)

@@ -156,7 +156,7 @@ class Replica(Roles):
             case ev.Trimmed(start):
                 standing.log_start = max(standing.log_start, start)
             case ev.GenRenewed(gen):
-                standing.member = Member(standing.member.node, gen)
+                standing.renewed(gen)
                 if isinstance(self._state, Follower):
                     self._state.ask(standing, now_ms)
             case ev.FarStored() | ev.FarEnded():

@@ -55,6 +55,8 @@ class Standing:
     far_rounds: int = 0
     """Transfer rounds that were finished since this copy last followed."""
     effects: list[Effect] = field(default_factory=list)
+    doubted: bool = False
+    """This log holds less than it acknowledged, as its leader said, and the metastore has no other gen for it yet."""
     _hinted_at_ms: int = -HINT_PAUSE_MS
     _replayed: bool = False
 
@@ -73,6 +75,10 @@ class Standing:
         """A nonce that was never used by this node."""
         self.nonce += 1
         return self.nonce
+
+    def renewed(self, gen: int) -> None:
+        """This copy goes by another gen from now on: nobody counts on what it acknowledged before."""
+        self.member, self.doubted = Member(self.member.node, gen), False
 
     def commit(self, end: int) -> None:
         """All below `end` is committed: apply it. No news is no effect."""

@@ -9,7 +9,7 @@ import pytest
 from repl.isr import effects as fx
 from repl.isr import events as ev
 from repl.isr.candidate import PROMOTED_REPEAT_MS
-from repl.isr.messages import Hello, HelloOk
+from repl.isr.messages import Hello, HelloOk, HelloRefused, Refusal
 from repl.isr.replica import Role
 from repl.model.record import Incarnation, Member, PartitionStatus
 from tests.isr.scripted import (
@@ -147,6 +147,28 @@ def test_a_log_that_ends_below_what_is_applied_does_not_stand() -> None:
     replica.step(ev.RecordSeen(nominated()), 0)
     assert replica.step(ev.EpochPersisted(5), 0) == []
     assert replica.reason.startswith("log-lost:")
+
+
+def test_a_log_that_is_about_to_take_another_gen_does_not_stand() -> None:
+    """H39: who was told REGRESSED holds less than it acknowledged, also before the metastore has another gen: the end of
+    its leader must not make it the next one."""
+    replica = a_replica()
+    replica.step(ev.SessionStarted(INC), 0)
+    isr = frozenset({MEMBER, Member("n2", 1)})
+    followed = online(version=11, leader=Incarnation("n2", 1), replicas=(NODE, "n2"), isr=isr)
+    replica.step(ev.RecordSeen(followed), 0)
+    hello = replica.step(ev.EpochPersisted(5), 0)[-1].message  # type: ignore[union-attr]
+    regressed = HelloRefused(5, hello.nonce, Refusal.REGRESSED, 0)
+    assert "RenewGen" in kinds(replica.step(ev.Received("n2", regressed), 0))
+    replica.step(ev.RecordSeen(nominated(epoch=6, version=13, replicas=(NODE, "n2"), isr=isr)), 0)
+    assert replica.step(ev.EpochPersisted(6), 0) == []
+    assert replica.role is Role.IDLE
+    assert replica.reason.startswith("regressed:")
+    replica.step(ev.GenRenewed(GEN + 1), 0)
+    anew = frozenset({Member(NODE, GEN + 1)})
+    replica.step(ev.RecordSeen(nominated(epoch=7, version=14, replicas=(NODE, "n2"), isr=anew)), 0)
+    replica.step(ev.EpochPersisted(7), 0)
+    assert replica.role is Role.CANDIDATE
 
 
 def test_a_member_of_the_eligible_set_may_stand() -> None:
