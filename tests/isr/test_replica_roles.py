@@ -150,8 +150,8 @@ def test_a_log_that_ends_below_what_is_applied_does_not_stand() -> None:
 
 
 def test_a_log_that_is_about_to_take_another_gen_does_not_stand() -> None:
-    """H39: who was told REGRESSED holds less than it acknowledged, also before the metastore has another gen: the end of
-    its leader must not make it the next one."""
+    """H39: who was told REGRESSED holds less than it acknowledged, also before the metastore has another gen: the end
+    of its leader must not make it the next one."""
     replica = a_replica()
     replica.step(ev.SessionStarted(INC), 0)
     isr = frozenset({MEMBER, Member("n2", 1)})
