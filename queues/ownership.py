@@ -23,7 +23,7 @@ CHANGE_ATTEMPTS: Final = 8
 """How often a conditional write is tried against other writers before it is refused as not ready."""
 
 FORMER_WAITS_MS: Final = 60_000
-"""For so long after a release the cluster that had the queue does not get it back: its sinks still ask, many times a
+"""For so long after a node heard of a release the cluster that had the queue does not get it back there: its sinks still ask, many times a
 second, and the one that it was released for would come too late."""
 
 
@@ -39,9 +39,26 @@ class Owner:
     by: str
     former: bytes = b""
 
-    def may_take(self, cluster: bytes, now_ms: int) -> bool:
-        """True when `cluster` may become the owner: nobody is, and it has not just been released from it."""
-        return not self.cluster and (cluster != self.former or now_ms - self.since_ms >= FORMER_WAITS_MS)
+
+class Release:
+    """Since when a node knows that a queue was released. Told by its own time: the release is dated by the clock of the
+    node that the operator asked, which may be hours off."""
+
+    def __init__(self) -> None:
+        self._version = 0
+        self._since_ms = 0
+
+    def seen(self, owner: Owner | None, now_ms: int) -> None:
+        """This is who owns the queue, at `now_ms`."""
+        if owner is not None and not owner.cluster and owner.version != self._version:
+            self._version, self._since_ms = owner.version, now_ms
+
+    def lets(self, cluster: bytes, owner: Owner, now_ms: int) -> bool:
+        """True when `cluster` may become the owner after `owner`: nobody is, and it has not just been released from
+        it."""
+        if owner.cluster or cluster != owner.former:
+            return not owner.cluster
+        return owner.version == self._version and now_ms - self._since_ms >= FORMER_WAITS_MS
 
 
 QUEUES_PATH: Final = "/queues"
@@ -145,14 +162,14 @@ def json_object(value: bytes, what: str) -> dict[str, Any]:
     return fields
 
 
-async def take(metastore: Metastore, queue: str, mine: Owner) -> Owner:
-    """Make `mine` the owner, under its version or a later one, unless there is one or it may not; returns who is.
-    Raises NotReady."""
+async def take(metastore: Metastore, queue: str, mine: Owner, may: Callable[[Owner], bool]) -> Owner:
+    """Make `mine` the owner, under its version or a later one, unless it may not after the one who stands there; returns
+    who is. Raises NotReady."""
     made: list[Owner] = []
 
     def changed(current: bytes | None) -> bytes | None:
         before = None if current is None else decode_owner(current)
-        if before is not None and not before.may_take(mine.cluster, mine.since_ms):
+        if before is not None and not may(before):
             return None
         version = mine.version if before is None else max(mine.version, before.version + 1)
         made.append(replace(mine, version=version))

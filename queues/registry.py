@@ -288,8 +288,9 @@ class SourceQueues:
             least = 1 + max((w.owner_version for w in queue.machine.windows.values()), default=0)
             mine = Owner(cluster, request.cluster_name, least, self.time.wall_ms(), request.session.node)
             # In a task of its own: a fetch may run in none, which the metastore's client does not know.
-            taking = asyncio.get_running_loop().create_task(take(self._metastore, queue.settings.name, mine))
-            owner = await taking
+            now = self.time.now_ms()
+            work = take(self._metastore, queue.settings.name, mine, lambda had: queue.release.lets(cluster, had, now))
+            owner = await asyncio.get_running_loop().create_task(work)
             queue.obey(queue.word._replace(owner=owner), self.node)
         if owner.cluster != cluster:
             whose = f"belongs to cluster {owner.name} ({owner.cluster.hex()})"

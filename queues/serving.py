@@ -22,6 +22,7 @@ from queues.decrees import PUBLISHING, QueueSuspension, UnreadSuspension, suspen
 from queues.decrees import SERVING as SERVES
 from queues.filters import parse_filter
 from queues.lower import Lower
+from queues.ownership import Release
 from queues.polls import Polls, Until, let_go
 from queues.reading import read_batch
 from queues.rules import LOWER, REAL_TIME, Budget, Item
@@ -124,6 +125,7 @@ class ServedQueue:
         self._spawn = spawn
         self._cover = cover
         self.closed = False
+        self.release = Release()
         self.counting = Counting(self.machine, store, pool, time)
 
     @property
@@ -334,6 +336,7 @@ class ServedQueue:
             self.machine.stopped = Unsure(stopped.by, stopped.reason)
         else:
             self.machine.stopped = None if stopped is None else Stopped(stopped.by, stopped.reason)
+        self.release.seen(word.owner, self._time.now_ms())
         if word.owner is not None:
             self.machine.set_owner(word.owner.cluster, word.owner.version)
         rates = self.configured if word.rates is None else word.rates.rates

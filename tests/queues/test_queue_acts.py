@@ -233,6 +233,25 @@ def test_a_released_queue_goes_to_another_cluster_from_the_place_that_was_said()
     alive(test)
 
 
+@pytest.mark.parametrize("off_ms", [-3_600_000, 3_600_000])
+def test_the_former_owner_waits_a_minute_whatever_clock_dated_the_release(off_ms: int) -> None:
+    """The node that released the queue may be an hour ahead or behind: the minute is counted where the queue is."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a")
+        assert await home.drain() == [b"a"]
+        act = told(home)
+        await home.acts.release("q", 0, act._replace(at_ms=act.at_ms + off_ms))
+        for _ in range(2):
+            with pytest.raises(OwnedByOther, match="released"):
+                await home.fetch(wait_ms=0)
+            home.clock.skew_ms += 31_000
+        await settled(home)
+        assert await home.drain() == [b"a"]
+
+    alive(test)
+
+
 def test_a_placed_queue_goes_on_from_exact_offsets_and_leaves_no_gap() -> None:
     """Each partition that is named goes on at its offset, forward or back, others stand where they stood; what is
     passed over is no gap, since it was brought by other means; above what is applied means from there on."""
