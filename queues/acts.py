@@ -82,8 +82,8 @@ class QueueActs:
 
     async def place(self, name: str, positions: Positions, act: Act) -> None:
         """See `Steering.place`."""
-        self._queues.named(name)
-        await self._queues.steering.place(name, positions, act)
+        stands = self._queues.named(name).machine.decree_of_windows()
+        await self._queues.steering.place(name, positions, act, stands=stands)
         await self._queues.refresh(name)
         log.info("queue.placed", queue=name, by=act.by, reason=act.reason, partitions=len(positions))
 
@@ -110,16 +110,16 @@ class QueueActs:
 
     async def clear(self, name: str, act: Act) -> None:
         """Give up what waits, at every priority and on all nodes: gaps."""
-        self._queues.named(name)
+        stands = self._queues.named(name).machine.decree_of_windows()
         start_ms = (act.at_ms // SECOND_MS + 1) * SECOND_MS
-        await self._queues.steering.decree(name, CLEARED, start_ms, act)
+        await self._queues.steering.decree(name, CLEARED, start_ms, act, stands=stands)
         await self._queues.refresh(name)
         log.info("queue.cleared", queue=name, by=act.by, reason=act.reason)
 
     async def release(self, name: str, start_ms: int, act: Act) -> None:
         """See `Steering.release`."""
-        self._queues.named(name)
-        await self._queues.steering.release(name, start_ms, act)
+        stands = self._queues.named(name).machine.decree_of_windows()
+        await self._queues.steering.release(name, start_ms, act, stands=stands)
         await self._queues.refresh(name)
         log.info("queue.released", queue=name, by=act.by, reason=act.reason, start_ms=start_ms)
 

@@ -23,8 +23,8 @@ CHANGE_ATTEMPTS: Final = 8
 """How often a conditional write is tried against other writers before it is refused as not ready."""
 
 FORMER_WAITS_MS: Final = 60_000
-"""For so long after a node heard of a release the cluster that had the queue does not get it back there: its sinks still ask, many times a
-second, and the one that it was released for would come too late."""
+"""For so long after a node heard of a release the cluster that had the queue does not get it back there: its sinks
+still ask, many times a second, and the one that it was released for would come too late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,13 @@ class Owner:
     former: bytes = b""
 
 
+def next_version(before: int, stands: int, now_ms: int) -> int:
+    """Of what follows on `before` in the metastore (0: nothing) where a partition was seen to stand under `stands`.
+    When that is the later one, the metastore was restored from a copy of before: then the wall clock's number is taken,
+    which none had that it has forgotten."""
+    return before + 1 if stands <= before else max(stands + 1, now_ms)
+
+
 class Release:
     """Since when a node knows that a queue was released. Told by its own time: the release is dated by the clock of the
     node that the operator asked, which may be hours off."""
@@ -53,10 +60,12 @@ class Release:
         if owner is not None and not owner.cluster and owner.version != self._version:
             self._version, self._since_ms = owner.version, now_ms
 
-    def lets(self, cluster: bytes, owner: Owner, now_ms: int) -> bool:
-        """True when `cluster` may become the owner after `owner`: nobody is, and it has not just been released from
-        it."""
-        if owner.cluster or cluster != owner.former:
+    def lets(self, mine: Owner, owner: Owner, now_ms: int) -> bool:
+        """True when `mine` may become the owner after `owner`: nobody is, and it has not just been released from that
+        cluster; or it is the same one, and partitions stand under the later version of `mine`."""
+        if owner.cluster == mine.cluster:
+            return owner.version < mine.version
+        if owner.cluster or mine.cluster != owner.former:
             return not owner.cluster
         return owner.version == self._version and now_ms - self._since_ms >= FORMER_WAITS_MS
 
@@ -163,16 +172,15 @@ def json_object(value: bytes, what: str) -> dict[str, Any]:
 
 
 async def take(metastore: Metastore, queue: str, mine: Owner, may: Callable[[Owner], bool]) -> Owner:
-    """Make `mine` the owner, under its version or a later one, unless it may not after the one who stands there; returns
-    who is. Raises NotReady."""
+    """Make `mine` the owner, under the next version (`mine` has that which partitions stand under), unless it may not
+    after the one who is; returns who is. Raises NotReady."""
     made: list[Owner] = []
 
     def changed(current: bytes | None) -> bytes | None:
         before = None if current is None else decode_owner(current)
         if before is not None and not may(before):
             return None
-        version = mine.version if before is None else max(mine.version, before.version + 1)
-        made.append(replace(mine, version=version))
+        made.append(replace(mine, version=next_version(before.version if before else 0, mine.version, mine.since_ms)))
         return encode_owner(made[-1])
 
     value = await change_value(metastore, owner_path(queue), changed)

@@ -29,6 +29,14 @@ class Reckoning:
         """The owner has not begun a fetch for longer than `patience_ms`."""
         return self._heard_ms is None or now_ms - self._heard_ms > patience_ms
 
+    def version_of_windows(self) -> int:
+        """The newest owner version under which a partition stands; 0: none does."""
+        return max([window.owner_version for window in self.windows.values()], default=0)
+
+    def decree_of_windows(self) -> int:
+        """The newest decree that a partition has obeyed; 0: none has any."""
+        return max([window.state.decree for window in self.windows.values()], default=0)
+
     def waiting_count(self) -> int:
         """References that wait in memory, of windows that serve."""
         version = self.owner_version

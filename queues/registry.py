@@ -282,14 +282,15 @@ class SourceQueues:
     # ---------------------------------------------------------------- owners
 
     async def _require_owner(self, queue: ServedQueue, request: FetchRequest) -> None:
-        """The fetching cluster owns the queue, or takes it if nobody does; another is refused by name."""
+        """The fetching cluster owns the queue, or takes it if nobody does; another is refused by name. An owner of an
+        older version than partitions stand under, as a restored metastore has it, gets a newer one."""
         cluster, owner = request.session.cluster, queue.word.owner
-        if owner is None or not owner.cluster:
-            least = 1 + max((w.owner_version for w in queue.machine.windows.values()), default=0)
-            mine = Owner(cluster, request.cluster_name, least, self.time.wall_ms(), request.session.node)
+        stands = queue.machine.version_of_windows()
+        if owner is None or not owner.cluster or (owner.cluster == cluster and owner.version < stands):
+            mine = Owner(cluster, request.cluster_name, stands, self.time.wall_ms(), request.session.node)
             # In a task of its own: a fetch may run in none, which the metastore's client does not know.
             now = self.time.now_ms()
-            work = take(self._metastore, queue.settings.name, mine, lambda had: queue.release.lets(cluster, had, now))
+            work = take(self._metastore, queue.settings.name, mine, lambda had: queue.release.lets(mine, had, now))
             owner = await asyncio.get_running_loop().create_task(work)
             queue.obey(queue.word._replace(owner=owner), self.node)
         if owner.cluster != cluster:

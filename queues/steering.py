@@ -28,6 +28,7 @@ from queues.ownership import (
     encode_owner,
     json_object,
     names_below,
+    next_version,
     owner_path,
     path_of,
     read_value,
@@ -156,8 +157,9 @@ class Steering:
         settings = _settings(name, values)
         if name in self._in_force(await self.definitions()):
             raise BadInput(_THERE.format(name))  # before the decree: it would move the cursors of that queue
-        # The decree first: who sees the queue sees where it begins. Alone it does nothing.
-        await self.decree(name, decrees.REGISTERED, start_ms, act, positions)
+        # The decree first: who sees the queue sees where it begins. Alone it does nothing. Its version is of the clock:
+        # a metastore restored from a copy of before may have forgotten a queue of this name, and how far decrees went.
+        await self.decree(name, decrees.REGISTERED, start_ms, act, positions, stands=act.at_ms)
         await self._define(name, Definition(settings, *act), lambda found: name not in self._in_force(found))
 
     async def delist(self, name: str, act: Act) -> None:
@@ -186,34 +188,35 @@ class Steering:
 
     # ---------------------------------------------------------------- acts that move cursors
 
-    async def place(self, name: str, positions: Positions, act: Act) -> None:
+    async def place(self, name: str, positions: Positions, act: Act, *, stands: int = 0) -> None:
         """The queue's cursors in these partitions go to these offsets: what is below is at the sink cluster."""
-        await self.decree(name, decrees.PLACED, 0, act, positions)
+        await self.decree(name, decrees.PLACED, 0, act, positions, stands=stands)
 
-    async def decree(self, name: str, what: str, start_ms: int, act: Act, positions: Positions = ()) -> Decree:
-        """All cursors of the queue go to the changes of `start_ms`, or some to `positions`."""
+    async def decree(
+        self, name: str, what: str, start_ms: int, act: Act, positions: Positions = (), *, stands: int = 0
+    ) -> None:
+        """All cursors of the queue go to the changes of `start_ms`, or some to `positions`. `stands`: the newest decree
+        that a partition was seen to have obeyed."""
         if len(positions) > decrees.POSITIONS_MAX:
             raise BadInput(f"{len(positions)} positions, {decrees.POSITIONS_MAX} are taken at once: place by parts")
-        made: list[Decree] = []
 
         def changed(current: bytes | None) -> bytes:
             before = 0 if current is None else decrees.decode_decree(current).version
-            decree = Decree(before + 1, what, start_ms, *act, positions)
+            version = next_version(before, stands, act.at_ms)
+            decree = Decree(version, what, start_ms, *act, positions)
             if current is not None and replace(decrees.decode_decree(current), version=decree.version) == decree:
                 decree = decrees.decode_decree(current)  # it was written, and the answer got lost
-            made.append(decree)
             return decrees.encode_decree(decree)
 
         await change_value(self._metastore, path_of(name, "decree"), changed)
-        return made[-1]
 
-    async def release(self, name: str, start_ms: int, act: Act) -> None:
+    async def release(self, name: str, start_ms: int, act: Act, *, stands: int = 0) -> None:
         """The queue belongs to nobody; its next owner begins at `start_ms`. The decree comes first, so that nobody gets
         it from where the old owner stood."""
         found = await self._value(owner_path(name))
         if found is None or not decode_owner(found).cluster:
             raise BadInput(f"queue {name!r} belongs to nobody")
-        await self.decree(name, decrees.RELEASED, start_ms, act)
+        await self.decree(name, decrees.RELEASED, start_ms, act, stands=stands)
 
         def changed(current: bytes | None) -> bytes | None:
             owner = None if current is None else decode_owner(current)
