@@ -30,7 +30,7 @@ from aae.peers import PeerTrees
 from aae.row_audit import RowAudit
 from aae.whole import Members, WholeTrees
 from config.fullsync import FullSyncSettings
-from repl.model.errors import IsthmusError
+from repl.model.errors import BadInput, IsthmusError, NotReady
 from repl.model.ports import TimeSource
 from repl.store.port import Store
 from repl.telemetry import Sample
@@ -107,6 +107,7 @@ class FullSync:
             live=lambda: [node, *members.nodes()],
             time=time,
             chance=chance,
+            unplaced=lambda peer: _unplaced(members, peer.bucket_types.split(",")),
         )
         self.healing = Healing(self.manager, gaps, time)
 
@@ -180,3 +181,15 @@ class FullSync:
         else:
             state, reason = "scheduled", "compares with " + ", ".join(manager.peers)
         return {"actor": "full-sync", "state": state, "reason": f"{reason}; {trees}"}
+
+
+def _unplaced(members: Members, bucket_types: Sequence[str]) -> str:
+    """Why one of the bucket types has no partitions yet. One that there is not is no reason to wait: the check says so."""
+    try:
+        for name in bucket_types:
+            members.partitions(name.encode())
+    except NotReady as error:
+        return str(error)
+    except BadInput:
+        pass
+    return ""

@@ -43,6 +43,8 @@ class Peer:
     """What was due and could not look is tried again."""
     unseen: str = ""
     """Why the newest check could not look at everything that soon may be; "" when it could."""
+    waits: str = ""
+    """Why no check that is due begins: this cluster has nothing to compare yet."""
     skipped: deque[Skipped] = field(default_factory=lambda: deque(maxlen=SKIPPED_KEPT))
 
 

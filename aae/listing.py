@@ -185,6 +185,8 @@ def _why(peer: Peer) -> str:
         return f"by {suspended.by}{because}"
     if peer.plan is None:
         return "no checks are wanted: all counts are 0"
+    if peer.waits:
+        return f"waits: {peer.waits}"
     if peer.retry is not None:
         return f"could not look, tried again ({peer.retry.tries} of {RETRIES_MAX}): {peer.retry.reason}"
     return f"{len(peer.plan.kinds)} checks a day"

@@ -47,6 +47,9 @@ log = structlog.get_logger(__name__)
 LEARNS_FROM: Final = 1_000
 """Repairs of one check above half of which their range is learned."""
 
+UNPLACED_LOOK_MS: Final = 1_000
+"""How often a check that is due looks whether there is something to compare; a new cluster is placed within seconds."""
+
 
 class UnknownPeer(BadInput):
     """No [[fullsync]] of that name."""
@@ -74,8 +77,10 @@ class Manager:
         live: Callable[[], Iterable[str]],
         time: TimeSource,
         chance: Random,
+        unplaced: Callable[[FullSyncSettings], str] = lambda _: "",
     ) -> None:
-        """`checker_of` makes what runs a peer's checks, `live()` names the nodes of this cluster that live."""
+        """`checker_of` makes what runs a peer's checks, `live()` names the nodes of this cluster that live. `unplaced`:
+        why this cluster has nothing to compare yet; "" once it has."""
         self._settings = settings
         self._node = node
         self._checker_of = checker_of
@@ -83,6 +88,7 @@ class Manager:
         self._alarm_of = alarm_of
         self._alarm: Alarm | None = None
         self._live = live
+        self._unplaced = unplaced
         self._time = time
         self._chance = chance
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -160,8 +166,10 @@ class Manager:
         if self._taken:
             return
         now_ms = self._time.wall_ms()
-        moments = [at for at in (self._next(peer, now_ms) for peer in self.peers.values()) if at is not None]
-        moments += [peer.retry.at_ms for peer in self.peers.values() if peer.retry is not None]
+        moments = []
+        for peer in self.peers.values():
+            dates = (self._next(peer, now_ms), None if peer.retry is None else peer.retry.at_ms)
+            moments += [max(at, now_ms + UNPLACED_LOOK_MS * bool(peer.waits)) for at in dates if at is not None]
         if moments and self._alarm is not None:
             self._alarm.ring_at(min(moments), self._ring)
 
@@ -175,6 +183,9 @@ class Manager:
             if at_ms is None or peer.plan is None:
                 continue
             retry = peer.retry
+            peer.waits = self._unplaced(peer.settings)
+            if peer.waits and peer.remembered.suspended is None:
+                continue
             if at_ms <= now_ms < peer.plan.end_ms:
                 peer.retry = retry = None
                 peer.slot += 1

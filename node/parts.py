@@ -53,6 +53,7 @@ from repl.identity import Identity
 from repl.leaderships import Leaderships
 from repl.metastore.port import Metastore, SessionState
 from repl.model.errors import NotReady
+from repl.model.keys import DEFAULT_BUCKET_TYPE
 from repl.model.record import PartitionRecord, Registration
 from repl.properties import PropertyBook
 from repl.reaping import Reaper
@@ -322,6 +323,9 @@ class Parts:
         """The partitions of a bucket type (`aae.whole.Members`). Raises BadInput, NotReady."""
         name = bucket_type.decode(errors="replace")
         found = [r for r in self.controller.records.values() if r.bucket_type == name]
+        if not found and (not self.controller.records or bucket_type == DEFAULT_BUCKET_TYPE):
+            why = f": {self.controller.waiting}" if self.controller.waiting else ""
+            raise NotReady(f"the partitions of bucket type {name!r} are not known here yet{why}")
         if not found:
             raise UnknownBucketType(f"there is no bucket type {name!r}")
         if len(found) < found[0].partition_count:

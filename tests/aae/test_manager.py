@@ -108,6 +108,7 @@ class Desk:
         self.live = list(live)
         directory.mkdir(exist_ok=True)
         self.memory = Memory(directory, START)
+        self.unplaced = ""
         self.manager = Manager(
             settings,
             node="n1",
@@ -117,6 +118,7 @@ class Desk:
             live=lambda: self.live,
             time=self.clock,
             chance=Random(7),
+            unplaced=lambda _: self.unplaced,
         )
         self.manager.start()
 

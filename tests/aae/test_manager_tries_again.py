@@ -103,6 +103,37 @@ def test_a_check_that_could_not_look_is_tried_again_soon(tmp_path: Path) -> None
     story(work)
 
 
+def test_a_check_waits_until_there_is_something_to_compare(tmp_path: Path) -> None:
+    """While the bucket type is not placed, as in a cluster that is just founded, a slot that is due waits, looks each
+    second, and says why; nothing is recorded that a check did not find. One that waits too long is left out as late,
+    and what an operator runs begins at once."""
+
+    async def work() -> None:
+        desk = Desk(tmp_path, replace(WEST, hour_count=0, auto_count=24))
+        checker = desk.checkers["west"]
+        desk.unplaced = "bucket type 'default' waits for 2 more nodes"
+        await desk.pass_until(START + 2_500)
+        (row,) = shown(desk)["peers"]
+        assert (checker.checks, row["results"], row["retry"]) == ([], [], None)
+        assert row["reason"] == "waits: bucket type 'default' waits for 2 more nodes"
+        assert desk.bell.at_ms == START + 3_000
+        desk.unplaced = ""
+        await desk.pass_until(START + 3_000)
+        assert [check.began_ms for check in checker.checks] == [START + 3_000]
+        assert shown(desk)["peers"][0]["reason"] == "24 checks a day"
+        desk.unplaced = "gone again"
+        await desk.manager.run("west", Kind.ALL, "ann")
+        assert len(checker.checks) == 2
+        await desk.pass_until(START + 2 * HOUR_MS - 1)
+        assert [one.reason for one in desk.manager.peers["west"].skipped] == ["late"]
+        desk.unplaced = ""
+        await desk.pass_until(START + 2 * HOUR_MS)
+        assert len(checker.checks) == 3
+        await desk.manager.stop()
+
+    story(work)
+
+
 def test_a_slot_in_which_nothing_is_done_is_not_tried_again(tmp_path: Path) -> None:
     """What `auto` leaves out after a failure that is beyond this side stays left out, though a check by hand could not
     look meanwhile."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 
 from node.cli.exits import Exit
 from node.cli.main import main
+from repl.model.errors import NotReady
+from repl.routes import UnknownBucketType
 from tests.http.living import living
 
 QUEUES = '[[queues]]\nname = "to-west"\n[[queues]]\nname = "to-north"\n'
@@ -113,3 +116,21 @@ def test_a_partition_whose_cursor_nobody_knows_is_told_among_gaps(
         assert capsys.readouterr().err == ""
         assert main(["gaps", "to-west"]) == Exit.OK
         assert "queue to-west: gaps of partitions 0 are not known now" in capsys.readouterr().err
+
+
+def test_a_bucket_type_that_is_not_placed_yet_is_not_called_unknown(tmp_path: Path) -> None:
+    """`default` exists from the start: before it is placed, and before this node has read what is placed, who asks for
+    its partitions is told to wait. Another name, once some are known, is a slip."""
+    with living(tmp_path, QUEUES) as node:
+        assert node.node is not None
+        assert list(node.node.partitions(b"default")) == [0, 1]
+        with pytest.raises(UnknownBucketType):
+            node.node.partitions(b"notes")
+        records, node.node.controller.records = node.node.controller.records, {}
+        for name in (b"default", b"notes"):
+            with pytest.raises(NotReady, match="not known here yet"):
+                node.node.partitions(name)
+        node.node.controller.records = {p: replace(r, bucket_type="notes") for p, r in records.items()}
+        with pytest.raises(NotReady, match="not known here yet"):
+            node.node.partitions(b"default")
+        node.node.controller.records = records
