@@ -39,8 +39,8 @@ class Copy(NamedTuple):
 
 
 class RowPlan:
-    """Plans. `copies(bucket_type)` are this node's; `ranges(bucket_type)` gives partition -> segments [first, end), and
-    raises BadInput when there is no such bucket type; `urls()` gives node -> HTTP URL of all live nodes."""
+    """Plans. `copies(bucket_type)` are this node's; `ranges(bucket_type)` gives partition -> segments [first, end) and
+    lineage, and raises BadInput when there is no such bucket type; `urls()` gives node -> URL of all live nodes."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class RowPlan:
         *,
         node: str,
         copies: Callable[[bytes], Iterable[Held]],
-        ranges: Callable[[bytes], Mapping[int, tuple[int, int]]],
+        ranges: Callable[[bytes], Mapping[int, tuple[tuple[int, int], int]]],
         urls: Callable[[], Mapping[str, str]],
         request: Callable[[str, str, bytes, int], Awaitable[bytes]],
     ) -> None:
@@ -70,7 +70,7 @@ class RowPlan:
         nodes = sorted(urls)
         told = dict(zip(nodes, await asyncio.gather(*(self._ask(node, bucket_type) for node in nodes)), strict=True))
         plan = []
-        for partition, segments in sorted(ranges.items(), key=lambda one: one[1]):
+        for partition, (segments, lineage) in sorted(ranges.items(), key=lambda one: one[1]):
             copies = [
                 (copy, {"node": node, "http": urls[node], **copy._asdict()})
                 for node in nodes
@@ -83,6 +83,7 @@ class RowPlan:
                 {
                     "partition": partition,
                     "segments": list(segments),
+                    "lineage": lineage,
                     "rows_estimate": max(estimates, default=None),
                     "copies": [shown for _, shown in copies],
                 }

@@ -46,11 +46,14 @@ def row_plan_of(
 ) -> RowPlan:
     """Plans of the cluster. `partitions(bucket_type)` raises when they are not all known."""
 
-    def ranges(bucket_type: bytes) -> Mapping[int, tuple[int, int]]:
+    def ranges(bucket_type: bytes) -> Mapping[int, tuple[tuple[int, int], int]]:
         partitions(bucket_type)
         name = bucket_type.decode()
         return {
-            record.partition: Led(record.partition, record.index, record.partition_count).segments
+            record.partition: (
+                Led(record.partition, record.index, record.partition_count).segments,
+                record.lineage,
+            )
             for record in controller.records.values()
             if record.bucket_type == name
         }

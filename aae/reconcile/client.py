@@ -86,13 +86,15 @@ class Copy(NamedTuple):
 
 
 class PartitionPlan(NamedTuple):
-    """Who holds the segments [first, end)."""
+    """Who holds the segments [first, end). `lineage`: how often an operator had a leader elected by force; its log may
+    have ended before what others had applied."""
 
     partition: int
     first: int
     end: int
     rows_estimate: int | None
     copies: tuple[Copy, ...]
+    lineage: int = 0
 
 
 class Plan(NamedTuple):
@@ -154,6 +156,7 @@ def _partition(row: Any) -> PartitionPlan:
             Copy(str(c["node"]), str(c["http"]), bool(c["leads"]), bool(c["whole"]), int(c["epoch"]), int(c["offset"]))
             for c in row["copies"]
         ),
+        int(row.get("lineage", 0)),
     )  # fmt: skip
 
 

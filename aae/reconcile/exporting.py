@@ -23,8 +23,8 @@ from pyspark.sql import functions as F
 
 from aae.reconcile.client import Plan, asked_plan
 from aae.reconcile.jobs import NO_OPTIONS, read, source_options
+from aae.reconcile.manifest import write_json
 from aae.reconcile.options import parse_options
-from aae.reconcile.reading import write_json
 from aae.reconcile.runs import IMPORT, RunDirectory
 from aae.reconcile.stores import Store, is_store
 from repl.model.errors import BadInput, LocalFault

@@ -9,14 +9,12 @@ Spark reads the range anew. Each row says in `apply_offset` what it is as of.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -25,12 +23,13 @@ from pyspark.sql import types as t
 
 from aae import row_wire
 from aae.reconcile.client import STREAM_TIMEOUT_MS, Copy, Credentials, PartitionPlan, Plan, asked_plan, streamed
+from aae.reconcile.manifest import Piece, write_json
 from aae.reconcile.options import Options
 from aae.reconcile.rates import Pace
 from aae.reconcile.rows import Columns
 from aae.row_wire import ChangesAsked, Consistency, Head, Passed, Rows, RowsAsked, View
 from repl.model.entry import decode_key_row
-from repl.model.errors import BadInput, CodecError, Overloaded, PeerFault
+from repl.model.errors import CodecError, Overloaded, PeerFault
 from repl.transport.http_client import Refused
 
 RETRY_S: Final = 0.5
@@ -59,23 +58,10 @@ class Range(ds.InputPartition):  # type: ignore[misc]
         self.first = first
         self.end = end
         self.copies = copies
+        self.epoch = 0
+        """Of changes: what a copy must have applied to be read."""
         self.tasks = 1
         self.manifest = ""
-
-
-class Piece(NamedTuple):
-    """What a task read from one node: the rows of the segments [first, end) behind `after` (hexadecimal; "": none), as
-    of everything below `offset`. `whole` when it was read to its end."""
-
-    partition: int
-    first: int
-    end: int
-    after: str
-    node: str
-    epoch: int
-    offset: int
-    rows: int
-    whole: bool
 
 
 class WrongCluster(PeerFault):
@@ -222,6 +208,10 @@ class RangeStream:
                     f"{copy.url} answers for cluster {head.cluster_name}, uuid {head.cluster.hex()}; the plan is of"
                     f" {part.cluster.hex()}"
                 )
+            if head.epoch < part.epoch:
+                raise PeerFault(
+                    f"{copy.url} has applied epoch {head.epoch} of partition {part.partition}, not {part.epoch}"
+                )
             if (head.partition, head.first, head.end) != (asked.partition, asked.first, asked.end):
                 raise CodecError(f"{copy.url} answers about another range than was asked for")
             count, whole = 0, False
@@ -363,37 +353,3 @@ class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]
         if part.manifest:
             name = f"range-{part.partition}-{part.first}-{part.end}.json"
             write_json(Path(part.manifest), name, {"pieces": [piece._asdict() for piece in stream.pieces]})
-
-
-def write_json(directory: Path, name: str, document: object) -> None:
-    """Into a file of a directory, whole or not at all."""
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / name
-    scratch = path.with_name(f".{name}.{os.getpid()}")
-    scratch.write_text(json.dumps(document), encoding="utf-8")
-    scratch.replace(path)
-
-
-def read_manifest(directory: Path) -> tuple[list[Piece], list[tuple[int, int, int]]]:
-    """What the latest read with the option `manifest` was as of, and the ranges (partition, first, end) that are
-    missing: a read that was broken off, or goes on. Each action on a table is a read of its own; earlier ones are read
-    from their own directories, `DIR/read=...`. Raises BadInput where there is none."""
-    reads = list(directory.glob("read=*"))
-    if reads:  # Spark may plan a read more often than it does it: the latest is the one that came furthest last
-        directory = max(reads, key=_newest_ns)
-    elif not (directory / "plan.json").exists():
-        raise BadInput(f"{directory} has no manifest of a read")
-    plan = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
-    pieces: list[Piece] = []
-    missing: list[tuple[int, int, int]] = []
-    for partition, first, end in plan["ranges"]:
-        path = directory / f"range-{partition}-{first}-{end}.json"
-        if path.exists():
-            pieces += [Piece(**raw) for raw in json.loads(path.read_text(encoding="utf-8"))["pieces"]]
-        else:
-            missing.append((partition, first, end))
-    return pieces, missing
-
-
-def _newest_ns(read: Path) -> int:
-    return max((path.stat().st_mtime_ns for path in read.glob("range-*.json")), default=0)

@@ -5,6 +5,10 @@ Spark keeps it in its checkpoint, so a query goes on where it ended, whatever wa
 the latest change of a key alone: a key that changed a thousand times between two batches comes once, and one that
 changes while a batch is read comes with the next one instead. Nothing is lost that way, and nothing is kept for
 readers that are away: there is no retention to fall off. A tombstone comes as a row; once it is reaped, nothing does.
+
+A leader by force (`isthmus partition force-leader`) begins where its copy ended, and uses offsets again that others had
+applied and this stream may have passed. So an offset has each partition's lineage beside it, the count of such
+elections: one with a newer lineage is read again from its beginning, from copies that have applied the leader's epoch.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from repl.model.errors import BadInput
 
 CLUSTER: Final = "cluster"
 PARTITIONS: Final = "partitions"
+LINEAGES: Final = "lineages"
 
 ROWS_AT_ONCE: Final = 10_000_000
 """Changes of a batch when the option rows_per_batch does not say: what is behind after a long absence comes in several
@@ -36,6 +41,10 @@ batches, each of which is a step that need not be repeated."""
 
 def _nothing(_: PartitionPlan) -> str:
     return ""
+
+
+def _never(_: PartitionPlan) -> bool:
+    return False
 
 
 def _partition(one: PartitionPlan) -> str:
@@ -60,38 +69,57 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         when a partition does not tell where that is."""
         latest = self._options.starting == "latest"
         plan = self._plan(_partition if latest else _nothing)
-        return _offset(plan, {one.partition: _applied(one) if latest else 0 for one in plan.partitions})
+        return _offset(plan, {one.partition: _applied(one) if latest else 0 for one in plan.partitions}, {})
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Changes of one batch."""
         return ReadMaxRows(self._options.rows_per_batch or ROWS_AT_ONCE)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """How far the next batch goes. Raises BadInput when the checkpoint is of another cluster or bucket type."""
-        plan = self._plan()
+        """How far the next batch goes. Raises BadInput when the checkpoint is of another cluster or bucket type,
+        RangeUnreadable when a partition that is to be read again has no leader."""
+
+        def again(one: PartitionPlan) -> bool:
+            return one.lineage > _lineage(start, one)
+
+        plan = self._plan(lambda one: f"{_partition(one)}: its leader" if again(one) else "", led=again)
         begun = _begun(plan, start)
+        begun |= {one.partition: 0 for one in plan.partitions if again(one)}
         ends = {one.partition: _applied(one) for one in plan.partitions}
         if self._target is not None:  # although a node is away: to find nothing new would end the query
             ends = {partition: self._target.get(partition, 0) for partition in ends}
         ends = {partition: max(end, begun[partition]) for partition, end in ends.items()}
         if not isinstance(limit, ReadAllAvailable):
             ends = shared(begun, ends, limit.max_rows if isinstance(limit, ReadMaxRows) else ROWS_AT_ONCE)
-        return _offset(plan, ends)
+        return _offset(plan, ends, start)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Range]:
         """The ranges of offsets that have something new. Raises RangeUnreadable when nobody has one of them."""
 
+        def given_up(one: PartitionPlan) -> bool:
+            return one.lineage > _lineage(end, one)
+
+        def again(one: PartitionPlan) -> bool:
+            return _lineage(end, one) > _lineage(start, one)
+
+        def bounds(one: PartitionPlan) -> tuple[int, int]:
+            first, last = (int(offset[PARTITIONS].get(str(one.partition), 0)) for offset in (start, end))
+            return 0 if again(one) else first, min(last, _applied(one)) if given_up(one) else last
+
         def range_of(one: PartitionPlan) -> str:
-            first, last = (offset[PARTITIONS].get(str(one.partition), 0) for offset in (start, end))
+            first, last = bounds(one)
             return f"{_partition(one)}, offsets {first} to {last}" if first < last else ""
 
-        plan = self._plan(range_of)
-        begun, ends = _begun(plan, start), _begun(plan, end)
-        found = [
-            Range(plan.cluster, one.partition, begun[one.partition], ends[one.partition], usable(one, Consistency.ANY))
-            for one in plan.partitions
-            if begun[one.partition] < ends[one.partition]
-        ]
+        plan = self._plan(range_of, led=lambda one: again(one) or given_up(one))
+        _begun(plan, start)
+        _begun(plan, end)
+        found = []
+        for one in plan.partitions:
+            first, last = bounds(one)
+            if first < last:
+                part = Range(plan.cluster, one.partition, first, last, usable(one, Consistency.ANY))
+                part.epoch = max((copy.epoch for copy in one.copies if copy.leads), default=0)
+                found.append(part)
         for part in found:
             part.tasks = self._options.tasks_at_once or len(found)
         return found or [Range(plan.cluster, 0, 0, 0, ())]
@@ -118,14 +146,20 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
     def stop(self) -> None:
         """Nothing is open."""
 
-    def _plan(self, needed: Callable[[PartitionPlan], str] = _nothing) -> Plan:
+    def _plan(
+        self, needed: Callable[[PartitionPlan], str] = _nothing, led: Callable[[PartitionPlan], bool] = _never
+    ) -> Plan:
         """Who holds what, as soon as somebody has each partition of which something is needed: `needed` says what, ""
-        for nothing. Raises RangeUnreadable when nobody comes."""
+        for nothing; of those `led` the leader. Raises RangeUnreadable when nobody comes."""
         options = self._options
         deadline_s = monotonic() + min(options.give_up_after_s, LEADERLESS_S)
         while True:
             plan = asked_plan(options.urls, options.credentials, options.bucket_type)
-            away = [needed(one) for one in plan.partitions if needed(one) and not usable(one, Consistency.ANY)]
+            away = [
+                needed(one)
+                for one in plan.partitions
+                if needed(one) and not usable(one, Consistency.COMMITTED if led(one) else Consistency.ANY)
+            ]
             if not away:
                 return plan
             if monotonic() + RETRY_S >= deadline_s:
@@ -144,13 +178,24 @@ def shared(begun: Mapping[int, int], ends: Mapping[int, int], limit: int) -> dic
     return {partition: begun[partition] + given[partition] for partition in ends}
 
 
-def _applied(one: Any) -> int:
-    """The furthest copy's applied offset."""
-    return max((copy.offset for copy in one.copies if copy.whole), default=0)
+def _applied(one: PartitionPlan) -> int:
+    """How far the leader has applied; without one the furthest copy."""
+    led = [copy.offset for copy in one.copies if copy.whole and copy.leads]
+    return max(led or [copy.offset for copy in one.copies if copy.whole], default=0)
 
 
-def _offset(plan: Plan, offsets: Mapping[int, int]) -> dict[str, Any]:
-    return {CLUSTER: plan.cluster.hex(), PARTITIONS: {str(one): offset for one, offset in offsets.items()}}
+def _lineage(offset: Mapping[str, Any], one: PartitionPlan) -> int:
+    """Of a partition, as an offset has it; one of an earlier program has none."""
+    return int(offset.get(LINEAGES, {}).get(str(one.partition), 0))
+
+
+def _offset(plan: Plan, offsets: Mapping[int, int], before: Mapping[str, Any]) -> dict[str, Any]:
+    lineages = {str(one.partition): max(one.lineage, _lineage(before, one)) for one in plan.partitions}
+    return {
+        CLUSTER: plan.cluster.hex(),
+        PARTITIONS: {str(one): offset for one, offset in offsets.items()},
+        LINEAGES: lineages,
+    }
 
 
 def _begun(plan: Plan, offset: Mapping[str, Any]) -> dict[int, int]:

@@ -11,7 +11,7 @@ import pytest
 from aae.reconcile import exporting, jobs
 from aae.reconcile.client import PartitionPlan, Plan
 from aae.reconcile.exporting import MARK
-from aae.reconcile.reading import write_json
+from aae.reconcile.manifest import write_json
 from aae.tree import BRANCH_COUNT
 from repl.model.errors import BadInput, LocalFault
 from repl.model.keys import SEGMENT_COUNT, key_hash, segment_of

@@ -12,7 +12,7 @@ from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import datasource as ds
 
 from aae import row_wire
-from aae.reconcile import client, reading
+from aae.reconcile import client, manifest, reading
 from aae.reconcile.client import Copy, Credentials, PartitionPlan, Plan, parse_plan
 from aae.reconcile.options import parse_options
 from aae.reconcile.reading import IsthmusReader, Range, RangeStream, RangeUnreadable, WrongCluster
@@ -173,7 +173,7 @@ def test_a_plan_travels_with_its_ranges(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(reading, "Pace", lambda rate: paces.append(rate))
     assert list(spark_packs.loads(packed).read(spark_packs.loads(spark_packs.dumps(first[1])))) == []
     assert paces == [25]
-    pieces, missing = reading.read_manifest(tmp_path)
+    pieces, missing = manifest.read_manifest(tmp_path)
     assert ([(piece.first, piece.end) for piece in pieces], len(missing)) == ([(first[1].first, first[1].end)], 3)
 
 

@@ -22,7 +22,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from aae.reconcile.reading import read_manifest
+from aae.reconcile.manifest import read_manifest
 from aae.reconcile.sessions import session
 from node import places
 from repl.transport.http_client import HttpPeer

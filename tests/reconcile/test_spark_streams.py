@@ -103,3 +103,76 @@ def test_options_that_mean_nothing_to_a_stream_are_refused(option: str) -> None:
     source = IsthmusSource({"urls": "http://n1:1", name: value})
     with pytest.raises(BadInput, match=f"option {name} is for spark.read"):
         source.streamReader(schema_of(View.KEYS))
+
+
+def forced(offset: int | None, lineage: int, epoch: int = 5, stale: int | None = None) -> Plan:
+    """One partition, led at `offset` (None: by nobody) after so many forced elections; and a copy of before them that
+    has applied `stale`."""
+    leads = () if offset is None else (Copy("n1", "http://n1", True, True, epoch, offset),)
+    other = () if stale is None else (Copy("n2", "http://n2", False, True, 1, stale),)
+    return Plan(UUID, "east", "default", (PartitionPlan(0, 0, SEGMENT_COUNT, None, (*other, *leads), lineage),))
+
+
+def at(offset: int, lineage: int | None = None) -> dict[str, Any]:
+    """An offset of that stream; of an earlier program without a lineage."""
+    found: dict[str, Any] = {"cluster": UUID.hex(), "partitions": {"0": offset}}
+    return found if lineage is None else {**found, "lineages": {"0": lineage}}
+
+
+@pytest.mark.parametrize("before", [at(100), at(100, 0)])
+def test_a_partition_whose_offsets_may_be_used_again_is_read_again(
+    monkeypatch: pytest.MonkeyPatch, before: dict[str, Any]
+) -> None:
+    """A leader by force begins where its copy ended: what it writes at offsets that the stream has passed would never
+    come."""
+    stream = reader(monkeypatch, forced(90, 1, stale=100))
+    end = stream.latestOffset(before, stream.getDefaultReadLimit())
+    assert end == at(90, 1)
+    (part,) = stream.partitions(before, end)
+    assert (part.first, part.end, part.epoch) == (0, 90, 5)
+    assert stream.latestOffset(end, stream.getDefaultReadLimit()) == end
+    few = reader(monkeypatch, forced(90, 1), rows_per_batch="40")
+    first = few.latestOffset(before, few.getDefaultReadLimit())
+    assert first == at(40, 1)
+    (part,) = few.partitions(first, few.latestOffset(first, few.getDefaultReadLimit()))
+    assert (part.first, part.end) == (40, 80)
+
+
+def test_what_is_read_again_waits_for_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of before the election would tell what is no more; nobody else knows where the new log ends."""
+    stream = reader(monkeypatch, forced(None, 1, stale=100), forced(90, 1, stale=100))
+    assert stream.latestOffset(at(100, 0), stream.getDefaultReadLimit()) == at(90, 1)
+    stream = reader(monkeypatch, forced(None, 1, stale=100))
+    with pytest.raises(RangeUnreadable, match=r"partition 0: .*leader"):
+        stream.latestOffset(at(100, 0), stream.getDefaultReadLimit())
+
+
+def test_a_batch_begun_before_a_forced_election_ends_where_the_log_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is done again after a failure: what it promised may be there no more, and is read again next."""
+    stream = reader(monkeypatch, forced(90, 1))
+    (part,) = stream.partitions(at(50, 0), at(100, 0))
+    assert (part.first, part.end) == (50, 90)
+    (nothing,) = stream.partitions(at(95, 0), at(100, 0))
+    assert nothing.copies == ()
+
+
+def test_a_node_that_has_not_heard_of_the_election_ends_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plan is older than what the stream knows: the newest lineage stays."""
+    stream = reader(monkeypatch, forced(95, 0))
+    assert stream.latestOffset(at(90, 1), stream.getDefaultReadLimit()) == at(95, 1)
+
+
+def test_a_copy_that_has_not_applied_the_leaders_epoch_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows at these offsets may be those that the forced election gave up."""
+    stream = reader(monkeypatch, forced(90, 1, stale=100))
+    (part,) = stream.partitions(at(80, 1), at(90, 1))
+    asked: list[str] = []
+
+    @contextmanager
+    def streamed(url: str, *_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
+        asked.append(url)
+        yield Head(UUID, "east", "n", 0, 80, 90, 1 if url == "http://n2" else 5, 90), iter([Tail(0)])
+
+    monkeypatch.setattr(reading, "streamed", streamed)
+    assert list(stream.read(part)) == []
+    assert asked == ["http://n2", "http://n1"]
