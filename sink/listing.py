@@ -31,7 +31,7 @@ HELP: Final[Mapping[str, str]] = {
 
 
 def state_of(
-    link: Link, errors: int, suspended: Suspension | None, leaving: bool, binding: str = ""
+    link: Link, errors: int, suspended: Suspension | None, leaving: bool, now_ms: int, binding: str = ""
 ) -> tuple[str, str]:
     """(state, reason) of a link, in this order: what an operator did counts before what happens. `binding`: which
     limit of the node's sink holds fetches back; "" for none."""
@@ -41,8 +41,12 @@ def state_of(
         return "leaving", "its cluster lists it no longer"
     if errors:
         return "failing", link.last_error or in_a_row(errors)
+    silent_ms = link.unanswered_ms(now_ms)
+    silent = f"no answer for {silent_ms / 1000:.0f} s to a fetch that goes on" if silent_ms else ""
     if not link.fetches:
-        return "starting", "no answer yet"
+        return "starting", silent or "no answer yet"
+    if silent:
+        return "running", silent
     if link.source_state != "serving":
         return "waiting", f"the source is {link.source_state}"
     if link.properties_differ:
@@ -66,7 +70,7 @@ def row(
     """One link; None where a number is unknown. `seed`: the config lists it."""
     name = link.name
     errors = roster.errors(name)
-    state, reason = state_of(link, errors, suspended, roster.leaving(name), binding)
+    state, reason = state_of(link, errors, suspended, roster.leaving(name), now_ms, binding)
     if state == "waiting" and link.last_answer_ms is not None:
         reason += f", as it answered {max(0, now_ms - link.last_answer_ms) / 1000:.0f} s ago"
     recent = link.lag.recent(now_ms)

@@ -37,6 +37,11 @@ PUSH_TIMEOUT_S: Final = 120.0
 request time-out of the write path, which decides first."""
 
 
+OVERDUE_MS: Final = 5_000
+"""How much later than it should an answer may come before the link tells so: well above a busy source's pauses, well
+below `sink.request_timeout`, after which the fetch has failed."""
+
+
 class Link:
     """What all slots of one (queue, peer) share: numbers, the last error, and which cluster must answer."""
 
@@ -62,6 +67,13 @@ class Link:
         self.source_state = ""
         self.properties_differ: tuple[str, ...] = ()
         """Bucket types whose properties are not those of the source."""
+        self.under_way: dict[int, tuple[int, int]] = {}
+        """Slot (by identity) -> since when it asks, and when the answer is due, in wall-clock ms."""
+
+    def unanswered_ms(self, now_ms: int) -> int:
+        """How long the source has been silent to a fetch whose answer is overdue; 0 while none is."""
+        late = [since_ms for since_ms, due_ms in self.under_way.values() if now_ms >= due_ms + OVERDUE_MS]
+        return now_ms - min(late) if late else 0
 
 
 class Shop(NamedTuple):
@@ -88,12 +100,15 @@ class Slot:
         """(result, how long the source held the fetch in ms). `fetched(changes, bytes)` is called when there are some,
         before they are pushed."""
         link, time = self.link, self._shop.time
-        began_ms = time.now_ms()
+        began_ms, wall_ms = time.now_ms(), time.wall_ms()
+        link.under_way[id(self)] = wall_ms, wall_ms + asked.wait_ms
         try:
             reply = await self.fetcher.fetch(asked, link.cluster, link.expected_name)
         except IsthmusError as error:
             self._failed(error)
             return Result.ERROR, 0
+        finally:
+            del link.under_way[id(self)]
         waited_ms = time.now_ms() - began_ms
         link.fetches += 1
         link.cluster = reply.cluster

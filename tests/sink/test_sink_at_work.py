@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import msgpack
@@ -223,6 +224,43 @@ def test_bucket_types_whose_properties_differ_are_named() -> None:
                 "properties differ from the source's: other, ours, theirs",
             )
         finally:
+            await asyncio.get_running_loop().run_in_executor(None, peer.close)
+
+    joined(test)
+
+
+def test_a_source_that_is_overdue_with_its_answer_is_told_before_the_fetch_has_failed() -> None:
+    """A link that was cut amid a fetch fails only when the request's time is over: until then its reason says for how
+    long nothing came, and no more once something came."""
+
+    async def test(pair: Pair) -> None:
+        free = Event()
+
+        def held() -> bytes:
+            assert free.wait(8)
+            return encode_reply(FetchReply(OURS, "east", 1, b"", 1_000, 0, "serving", ()))
+
+        peer = Peer(held)
+        try:
+            sink = await sink_of(pair, peer.url, request_timeout_ms=60_000, discover=False)
+            await until(lambda: peer.fetches > 0)
+            assert sink.listing()[0]["reason"] == "no answer yet"
+            pair.home.clock.skew_ms += 7_000
+            assert sink.listing()[0]["state"] == "starting"
+            assert re.fullmatch(r"no answer for [789] s to a fetch that goes on", sink.listing()[0]["reason"])
+            free.set()
+            await until(lambda: sink.listing()[0]["fetches"] > 0)
+            free.clear()
+            fetches = peer.fetches
+            await until(lambda: peer.fetches > fetches)
+            assert (sink.listing()[0]["state"], sink.listing()[0]["reason"]) == ("running", "")
+            pair.home.clock.skew_ms += 9_000
+            assert sink.listing()[0]["state"] == "running"
+            assert re.fullmatch(r"no answer for (9|1\d) s to a fetch that goes on", sink.listing()[0]["reason"])
+            free.set()
+            await until(lambda: sink.listing()[0]["reason"] == "")
+        finally:
+            free.set()
             await asyncio.get_running_loop().run_in_executor(None, peer.close)
 
     joined(test)
