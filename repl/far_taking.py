@@ -31,6 +31,10 @@ TAKE_THREADS: Final = 2
 DRAIN_POLL_S: Final = 0.005
 """Pause before it is looked again whether all that was committed is applied."""
 
+REFUSED_PAUSE_S: Final = 1.0
+"""Pause before a chunk that was damaged is asked for once more: one that its leader makes wrongly each time must not
+fill the way and the log. Short against a round."""
+
 TOLD_EVERY_MS: Final = 10_000
 """How often the log of the node says how far a round is."""
 
@@ -110,10 +114,16 @@ class FarTaking:
         try:
             mark = await self._loop.run_in_executor(self._pool, install, *given)
         except (Corruption, CodecError) as error:
-            self.chunks_refused += 1
-            log.error("far.chunk_refused", partition=partition.id, error=str(error))
-            mark, after = self._store.far.marks()[partition.id], b""
-        self._told(partition, mark, after)
+            await self._refuse(partition, error)
+        else:
+            self._told(partition, mark, after)
+
+    async def _refuse(self, partition: Partition, error: IsthmusError) -> None:
+        """A chunk is not what its leader made: nothing of it was taken, and the core asks for it once more."""
+        self.chunks_refused += 1
+        log.error("far.chunk_refused", partition=partition.id, error=str(error))
+        await asyncio.sleep(REFUSED_PAUSE_S)
+        self._told(partition, self._store.far.marks()[partition.id], b"")
 
     def _install_state(self, partition: int, rows: bytes, after: bytes) -> FarMark:
         return self._store.far.install_state(partition, rows, first=not after)
@@ -121,7 +131,11 @@ class FarTaking:
     async def _end(self, partition: Partition, effect: fx.EndFar) -> None:
         loop, far = self._loop, self._store.far
         if effect.rows:
-            await loop.run_in_executor(self._pool, self._install_state, partition.id, effect.rows, effect.after)
+            try:
+                await loop.run_in_executor(self._pool, self._install_state, partition.id, effect.rows, effect.after)
+            except (Corruption, CodecError) as error:
+                await self._refuse(partition, error)
+                return
         await loop.run_in_executor(self._pool, far.sync)
         durable = self._restarts[partition.id] = loop.create_future()
         self._storage.restart(partition, effect.end, effect.table)

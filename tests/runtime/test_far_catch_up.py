@@ -12,13 +12,15 @@ from random import Random
 
 import pytest
 
-from repl import far_serving
+from repl import far_serving, far_taking
+from repl.isr.events import Event, Received
 from repl.isr.messages import FarRows, FarState, Message
 from repl.isr.options import Options
 from repl.model.errors import IsthmusError
 from repl.model.keys import Key, key_hash, partition_index
 from repl.model.objects import Content
 from repl.model.requests import WriteRequest
+from repl.partition import Partition
 from repl.store.port import Store
 from tests.runtime.conftest import House, Town, until
 from tests.runtime.test_several_nodes import fill
@@ -300,5 +302,43 @@ def test_a_store_that_is_gone_is_filled_anew(tmp_path: Path, town: Towns) -> Non
             await same_everywhere(t)
             assert back.partition().replica.member.gen != gen
             assert back.runtime.store.object(0, b"b", b"fill-1") is not None
+
+    asyncio.run(story())
+
+
+def test_a_damaged_chunk_is_asked_for_again_and_the_last_one_too(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and what is not rows come with a checksum: what fails it is taken for nothing and asked for once more, also
+    where it would have ended the round, and the node that got it goes on."""
+    monkeypatch.setattr(far_taking, "REFUSED_PAUSE_S", 0.05)
+    damaged: list[str] = []
+
+    async def story() -> None:
+        async with town(tmp_path, **SMALL) as t:
+            leader = await t.led()
+            await put(leader, b"k", b"v")
+            await t.level()
+            away = await follower_of(t)
+            end = away.partition().replica.leo
+            await t.kill(away.node)
+            await trimmed_beyond(await t.led(), end)
+            back = await t.open(away.node)
+            step = back.runtime._inbox._step
+
+            def damages(partition: Partition, event: Event) -> None:
+                if isinstance(event, Received) and isinstance(event.message, FarRows | FarState):
+                    message = event.message
+                    name = f"{type(message).__name__} {getattr(message, 'done', '')}"
+                    if name not in damaged and message.rows:
+                        damaged.append(name)
+                        rows = bytes((message.rows[0] ^ 1, *message.rows[1:]))
+                        event = Received(event.node, message._replace(rows=rows))
+                step(partition, event)
+
+            back.runtime._inbox._step = damages
+            await same_everywhere(t)
+            assert damaged == ["FarRows ", "FarState 1"]
+            assert back.runtime._far._taking.chunks_refused == 2
 
     asyncio.run(story())
