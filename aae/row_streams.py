@@ -20,6 +20,7 @@ from aae.pace import Pace
 from aae.row_wire import (
     FRAME_BYTES,
     FRAME_ROWS_MAX,
+    OBJECT_BYTES_MAX,
     ChangesAsked,
     Consistency,
     Head,
@@ -327,11 +328,14 @@ def _modified_ms(row: bytes, unknown: int) -> int:
 def _with_objects(
     snapshot: Snapshot, names: list[bytes], key_rows: list[bytes], rest: Callable[[], None]
 ) -> Iterator[Rows]:
-    """Frames of whole objects, each of about FRAME_BYTES. An object that is missing is b""."""
+    """Frames of whole objects, each of about FRAME_BYTES. An object that is missing, or larger than OBJECT_BYTES_MAX,
+    is b""."""
     first, size = 0, 0
     objects: list[bytes] = []
     for at, name in enumerate(names):
         data = snapshot.named_object(name[3:]) or b""
+        if len(data) > OBJECT_BYTES_MAX:
+            data = b""
         objects.append(data)
         size += len(data) + len(name) + len(key_rows[at])
         if size > FRAME_BYTES:

@@ -53,7 +53,11 @@ FRAME_BYTES: Final = 1024 * 1024
 """A frame ends with the row that passes this."""
 
 FRAME_BYTES_MAX: Final = 128 * 1024 * 1024
-"""Longest frame that is read: the largest object that limits allow, and a frame beside it."""
+"""Longest frame that is read: what a reader has room for, whatever `limits.object_size` a cluster has."""
+
+OBJECT_BYTES_MAX: Final = FRAME_BYTES_MAX - 2 * FRAME_BYTES
+"""Largest object that is sent: with what stands before it in its frame it is still read. Of a larger one the row alone
+is sent, so that it stops nothing but itself; `why_no_object` tells."""
 
 FIELDS_MAX: Final = 16
 """Fields of a frame; the head has most."""
@@ -194,6 +198,13 @@ def decode_changes_asked(data: bytes) -> ChangesAsked:
             except ValueError as error:
                 raise CodecError(f"not a question for changes: {error}") from error
     raise CodecError("not a question for changes: type, partition, offsets [first, end), view")
+
+
+def why_no_object(size_bytes: int | None) -> str:
+    """What is wrong with a row that came without its object, by the size that it tells of."""
+    if size_bytes is not None and size_bytes > OBJECT_BYTES_MAX:
+        return f"the object has {size_bytes} bytes, batch jobs read at most {OBJECT_BYTES_MAX} of one"
+    return "the key row has no object"
 
 
 def encode_head(head: Head) -> bytes:

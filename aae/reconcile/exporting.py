@@ -177,7 +177,8 @@ def _args(asked: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _write(rows: DataFrame, path: str) -> None:
-    damaged = F.raise_error(F.concat(F.lit("damaged: "), F.col("fault")))
+    name = (F.col(column).cast("string") for column in ("bucket", "key"))
+    damaged = F.raise_error(F.concat(F.lit("damaged: "), F.concat_ws("/", *name), F.lit(": "), F.col("fault")))
     sound = rows.withColumn("object", F.when(F.col("fault").isNotNull(), damaged).otherwise(F.col("object")))
     sound.drop("fault").write.mode("overwrite").parquet(path)
 

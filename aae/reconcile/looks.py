@@ -20,7 +20,7 @@ from aae.reconcile.client import Credentials, Plan, asked_plan
 from aae.reconcile.rates import Pace
 from aae.reconcile.reading import RangeStream, RangeUnreadable, asked_ranges, ranges_of
 from aae.reconcile.verdicts import Name, Seen
-from aae.row_wire import Consistency, Rows, RowsAsked, View
+from aae.row_wire import OBJECT_BYTES_MAX, Consistency, Rows, RowsAsked, View
 from aae.tree import BRANCH_COUNT, Hashes
 from repl.model.entry import KEY_ROW_VERSION, decode_key_row
 from repl.model.errors import CodecError, IsthmusError, PeerFault
@@ -151,9 +151,11 @@ def decoded(names: Sequence[bytes], key_rows: Sequence[bytes]) -> Iterable[tuple
 
 
 def _held_against(objects: Sequence[bytes], found: Iterable[tuple[Name, Seen]]) -> Iterable[tuple[Name, Seen]]:
-    """The rows, with a fault where the object is not the one that its row tells of."""
+    """The rows, with a fault where the object is not the one that its row tells of. One that is too large to be sent
+    goes by its row, as all do without bodies."""
     for data, (name, seen) in zip(objects, found, strict=True):
-        if seen.fault or xxh64_intdigest(data) == seen.hash64:
+        too_large = not data and (seen.size_bytes or 0) > OBJECT_BYTES_MAX
+        if seen.fault or too_large or xxh64_intdigest(data) == seen.hash64:
             yield name, seen
         else:
             what = "the object is not what its key row says: its hash differs" if data else "the key row has no object"

@@ -19,7 +19,7 @@ from xxhash import xxh64_intdigest
 
 from aae.reconcile.key_rows import KeyRows, bucket_ends, one_by_one, parsed
 from aae.row_blobs import Blobs, Places
-from aae.row_wire import Head, Rows, View
+from aae.row_wire import Head, Rows, View, why_no_object
 from repl.model.errors import BadInput, CodecError, IsthmusError
 from repl.model.keys import HASH_SEED
 from repl.model.objects import Object, Sibling, decode_object
@@ -194,12 +194,12 @@ class _Frame:
     def _objects(self, apart: bool) -> list[Object | None]:
         """The objects, taken apart if they are to be; what is wrong with any of them is noted all the same."""
         found: list[Object | None] = []
-        hashes = self.column(_HASH)
+        hashes, sizes = self.column(_HASH), self.column(_SIZE)
         for at, (data, hash64) in enumerate(zip(self.data, hashes, strict=True)):
             fault = ""
             obj = None
             if not data:
-                fault = "the key row has no object"
+                fault = why_no_object(sizes[at])
             elif hash64 is not None and xxh64_intdigest(data) != hash64:
                 fault = "the object is not what its key row says: its hash differs"
             if data and (apart or fault):

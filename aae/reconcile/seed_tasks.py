@@ -24,7 +24,7 @@ from aae.reconcile.rates import Pace
 from aae.reconcile.reading import RangeStream, RangeUnreadable, asked_ranges
 from aae.reconcile.writing import BATCH_BYTES, pushed, send_all
 from aae.row_blobs import Blobs
-from aae.row_wire import Consistency, Rows, RowsAsked, View
+from aae.row_wire import Consistency, Rows, RowsAsked, View, why_no_object
 from repl.model.errors import IsthmusError
 from repl.store.rows import SEGMENT_BYTES, split_tail
 
@@ -141,17 +141,18 @@ def _faults(rows: Rows) -> Iterator[str]:
     key_rows = Blobs.of(rows.key_rows)
     fields = parsed(key_rows)
     hashes: list[int | None]
+    sizes: list[int | None]
     faults: list[str | None]
     if fields is not None:
-        hashes, faults = fields.hash64.tolist(), [None] * len(key_rows)
+        hashes, sizes, faults = fields.hash64.tolist(), fields.size.tolist(), [None] * len(key_rows)
     else:
         columns, faults = one_by_one(key_rows)
-        hashes = list(columns[1])
-    for data, hash64, fault in zip(rows.objects, hashes, faults, strict=True):
+        hashes, sizes = list(columns[1]), list(columns[3])
+    for data, hash64, size, fault in zip(rows.objects, hashes, sizes, faults, strict=True):
         if fault:
             yield fault
         elif not data:
-            yield "the key row has no object"
+            yield why_no_object(size)
         elif xxh64_intdigest(data) != hash64:
             yield "the object is not what its key row says: its hash differs"
         else:
