@@ -23,6 +23,7 @@ import structlog
 from kazoo import exceptions as zk
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.states import EventType, KazooState, KeeperState, WatchedEvent
 from kazoo.retry import KazooRetry
 
@@ -37,6 +38,10 @@ RECONNECT_DELAY_FIRST_S: Final = 0.1
 RECONNECT_DELAY_MAX_S: Final = 1.0
 """Pauses between attempts to reconnect, which go on for ever: a restarted ZooKeeper is found within about a second,
 and a hundred nodes knocking once a second do not hurt it."""
+
+ATTEMPTS_A_SESSION: Final = 3
+"""The answer to an attempt to connect is waited for a third of the session's time, as kazoo does with three servers:
+the next attempts come while the session still lives."""
 
 REQUESTS_IN_FLIGHT_LIMIT: Final = 128
 """Requests handed to kazoo and not answered; more wait here. Bounds its queue, which has no bound of its own. kazoo
@@ -93,10 +98,23 @@ class _InOrder(SequentialThreadingHandler):  # type: ignore[misc]
         callback.func(*callback.args)
 
 
+class _Knocking(ConnectionHandler):  # type: ignore[misc]
+    """Gives an attempt to connect up before it costs the session: a ZooKeeper that is coming up may take a connection
+    and neither answer nor close it, and kazoo waits for an only server as long as the session lives."""
+
+    def _invoke(self, timeout: float, *request: Any, **more: Any) -> Any:
+        share_s = self.client._session_timeout / 1000 / ATTEMPTS_A_SESSION
+        return super()._invoke(min(timeout, share_s), *request, **more)
+
+
 class _Client(KazooClient):  # type: ignore[misc]
     """Remembers over sessions how far the ensemble was: kazoo would offer 0 after an expiry, and believe anybody."""
 
     last_zxid: int = 0
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._connection = _Knocking(self, self._conn_retry.copy(), logger=self.logger)
 
     def _reset(self) -> None:
         seen = self.last_zxid

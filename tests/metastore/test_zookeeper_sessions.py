@@ -19,6 +19,7 @@ from repl.metastore.port import SessionState, Unavailable
 from repl.metastore.zookeeper import ZooKeeperMetastore
 from repl.model.record import Registration
 from tests.metastore.clients import a_record, until
+from tests.transport.wire_world import Proxy
 
 
 class ClientProcess:
@@ -105,6 +106,29 @@ def test_a_saturated_loop_and_a_busy_thread_cost_no_session(client_process: Clie
     client_process.tell()
     client_process.next("busy")
     assert client_process.states() == ["connected"], inc
+
+
+def test_a_server_that_takes_a_connection_and_never_answers_ends_no_session(shared_server: Any) -> None:
+    """As one that is coming up may do: the client knocks again long before its session is over."""
+
+    async def run() -> None:
+        proxy = Proxy(shared_server.port)
+        await proxy.start()
+        client = ZooKeeperMetastore(proxy.address, "/silent", "east", session_timeout_ms=6000, connect_timeout_ms=9000)
+        states: list[SessionState] = []
+        await client.start(states.append)
+        inc = await client.register(Registration("n1", 0, True, id=3))
+        proxy.swallows = True
+        proxy.cut()
+        await until(lambda: proxy.swallowed, "swallowed")
+        proxy.swallows = False
+        await until(lambda: len(states) == 3, "connected again")
+        assert states == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.CONNECTED]
+        assert (await client.registrations())["n1"].inc == inc
+        await client.stop()
+        await proxy.stop()
+
+    asyncio.run(run())
 
 
 @pytest.mark.slow

@@ -240,6 +240,7 @@ class Proxy:
 
     def __init__(self, port: int) -> None:
         self.swallows = False
+        self.swallowed = False
         self._to = port
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: list[asyncio.StreamWriter] = []
@@ -262,7 +263,9 @@ class Proxy:
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(1 << 16):
-                if not self.swallows:
+                if self.swallows:
+                    self.swallowed = True
+                else:
                     writer.write(data)
                     await writer.drain()
         if not self.swallows:
