@@ -112,12 +112,13 @@ class Steering:
 
     async def queues(self) -> dict[str, QueueSettings]:
         """The queues that there are, as far as this program can have them: one whose filter it does not know, since a
-        later version has registered it, is not here. Raises CodecError."""
+        later version has registered it, is not here, nor one whose name is none. Raises CodecError."""
         found = {}
         for name, settings in self._in_force(await self.definitions()).items():
             try:
+                check_name(name)
                 parse_filter(settings.filter)
-            except BadConfig as error:
+            except (ValueError, BadConfig) as error:
                 log.error("queue.not_understood", queue=name, error=str(error))
             else:
                 found[name] = settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from structlog.testing import capture_logs
@@ -78,6 +79,24 @@ def test_a_queue_whose_suspensions_cannot_be_read_at_a_start_gives_nothing_out()
         assert queue.word.suspensions == ()
         home.put(b"after")
         assert await home.drain() == [b"after"]  # what was left out is in a gap
+        await home.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a/b", "", "a b"])
+def test_a_definition_under_what_is_no_name_stops_nothing_else(name: str) -> None:
+    """A name becomes a part of paths: a queue with another one, written by hand, is not here; all others are."""
+
+    async def run() -> None:
+        ensemble = MemoryEnsemble()
+        home = Home(ensemble=ensemble)
+        ensemble.ensure("/queue-definitions")
+        found = ensemble.read("/queue-definitions")
+        assert found is not None
+        ensemble.set("/queue-definitions", json.dumps({name: {}, "late": {}}).encode(), found[1].version)
+        await home.start()
+        assert set(home.queues.machines()) == {"q", "late"}
         await home.close()
 
     asyncio.run(run())
