@@ -300,6 +300,11 @@ class Node(Parts):
         why_not = replicas_not_ready(name, controller.records, self.runtime.partitions, controller.waiting)
         return not why_not, why_not
 
+    @property
+    def stopping(self) -> bool:
+        """It was asked to stop: a thread that waits for others ends with what it has."""
+        return self._stop.is_set()
+
     def request_stop(self, reason: str) -> None:
         """Begin a graceful stop; a second request changes nothing."""
         if not self._stop.is_set():

@@ -69,13 +69,15 @@ def _corrupt(row: dict[str, Any]) -> bool:
     return str(row["difference"]).startswith("corrupt") and not row["changed_since"]
 
 
-def first_to_tell(looks: Sequence[Callable[[], dict[str, Any]]]) -> dict[str, Any]:
-    """What the first of a cluster's nodes that can tell says of the key; that of the last one when none can. `looks`,
-    one at least: `other_side` at each of them."""
+def first_to_tell(
+    looks: Sequence[Callable[[], dict[str, Any]]], goes_on: Callable[[], bool] = lambda: True
+) -> dict[str, Any]:
+    """What the first of a cluster's nodes that can tell says of the key; that of the last one when none can, or when it
+    does not go on. `looks`, one at least: `other_side` at each of them."""
     side: dict[str, Any] = {}
     for look in looks:
         side = look()
-        if side["state"] != "unknown" or side["clock"] is not None:
+        if side["state"] != "unknown" or side["clock"] is not None or not goes_on():
             break
     return side
 

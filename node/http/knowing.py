@@ -84,7 +84,9 @@ class KnowingAdmin:
                 for way in ways[:TRIES_MAX]
             ]
 
-        sides = await asyncio.gather(*(asyncio.to_thread(first_to_tell, looks(one)) for one in peers))
+        sides = await asyncio.gather(
+            *(asyncio.to_thread(first_to_tell, looks(one), lambda: not self._node.stopping) for one in peers)
+        )
         others = [{"fullsync": one.name, **side} for one, side in zip(peers, sides, strict=True)]
         return json_reply({**with_other_sides(answer, others), "at_ms": self._node.time.wall_ms()})
 

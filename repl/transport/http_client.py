@@ -9,6 +9,8 @@ off on demand. What is sent is not known here.
 from __future__ import annotations
 
 import contextlib
+import http.client
+import io
 import socket
 import ssl
 import threading
@@ -291,8 +293,59 @@ class _CuttableAdapter(_Adapter):
                     socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
+class _Answer(http.client.HTTPResponse):
+    """An answer whose head, and all of it when it is a refusal, must not trickle; who takes a body sees to that."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **more: Any) -> None:
+        super().__init__(sock, *args, **more)
+        self._pace = _Pace(self.fp.detach(), sock.gettimeout())
+        self.fp = io.BufferedReader(self._pace)
+
+    def begin(self) -> None:
+        """Read the head."""
+        super().begin()
+        if self.status == 200:
+            self._pace.patience_s = None
+
+
+class _Pace(io.RawIOBase):
+    """What comes in from a socket. The wait for the first byte is not held against the speed of what follows."""
+
+    def __init__(self, raw: io.RawIOBase, patience_s: float | None) -> None:
+        self.patience_s = patience_s
+        """None: it may take its time."""
+        self._raw = raw
+        self._since_s: float | None = None
+        self._size = 0
+
+    def readable(self) -> bool:
+        """It is there to be read."""
+        return True
+
+    def readinto(self, into: Any) -> int | None:
+        """See io. Raises ConnectionError where it trickles."""
+        count = self._raw.readinto(into)
+        if self.patience_s is None or not count:
+            return count
+        now_s = monotonic()
+        if self._since_s is None:
+            self._since_s = now_s
+        self._size += count
+        taken_s = now_s - self._since_s
+        if taken_s > self.patience_s and self._size < taken_s * RATE_MIN_BYTES:
+            raise ConnectionError(f"an answer that trickles: {self._size} bytes in {taken_s:.0f} s")
+        return count
+
+    def close(self) -> None:
+        """See io."""
+        self._raw.close()
+        super().close()
+
+
 def _reporting(base: Any, adapter: _Adapter) -> type[HTTPConnection]:
     class ReportingConnection(base):  # type: ignore[misc]
+        response_class = _Answer
+
         def connect(self) -> None:
             adapter.prepare(self)
             super().connect()

@@ -233,6 +233,7 @@ def test_a_cluster_is_asked_until_a_node_of_it_can_tell() -> None:
     assert first_to_tell([look("unknown"), look("absent"), look("equal")])["state"] == "absent"
     assert asked == ["unknown", "absent"]
     assert first_to_tell([look("unknown"), look("unknown")])["state"] == "unknown"
+    assert first_to_tell([look("unknown"), look("equal")], lambda: False)["state"] == "unknown", "the node stops"
 
 
 def test_clocks_of_both_sides_are_compared_by_what_they_have_seen() -> None:

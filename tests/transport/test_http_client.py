@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 import time
@@ -180,6 +181,34 @@ def test_a_refusal_says_why(dial: Dial, url: str) -> None:
         post(peer, "owned")
     assert (caught.value.status, caught.value.reason) == (409, "owned-by-other")
     peer.cut()
+
+
+@pytest.mark.parametrize("begin", [b"HTTP/1.1 200 OK\r\nx: ", b"HTTP/1.1 503 No\r\ncontent-length: 1900\r\n\r\n"])
+def test_an_answer_that_trickles_before_its_body_or_says_no_is_left(dial: Dial, begin: bytes) -> None:
+    """Bytes that come one by one hold no thread for ever, be they of a head or of a refusal."""
+    over = threading.Event()
+
+    def says(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(10_000)
+            connection.sendall(begin)
+            while not over.wait(0.02):
+                connection.sendall(b"a")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=says, args=(server,))
+        thread.start()
+        peer = dial(f"http://127.0.0.1:{server.getsockname()[1]}", 1)
+        began_s = time.monotonic()
+        try:
+            with pytest.raises(PeerFault, match="trickles"):
+                peer.post("/echo", b"", media_type="x", timeout_ms=200, limit_bytes=1000)
+            assert time.monotonic() - began_s < 5
+        finally:
+            over.set()
+            thread.join()
+            peer.cut()
 
 
 def test_redirections_are_not_followed(dial: Dial, url: str) -> None:
