@@ -19,8 +19,18 @@ from node.cli.remote import AdminClient, admin_option
 from node.cli.times import time_of
 from node.cli.where import node_options
 
-PEER = click.option("--peer", help="Only this [[fullsync]]; without it all of the node, or the only one.")
-PEER_OF_ALL = click.option("--peer", help="Only this [[fullsync]]; without it all.")
+
+def _named(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    """An empty name is a variable that nobody has set."""
+    if value == "":
+        raise click.BadParameter("it is empty")
+    return value
+
+
+PEER = click.option(
+    "--peer", callback=_named, help="Only this [[fullsync]]; without it all of the node, or the only one."
+)
+PEER_OF_ALL = click.option("--peer", callback=_named, help="Only this [[fullsync]]; without it all.")
 KINDS: Final = ("all", "day", "hour", "range", "auto")
 LOOK_S: Final = 0.25
 """How often a run that is waited for is looked at."""
@@ -106,6 +116,10 @@ def run(kind: str, peer: str | None, wait: bool, by: str, admin: AdminClient, ou
     else:
         _echo_results((name, result) for result in results)
         _echo_named(name, named)
+    if not results:
+        auto = "auto leaves it out, since what differs cannot be repaired from here; `run all` looks at everything"
+        why = auto if kind == "auto" else "the node's log says why"
+        raise CommandFailed(Exit.UNAVAILABLE, "no-result", f"{name}: the check has no result: {why}")
     worst = max((_exit_of(result) for result in results), default=Exit.UNAVAILABLE, key=_RANK.index)
     if worst is not Exit.OK:
         raise click.exceptions.Exit(int(worst))

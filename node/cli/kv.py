@@ -212,8 +212,8 @@ def get(
     """
     status, clock, found = client.batch("/batch/get", (bucket_type, bucket, kv_key))
     siblings = [_sibling(row) for row in found] if isinstance(found, list) else []
-    if vtag is not None:
-        siblings = [sibling for sibling in siblings if sibling["vtag"] == vtag]
+    known = [sibling["vtag"] for sibling in siblings]
+    siblings = [sibling for sibling in siblings if vtag in (None, sibling["vtag"])]
     if output == "json":
         shown = None if clock is None else b64encode(clock).decode()
         names = {"type": bucket_type, "bucket": _text(bucket, percent), "key": _text(kv_key, percent)}
@@ -225,6 +225,8 @@ def get(
             kind = "deleted" if sibling["deleted"] else f"{len(sibling['value'])} bytes {sibling['content_type']}"
             click.echo(printable(f"{sibling['vtag']}  {moment(sibling['last_modified_ms'])}  {kind}"), err=True)
         return Exit.DIFFERS
+    if known and not siblings:
+        raise CommandFailed(Exit.DIFFERS, "unknown-vtag", f"there is no sibling {vtag!r}; there are {', '.join(known)}")
     if status == 404 or not siblings or siblings[0]["deleted"]:
         click.echo(f"isthmus: {'deleted' if siblings else _not_found(bucket, bucket_type)}", err=True)
         return Exit.DIFFERS

@@ -38,13 +38,16 @@ def balance(dry_run: bool, yes: bool, admin: AdminClient, output: str) -> int:
     """Move leaderships to where they are spread most evenly, with as few moves as there can be."""
     status = admin.get("/admin/leaders")
     plan = listed(status, "plan")
+    moving = status.get("state") == "leadership-balancing"
+    if not plan and not moving and status.get("reason"):
+        raise CommandFailed(Exit.UNAVAILABLE, "not-ready", f"leaderships are not moved now: {status['reason']}")
     if output == "table":
         _echo_plan(status, plan)
-    if dry_run or not plan:
+    if dry_run or not (plan or moving):
         if output == "json":
             echo_json(status)
         return Exit.OK
-    if not yes:
+    if plan and not yes:
         if output == "json" or not sys.stdin.isatty():
             raise CommandFailed(
                 Exit.USAGE, "usage", "there are leaderships to move: --yes moves them, --dry-run does not"
@@ -71,7 +74,9 @@ def _echo_plan(status: dict[str, Any], plan: list[dict[str, Any]]) -> None:
     echo_table(("node", "leaders", "then"), ([node, leaders.get(node), after[node]] for node in sorted(after)))
     click.echo()
     if not plan:
-        click.echo("nothing to move: leaderships are as even as they can be")
+        moving = status.get("state") == "leadership-balancing"
+        even = "nothing to move: leaderships are as even as they can be"
+        click.echo(f"leaderships are being moved: {cell(status.get('reason'))}" if moving else even)
         return
     echo_table(("partition", "from", "to"), ([each.get(key) for key in ("partition", "from", "to")] for each in plan))
 

@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final, NamedTuple, Protocol
 
@@ -37,6 +38,9 @@ _REDIRECTING: Final = (
     "GIT_NAMESPACE",
 )
 """Variables that would point git at another repository than the path given (set inside hooks)."""
+
+_FAILURES: Final = ("fatal: ", "error: ")
+"""How git begins a line that says why it failed."""
 
 
 class HistoryFault(LocalFault):
@@ -288,7 +292,8 @@ class _BlobReader:
         """End the child."""
         assert self._child.stdin is not None
         assert self._child.stdout is not None
-        self._child.stdin.close()
+        with suppress(BrokenPipeError):  # a child that was killed: what it was asked last is still to be written
+            self._child.stdin.close()
         self._child.stdout.close()
         self._child.wait()
 
@@ -302,6 +307,8 @@ def _fields(output: IO[bytes]) -> Iterator[bytes]:
 
 
 def _git_said(errors: bytes) -> str:
-    """The last line that git wrote to its error output, without its prefix."""
+    """Why git failed, as it wrote to its error output: the last line that says so, without its prefix. Advice follows
+    it."""
     lines = errors.decode(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("fatal: ").removeprefix("error: ") if lines else ""
+    said = [line for line in lines if line.startswith(_FAILURES)] or lines
+    return said[-1].strip().removeprefix("fatal: ").removeprefix("error: ") if said else ""

@@ -10,7 +10,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+UNTOLD: Final = "unknown"
+"""Stands for the queues of a cluster none of whose nodes told of any; each cluster of a demo has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,10 @@ def cluster_sight(name: str, raw: Mapping[str, Any]) -> ClusterSight:
 
 def queue_sights(cluster: str, rows: Sequence[Mapping[str, Any]], partitions: int | None) -> list[QueueSight]:
     """A cluster's queues from the rows of its nodes' `/admin/queues`. A count is only known when the answers cover all
-    of the cluster's `partitions`: each is counted where it is led."""
+    of the cluster's `partitions`: each is counted where it is led. Without rows nobody has told, and there is one that
+    is unknown."""
+    if not rows:
+        return [QueueSight(cluster, UNTOLD, None, None, "no node tells of its queues")]
     sights = []
     for name in sorted({row["name"] for row in rows}):
         mine = [row for row in rows if row["name"] == name]

@@ -107,6 +107,26 @@ def test_the_exit_code_of_a_run_is_that_of_the_result_that_says_least(
         assert ("west: missing@sink: default/b k%20" if output == "table" else '"key": "k%20"') in shown
 
 
+@pytest.mark.parametrize(("kind", "words"), [("auto", "auto leaves it out"), ("all", "the node's log says why")])
+def test_a_run_without_a_result_is_told(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str], kind: str, words: str
+) -> None:
+    """Where `auto` chooses to look at nothing, or a node could not keep what was found, there is nothing to show, and
+    that is said."""
+    listener.tell("/admin/fullsync/run", {"peer": "west", "at_ms": AT_MS}, 202)
+    listener.tell("/admin/fullsync?results=200", {"running": None, "peers": [{**PEER, "results": []}]})
+    assert cli.main(["fullsync", "run", kind, "--wait"]) == Exit.UNAVAILABLE
+    assert words in capsys.readouterr().err
+
+
+def test_an_empty_peer_is_no_peer(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """A variable that nobody has set names no peer: it is not the only one that there is."""
+    for words in (["run"], ["suspend"], ["resume"], ["clear-range"]):
+        assert cli.main(["fullsync", *words, "--peer", ""]) == Exit.USAGE
+        assert "it is empty" in capsys.readouterr().err
+    assert listener.posted == []
+
+
 def test_a_run_that_is_waited_for_is_this_one_alone(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
     """The check that was due meanwhile begins as soon as this one ends: neither is it waited for, nor are its results
     taken for those of this one."""

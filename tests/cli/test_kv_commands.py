@@ -89,6 +89,11 @@ def test_siblings_are_shown_and_resolved_by_clock(run: Run) -> None:
     assert values["one"]["metadata"] == {"colour": "red"}
     assert values["one"]["content_type"] == "text/plain"
     assert run("get", "b", "k", "--vtag", values["two"]["vtag"]) == (Exit.OK, b"two", "")
+    code, out, err = run("get", "b", "k", "--vtag", "abc")
+    assert (code, out) == (Exit.DIFFERS, b"")
+    assert err.startswith("isthmus: there is no sibling 'abc'; there are ")
+    assert all(sibling["vtag"] in err for sibling in values.values())
+    assert "not found" in run("get", "b", "nokey", "--vtag", "abc")[2]
     assert run("put", "b", "k", "three", "--clock", shown["clock"])[0] == Exit.OK
     assert run("get", "b", "k") == (Exit.OK, b"three", "")
     assert run("put", "b", "k", "four", "--replace")[0] == Exit.OK

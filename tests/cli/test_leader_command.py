@@ -76,6 +76,25 @@ def test_nothing_to_move_is_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert told.posted == []
 
 
+def test_what_is_in_the_way_is_told_and_not_called_even(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While partitions are being elected nobody knows what is even: code 3 with the reason, in a dry run, too. Moves
+    that are under way are followed."""
+    waits = {**status((2, 1, 1), []), "reason": "partition 3 is being elected"}
+    told = Told(monkeypatch, waits)
+    for options in ((), ("--dry-run",), ("--yes", "-o", "json")):
+        assert cli.main(["leader", "balance", *options]) == Exit.UNAVAILABLE
+        shown = capsys.readouterr()
+        assert "partition 3 is being elected" in shown.err
+        assert "as even as" not in shown.out
+    assert told.posted == []
+    moving = {**status((2, 1, 1), [], a_run("", [])), "state": "leadership-balancing", "reason": "1 under way"}
+    told = Told(monkeypatch, moving, moving, status((2, 1, 1), [], a_run("balanced", DONE)))
+    assert cli.main(["leader", "balance"]) == Exit.OK
+    assert "balanced: 2 moved, 0 failed" in capsys.readouterr().out
+
+
 def test_moves_are_told_as_they_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The plan, then each move once, then the leaders as they are now."""
     told = Told(

@@ -228,6 +228,31 @@ def test_no_commit_no_repository_and_no_git_are_told_apart(tmp_path: Path, monke
         GitHistory(empty.path)
 
 
+def test_what_git_says_first_is_told_not_its_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repository of somebody else, as a container often has it: git's reason, not the last line of its advice."""
+    repository = grown(tmp_path / "repo")
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    with pytest.raises(HistoryFault, match=r"^detected dubious ownership in repository at"):
+        GitHistory(repository.path)
+
+
+def test_a_reader_of_blobs_that_died_is_the_only_fault(tmp_path: Path) -> None:
+    """When git itself was killed, each reader is told so, and letting go of it says nothing more: a broken pipe there
+    would end the demo without a word, as if whoever reads its output had gone."""
+    repository = grown(tmp_path / "repo")
+    blob = repository.git("rev-parse", "HEAD:renamed").decode().strip()
+    history = GitHistory(repository.path)
+    history.value(blob)
+    assert history._blobs is not None
+    history._blobs._child.kill()
+    history._blobs._child.wait()
+    for _ in range(2):
+        with pytest.raises(HistoryFault, match="ended unexpectedly"):
+            history.value(blob)
+    history.close()
+
+
 def test_a_damaged_repository_is_a_fault_not_a_short_history(tmp_path: Path) -> None:
     """A missing tree or blob stops the replay with the object's name instead of ending early."""
     repository = grown(tmp_path / "repo")

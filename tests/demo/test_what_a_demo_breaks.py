@@ -139,6 +139,9 @@ def test_a_queue_is_known_only_when_its_nodes_cover_every_partition() -> None:
     (unknown,) = queue_sights("east", [row(4, 0), row(8, None)], 12)
     assert unknown.outstanding is None
     assert queue_sights("east", [row(0, 0)], None)[0].outstanding is None
+    (silent,) = queue_sights("east", [], 12)
+    assert silent.outstanding is None, "no node told of any queue"
+    assert Sight(1.0, queues=(whole, silent)).outstanding is None
 
 
 def test_links_of_one_queue_make_one_line_with_the_worst_lag() -> None:
