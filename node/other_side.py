@@ -15,7 +15,7 @@ from urllib.parse import quote
 from repl.model.errors import CodecError
 from repl.model.keys import Key
 from repl.model.vclock import Clock, decode_clock, descends
-from repl.transport.http_client import OPEN, Access, session
+from repl.transport.http_client import OPEN, Access, cause_of, session
 
 TIMEOUT_S: Final = 3.0
 """For the connection, and for the answer: an operator waits for it."""
@@ -96,7 +96,7 @@ def other_side(url: str, key: Key, ours: Clock | None, access: Access = OPEN, *,
             why = answer.headers.get("X-Isthmus-Reason", "")
             deleted = status == 404 and answer.headers.get("X-Riak-Deleted", "") == "true"
     except OSError as error:
-        return _shown(url, "unknown", None, f"it does not answer: {type(error).__name__}")
+        return _shown(url, "unknown", None, f"it does not answer: {cause_of(error)}")
     if status not in FOUND:
         return _shown(url, "unknown", None, f"it answers {status}")
     if not said and (status, why) != (404, NOT_FOUND):

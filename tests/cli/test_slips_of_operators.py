@@ -179,6 +179,16 @@ def test_a_tombstone_there_is_equal_to_nothing_here() -> None:
     assert behind["state"] == "ahead"
 
 
+def test_why_the_other_side_does_not_answer_is_told_in_words() -> None:
+    """As everywhere else: a name of an exception would hide an expired certificate, or that nobody listens there."""
+    key = Key(b"default", b"b", b"k")
+    with answering_404("") as url:
+        plain = other_side(url.replace("http://", "https://"), key, None)
+    assert plain["reason"] == "it does not answer: TLS: the other end does not speak TLS"
+    gone = other_side(url, key, None)
+    assert gone["reason"].endswith("[Errno 111] Connection refused")
+
+
 @pytest.mark.parametrize("reason", ["unknown-path", ""])
 def test_single_values_asked_of_no_client_listener_are_told_so(reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The admin port is the likeliest slip: one sentence, and not the listener's own answer."""
