@@ -184,7 +184,8 @@ class FullSync:
 
 
 def _unplaced(members: Members, bucket_types: Sequence[str]) -> str:
-    """Why one of the bucket types has no partitions yet. One that there is not is no reason to wait: the check says so."""
+    """Why one of the bucket types has no partitions yet. One that there is not is no reason to wait: the check says
+    so."""
     try:
         for name in bucket_types:
             members.partitions(name.encode())
