@@ -21,7 +21,13 @@ import pytest
 GRACE_S: Final = 5.0
 """How long threads and children may take to end after a test that told them to; a guess for a loaded machine."""
 
-hypothesis.settings.register_profile("isthmus", deadline=None, derandomize="CI" in os.environ, print_blob=True)
+hypothesis.settings.register_profile(
+    "isthmus",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # how long a busy machine takes says nothing of the test
+)
 hypothesis.settings.load_profile("isthmus")
 
 TOOLS: Final = {"network": ("ip", "tc", "iptables", "nsenter"), "disks": ("mkfs.ext4", "mount", "losetup")}

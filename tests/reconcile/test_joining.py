@@ -40,7 +40,7 @@ def frames(rows: dict[int, bytes], size: int) -> list[Rows]:
     return [Rows([name for name, _ in part], [row for _, row in part], ()) for part in parts]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(SIDE, SIDE, st.integers(1, 5))
 def test_joining_bytes_finds_what_decoding_every_row_finds(
     monkeypatch: pytest.MonkeyPatch, left: dict[int, bytes], right: dict[int, bytes], size: int

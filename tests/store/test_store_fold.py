@@ -103,7 +103,7 @@ def check_times(store: Store, history: History) -> None:
             assert found == store.applied(p).offset
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(operations=OPERATIONS, size=st.integers(1, 7))
 def test_rows_are_the_fold_of_the_entries(operations: list[Put | Other], size: int, room: Path) -> None:
     """Exactly one change row a key, at its latest offset; key rows, objects, cursors and times as the log says; the
@@ -130,7 +130,7 @@ def test_rows_are_the_fold_of_the_entries(operations: list[Put | Other], size: i
     level.close()
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(operations=OPERATIONS, floor=st.integers(0, 40), sizes=st.tuples(st.integers(1, 7), st.integers(1, 7)))
 def test_a_replay_from_any_floor_changes_nothing(
     operations: list[Put | Other], floor: int, sizes: tuple[int, int], room: Path
