@@ -142,6 +142,10 @@ def dot_shown(actor: bytes, counter: int) -> dict[str, Any]:
     }
 
 
+STEPS_TOLD: Final = 3
+"""Queues whose next step the sentence of a key names, those first where nothing goes on by itself."""
+
+
 def joined(said: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """One answer of all nodes' (None: it gave none). `names`: uuid of a cluster -> its name, as far as known."""
     told = {node: one for node, one in said.items() if one is not None}
@@ -203,10 +207,15 @@ def _next(
         )
     if found is None:
         return NOT_HERE
-    for state in ("in-flight", "waiting", "not-read", "gap", "not-offered", "unknown"):
-        for one in queues or ():
-            if one["state"] == state:
-                return f"queue {one['queue']}: {one['next']}"
+    steps = [
+        f"queue {one['queue']}: {one['next']}"
+        for state in ("gap", "not-offered", "unknown", "in-flight", "waiting", "not-read")
+        for one in queues or ()
+        if one["state"] == state
+    ]
+    if steps:
+        more = len(steps) - STEPS_TOLD
+        return "; ".join(steps[:STEPS_TOLD] + ([f"and {more} more queues"] if more > 0 else []))
     if reap is not None and reap["waits"]:
         return f"the tombstone stays: {reap['waits']}"
     if not queues:

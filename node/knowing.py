@@ -140,6 +140,8 @@ def ledger_rows(ledgers: Said, owners: Mapping[str, tuple[str | None, str | None
         row: dict[str, Any] = {"direction": "sent", "queue": name}
         row["cluster"], row["uuid"] = owners.get(name, (None, None))
         row |= {word: None if silent else sum(one[word] for one in found) for word in SENT}
+        if open_:
+            row["waiting"] = None  # what is counted is what memory holds of it
         row["outcomes"] = {w: None if silent else sum(one["outcomes"][w] for one in found) for w in OUTCOMES}
         row["lost"] = lost
         off = lost or any(one["closes"] is False for one in found)

@@ -76,7 +76,10 @@ def ledger(name: str, admin: AdminClient, output: str) -> None:
         closes = {True: "yes", False: f"NO, off by {found.get('off_by')}", None: "not known yet"}[found.get("closes")]
         if found.get("lost"):
             closes = f"NO, lost: {found['lost']}"
-        rows.append([node.get("node"), *(found.get(key) for key in LEDGER), closes, found.get("reason")])
+        numbers = [found.get(key) for key in LEDGER]
+        if found.get("closes") is None:
+            numbers[LEDGER.index("waiting")] = None  # memory holds some of it: how much waits is what is not known yet
+        rows.append([node.get("node"), *numbers, closes, found.get("reason")])
     echo_table(("node", *(name.replace("_", " ") for name in LEDGER), "closes", "reason"), rows)
 
 

@@ -108,10 +108,22 @@ def test_ledgers_of_all_nodes_are_added_and_one_that_does_not_close_is_an_alarm(
     waiting = one_ledger(closes=None, partitions_not_known=[3])
     (row,) = ledger_rows({"e1": [waiting]}, owners)
     assert (row["state"], row["closes"]) == ("unknown", None)
+    assert row["waiting"] is None, "what memory holds of it is not what waits"
     source = {"source_uuid": "bb", "source_cluster": "west", "queue": "r", "fetched": 5, "fetched_bytes": 50,
               **dict.fromkeys(OUTCOMES, 1), "failed": 0, "under_way": 1}  # fmt: skip
     (row,) = received_rows({"e1": {"sources": [source]}, "e2": {"sources": [source]}})
     assert (row["cluster"], row["fetched"], row["under_way"], row["state"]) == ("west", 10, 2, "closed")
+
+
+def test_a_queues_ledger_does_not_tell_what_waits_while_it_is_not_known(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a node whose window does not reach over all that waits, the number in memory is none to show."""
+    nodes = [{"node": "e1", "ledger": one_ledger()}, {"node": "e2", "ledger": one_ledger(closes=None)}]
+    listener.tell("/admin/queues/q/ledger", {"nodes": nodes})
+    assert cli.main(["queue", "ledger", "q"]) == Exit.OK
+    told = capsys.readouterr().out.splitlines()
+    assert told[1].split().count("unknown") + 1 == told[2].split().count("unknown")
 
 
 def test_lag_over_a_limit_is_exit_code_1_and_unknown_is_3(
@@ -176,6 +188,19 @@ def test_a_key_is_explained_by_its_leader_or_not_at_all() -> None:
     held = {**lower, "reason": "serving is suspended by ann", "next": "isthmus queue resume q"}
     answer = joined({"e1": node_says(lower=[held]), "e2": node_says(leads=True)}, {})
     assert answer["next"] == "queue q: isthmus queue resume q"
+
+
+def test_every_queue_that_has_a_step_to_go_is_named_first_those_that_go_on_by_no_one() -> None:
+    """A queue that nobody fetches from hides no gap of another one; beyond three they are counted."""
+
+    def step(*states: str) -> str:
+        queues = [{"queue": f"q{n}", "state": state, "next": f"do {n}"} for n, state in enumerate(states)]
+        found = {"seen": [], "siblings": []}
+        return str(joined({"e1": node_says(leads=True, queues=queues, object=found)}, {})["next"])
+
+    assert step("not-read", "gap") == "queue q1: do 1; queue q0: do 0"
+    assert step("acknowledged", "waiting") == "queue q1: do 1"
+    assert step(*["waiting"] * 5) == "queue q0: do 0; queue q1: do 1; queue q2: do 2; and 2 more queues"
 
 
 def test_a_key_that_a_sink_here_refused_is_told_with_its_letter(
