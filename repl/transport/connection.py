@@ -311,7 +311,8 @@ class Connection(asyncio.Protocol):
         if self._closing:
             return False
         waiting = self._outbox.waiting_bytes(lane)
-        if lane is not Lane.CATCH_UP and waiting > self._owner.limits.live_limit_bytes:
+        most = self._owner.limits.live_limit_bytes + (self.body_limit if lane is Lane.CALLS else 0)  # one answer more
+        if lane is not Lane.CATCH_UP and waiting > most:
             self.fail("not-reading", f"{waiting} bytes wait for node {self.node}, which does not read them")
             return False
         self._outbox.put(lane, item, length)

@@ -291,6 +291,7 @@ class ClusterLinks:
             body_limit=connection.body_limit,
             bytes_max=self.limits.live_limit_bytes,
             put=connection.put_call,
+            waiting=lambda: connection.waiting_bytes(Lane.CALLS),
             tasks=self._served,
         )
         return serving

@@ -23,7 +23,8 @@ from repl.model.errors import (
     TooLarge,
 )
 from repl.transport import links
-from repl.transport.calls import UNDER_WAY_MAX
+from repl.transport.calls import UNDER_WAY_MAX, Serving
+from repl.transport.frames import Parts, unpacked
 from tests.transport.wire_world import LOOPS, MB, Node, run, until, world
 
 pytestmark = pytest.mark.parametrize("loop", LOOPS)
@@ -290,5 +291,71 @@ def test_nobody_is_waited_for_who_does_not_answer(loop: str, monkeypatch: pytest
             for task in (hanging, gone):
                 with pytest.raises(OutcomeUnknown):
                     await task
+
+    run(story(), loop)
+
+
+def test_many_large_answers_at_once_do_not_cost_the_connection(loop: str) -> None:
+    """Answers that are ready at the same time are more than may wait for a node that reads: those that find no room
+    wait for it, and what else goes over the connection goes on."""
+
+    async def story() -> None:
+        async with world() as here:
+            a, b = await here.pair(live_limit_bytes=2 * MB)
+            go, begun = asyncio.Event(), 0
+
+            async def answer(_node: str, _method: str, body: bytes) -> bytes:
+                nonlocal begun
+                begun += 1
+                await go.wait()
+                return body * MB
+
+            b.answer = answer
+            asked = [asyncio.create_task(a.links.request("b", "m", b"%d" % i, 10_000)) for i in range(4)]
+            await until(lambda: begun == 4)
+            go.set()
+            assert await asyncio.gather(*asked) == [b"%d" % i * MB for i in range(4)]
+            assert (a.events, b.events) == ([("b", True)], [("a", True)])
+            assert b.faults() == {}
+
+    run(story(), loop)
+
+
+def test_answers_that_wait_for_room_are_bounded_and_end_with_their_requests(loop: str) -> None:
+    """While a connection is full one answer waits, and more as far as they are within the limit; the rest is told at
+    once that its outcome is unknown. Nobody waits longer than who asked."""
+
+    async def story() -> None:
+        put: list[Parts] = []
+        full = True
+
+        async def handler(_node: str, method: str, _body: bytes) -> bytes:
+            return method.encode()
+
+        def queued(item: Parts) -> bool:
+            put.append(item)
+            return True
+
+        tasks: set[asyncio.Task[None]] = set()
+        serving = Serving(
+            "a", handler, body_limit=MB, bytes_max=10, put=queued, waiting=lambda: 11 if full else 10, tasks=tasks
+        )
+        for asked in (1, 2):
+            serving.asked((asked, "sixsix", 10_000, b""))
+        await until(lambda: put)
+        (told,) = unpacked(b"\x91" + b"".join(put.pop()))
+        assert (told[0], told[2], told[3]) == (2, "outcome-unknown", "6 bytes of answers wait for room to node a")
+        serving.asked((3, "x", 100, b""))
+        await until(lambda: len(tasks) == 1)
+        assert put == []
+        full = False
+        await until(lambda: not tasks)
+        assert unpacked(b"\x91" + b"".join(put[0])) == ((1, b"sixsix"),)
+        assert len(put) == 1
+        full = True
+        serving.asked((4, "x", 10_000, b""))
+        await asyncio.sleep(0)
+        serving.left.set()
+        await until(lambda: not tasks)
 
     run(story(), loop)
