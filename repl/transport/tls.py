@@ -131,6 +131,7 @@ def _context(protocol: int, files: TlsFiles) -> ssl.SSLContext:
     if files.certificate is not None and files.key is not None:
         check_private(files.key)
         _readable(files.certificate)
+        _readable(files.key)
         try:
             context.load_cert_chain(files.certificate, files.key, password=_no_password)
         except ssl.SSLError as error:
@@ -156,7 +157,7 @@ def _readable(path: Path) -> None:
     try:
         with path.open("rb") as file:
             if len(file.read(PEM_BYTES_MAX + 1)) > PEM_BYTES_MAX:
-                raise BadConfig(f"{path} is larger than {PEM_BYTES_MAX} bytes: no file of certificates")
+                raise BadConfig(f"{path} is larger than {PEM_BYTES_MAX} bytes: no file of certificates or a key")
     except OSError as error:
         raise BadConfig(f"{path}: {_system(error)}") from error
 

@@ -88,18 +88,20 @@ def is_among(digest: bytes, digests: tuple[bytes, ...]) -> bool:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     check_private(path)
     try:
-        raw = path.read_bytes()
-        text = raw.decode("ascii")
+        with path.open("rb") as file:
+            raw = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise BadConfig(f"{path}: {(error.strerror or str(error)).lower()}") from error
+    if len(raw) > FILE_BYTES_MAX:
+        raise BadConfig(f"{path} is larger than {FILE_BYTES_MAX} bytes: no file of tokens")
+    try:
+        text = raw.decode("ascii")
     except UnicodeDecodeError:
         raise BadConfig(f"{path} holds something else than tokens; {FORM}") from None
     if not raw:
         raise BadConfig(f"{path} is empty, as one that is being written; a comment line (#) lets nobody in")
     if PEM in raw:
         raise BadConfig(f"{path} holds a key or a certificate, which is no token and is not shown as one; {FORM}")
-    if len(raw) > FILE_BYTES_MAX:
-        raise BadConfig(f"{path} is larger than {FILE_BYTES_MAX} bytes: no file of tokens")
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
         if stripped and not stripped.startswith("#"):

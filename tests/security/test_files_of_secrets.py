@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from node.cli.exits import Exit
 from node.locks import file_faults
 from repl.model.errors import BadConfig, LocalFault
 from repl.transport import tokens
+from repl.transport.tls import server_contexts
+from tests.security.folder import filled
 
 NODE = '[node]\nname = "a"\ncluster = "c"\ndata_dir = "data"\n'
 FULLSYNC = '[[fullsync]]\nname = "w"\nurls = "http://127.0.0.1:1,{0}"\nqueue = "q"\ntoken_file = "t"\n'
@@ -122,3 +126,26 @@ def test_no_certificate_outlives_its_authority(tmp_path: Path, capsys: pytest.Ca
     assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", "d"]) == Exit.USAGE
     assert "has expired, so nobody would believe what it signs" in capsys.readouterr().err
     assert not (tmp_path / "d.crt").exists()
+
+
+@pytest.mark.parametrize("read", [tokens.read_token, tokens.read_digests])
+def test_a_huge_file_named_as_one_of_tokens_is_told_and_not_read(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    """A log or a disk image named by mistake costs its first bytes: it is looked at again each second."""
+    file = tmp_path / "t"
+    file.write_text("a-token-0123456789\n")
+    file.chmod(0o600)
+    os.truncate(file, 1 << 40)
+    with pytest.raises(BadConfig, match="larger than 64000 bytes"):
+        read(file)
+
+
+@pytest.mark.parametrize("named", ["a.crt", "a.key", "ca.crt"])
+def test_a_huge_file_named_as_a_certificate_or_key_is_told_and_not_read(tmp_path: Path, named: str) -> None:
+    """The same of what TLS is made of: OpenSSL would read it to its end, on the event loop."""
+    made = filled(tmp_path)
+    (tmp_path / named).write_text("x")
+    os.truncate(tmp_path / named, 1 << 40)
+    with pytest.raises(BadConfig, match=f"{named} is larger than 1000000 bytes"):
+        server_contexts(made.files("a"), ssl.CERT_REQUIRED)
