@@ -1,6 +1,7 @@
 """What the core asks for that takes a round trip: epochs and gens into the data directory, records of the metastore.
 
-Runs beside the write path on the event loop; each answer goes back into the core as an event. Nothing is decided here:
+Runs beside the write path on the event loop, and in a thread of its own where it waits for the disk: no election waits
+for what others do in the loop's. Each answer goes back into the core as an event. Nothing is decided here:
 an undecided write is repeated when the core asks for it again. Each kind has at most one round trip under way a
 partition, so that what the core repeats is dropped while it is still true.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, assert_never
 
 import structlog
@@ -44,6 +46,7 @@ class RoundTrips:
         self._registrar = registrar
         self._dispatch = dispatch
         self._fail = fail
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="identity")
         self._wanted: dict[int, tuple[Partition, int]] = {}
         self._epochs_task: asyncio.Task[None] | None = None
         self._writes: dict[int, asyncio.Task[None]] = {}
@@ -84,7 +87,7 @@ class RoundTrips:
             wanted, self._wanted = self._wanted, {}
             epochs = {partition_id: epoch for partition_id, (_, epoch) in wanted.items()}
             try:
-                await asyncio.get_running_loop().run_in_executor(None, self._identity.note_epochs, epochs)
+                await asyncio.get_running_loop().run_in_executor(self._disk, self._identity.note_epochs, epochs)
             except LocalFault as error:
                 self._fail(error)
                 return
@@ -118,7 +121,7 @@ class RoundTrips:
         gen = await self._metastore.allocate_gen()
         log.warning("identity.new_gen", partition=partition.id, gen=gen, reason=reason)
         try:
-            await asyncio.get_running_loop().run_in_executor(None, self._identity.note_gens, {partition.id: gen})
+            await asyncio.get_running_loop().run_in_executor(self._disk, self._identity.note_gens, {partition.id: gen})
         except LocalFault as error:
             self._fail(error)
             return 0
@@ -207,3 +210,4 @@ class RoundTrips:
         for single in (self._epochs_task, self._withholding):
             if single is not None:
                 single.cancel()
+        self._disk.shutdown(wait=False, cancel_futures=True)

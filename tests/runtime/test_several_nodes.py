@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -313,5 +315,27 @@ def test_soft_cursors_survive_a_change_of_leader(tmp_path: Path, town: Towns) ->
             leader.runtime.hand_over(leader.partition(), None, 5_000)
             await t.led_by_another(leader)
             assert seen == [b"\x02"]
+
+    asyncio.run(story())
+
+
+def test_an_election_does_not_wait_for_what_others_do_in_threads(tmp_path: Path, town: Towns) -> None:
+    """The loop's own threads are few, and shared: peers of another cluster that do not answer, or a plan of many
+    partitions, hold them for seconds. The epoch that nothing may be done before is durable all the same."""
+
+    async def story() -> None:
+        async with town(tmp_path) as t:
+            leader = await t.led()
+            await t.level()
+            loop, free = asyncio.get_running_loop(), threading.Event()
+            pool = ThreadPoolExecutor(1)
+            loop.set_default_executor(pool)
+            busy = [loop.run_in_executor(None, free.wait) for _ in range(2)]
+            try:
+                leader.runtime.hand_over(leader.partition(), None, 5_000)
+                await t.led_by_another(leader, timeout_s=5)
+            finally:
+                free.set()
+                await asyncio.gather(*busy)
 
     asyncio.run(story())
