@@ -6,7 +6,9 @@ while answers are full, so that there is more where they came from. Of the slots
 longest goes first, so a busy link cannot starve the others. No peer gets more workers than its limit, so one that
 hangs holds its share and no more. When there are more links than workers, nobody waits at a source for long
 (`Turn.may_wait`): then delays favour the peers that have something. A link whose source fails is probed by one slot
-at a time; one whose changes this cluster did not store is not, since the slot that got them must say so soon.
+at a time, which does not wait at the source; one whose changes this cluster did not store is not, since the slot that
+got them must say so soon. While some links answer, those that fail, or never answered yet, have half of the workers:
+however many peers hang, those that answer go on.
 
     resting -> fetching   taken: due, not suspended, not leaving, within the limits of pool and peer
     fetching -> pushing   it found something; the link is busy, and its other slots may go
@@ -32,7 +34,8 @@ class LinkName(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A slot's turn to fetch. `may_wait` is False when its worker is wanted elsewhere: it should not poll for long."""
+    """A slot's turn to fetch. `may_wait` is False when its worker is wanted elsewhere, and for a probe: it should not
+    poll for long."""
 
     name: LinkName
     slot: int
@@ -57,10 +60,16 @@ class _Link:
     leaving: bool = False
     probing: bool = False
     """The source failed at the last cycle that ended."""
+    answered: bool = False
+    """It ever did."""
 
     @property
     def running(self) -> int:
         return len(self.fetching) + len(self.pushing) + len(self.telling)
+
+    @property
+    def doubtful(self) -> bool:
+        return self.probing or not self.answered
 
     def rests(self, slot: int) -> bool:
         return slot not in self.fetching and slot not in self.pushing and slot not in self.telling
@@ -151,9 +160,15 @@ class Roster:
             return None
         limit = 0
         best: tuple[int, LinkName, int] | None = None
+        enough: bool | None = None
         for name, link in self._links.items():
             if link.due_ms > now_ms or not link.may_run():
                 continue
+            if link.doubtful:
+                if enough is None:
+                    enough = self._doubted_enough()
+                if enough:
+                    continue
             limit = limit or self.peer_limit()
             if self._busy.get(name.peer, 0) >= limit:
                 continue
@@ -163,10 +178,21 @@ class Roster:
         if best is None:
             return None
         _, name, slot = best
-        self._links[name].fetching.add(slot)
+        link = self._links[name]
+        link.fetching.add(slot)
         self._busy_count += 1
         self._busy[name.peer] = self._busy.get(name.peer, 0) + 1
-        return Turn(name, slot, not self._crowded(name.peer, limit))
+        return Turn(name, slot, not link.probing and not self._crowded(name.peer, limit))
+
+    def _doubted_enough(self) -> bool:
+        """True when links that answer could want the workers that are left."""
+        some_answer, held = False, 0
+        for link in self._links.values():
+            if link.doubtful:
+                held += len(link.fetching)
+            elif not link.suspended and not link.leaving:
+                some_answer = True
+        return some_answer and held >= max(1, self.workers // 2)
 
     def _crowded(self, peer: str, limit: int) -> bool:
         """True when more workers are wanted than there are, in the pool or for this peer."""
@@ -184,7 +210,7 @@ class Roster:
         link = self._links[name]
         link.fetching.remove(slot)
         link.pushing.add(slot)
-        link.busy, link.full, link.probing = True, full, False
+        link.busy, link.full, link.probing, link.answered = True, full, False, True
 
     def report(self, name: LinkName, slot: int, result: Result, now_ms: int, waited_ms: int) -> None:
         """The cycle of a taken slot is over."""
@@ -198,6 +224,7 @@ class Roster:
         self._turn += 1
         link.rested_since[slot] = self._turn
         link.probing = result is Result.ERROR
+        link.answered = link.answered or not link.probing
         if result is Result.EMPTY or result is Result.ERROR:
             link.busy = link.full = False
         link.backoff = link.backoff.after(result, waited_ms)
@@ -225,7 +252,12 @@ class Roster:
         """When a link that may run is due; None when there is none, or no worker for it."""
         if self._busy_count >= self.workers:
             return None
-        may_run = [(name.peer, link.due_ms) for name, link in self._links.items() if link.may_run()]
+        enough = self._doubted_enough()
+        may_run = [
+            (name.peer, link.due_ms)
+            for name, link in self._links.items()
+            if link.may_run() and not (link.doubtful and enough)
+        ]
         if not may_run:
             return None
         limit = self.peer_limit()

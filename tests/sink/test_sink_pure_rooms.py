@@ -22,7 +22,7 @@ from sink.limits import ALL_NODES, InForce, Limits, settings_for
 from sink.limits import change as change_limits
 from sink.limits import decode as decode_limits
 from sink.limits import read as read_limits
-from sink.roster import LinkName, Roster
+from sink.roster import LinkName, Roster, Turn
 from sink.suspensions import SUSPENSIONS_MAX, Suspension, added, change, decode, encode, read, without
 
 A, B, C = LinkName("q", "http://east"), LinkName("q", "http://north"), LinkName("r", "http://east")
@@ -179,6 +179,31 @@ def test_a_peer_that_hangs_holds_its_share_and_no_more() -> None:
         roster.report(*taken[:2], Result.ITEMS, step, 0)
     assert hanging == roster.peer_limit() == 2
     assert served >= 190
+
+
+@pytest.mark.parametrize("workers", [2, 4, 24])
+def test_many_peers_that_hang_leave_half_of_the_workers_to_those_that_answer(workers: int) -> None:
+    """Of sixty peers most are cut off: each fetch from one of them takes five seconds to fail. Those that answer go
+    on at the pace of a few workers, and a peer that comes back is found."""
+    live = [LinkName("q", f"http://live{n}") for n in range(2)]
+    dead = [LinkName("q", f"http://dead{n}") for n in range(60)]
+    roster = roster_of(*live, *dead, workers=workers)
+    ends: list[tuple[int, Turn]] = []
+    served, tried = 0, set()
+    for now in range(0, 60_000, 50):
+        for end in [one for one in ends if one[0] <= now]:
+            ends.remove(end)
+            name, slot, _ = end[1]
+            if name in live:
+                roster.fetched(name, slot)
+            roster.report(name, slot, Result.ITEMS if name in live else Result.ERROR, now, 0)
+        while (turn := roster.take(now)) is not None:
+            ends.append((now + (50 if turn.name in live else 5_000), turn))
+            served += turn.name in live
+            assert turn.name in live or turn.name not in tried or not turn.may_wait, "a probe gives its worker back"
+            tried.add(turn.name)
+    assert served >= 1_080, "one cycle of 50 ms after the other, but for the first seconds"
+    assert len(tried & {*dead}) >= 5 * (workers // 2), "each is tried in its turn"
 
 
 def test_nobody_waits_at_a_source_while_workers_are_wanted_elsewhere() -> None:
