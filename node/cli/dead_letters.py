@@ -5,7 +5,7 @@ They lie on the node that fetched them, so `--admin` says whose are meant. What 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -57,19 +57,28 @@ def list_letters(admin: AdminClient, output: str) -> None:
 @admin_option
 @output_option
 def retry(ids: tuple[int, ...], everything: bool, by: str, admin: AdminClient, output: str) -> Exit:
-    """Push these again. What is taken now is off the list; code 1 when one was not."""
-    answer = admin.post("/admin/sink/dead-letters/retry", {"ids": _chosen(ids, everything), "by": by})
-    retried = listed(answer, "retried")
-    if output == "json":
-        echo_json(answer)
-    else:
-        for letter in retried:
-            why = f": {cell(letter.get('error'))}" if letter.get("error") else ""
-            click.echo(f"{letter.get('id')}: {cell(letter.get('outcome') or letter.get('reason'))}{why}")
+    """Push these again. What is taken now is off the list; code 1 when one was not. Each has a request of its own,
+    since it may wait for its source, or for a leader, as long as a request has."""
+    _chosen(ids, everything)
+    asked = tuple(dict.fromkeys(ids)) if ids else _kept(admin)
+    retried: list[dict[str, Any]] = []
+    try:
+        for number in asked:
+            answer = admin.post("/admin/sink/dead-letters/retry", {"ids": [number], "by": by})
+            retried += (found := listed(answer, "retried"))
+            for letter in found if output != "json" else ():
+                why = f": {cell(letter.get('error'))}" if letter.get("error") else ""
+                click.echo(f"{letter.get('id')}: {cell(letter.get('outcome') or letter.get('reason'))}{why}")
+    except CommandFailed as error:
+        sentence = f"dead letter {number}, after {len(retried)} of {len(asked)}: {error}"
+        raise CommandFailed(error.exit_code, error.reason, sentence) from error
+    finally:
+        if output == "json":
+            echo_json({"retried": retried})
     taken = sum(letter.get("outcome") in ("applied", "superseded", "merged") for letter in retried)
     if everything and output != "json":
-        click.echo(f"taken: {taken} of {len(retried)}")
-    return Exit.OK if taken == len(retried) else Exit.DIFFERS
+        click.echo(f"taken: {taken} of {len(asked)}")
+    return Exit.OK if taken == len(asked) else Exit.DIFFERS
 
 
 @dead_letters_group.command("drop")
@@ -84,8 +93,7 @@ def drop(ids: tuple[int, ...], everything: bool, yes: bool, by: str, admin: Admi
     their number is told, and asked about; what comes meanwhile stays."""
     _chosen(ids, everything)
     if everything:
-        kept = listed(admin.get("/admin/sink/dead-letters"), "dead_letters")
-        ids = tuple(letter["id"] for letter in kept if type(letter.get("id")) is int)
+        ids = _kept(admin)
         if ids:
             confirm(yes, f"Drop all {len(ids)} dead letters of this node?", output)
     asked, dropped = sorted(set(ids)), 0
@@ -101,7 +109,12 @@ def drop(ids: tuple[int, ...], everything: bool, yes: bool, by: str, admin: Admi
         click.echo(f"{left} of {len(asked)} are not kept by this node: letters lie on the node that fetched", err=True)
 
 
-def _chosen(ids: tuple[int, ...], everything: bool) -> list[int] | None:
+def _kept(admin: AdminClient) -> tuple[int, ...]:
+    """The ids of all that the node keeps."""
+    kept = listed(admin.get("/admin/sink/dead-letters"), "dead_letters")
+    return tuple(letter["id"] for letter in kept if type(letter.get("id")) is int)
+
+
+def _chosen(ids: tuple[int, ...], everything: bool) -> None:
     if bool(ids) == everything:
         raise CommandFailed(Exit.USAGE, "bad-input", "give the ids of dead letters, or --all")
-    return None if everything else list(ids)

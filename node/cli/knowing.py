@@ -71,7 +71,7 @@ def lag_command(over: float | None, admin: AdminClient, output: str) -> None:
 @output_option
 def ledger_command(admin: AdminClient, output: str) -> None:
     """What became of every change that was to go to, and that came from, each other cluster. Exit code 1 when a ledger
-    does not close."""
+    does not close, 3 when it is not known."""
     answer = admin.get("/admin/ledger")
     rows = listed(answer, "ledger")
     if output == "json":
@@ -88,6 +88,10 @@ def ledger_command(admin: AdminClient, output: str) -> None:
     off = [row for row in rows if row.get("closes") is False]
     if off:
         raise CommandFailed(Exit.DIFFERS, "ledger", f"queue {off[0]['queue']}: {off[0]['reason']}")
+    unknown = next((row for row in rows if row.get("state") == "unknown"), None)
+    if unknown is not None:
+        sentence = f"queue {unknown['queue']}: whether its ledger closes is not known: {unknown['reason']}"
+        raise CommandFailed(Exit.UNAVAILABLE, "unknown", sentence)
 
 
 def _cluster(row: dict[str, Any]) -> Any:

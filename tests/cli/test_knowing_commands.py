@@ -164,6 +164,20 @@ def test_a_ledger_that_does_not_close_is_exit_code_1(
     assert "3 not accounted for" in shown.err
 
 
+def test_a_ledger_of_which_a_part_is_unknown_is_exit_code_3(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """0 says that it closes: with a silent node nobody knows; one that is known not to close outweighs that."""
+    (unknown,) = ledger_rows({"e1": [one_ledger()], "e2": None}, {"q": ("west", "bb")})
+    listener.tell("/admin/ledger", {"ledger": [unknown], "unknown": ["e2"]})
+    for output in ("table", "json"):
+        assert cli.main(["ledger", "-o", output]) == Exit.UNAVAILABLE
+        assert "queue q: whether its ledger closes is not known: node e2 does not answer" in capsys.readouterr().err
+    (off,) = ledger_rows({"e1": [one_ledger(closes=False, off_by=3)]}, {"q": ("west", "bb")})
+    listener.tell("/admin/ledger", {"ledger": [unknown, off], "unknown": ["e2"]})
+    assert cli.main(["ledger"]) == Exit.DIFFERS
+
+
 def node_says(**changed: Any) -> dict[str, Any]:
     """What a node says of a key."""
     return {"leads": False, "partition": 1, "segment": 5, "leader": "e2", "object": None, "queues": [], "lower": [],

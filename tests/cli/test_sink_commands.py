@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from node.cli import main as cli
 from node.cli import remote
-from node.cli.exits import Exit
+from node.cli.exits import CommandFailed, Exit
 from tests.cli.test_remote_commands import SINK, ToldListener, listener
 
 __all__ = ["listener"]
@@ -112,11 +113,39 @@ def test_dead_letters_are_listed_retried_and_dropped(
     assert cli.main(["sink", "dead-letters", "drop", "4", "5"]) == Exit.OK
     by = remote.whoami()
     assert [body for _, body in listener.posted] == [
-        {"ids": [4], "by": by}, {"ids": None, "by": by}, {"ids": [4, 5], "by": by},
+        {"ids": [4], "by": by}, {"ids": [4], "by": by}, {"ids": [4, 5], "by": by},
     ]  # fmt: skip
     assert capsys.readouterr().out.splitlines()[-2:] == ["taken: 1 of 1", "dropped: 1"]
     assert cli.main(["sink", "dead-letters", "drop"]) == Exit.USAGE
     assert cli.main(["sink", "dead-letters", "drop", "4", "--all"]) == Exit.USAGE
+
+
+def test_letters_are_retried_one_by_one_and_what_was_done_is_told(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A letter may wait for its source or for a leader as long as a request has, so each has a request of its own; one
+    that gets no answer ends the command, which has told what became of those before it, and says which it was."""
+    path = "/admin/sink/dead-letters"
+    listener.tell(path, {"dead_letters": [{"id": number} for number in (4, 5, 9)]})
+    taken = {"id": 4, "outcome": "applied", "reason": None, "error": None}
+    listener.tell(f"{path}/retry", {"retried": [taken]})
+    assert cli.main(["sink", "dead-letters", "retry", "--all"]) == Exit.OK
+    assert [body["ids"] for _, body in listener.posted] == [[4], [5], [9]]
+    assert capsys.readouterr().out.splitlines()[-1] == "taken: 3 of 3"
+    post = remote.AdminClient.post
+
+    def silent(client: remote.AdminClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if body["ids"] == [5]:
+            raise CommandFailed(Exit.UNAVAILABLE, "unavailable", "no answer within 20 s")
+        return post(client, path, body)
+
+    monkeypatch.setattr(remote.AdminClient, "post", silent)
+    for options in ((), ("-o", "json")):
+        assert cli.main(["sink", "dead-letters", "retry", "4", "5", "9", *options]) == Exit.UNAVAILABLE
+        shown = capsys.readouterr()
+        assert "applied" in shown.out
+        assert "dead letter 5, after 1 of 3: no answer within 20 s" in shown.err
+    assert json.loads(shown.out) == {"retried": [taken]}
 
 
 def test_all_dead_letters_are_dropped_only_when_somebody_says_so(
