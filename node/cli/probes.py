@@ -171,7 +171,7 @@ def _synced(
     newest, looked = _newest(peers, bucket_type, "newest"), _newest(peers, bucket_type, "newest_looked")
     proven = [_number((peer.get("proven_ms") or {}).get(bucket_type)) for _, peer in peers]
     proven_ms = max((at for at in proven if at is not None), default=None)
-    notes = [f"{node}: {peer.get('reason')}" for node, peer in peers if _rests(peer)]
+    notes = [f"{node} is {cell(peer.get('state'))}: {peer.get('reason')}" for node, peer in peers if _rests(peer)]
     if newest is not None and newest != looked:
         notes.append(f"the newest check, of node {newest[0]}, could not look: {newest[1].get('reason')}")
     because = f" ({'; '.join(notes)})" if notes else ""
@@ -181,7 +181,8 @@ def _synced(
         if proven_ms is None or result["began_ms"] >= proven_ms:
             queued, left = cell(result.get("queued")), cell(result.get("left"))
             state = State.WARNING if result.get("verdict") == "repaired" else State.CRITICAL
-            ended = f"the newest check ended as {cell(result.get('verdict'))} at node {node}"
+            why = f" ({result['reason']})" if result.get("reason") else ""
+            ended = f"the newest check ended as {cell(result.get('verdict'))} at node {node}{why}"
             since = f"{ended}: {queued} keys queued, {left} not; {age or 'never proven in sync'}"
             state = max(state, limits.state(max(0, at_ms - (proven_ms or at_ms))), key=RANK.index)
             return Fact(state, f"{where}: {since}{because}")

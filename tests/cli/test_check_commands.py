@@ -173,7 +173,9 @@ def test_proof_of_equality_is_judged_by_its_age_and_by_what_was_found_since(
     code, line = sync(e1=checks(newest=blind, looked=check("in-sync", HOUR_MS)))
     assert (code, "could not look: a tree is built" in line) == (OK, True)
     assert sync(e1=checks(newest=blind, looked=differing))[0] == CRITICAL, "an end without a look mends nothing"
-    assert "by ann: moving" in sync(e1=checks(state="suspended", reason="by ann: moving"))[1]
+    assert "(e1 is suspended: by ann: moving)" in sync(e1=checks(state="suspended", reason="by ann: moving"))[1]
+    ahead = check("differing", later, left=2, reason="2 are ahead there")
+    assert "differing at node e1 (2 are ahead there): 0 keys queued, 2 not" in sync(e1=checks(looked=ahead))[1]
     other = {"peers": [*checks(None)["peers"], *checks(queue="to-north", bucket_types=["default"])["peers"]]}
     assert (sync(e1=other)[0], sync("--queue", "to-north", e1=other)[0]) == (UNKNOWN, OK)
     assert sync("--queue", "to-nroth", e1=other)[0] == UNKNOWN
