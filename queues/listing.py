@@ -131,9 +131,9 @@ def reason(queue: ServedQueue, now_ms: int) -> str:
         told.append(f"gaps are open: isthmus gaps {queue.settings.name}")
     if queue.ledger_off:
         told.append(f"the ledger is off by {queue.ledger_off}: a bug")
-    if queue.differing:
+    if queue.differing and owner is not None and owner.cluster:
         types = sorted({name for found in queue.differing.values() for name in found})
-        told.append(f"properties differ at {owner.name if owner else 'the sink'}: {', '.join(types)}")
+        told.append(f"properties differ at {owner.name}: {', '.join(types)}")
     return "; ".join(told)
 
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import zip_longest
 from typing import Any, Final, TypeVar
 
 import click
@@ -26,6 +27,12 @@ FORMATS: Final = ("table", "json")
 
 PIPE_COLUMNS: Final = 100_000
 """Width of a table that does not go to a terminal: wide enough never to be wrapped, so that a line is a row."""
+
+WORD_COLUMNS: Final = 40
+"""Longest word that is kept whole in a terminal: longer than an address and a time, shorter than a line."""
+
+GAP_COLUMNS: Final = 2
+"""Between two columns of a table, as rich draws it without edges."""
 
 MOMENT_MS_MAX: Final = 253_402_300_800_000
 """The year 10000, where dates of four digits end."""
@@ -75,15 +82,42 @@ def echo_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    heads, cells = [column.upper() for column in columns], [[cell(value) for value in row] for row in rows]
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_COLUMNS
+    widths = _widths([heads, *cells], room)
     table = Table(box=None, pad_edge=False, header_style="")
-    for column in columns:
-        table.add_column(Text(column.upper()), overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell(value)) for value in row))
+    for head, width in zip(heads, widths, strict=True):
+        table.add_column(Text(head), overflow="fold", width=width)
+    for texts in cells:
+        table.add_row(*map(Text, texts))
     drawn = io.StringIO()
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_COLUMNS
-    Console(file=drawn, width=width).print(table)
+    Console(file=drawn, width=max(room, _drawn(widths))).print(table)
     click.echo("\n".join(line.rstrip() for line in drawn.getvalue().splitlines()))
+
+
+def _widths(lines: Sequence[Sequence[str]], room: int) -> list[int]:
+    """How wide each column of `lines` is drawn where there are `room` columns: the widest give way first, and none
+    below its longest word (of WORD_COLUMNS at most), since broken words cannot be read. A table that needs more than
+    that is wider than the room."""
+    from rich.cells import cell_len
+
+    columns = list(zip_longest(*lines, fillvalue=""))
+    widths = [max(map(cell_len, column)) for column in columns]
+    floors = [
+        min(width, WORD_COLUMNS, max((cell_len(word) for text in column for word in text.split()), default=0))
+        for column, width in zip(columns, widths, strict=True)
+    ]
+    while _drawn(widths) > room:
+        able = [n for n, width in enumerate(widths) if width > floors[n]]
+        if not able:
+            break
+        widths[max(able, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def _drawn(widths: Sequence[int]) -> int:
+    """Columns of a terminal that a table takes, with what lies between."""
+    return sum(widths) + GAP_COLUMNS * max(0, len(widths) - 1)
 
 
 def echo_facts(facts: Iterable[tuple[str, Any]]) -> None:

@@ -83,6 +83,21 @@ def test_a_sink_that_asks_no_more_is_told_and_one_that_waits_is_not() -> None:
     alive(run)
 
 
+def test_what_differs_at_the_owner_is_told_with_its_name_and_not_once_it_owns_no_more() -> None:
+    """Types of all its nodes, each once; a queue that was released differs from nobody."""
+
+    async def run(home: Home) -> None:
+        await home.fetch(wait_ms=0)
+        await settled(home)
+        home.queues.named("q").differing = {"w2": ["notes"], "w1": ["notes", "maps"]}
+        assert (await home.acts.lags())[0]["reason"] == "properties differ at west: maps, notes"
+        await home.acts.release("q", 0, told(home))
+        await settled(home)
+        assert (await home.acts.lags())[0]["reason"] == "released by ann"
+
+    alive(run)
+
+
 def test_lag_is_zero_once_all_is_acknowledged_and_unknown_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits: 0 seconds, objects and bytes; too many to count: unknown, but for the seconds."""
 

@@ -1,0 +1,53 @@
+"""Claims about tables where there is little room."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from node.cli import output
+
+COLUMNS = ("partition", "replicas", "lag", "reason")
+ROW = ("default/0", ["east-1", "east-2", "east-3"], 0, "east-2 is out of sync: the node is gone since a while")
+
+
+def drawn(room: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines of the table in a terminal of so many columns."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((room, 24)))
+    output.echo_table(COLUMNS, [ROW])
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("room", [100, 78, 60, 44])
+def test_a_table_in_a_narrow_terminal_breaks_no_word(
+    room: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Columns give way down to their longest word, the widest first, and the table keeps to the room."""
+    lines = drawn(room, monkeypatch, capsys)
+    assert max(map(len, lines)) <= room
+    words = {word for line in lines for word in line.split()}
+    assert {"PARTITION", "REPLICAS", "default/0", "east-1,", "east-3", "out", "while"} <= words
+
+
+def test_where_words_do_not_fit_the_table_is_wider_than_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken words cannot be read: rather the terminal goes on in the next line."""
+    lines = drawn(20, monkeypatch, capsys)
+    assert "PARTITION  REPLICAS  LAG  REASON" in lines[0]
+    assert max(map(len, lines)) < 40
+
+
+def test_a_word_that_is_longer_than_a_line_is_folded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A value of a thousand letters makes no table of a thousand columns."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((60, 24)))
+    output.echo_table(("key", "bytes"), [("k" * 1_000, 5)])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert sum(line.count("k") for line in lines) == 1_000
