@@ -125,7 +125,7 @@ def run(
     go = _Run(spark, directory, options, (_urls(left), _urls(right)), told or _silent)
     urls = {"left": left, "right": right}
     known = directory.read("summary.json")
-    if known is not None and known["outcome"] in (Outcome.EQUAL, Outcome.DIFFER):
+    if known is not None and known.get("outcome") in (Outcome.EQUAL, Outcome.DIFFER):
         if directory.read("urls.json") != urls:
             go.same_clusters(strict=True)
         return known
@@ -215,7 +215,8 @@ class _Run:
         kept = self._directory.read("plan.json")
         if kept is not None:
             self.same_clusters()
-            return Planned.from_json(kept)
+            with self._directory.taking("plan.json"):
+                return Planned.from_json(kept)
         options = self._options
         left, right = self._sides
         made = planned(left, right, options.full or options.bodies, options.sample, self._tasks)
@@ -227,7 +228,9 @@ class _Run:
         does not answer is found out by those who read, unless `strict`: then PeerFault."""
         kept = self._directory.read("plan.json")
         assert kept is not None, "a run with an end, or a plan, has a plan"
-        for side, uuid, what in zip(self._sides, kept["clusters"], ("left", "right"), strict=True):
+        with self._directory.taking("plan.json"):
+            clusters = list(zip(self._sides, kept["clusters"], ("left", "right"), strict=True))
+        for side, uuid, what in clusters:
             try:
                 told = plan_of(side)
             except PeerFault:

@@ -75,9 +75,11 @@ def plan(directory: RunDirectory, queue: str, direction: str, rate: int = RATE_D
             size += one.size_bytes
             sized += 1
     objects = kinds.total()
+    with directory.taking("summary.json"):
+        name, cut = _named(summary, queue, direction, rate), summary["findings_cut"]
     about = "" if sized else "the run did not read sizes (it asked trees); --full does"
     found = {
-        "plan": _named(summary, queue, direction, rate),
+        "plan": name,
         "run": directory.run_id,
         "queue": queue,
         "direction": direction,
@@ -90,7 +92,7 @@ def plan(directory: RunDirectory, queue: str, direction: str, rate: int = RATE_D
         "rate_per_second": rate,
         "seconds": round(objects / rate, 1),
         "left_alone": _left_alone(directory, direction),
-        "findings_cut": summary["findings_cut"],
+        "findings_cut": cut,
     }
     directory.write(f"repairs/{found['plan']}.json", found)
     if directory.read(_progress(found["plan"])) is None:
@@ -109,9 +111,8 @@ def apply(
             f"run {directory.run_id} has no plan {plan_id}: `isthmus reconcile repair` RUN-ID plan makes one"
         )
     _check_findings(directory, made)
-    progress = directory.read(_progress(plan_id))
-    assert progress is not None
-    done, began_s, began_at = int(progress["queued"]), monotonic(), int(progress["queued"])
+    began_at = _progress_of(directory, plan_id)["queued"]
+    done, began_s = began_at, monotonic()
     rate = int(made["rate_per_second"])
     for batch in _planned(directory, made, done):
         names = [(one.bucket, one.key) for one in batch]
@@ -131,7 +132,8 @@ def _check_findings(directory: RunDirectory, made: Mapping[str, Any]) -> None:
     """Raises BadInput unless the findings are those that were planned: whoever writes others first takes the summary
     away."""
     summary = directory.read("summary.json")
-    named = summary and _named(summary, made["queue"], made["direction"], int(made["rate_per_second"]))
+    with directory.taking("summary.json"):
+        named = summary and _named(summary, made["queue"], made["direction"], int(made["rate_per_second"]))
     if named != made["plan"]:
         raise BadInput(f"run {directory.run_id} has gone on since plan {made['plan']}, and found other keys: plan anew")
 
@@ -167,9 +169,18 @@ def repairs_of(directory: RunDirectory) -> list[dict[str, Any]]:
             continue
         made = directory.read(f"repairs/{path.name}")
         assert made is not None
-        progress = directory.read(_progress(made["plan"])) or {"queued": 0, "state": "planned"}
-        found.append({**made, "queued": progress["queued"], "state": progress["state"], "at_ms": progress.get("at_ms")})
+        found.append({**made, **_progress_of(directory, path.name.removesuffix(".json"))})
     return found
+
+
+def _progress_of(directory: RunDirectory, plan_id: str) -> dict[str, Any]:
+    """How far a plan is: without a word of it, as of who was killed when the plan was made, it has queued nothing."""
+    name = _progress(plan_id)
+    progress = directory.read(name)
+    if progress is None:
+        progress = {"queued": 0, "state": "planned"}
+    with directory.taking(name):
+        return {"queued": int(progress["queued"]), "state": str(progress["state"]), "at_ms": progress.get("at_ms")}
 
 
 def _left_alone(directory: RunDirectory, direction: str) -> dict[str, int]:

@@ -18,7 +18,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -39,6 +40,9 @@ SECOND: Final = "second"
 
 FORM: Final = 1
 """Version of the documents."""
+
+DOCUMENT_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Largest document that is read: a plan names each range, and a cluster of 10^9 objects has some megabytes of them."""
 
 
 def program_version() -> str:
@@ -75,6 +79,15 @@ class Done(NamedTuple):
     transient: int = 0
     diverged: int = 0
     unreachable: int = 0
+
+
+def _done(row: Sequence[Any]) -> Done:
+    """Of a wave's document. Raises TypeError, ValueError."""
+    found = Done(*row)
+    chunk, error, *counts = found
+    if type(error) is not str or any(type(one) is not int or one < 0 for one in (chunk, *counts)):
+        raise ValueError(f"{row!r:.200} is no look at a chunk")
+    return found
 
 
 class Wave(NamedTuple):
@@ -120,14 +133,27 @@ class RunDirectory:
         """A document; None when there is none. Raises LocalFault when it is none of ours."""
         path = self.path / name
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            with path.open("rb") as file:
+                data = file.read(DOCUMENT_BYTES_MAX + 1)
+            found = json.loads(data) if len(data) <= DOCUMENT_BYTES_MAX else None
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise LocalFault(f"{path} cannot be read: {error}") from error
+        if len(data) > DOCUMENT_BYTES_MAX:
+            raise LocalFault(f"{path} is no document of a run: it has more than {DOCUMENT_BYTES_MAX} bytes")
         if not isinstance(found, dict):
             raise LocalFault(f"{path} is no document of a run")
         return found
+
+    @contextmanager
+    def taking(self, name: str) -> Iterator[None]:
+        """While parts of a document are taken that was read. Raises LocalFault, which names it, for one that is not
+        there or not as it was written."""
+        try:
+            yield
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise LocalFault(f"{self.path / name} is not as a run leaves it: {error!r}") from error
 
     def write(self, name: str, document: object) -> None:
         """Put a document in its place, whole or not at all."""
@@ -151,7 +177,7 @@ class RunDirectory:
             raw = self.read(f"work/{path.name}")
             assert raw is not None
             try:
-                done = tuple(Done(*row) for row in raw["done"])
+                done = tuple(_done(row) for row in raw["done"])
                 found.append(Wave(int(raw["number"]), str(raw["look"]), int(raw["at_ms"]), done))
             except (KeyError, TypeError, ValueError) as error:
                 raise LocalFault(f"{path} is no wave of a run: {error!r}") from error

@@ -108,7 +108,7 @@ def seed(
     """Do the seed, or what is left of it; its summary. Raises as `opened`. What fails later stands in the summary."""
     directory, plan = opened(source, target, options, queue)
     summary = directory.read("summary.json")
-    if summary is not None and summary["exit_code"] == 0:
+    if summary is not None and summary.get("exit_code") == 0:
         return summary
     return _Seed(spark, directory, options, sides_of(source, target, options), plan, queue, told or _silent).run()
 
@@ -166,7 +166,9 @@ class _Seed:
         """Why the others are not, as far as they were tried."""
         works = sorted((directory.path / "work").glob("[0-9]*.json"))
         for path in works:
-            self._take((directory.read(f"work/{path.name}") or {"done": []})["done"])
+            wave = directory.read(f"work/{path.name}")
+            with directory.taking(f"work/{path.name}"):
+                self._take(() if wave is None else wave["done"])
         self._waves = len(works)
 
     def run(self) -> dict[str, Any]:

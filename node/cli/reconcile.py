@@ -7,22 +7,23 @@ in docs/spark.md. Exit codes of a run: 0 equal, 1 differ, 2 error, 3 incomplete.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import quote, quote_from_bytes
 
 import click
 
 from aae.reconcile.runs import SEED, RunDirectory, known_runs
 from node.cli.exits import CommandFailed, Exit
-from node.cli.output import echo_facts, echo_json, echo_table
+from node.cli.output import echo_facts, echo_json, echo_table, printable
 from node.cli.queue import BY
 from node.cli.reconcile_files import FORMAT, duration_s
 from node.cli.reconcile_jobs import export, import_, java_home, stats, trees
 from node.cli.reconcile_seed import SEED_COLUMNS, seed, seed_row, show_seed
 from node.cli.remote import AdminClient, admin_option
 from node.cli.times import time_of
+from repl.model.errors import LocalFault
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -130,13 +131,15 @@ def show(run_id: str | None, output: str, format_: str) -> None:
     """The runs and seeds of a directory; of RUN_ID its totals, its findings by verdict and bucket, and its repairs, of
     a seed how far it is, and where its queue goes on."""
     if run_id is None:
-        rows = [_listed(one) for one in known_runs(output)]
-        seeds = [seed_row(one) for one in known_runs(output, SEED)]
+        rows = [_shown(_listed, one, "run", RUN_COLUMNS) for one in known_runs(output)]
+        seeds = [_shown(seed_row, one, "seed", SEED_COLUMNS) for one in known_runs(output, SEED)]
         if format_ == "json":
             echo_json({"runs": rows, "seeds": seeds})
             return
-        columns = ("run", "outcome", "keys", "diverged", "segments", "of", "seconds")
-        echo_table(columns, ([row[column] for column in columns] for row in rows))
+        echo_table(RUN_COLUMNS, ([row[column] for column in RUN_COLUMNS] for row in rows))
+        for row in (*rows, *seeds):
+            if "error" in row:
+                click.echo(f"isthmus: {printable(row['error'])}", err=True)
         if seeds:
             click.echo()
             echo_table(SEED_COLUMNS, ([row[column] for column in SEED_COLUMNS] for row in seeds))
@@ -158,7 +161,8 @@ def show(run_id: str | None, output: str, format_: str) -> None:
     if summary is None:
         click.echo(f"run {run_id} has not ended; `isthmus reconcile run` with its id goes on")
     else:
-        _echo_summary(summary)
+        with directory.taking("summary.json"):
+            _echo_summary(summary)
     names = ("verdict", "difference", "side", "bucket", "count")
     echo_table(names, ([row[name] for name in names] for row in found))
     if repairs:
@@ -273,19 +277,33 @@ def _known(output: str, run_id: str) -> RunDirectory:
     return directory
 
 
+RUN_COLUMNS: Final = ("run", "outcome", "keys", "diverged", "segments", "of", "seconds")
+
+
+def _shown(
+    row_of: Callable[[RunDirectory], dict[str, Any]], directory: RunDirectory, noun: str, columns: Sequence[str]
+) -> dict[str, Any]:
+    """The row of a run or seed; one whose documents are damaged hides no other."""
+    try:
+        return row_of(directory)
+    except LocalFault as error:
+        return dict.fromkeys(columns) | {noun: directory.run_id, "outcome": "unreadable", "error": str(error)}
+
+
 def _listed(directory: RunDirectory) -> dict[str, Any]:
     summary = directory.read("summary.json")
     row: dict[str, Any] = {"run": directory.run_id, "outcome": "not ended"}
     if summary is None:
-        return row | dict.fromkeys(("keys", "diverged", "segments", "of", "seconds"))
-    return row | {
-        "outcome": summary["outcome"],
-        "keys": summary["keys"],
-        "diverged": summary["verdicts"]["diverged"],
-        "segments": summary["coverage"]["segments"],
-        "of": summary["coverage"]["of"],
-        "seconds": summary["seconds"],
-    }
+        return dict.fromkeys(RUN_COLUMNS) | row
+    with directory.taking("summary.json"):
+        return row | {
+            "outcome": summary["outcome"],
+            "keys": summary["keys"],
+            "diverged": summary["verdicts"]["diverged"],
+            "segments": summary["coverage"]["segments"],
+            "of": summary["coverage"]["of"],
+            "seconds": summary["seconds"],
+        }
 
 
 def _echo_summary(summary: dict[str, Any]) -> None:

@@ -93,10 +93,17 @@ SEED_COLUMNS: Final = ("seed", "outcome", "objects", "ranges", "of", "queue", "h
 
 def seed_row(directory: RunDirectory) -> dict[str, Any]:
     """A seed, for the list of them: what is copied so far, and how its queue stands."""
-    plan, summary = directory.read("plan.json") or {}, directory.read("summary.json") or {}
+    plan, summary = directory.read("plan.json"), directory.read("summary.json") or {}
+    plan = {"chunks": ()} if plan is None else plan
     works = sorted((directory.path / "work").glob("[0-9]*.json"))
-    told = [one for path in works for one in (directory.read(f"work/{path.name}") or {"done": []})["done"]]
-    done = {one["chunk"]: one["rows"] for one in told if not one["error"]}
+    done: dict[int, int] = {}
+    for path in works:
+        told = directory.read(f"work/{path.name}")
+        with directory.taking(f"work/{path.name}"):
+            looks = () if told is None else told["done"]
+            done |= {int(one["chunk"]): int(one["rows"]) for one in looks if not one["error"]}
+    with directory.taking("plan.json"):
+        ranges = len(plan["chunks"])
     return {
         "seed": directory.run_id,
         "outcome": summary.get("outcome", "not ended"),
@@ -105,7 +112,7 @@ def seed_row(directory: RunDirectory) -> dict[str, Any]:
         "bucket_type": plan.get("bucket_type"),
         "objects": sum(done.values()),
         "ranges": len(done),
-        "of": len(plan.get("chunks", ())),
+        "of": ranges,
         "queue": plan.get("queue") or None,
         "hand_over": (directory.read("handover.json") or {}).get("state"),
         "verified": (summary.get("verified") or {}).get("outcome"),
