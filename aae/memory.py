@@ -27,6 +27,13 @@ log = structlog.get_logger(__name__)
 RESULTS_KEPT: Final = 200
 """Newest results of one peer: a day of the most checks that people look at, and 100 KB."""
 
+RESULTS_SAVED: Final = 5_000
+"""Newest results of all peers together that outlive a start, an even share of each: some MB, written at each check."""
+
+WORDS_KEPT: Final = 1_000
+"""Characters of a reason, and of who gave it, that outlive a start: what a peer, or an operator, says has no other
+bound."""
+
 NAMED_KEPT: Final = 1_000
 """Keys that differed in the newest check of a bucket type, remembered over a start: more are known until then
 (`aae.check`)."""
@@ -154,9 +161,11 @@ class Memory:
 
         def save() -> None:
             share = NAMED_BYTES // max(1, sum(len(one.named) for one in peers.values()))
+            results = RESULTS_SAVED // max(1, len(peers))
             with self._writing:
                 if number > self._written:
-                    self._slots.write({"v": FORM, "peers": {name: _plain(one, share) for name, one in peers.items()}})
+                    plain = {name: _plain(one, share, results) for name, one in peers.items()}
+                    self._slots.write({"v": FORM, "peers": plain})
                     self._written = number
 
         return save
@@ -169,18 +178,25 @@ def _document(raw: Any) -> dict[Any, Any]:
     return found
 
 
-def _plain(one: Remembered, named_bytes: int) -> dict[str, Any]:
+def _plain(one: Remembered, named_bytes: int, results_kept: int = RESULTS_KEPT) -> dict[str, Any]:
     named = {name: _first(found, NAMED_KEPT, named_bytes) for name, found in one.named.items()}
     return {
         "standing": asdict(one.standing),
-        "suspended": None if one.suspended is None else asdict(one.suspended),
-        "results": [{**asdict(result), "differences": dict(result.differences)} for result in one.results],
+        "suspended": None if one.suspended is None else _short(asdict(one.suspended)),
+        "results": [
+            _short({**asdict(result), "differences": dict(result.differences)})
+            for result in islice(one.results, max(0, len(one.results) - results_kept), None)
+        ],
         "proven": one.proven_ms,
         "named": [
             [name, kept.began_ms, kept.every, [[*key, difference] for key, difference in kept.keys.items()]]
             for name, kept in named.items()
         ],
     }
+
+
+def _short(told: dict[str, Any]) -> dict[str, Any]:
+    return {**told, "reason": told["reason"][:WORDS_KEPT], "by": told["by"][:WORDS_KEPT]}
 
 
 def _peer(name: str, raw: Any, started_ms: int) -> Remembered:
@@ -210,7 +226,10 @@ def _peer(name: str, raw: Any, started_ms: int) -> Remembered:
 
 
 def _suspended(raw: Mapping[str, Any] | None) -> Suspended | None:
-    return None if raw is None else Suspended(**raw)
+    if raw is None:
+        return None
+    found = Suspended(**raw)
+    return Suspended(str(found.by), int(found.at_ms), str(found.reason))
 
 
 def _standing(raw: Mapping[str, Any]) -> Standing:
@@ -228,4 +247,5 @@ def _named(began_ms: int, every: bool, keys: list[tuple[bytes, bytes, str]]) -> 
 
 
 def _result(raw: Mapping[str, Any]) -> Result:
-    return Result(**{**raw, "kind": Kind(raw["kind"]), "verdict": Verdict(raw["verdict"])})
+    found = Result(**{**raw, "kind": Kind(raw["kind"]), "verdict": Verdict(raw["verdict"])})
+    return replace(found, began_ms=int(found.began_ms), reason=str(found.reason), by=str(found.by))

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from aae.memory import Memory, Suspended
-from aae.schedule import Standing
-from repl.slots import Slots
+from aae.exchange import Verdict
+from aae.memory import RESULTS_KEPT, Memory, Result, Suspended
+from aae.schedule import Kind, Standing
+from repl.slots import SLOT_BYTES_MAX, Slots
 
 BY_ANN = Suspended("ann", 7, "move")
 
@@ -56,3 +57,25 @@ def test_a_suspension_that_cannot_be_read_is_one(tmp_path: Path) -> None:
     assert "cannot be read" in suspended.reason
     assert again.of("north").suspended == BY_ANN
     assert damaged(tmp_path / "more", {"suspended": None, "results": 3}).of("west").suspended is None
+
+
+def test_many_peers_that_say_much_are_remembered_within_bounds(tmp_path: Path) -> None:
+    """What is larger than a slot could never be written again, and a suspension not either: the newest results of each
+    peer stay, and what was said is cut."""
+    memory = Memory(tmp_path, 5)
+    for number in range(100):
+        one = memory.of(f"p{number}")
+        one.suspended = Suspended("ann", 7, "w" * 500_000)
+        for at in range(RESULTS_KEPT):
+            said = "x" * 5_000
+            result = Result("default", Kind.ALL, at, 1.0, Verdict.ERROR, said, False, 0, 0, {}, 0, 0, 0, 0, "ann")
+            one.results.append(result)
+    memory.saving()()
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < SLOT_BYTES_MAX // 2
+    again = Memory(tmp_path, 9)
+    again.load()
+    assert len(again.peers) == 100
+    for one in again.peers.values():
+        assert one.suspended == Suspended("ann", 7, "w" * 1_000)
+        assert [result.began_ms for result in one.results] == list(range(RESULTS_KEPT - 50, RESULTS_KEPT))
+        assert {len(result.reason) for result in one.results} == {1_000}
