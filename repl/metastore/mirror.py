@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Generic, TypeVar
 
 from repl.metastore.znodes import Stat, Tree, gather_all
-from repl.model.errors import Unreadable
+from repl.model.errors import LocalFault, Unreadable
 
 FULL_READ_INTERVAL_S: Final = 60.0
 """A safety net only: how long a value might stay wrong if news of it were lost. 64 records read in 20 ms."""
@@ -25,7 +25,8 @@ V = TypeVar("V")
 
 class Mirror(Generic[V]):
     """The values below `parent`, each made by `parse(name, path, value, stat)`. What is Unreadable stands in
-    `unreadable`, and among the values as it was read last, with `keep`, or not at all."""
+    `unreadable`, and among the values as it was read last, with `keep`, or not at all. With `keep` so does what the
+    tree refuses to read out: an access list on one path is the affair of what it is about."""
 
     def __init__(self, tree: Tree, parent: str, parse: Callable[[str, str, bytes, Stat], V], *, keep: bool) -> None:
         self._tree = tree
@@ -108,7 +109,12 @@ class Mirror(Generic[V]):
     async def _value(self, name: str) -> tuple[str, V | None, str]:
         """(name, its value, why it is unreadable); neither when it is gone."""
         path = f"{self._parent}/{name}"
-        found = await self._tree.read(path, armed=True, sync=False)
+        try:
+            found = await self._tree.read(path, armed=True, sync=False)
+        except LocalFault as error:
+            if not self._keep:
+                raise  # that it is not told is no sign that it is gone
+            return name, None, f"{path} in the metastore: {error}"
         if found is None:
             return name, None, ""
         try:

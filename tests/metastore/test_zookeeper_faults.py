@@ -220,6 +220,59 @@ def test_a_record_at_a_wrong_path_is_named(real_world: Any, shared_server: Any) 
     asyncio.run(run())
 
 
+def test_a_record_that_zookeeper_refuses_to_read_out_is_unreadable_alone(
+    real_world: Any, shared_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody's access list on one znode is that partition's affair: the others are read, a node is found where it is,
+    and once the list is gone the record is read within the time of a full read."""
+    from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
+
+    from repl.metastore import mirror
+    from repl.metastore.records import encode_record
+    from repl.model.record import PartitionRecord
+
+    monkeypatch.setattr(mirror, "FULL_READ_INTERVAL_S", 0.2)
+
+    async def run() -> None:
+        client = real_world.client()
+        await client.start(lambda _: None)
+        for number in (0, 1):
+            await client.put(
+                f"/p/{number}", encode_record(PartitionRecord(number, "default", number, 2, ("n1",))), None
+            )
+        await client.register(Registration("n1", 0, True))
+        assert sorted(await client.records()) == [0, 1]
+        other = KazooClient(hosts=shared_server.hosts)
+        await asyncio.to_thread(other.start)
+        paths = [f"{client._base}{path}" for path in ("/p/1", "/nodes/n1")]
+        mine = make_digest_acl("ann", "secret", all=True)
+        for path in paths:
+            await asyncio.to_thread(other.set_acls, path, [mine])
+        await asyncio.sleep(0.3)
+        assert sorted(await client.records()) == [0, 1]
+        assert "NoAuth" in client.unreadable["/p/1"]
+        with pytest.raises(LocalFault, match="NoAuth"):  # it is no sign that the node is gone
+            await client.registrations()
+        fresh = real_world.client()
+        fresh._base = client._base
+        await fresh.start(lambda _: None)
+        assert sorted(await fresh.records()) == [0]
+        await asyncio.to_thread(other.add_auth, "digest", "ann:secret")
+        for path in paths:
+            await asyncio.to_thread(other.set_acls, path, OPEN_ACL_UNSAFE)
+        await asyncio.sleep(0.3)
+        for each in (client, fresh):
+            assert sorted(await each.records()) == [0, 1]
+            assert not each.unreadable
+            assert sorted(await each.registrations()) == ["n1"]
+        await fresh.stop()
+        await client.stop()
+        await asyncio.to_thread(other.stop)
+        await asyncio.to_thread(other.close)
+
+    asyncio.run(run())
+
+
 def test_the_loop_is_never_blocked_by_a_frozen_server(own_server: Any) -> None:
     """While a request waits for a frozen ZooKeeper, the loop goes on turning."""
 
