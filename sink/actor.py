@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -49,6 +50,10 @@ WATCH_INTERVAL_S: Final = 5.0
 
 WORKERS_MAX: Final = 256
 """Most workers of a node, as in the config."""
+
+ASKING_MAX: Final = 16
+"""Seeds that are asked at once which nodes live, each in a thread: with more that say nothing a round takes longer. The
+threads are its own, since one may wait for seconds, and what others do in the loop's must not wait for such a peer."""
 
 TALLIES_MAX: Final = 1_024
 """Most (source cluster, queue) pairs that are counted apart; the links of one more count for the last of them."""
@@ -116,6 +121,7 @@ class Sink:
             timeout_ms=settings.request_timeout_ms,
         )
         self._askers = {name.peer: HttpPeer(name.peer, 1, seed.access) for name, seed in self._seeds.items()}
+        self._asking = ThreadPoolExecutor(ASKING_MAX, thread_name_prefix="discovery")  # as many as there are seeds
         self._suspensions: tuple[Suspension, ...] = (suspensions.unread(time.wall_ms()),)
         self._listed: set[str] = set()
         """URLs that peers told of when they were last asked."""
@@ -151,6 +157,7 @@ class Sink:
             await self._crew.end()
         for asker in self._askers.values():
             asker.cut()
+        self._asking.shutdown(wait=False, cancel_futures=True)
         self._letters.close()
 
     def _tally(self, cluster: bytes, cluster_name: str, queue: str) -> Tally:
@@ -177,7 +184,7 @@ class Sink:
         """Ask the seeds which nodes live, and have links to those."""
         loop = asyncio.get_running_loop()
         urls = list(self._askers)
-        answers = await asyncio.gather(*(loop.run_in_executor(None, self._told, url) for url in urls))
+        answers = await asyncio.gather(*(loop.run_in_executor(self._asking, self._told, url) for url in urls))
         listed = {url for answer in answers if answer is not None for url in answer.urls}
         self._crew.hurry(listed - self._listed)
         self._listed = listed
