@@ -224,7 +224,9 @@ class SourceQueues:
 
     def owed(self, partition: int, offset: int, pusher: bytes, key: Key) -> bool:
         """See `queues.owing`; asked on the write path."""
-        return owed((queue.machine for queue in self._queues.values()), partition, offset, pusher, key)
+        return bool(self.steering.unread) or owed(
+            (queue.machine for queue in self._queues.values()), partition, offset, pusher, key
+        )
 
     def machines(self) -> dict[str, SourceQueue]:
         """The queues' machines, by name."""
@@ -259,8 +261,8 @@ class SourceQueues:
         session = request.session
         if session.cluster == self._uuid:
             raise OwnCluster(f"queue {name} is of the same cluster {self._cluster_name}: this sink peer points at home")
-        if not self._running:
-            raise NotReady("the source queues are not running")
+        if not self._running or self.steering.unread:
+            raise NotReady(self.steering.unread or "the source queues are not running")
         await self._require_owner(queue, request)
         now = self.time.now_ms()
         if request.max_count:  # an acknowledgement by itself tells none
@@ -376,12 +378,12 @@ class SourceQueues:
 
     def status(self) -> dict[str, str]:
         """What this actor does: {"actor", "state", "reason"}."""
-        if not self._queues:
+        if not self._queues and not (self._running and self.steering.unread):
             return {"actor": "source", "state": "idle", "reason": "not configured"}
         if not self.enabled:
             return {"actor": "source", "state": "off", "reason": "source.enabled is false on this node"}
-        if not self._running:
-            return {"actor": "source", "state": "idle", "reason": "not started"}
+        if not self._running or (unread := self.steering.unread):
+            return {"actor": "source", "state": "idle", "reason": "not started" if not self._running else unread}
         off = [name for name, queue in self._queues.items() if queue.ledger_off]
         if off:
             return {"actor": "source", "state": "alarm", "reason": f"the ledger does not close: {', '.join(off)}"}

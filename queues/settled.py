@@ -15,11 +15,15 @@ from repl.store.port import Store
 
 
 class QueuesSettled:
-    """`repl.model.ports.Settled` over the queues of a node. `machines`: by name, as they are now."""
+    """`repl.model.ports.Settled` over the queues of a node. `machines`: by name, as they are now; `unread`: why nobody
+    knows yet which there are, "" once that is known."""
 
-    def __init__(self, machines: Callable[[], Mapping[str, SourceQueue]], store: Store) -> None:
+    def __init__(
+        self, machines: Callable[[], Mapping[str, SourceQueue]], store: Store, unread: Callable[[], str] = lambda: ""
+    ) -> None:
         self._machines = machines
         self._store = store
+        self._unread = unread
 
     def offers(self, bucket_type: bytes, bucket: bytes) -> bool:
         """See the port."""
@@ -27,6 +31,8 @@ class QueuesSettled:
 
     def waits(self, partition: int, offset: int, bucket_type: bytes, bucket: bytes) -> str:
         """See the port."""
+        if unread := self._unread():
+            return unread
         for name, machine in self._machines().items():
             if not machine.offers(bucket_type, bucket):
                 continue

@@ -104,6 +104,8 @@ class Steering:
     def __init__(self, metastore: Metastore, config: Mapping[str, QueueSettings]) -> None:
         self._metastore = metastore
         self._config = config
+        self.unread = f"which queues there are cannot be read (metastore: {decrees.DEFINITIONS_PATH})"
+        """Why nobody knows yet which there are; "" from the first time on."""
 
     async def definitions(self) -> dict[str, Definition]:
         """What was registered or delisted at run time. Raises CodecError."""
@@ -113,8 +115,9 @@ class Steering:
     async def queues(self) -> dict[str, QueueSettings]:
         """The queues that there are, as far as this program can have them: one whose filter it does not know, since a
         later version has registered it, is not here, nor one whose name is none. Raises CodecError."""
-        found = {}
-        for name, settings in self._in_force(await self.definitions()).items():
+        found, definitions = {}, await self.definitions()
+        self.unread = ""
+        for name, settings in self._in_force(definitions).items():
             try:
                 check_name(name)
                 parse_filter(settings.filter)

@@ -8,12 +8,14 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
+from queues.settled import QueuesSettled
 from queues.steering import Act
 from queues.throttle import Rates
 from repl.metastore.memory import MemoryEnsemble
 from repl.model.errors import BadInput, NotReady
 from repl.model.keys import Key
-from tests.queues.home import Home
+from tests.queues.home import PARTITIONS, Home
+from tests.queues.source_world import SINK
 
 
 def test_one_value_that_cannot_be_read_hides_no_other_of_its_queue() -> None:
@@ -97,6 +99,46 @@ def test_a_definition_under_what_is_no_name_stops_nothing_else(name: str) -> Non
         ensemble.set("/queue-definitions", json.dumps({name: {}, "late": {}}).encode(), found[1].version)
         await home.start()
         assert set(home.queues.machines()) == {"q", "late"}
+        await home.close()
+
+    asyncio.run(run())
+
+
+def test_nothing_goes_while_nobody_knows_which_queues_there_are() -> None:
+    """Definitions that cannot be read at a start may delist a queue of the file, or name one that is not here: nothing
+    is given out, what was written is owed, and no tombstone is reaped, until they can be read."""
+
+    async def run() -> None:
+        ensemble = MemoryEnsemble()
+        home = Home(ensemble=ensemble)
+        await home.start()
+        await home.acts.delist("q", Act("ann", 1, ""))
+        await home.acts.register("late", {}, 0, Act("ann", 2, ""))
+        found = ensemble.read("/queue-definitions")
+        assert found is not None
+        await home.crash()
+        ensemble.set("/queue-definitions", b"[", found[1].version)
+        await home.start()
+        home.put(b"a")
+        with pytest.raises(NotReady, match="/queue-definitions"):
+            await home.fetch(wait_ms=0)
+        assert "/queue-definitions" in home.queues.status()["reason"]
+        key = Key(b"default", b"b", b"a")
+        assert home.queues.owed(PARTITIONS[0], 0, SINK, key)
+        settled = QueuesSettled(home.queues.machines, home.store, lambda: home.queues.steering.unread)
+        assert "/queue-definitions" in settled.waits(PARTITIONS[0], 0, b"default", b"b")
+        broken = ensemble.read("/queue-definitions")
+        assert broken is not None
+        ensemble.set("/queue-definitions", found[0], broken[1].version)
+        await home.until(lambda: set(home.queues.machines()) == {"late"})
+        assert await home.drain(queue="late") == [b"a"]
+        assert home.queues.status()["state"] == "running"
+        again = ensemble.read("/queue-definitions")
+        assert again is not None
+        ensemble.set("/queue-definitions", b"[", again[1].version)
+        await home.queues.follow_definitions()
+        home.put(b"b")
+        assert await home.drain(queue="late") == [b"b"], "what was read last holds"
         await home.close()
 
     asyncio.run(run())
