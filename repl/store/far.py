@@ -40,12 +40,14 @@ class Closable(Source, Protocol):
 class LevelSnapshot:
     """`repl.store.port.Snapshot`."""
 
-    def __init__(self, source: Closable, partition: int) -> None:
+    def __init__(self, source: Closable, partition: int, replayed: Position | None) -> None:
+        """`replayed`: how far a replay had come before `source` was taken; rows above may be missing (H36)."""
         self._source = source
         self._number = rows.U32.pack(partition)
         self._prefixes = rows.prefixes(partition)
         value = source.get(self._prefixes.applied)
-        epoch, offset, _ = rows.START if value is None else rows.decode_position(value)
+        found = rows.START if value is None else rows.decode_position(value)
+        epoch, offset, _ = found if replayed is None else replayed
         self.end = Applied(epoch, offset)
 
     def rows(self, from_offset: int, limit_bytes: int) -> Chunk:
@@ -303,4 +305,5 @@ class LevelFar:
 
     def snapshot(self, partition: int) -> LevelSnapshot:
         """See the port."""
-        return LevelSnapshot(self._open_snapshot(), partition)
+        replayed = self._progress.replayed(partition)
+        return LevelSnapshot(self._open_snapshot(), partition, replayed)

@@ -105,6 +105,13 @@ class Progress:
         """True while rows of this partition may be missing."""
         return partition in self._replaying
 
+    def replayed(self, partition: int) -> Position | None:
+        """How far the partition's replay has come in the database; None where none is under way. From any thread: the
+        batch that ends it may be prepared and not yet be written."""
+        applied = self._applied.get(partition, START)
+        written = self._written.get(partition, START)
+        return written if written.offset < applied.offset else None
+
     def forget(self, partition: int) -> None:
         """Its rows are not the effect of a stretch of entries any more."""
         for positions in (self._next, self._written, self._applied, self._replaying, self._floors):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -312,4 +313,26 @@ def test_a_replay_goes_on_from_the_floor_and_leaves_no_gap(room: Path) -> None:
         replaying.write([cluster.histories[partition].step(floor + 1, floor + 2)])
     with pytest.raises(AssertionError):
         replaying.replay_finished()
+    replaying.close()
+
+
+def test_rows_are_given_only_as_far_as_a_replay_has_come(room: Path) -> None:
+    """Above that some may be missing: a copy that took them would be called whole at an offset that it is not at."""
+    cluster, left = cluster_that_lost_power(room, Cut(0.1, 1.0))
+    replaying = open_store(left, boot_id="second boot")
+    partition = next(p for p in PARTITIONS if replaying.applied(p).offset > replaying.durable_floor(p) + 2)
+    found, floor = replaying.applied(partition).offset, replaying.durable_floor(partition)
+
+    def given() -> int:
+        with closing(replaying.far.snapshot(partition)) as snapshot:
+            assert snapshot.rows(0, 1 << 30).upto == snapshot.end.offset
+            return snapshot.end.offset
+
+    assert given() == floor
+    replaying.write([cluster.histories[partition].step(floor, floor + 1)])
+    assert given() == floor + 1
+    last = replaying.prepare([cluster.histories[partition].step(floor + 1, found)])
+    assert given() == floor + 1
+    replaying.commit(last)
+    assert given() == found
     replaying.close()
