@@ -92,7 +92,9 @@ class Leadership:
 
     def greet(self, node: str, hello: Hello, standing: Standing, now_ms: int) -> None:
         """A follower asks to follow: find where the logs agree and send it on from there (R-TRUNC)."""
-        if node not in standing.known.replicas:
+        before = self.peers.get(node)
+        late = before is not None and before.linked and before.member.gen > hello.gen  # gens rise
+        if node not in standing.known.replicas or late:
             return
         progress = standing.progress
         member = Member(node, hello.gen)
@@ -106,7 +108,6 @@ class Leadership:
             self.peers.pop(node, None)
             standing.effects.append(Send(node, HelloRefused(self.epoch, hello.nonce, refusal, standing.log_start)))
             return
-        before = self.peers.get(node)
         seq = before.seq if before is not None else 0
         again_at_ms = now_ms + RESEND_MS  # should its first Ack be lost, and there be nothing else to say
         peer = Peer(member, common, common, seq=seq, acked_seq=seq, rewound_seq=seq, again_at_ms=again_at_ms)
