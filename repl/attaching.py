@@ -96,6 +96,18 @@ class Attaching:
             far=far,
             committed=0 if far is not None else self._committed(partition, leo),
         )
+        if far is None and self._store.needs_replay():
+            found = self._store.applied(partition)
+            if found.offset > applied:
+                replica.must_replay(found.epoch, found.offset)
+            if replica.unfounded:
+                log.error(
+                    "attaching.rows_beyond_log",
+                    partition=partition,
+                    applied=found.offset,
+                    leo=leo,
+                    advice="its rows are given up for a leader's; forced to lead, it serves what its log lost",
+                )
         return Partition(record, replica, actor_of(self._cluster_uuid, partition), log_start)
 
     def _committed(self, partition: int, leo: int) -> int:

@@ -21,9 +21,9 @@ be lost; the controller takes repeats for one."""
 
 @dataclass(slots=True)
 class Candidate:
-    """`barrier` is the offset of this epoch's first entry; `announce_at_ms` is None until that is durable. `early`: the
-    Hellos of nodes that know already that it leads. Without them each hand-over that a follower hears of first would
-    wait for its next Hello."""
+    """`barrier` is the offset of this epoch's last barrier, mostly also its first entry; `announce_at_ms` is None until
+    that is durable. `early`: the Hellos of nodes that know already that it leads. Without them each hand-over that a
+    follower hears of first would wait for its next Hello."""
 
     role: ClassVar[Role] = Role.CANDIDATE
 

@@ -75,6 +75,7 @@ def told(standing: Standing, event: FarStored | FarEnded) -> None:
         case FarStored(position, epoch, whole, after):
             assert standing.far is not None
             standing.far = FarCopy(position, epoch, whole, False, standing.far.end, after, 0, standing.far.round_end)
+            standing.found = None
         case FarEnded(end, table):
             progress = standing.progress
             progress.leo = progress.durable = progress.hw = progress.applied = end

@@ -16,6 +16,7 @@ from typing import ClassVar, Final
 from repl.isr import far
 from repl.isr.effects import GoFar, Persist, RenewGen, Role, Send, Truncate
 from repl.isr.epochs import cut, epoch_at, last_epoch, with_entries
+from repl.isr.membership import guard, too_few_in_sync
 from repl.isr.messages import Ack, Forward, Hello, HelloOk, HelloRefused, Nack, Refusal
 from repl.isr.standing import FarCopy, Standing
 from repl.model.entry import Entry
@@ -62,6 +63,8 @@ class Follower:
     heard_ms: int = 0
     """When it last asked, heard of its leader, or came to stand outside."""
     waits: str = ""
+    baseless: bool = False
+    """Rows here are of entries that neither this log nor its leader's holds."""
     diverged: str = ""
     """Why this copy must not be touched any more: it holds something committed that its leader does not."""
 
@@ -73,7 +76,9 @@ class Follower:
         self.nonce = standing.next_nonce()
         self.hello_at_ms = now_ms + HELLO_REPEAT_MS
         self.heard_ms = now_ms
-        if standing.far is None and progress.applied > progress.leo:
+        if standing.far is None and standing.found is not None and self.baseless:
+            self._give_up_rows(standing, now_ms)
+        elif standing.far is None and progress.applied > progress.leo:
             self._go_far(standing)
         elif standing.far is None:
             hello = Hello(
@@ -90,11 +95,29 @@ class Follower:
             self.hello_at_ms = now_ms + FAR_REPEAT_MS
             standing.effects.append(Send(self.leader, far.ask(standing, self.epoch, self.nonce)))
 
-    def _go_far(self, standing: Standing) -> None:
+    def _go_far(self, standing: Standing, *, empty: bool = False) -> None:
         """Have this copy marked as far, unless something of its log is still on its way."""
         if not standing.truncating:
             standing.far = FarCopy(standing.progress.applied, 0, whole=False, busy=True)
-            standing.effects.append(GoFar(empty=False))
+            standing.effects.append(GoFar(empty=empty))
+
+    def _is_baseless(self, standing: Standing) -> bool:
+        """Whether the store has rows of entries that this leader never had, or has lost, too. What was applied was
+        committed: a leader without that very entry was forced (R-FORCE). While too few are in sync it stays, for
+        writes."""
+        if standing.found is None or too_few_in_sync(standing.known):
+            return False
+        _, end = standing.found
+        return self.leader_leo < end or (standing.progress.leo >= end and standing.unfounded)
+
+    def _give_up_rows(self, standing: Standing, now_ms: int) -> None:
+        """Begin anew with the leader's rows; who may be elected first takes another gen (R-FAR)."""
+        self.waits = f"asking: has rows of entries that {self.leader} does not have, and takes its rows instead"
+        self.hello_at_ms = now_ms + REFUSED_REPEAT_MS
+        if standing.member in guard(standing.known):
+            standing.effects.append(RenewGen("its store has rows of entries that are in no log"))
+        else:
+            self._go_far(standing, empty=True)
 
     def named(self, record: PartitionRecord, standing: Standing, now_ms: int) -> bool:
         """Whether `record` wants it to follow this leader still. A copy that is being added anew was removed before,
@@ -192,6 +215,10 @@ class Follower:
         if not self.following:
             return
         self.heard_ms = now_ms
+        if standing.found is not None and self._is_baseless(standing):
+            self.baseless = True
+            self.ask(standing, now_ms)
+            return
         progress, start = standing.progress, message.start
         if message.version > standing.known.version:
             standing.hint(now_ms)

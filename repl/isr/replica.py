@@ -351,7 +351,7 @@ class Replica(Roles):
 
     def _applied_to(self, end: int, now_ms: int) -> None:
         standing, state = self._standing, self._state
-        standing.progress.applied_to(end)
+        standing.applied_to(end)
         if isinstance(state, Leadership):
             if not state.ready and standing.progress.applied > state.barrier:
                 state.ready = True

@@ -38,6 +38,10 @@ class Roles(View):
         self._epoch_floor = max(standing.epoch_seen, last_epoch(standing.table))
         self._told_to_resign = False
 
+    def must_replay(self, epoch: int, end: int) -> None:
+        """The store was found to have applied all below `end`, the last entry in `epoch`, and may lack rows of it."""
+        self._standing.found = (epoch, end)
+
     def reconfigure(self, options: Options, now_ms: int) -> None:
         """Go by other numbers from now on, also where something was timed by the old ones."""
         state = self._state
@@ -58,7 +62,8 @@ class Roles(View):
             follower.ask(standing, now_ms)
 
     def _stand(self, epoch: int) -> None:
-        """Idle -> Candidate, unless there is an objection; then nothing is sent."""
+        """Idle -> Candidate, unless there is an objection; then nothing is sent. Offsets of entries that the log lost,
+        and the store has rows of, are none of other entries: barriers stand there, too (H36)."""
         standing = self._standing
         if self._told_to_resign:
             objected: str | None = LEAVING
@@ -67,12 +72,14 @@ class Roles(View):
         if objected is not None:
             self._object(objected)
             return
-        barrier = standing.progress.leo
+        first = barrier = standing.progress.leo
+        if standing.found is not None and standing.unfounded:
+            barrier = max(first, standing.found[1])
         self._epoch_floor = epoch
-        standing.table = with_epoch(standing.table, epoch, barrier)
-        standing.progress.leo += 1
+        standing.table = with_epoch(standing.table, epoch, first)
+        standing.progress.leo = barrier + 1
         self._become(Candidate(epoch, barrier), f"nominated: by the record of epoch {epoch}")
-        standing.effects.append(fx.AppendBarrier(epoch, barrier))
+        standing.effects.extend(fx.AppendBarrier(epoch, offset) for offset in range(first, barrier + 1))
 
     def _lead(self, now_ms: int) -> None:
         """Candidate -> Leader."""

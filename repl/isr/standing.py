@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from repl.isr.effects import Apply, Effect, ReadRecord
-from repl.isr.epochs import EpochTable
+from repl.isr.epochs import EpochTable, epoch_at
 from repl.isr.options import Options
 from repl.isr.progress import Progress
 from repl.model.record import Incarnation, Member, PartitionRecord
@@ -54,6 +54,8 @@ class Standing:
     far: FarCopy | None = None
     far_rounds: int = 0
     """Transfer rounds that were finished since this copy last followed."""
+    found: tuple[int, int] | None = None
+    """(epoch, end) of what the store was found to have applied, where its rows must be replayed up to there (H36)."""
     effects: list[Effect] = field(default_factory=list)
     doubted: bool = False
     """This log holds less than it acknowledged, as its leader said, and the metastore has no other gen for it yet."""
@@ -91,6 +93,25 @@ class Standing:
         if not self._replayed and self.far is None and self.progress.applied < self.progress.hw:
             self.effects.append(Apply(self.progress.hw))
         self._replayed = True
+
+    def applied_to(self, end: int) -> None:
+        """All below `end` is applied; what was found to be is of no account any more once the log's own entries are."""
+        self.progress.applied_to(end)
+        if self.found is not None and not self.replays and not self.unfounded:
+            self.found = None
+
+    @property
+    def replays(self) -> bool:
+        """The store is not through with what it was found to have applied: rows of it may be missing."""
+        return self.found is not None and self.progress.applied < self.found[1]
+
+    @property
+    def unfounded(self) -> bool:
+        """The store has rows of entries that this log does not hold: a power loss took these (H36)."""
+        if self.found is None:
+            return False
+        epoch, end = self.found
+        return end > self.progress.leo or epoch_at(self.table, end - 1) != epoch
 
     def hint(self, now_ms: int) -> None:
         """Somebody knows a newer record."""

@@ -125,6 +125,11 @@ class View:
         copy = self._standing.far
         return None if copy is None else copy.position
 
+    @property
+    def unfounded(self) -> bool:
+        """Its store has rows of entries that its log does not hold (H36)."""
+        return self._standing.unfounded
+
     def followers(self) -> list[FollowerView]:
         """The followers as this leader sees them; empty when it does not lead."""
         state = self._state

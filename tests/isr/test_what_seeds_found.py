@@ -8,7 +8,7 @@ from repl.isr import messages as ms
 from repl.isr.follower import SILENT_MS
 from repl.isr.replica import Replica, Role
 from repl.model.record import Incarnation, Member, PartitionRecord
-from tests.isr.scripted import INC, MEMBER, NODE, a_leader, a_record, a_replica, kinds, online, some_entries
+from tests.isr.scripted import INC, MEMBER, NODE, a_leader, a_record, a_replica, kinds, nominated, online, some_entries
 
 LEADER = Incarnation("n2", 50)
 THREE = (NODE, "n2", "n3")
@@ -202,3 +202,70 @@ def test_a_copy_out_of_sync_that_hears_nothing_asks_anew() -> None:
     assert isinstance(asked, fx.Send)
     assert isinstance(asked.message, ms.Hello)
     assert asked.message.nonce != hello.nonce
+
+
+def test_a_late_hello_of_the_log_that_a_copy_was_before_counts_no_more() -> None:
+    """R-GEN: the leader would wait for that log's word for ever, and send to the one that is there."""
+    replica = a_leader_of_three()
+    caught_up(replica, Member("n2", 9), 0)
+    assert greeted(replica, TWO, 10) == []
+    assert [(f.node, f.gen) for f in replica.followers()] == [("n2", 9)]
+    replica.step(ev.LinkDown("n2"), 20)
+    assert greeted(replica, TWO, 30), "it says Hello on another connection"
+
+
+def with_rows_beyond(end: int) -> tuple[Replica, ms.Hello]:
+    """`a_follower`, not in sync, whose store has rows of entries below `end`, the last of epoch 4 (H36)."""
+    replica = a_replica()
+    replica.must_replay(4, end)
+    replica.step(ev.SessionStarted(INC), 0)
+    record = online(leader=LEADER, isr=frozenset({TWO, OTHER}), replicas=THREE)
+    replica.step(ev.RecordSeen(record), 0)
+    (_, sent) = replica.step(ev.EpochPersisted(5), 0)
+    assert isinstance(sent, fx.Send)
+    assert isinstance(sent.message, ms.Hello)
+    return replica, sent.message
+
+
+def test_rows_of_entries_that_the_leader_has_are_kept_until_the_log_brings_them() -> None:
+    """H36: a power loss took the end of the log, and left rows of it; in sync are others who have it all."""
+    replica, hello = with_rows_beyond(22)
+    assert replica.unfounded
+    replica.step(ev.Received("n2", ms.HelloOk(5, hello.nonce, 20, 20, 24)), 1)
+    entries = some_entries(4, 20, 3)
+    effects = replica.step(ev.Received("n2", ms.Forward(5, 1, 20, 4, 20, 24, 12, (), entries)), 2)
+    assert not [effect for effect in effects if isinstance(effect, fx.GoFar | fx.RenewGen)]
+    assert replica.following
+    assert not replica.unfounded
+
+
+def test_rows_of_entries_that_no_leader_has_are_given_up() -> None:
+    """H36, R-FORCE: the leader ends below them, or has other entries there; who may be elected takes another gen
+    before."""
+    replica, hello = with_rows_beyond(22)
+    replica.step(ev.Received("n2", ms.HelloOk(5, hello.nonce, 20, 20, 21)), 1)
+    forward = ms.Forward(5, 1, 20, 4, 20, 21, 12, (), ())
+    assert replica.step(ev.Received("n2", forward), 2) == [fx.GoFar(empty=True)]
+
+    replica, hello = with_rows_beyond(22)
+    replica.step(ev.Received("n2", ms.HelloOk(5, hello.nonce, 20, 20, 24)), 1)
+    replica.step(ev.Received("n2", ms.Forward(5, 1, 20, 4, 20, 24, 12, (), some_entries(5, 20, 4))), 2)
+    inside = online(leader=LEADER, isr=frozenset({TWO, MEMBER}), replicas=THREE, version=99)
+    replica.step(ev.RecordSeen(inside), 3)
+    (renew,) = replica.step(ev.Received("n2", ms.Forward(5, 2, 24, 5, 20, 24, 12, (), ())), 4)
+    assert isinstance(renew, fx.RenewGen)
+    assert replica.step(ev.GenRenewed(77), 5) == [fx.GoFar(empty=True)]
+
+
+def test_a_candidate_puts_barriers_where_its_store_has_rows_of_lost_entries() -> None:
+    """H36: an offset of which a row is left is no other entry's."""
+    replica = a_replica()
+    replica.must_replay(4, 23)
+    replica.step(ev.SessionStarted(INC), 0)
+    replica.step(ev.RecordSeen(nominated()), 0)
+    effects = replica.step(ev.EpochPersisted(5), 0)
+    assert [effect for effect in effects if isinstance(effect, fx.AppendBarrier)] == [
+        fx.AppendBarrier(5, offset) for offset in (20, 21, 22, 23)
+    ]
+    assert not [effect for effect in replica.step(ev.Persisted(23), 1) if isinstance(effect, fx.Promoted)]
+    assert [effect for effect in replica.step(ev.Persisted(24), 2) if isinstance(effect, fx.Promoted)]

@@ -135,8 +135,8 @@ async def force(t: Town, asked: House, chosen: House) -> None:
     path = "/admin/partitions/0/force-leader"
     status, plan = await ask(t, asked, path, {"node": chosen.node, "dry_run": True})
     assert status == 200, plan
-    status, _ = await ask(t, asked, path, {"node": chosen.node, "version": plan["version"], "by": "ann"})
-    assert status == 200
+    status, done = await ask(t, asked, path, {"node": chosen.node, "version": plan["version"], "by": "ann"})
+    assert status == 200, done
     await until(lambda: chosen.partition().replica.ready)
 
 

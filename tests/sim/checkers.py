@@ -489,10 +489,13 @@ class Checkers:
             history = self.history(partition)
             for name in record.replicas:
                 node = self.world.nodes[name]
-                rows = node.disk.stores[partition].history
+                store = node.disk.stores[partition]
                 assert node.current is not None
                 if Member(name, node.disk.gens[partition]) in record.isr:
-                    invariants.acks_kept(history, rows)
+                    invariants.acks_kept(history, store.history)
+                    if store.beyond and (name, partition) not in self.declared.unfounded:
+                        rows = sorted(f"{entry.epoch}.{entry.offset}" for entry in store.beyond.values())
+                        raise Violation("I-APPLY", f"{name} has rows of {rows}, which no log has")
                 waiting = [token for token, read in node.current.reads.items() if read[0] == partition]
                 if waiting:
                     raise Violation("I-CONVERGE", f"reads {waiting} of partition {partition} at {name} got no answer")

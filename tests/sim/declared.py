@@ -45,6 +45,8 @@ class Declarations:
         self._shown: dict[tuple[int, int, Member], int] = {}
         self.acts: dict[int, Act] = {}
         """By partition; empty in most worlds."""
+        self.unfounded: set[tuple[str, int]] = set()
+        """(node, partition) where a copy was forced whose store had rows of entries that its log had lost."""
 
     def shown(self, record: PartitionRecord, copy: Copy) -> None:
         """An operator was shown a copy, and is about to force it on this version of the record."""
@@ -75,6 +77,11 @@ class Declarations:
                 f"guard {sorted(guard(after))}",
             )
         (chosen,) = guard(after)
+        process = self._checkers.world.nodes[chosen.node].current
+        replica = None if process is None else process.replicas.get(after.partition)
+        if replica is not None and replica.unfounded:
+            self._checkers.world.counts["forced_unfounded"] += 1
+            self.unfounded.add((chosen.node, after.partition))
         self._declare(before, after, chosen)
         return True
 

@@ -165,6 +165,9 @@ class SimStore:
         self.far: FarStored | None = None
         self.reaped = -1
         """Offset of the last REAP entry."""
+        self.beyond: dict[int, Entry] = {}
+        """By key, the rows of entries above the floor that a power loss left, as long as nothing was written over them:
+        the log need not hold those entries."""
 
     @property
     def applied(self) -> int:
@@ -177,18 +180,27 @@ class SimStore:
         assert self.far is None
         self.history.extend(entries)
         self.latest = effect_of(entries, self.latest)
+        self._written_over(entries)
         self.reaped = max(self.reaped, last_reap(entries))
         if self.applied >= self.target:
             self.target = 0
 
+    def _written_over(self, entries: Iterable[Entry]) -> None:
+        for entry in entries if self.beyond else ():
+            key = key_of(entry)
+            if key is not None:
+                self.beyond.pop(key, None)
+
     def power_loss(self, rng: Random) -> None:
-        """Rows above the floor may be missing, whatever the applied offset says; of a copy that is far all go."""
+        """Rows above the floor may be missing, whatever the applied offset says, and may be there, whatever the log
+        says; of a copy that is far all go."""
         if self.far is not None:
             self.begin_far(empty=True)
             return
         found = rng.randint(self.floor, self.applied)
         if found > self.target:
             self.target, self.target_epoch = found, self.history[found - 1].epoch
+        self.beyond |= effect_of(self.history[self.floor : found])
         del self.history[self.floor :]
         self.latest = effect_of(self.history)
         self.reaped = last_reap(self.history)
@@ -197,6 +209,7 @@ class SimStore:
         """Mark it, durably; where rows may be missing, all go."""
         if empty or self.target:
             self.latest = {}
+            self.beyond = {}
             self.history = []
         position = len(self.history)
         self.far = FarStored(position, self.history[-1].epoch if position else 0, True)
@@ -209,6 +222,7 @@ class SimStore:
         whole = self.far.whole and not entries and upto == self.far.position
         assert all(self.far.position <= entry.offset < upto for entry in entries)
         self.latest = effect_of(entries, self.latest)
+        self._written_over(entries)
         self.far = FarStored(upto, epoch, whole)
 
     def finish_far(self, committed: Sequence[Entry]) -> None:

@@ -105,7 +105,7 @@ class LastResort:
     def look(self) -> None:
         """Look at the partition, and force a copy once it is Offline and the copies answer."""
         world, record = self.world, self._record
-        if record.lineage or any(world.nodes[m.node].disk.gens[PARTITION] == m.gen for m in guard(record)):
+        if any(world.nodes[m.node].disk.gens[PARTITION] == m.gen for m in guard(record)):
             world.checkers.beyond_promise = False  # the act is done; or a late write made it needless
             self.make_anew()
             return

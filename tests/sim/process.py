@@ -112,6 +112,8 @@ class Process:
             far=self.far.found(store),
             committed=0 if store.far is not None else min(disk.committed(partition), log.end),
         )
+        if store.far is None and store.target > store.applied:
+            self.replicas[partition].must_replay(store.target_epoch, store.target)
         self.undecided[partition] = []
         self.tails[partition] = {}
         self.waiting[partition] = deque()

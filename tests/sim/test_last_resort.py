@@ -33,17 +33,27 @@ def test_an_operator_forces_a_copy_and_all_that_it_had_stays() -> None:
 
 ASYNC_SEEDS = range(80, 120)
 
+SLOW_SEEDS = (89, 117, 146)
+"""Found that an act is ordered, and the copy loses power before it is done; that a store may have rows of entries that
+no log has (H36); that a Hello of the log that a copy was before may come late."""
+
 ASYNC_EXPECTED = {"forced": 30, "declared_lost": 400, "quarantined": 5, "tail_lost": 8, "made_anew": 1}
 """The same of ASYNC_SEEDS, with durability async."""
 
 
 def test_an_operator_forces_a_copy_where_power_losses_cost_acknowledged_entries() -> None:
     """With durability async nothing else is lost either, before and after the act: a copy that has another past keeps
-    it over a power loss, under whichever gen; and where too few are left for writes, one of them is made anew."""
+    it over a power loss, under whichever gen; where too few are left for writes, one of them is made anew; and no copy
+    in sync keeps rows of entries that are in no log, but the forced one."""
     total: Counter[str] = Counter()
     for seed in ASYNC_SEEDS:
         plan = last_resorts(asynchronous=True, **SHAPES[seed % len(SHAPES)])()
         total.update(run_seed(seed, plan=plan).counts)
+    for seed in SLOW_SEEDS:  # few writes, so that what is left of lost ones is not written over
+        plan = last_resorts(asynchronous=True, write_gap_ms=400, **SHAPES[seed % len(SHAPES)])()
+        total.update(run_seed(seed, plan=plan).counts)
+    plan = last_resorts(asynchronous=True, write_gap_ms=150, trims=0.5, **SHAPES[1])()
+    total.update(run_seed(123, plan=plan).counts)
     missing = {name: (total[name], least) for name, least in ASYNC_EXPECTED.items() if total[name] < least}
     assert not missing, f"happened too rarely (seen, at least): {missing}"
 
