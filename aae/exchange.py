@@ -228,8 +228,8 @@ def _segments(
         left = left[done:]
         still, transient = lasting(mine, source, sink)
         findings.transient += transient
-        if choice.narrow:  # beside what was looked at there may be more in the same segments
-            known = {(difference.bucket, difference.key) for difference in mine}
+        if choice.narrow:  # beside what was looked at there may be more in the same segments, or on the other side
+            known = {(difference.bucket, difference.key) for difference in still}
             more += [d for d in compared(source, sink) if (d.bucket, d.key) not in known and choice.counts(d)]
         if still:
             findings.by_kind.update((difference.kind, difference.side) for difference in still)

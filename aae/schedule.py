@@ -225,4 +225,6 @@ def window_of(text: str) -> Window:
     if text in ("always", "never"):
         return Window(always=text == "always", never=text == "never")
     first, _, end = text.partition("-")
+    if (int(first), int(end)) == (0, 24):
+        return Window(always=True)
     return Window(int(first), int(end) % 24)

@@ -241,6 +241,33 @@ def test_what_a_filter_leaves_out_explains_leaves_that_differ_outside_the_range(
     assert lacking.findings.segments_unexplained == 1
 
 
+def test_what_is_ahead_on_a_side_by_a_change_outside_the_range_is_not_in_sync() -> None:
+    """A key that was changed here within the range, and there as well, later than the range: the sink lacks nothing
+    of what was looked at, and still both differ, so the run is incomplete; and the other way round."""
+    for ahead in (0, 1):
+        clusters = two_clusters(50)
+        clusters[1 - ahead].put(row(3, ((A, 99, 0),), modified_ms=5_000))
+        clusters[ahead].put(row(3, ((A, 99, 0), (B, 7, 0)), hash64=2, modified_ms=3_000))
+        run = Run(*clusters)
+        assert run.verdict(since_ms=4_000) is Verdict.INCOMPLETE
+        assert (run.findings.segments_unexplained, run.repaired) == (1, {})
+
+
+def test_a_key_that_is_written_on_and_on_leaves_a_range_in_sync() -> None:
+    """A key that is changed between any two looks, and arrives there each time a look later, is on its way."""
+    source, sink = two_clusters(50)
+    source.put(row(3, ((A, 99, 0),), modified_ms=5_000))
+
+    def written_on() -> None:
+        before = source.rows[b"b", b"3"]
+        sink.put(before)
+        source.put(row(3, ((A, 100 + len(run.asked), 0),), modified_ms=6_000))
+
+    run = Run(source, sink, written_on)
+    assert run.verdict(since_ms=4_000) is Verdict.IN_SYNC
+    assert run.findings.transient == 1
+
+
 def test_a_change_that_arrived_before_its_rows_were_read_leaves_a_range_in_sync(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
