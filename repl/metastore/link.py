@@ -40,8 +40,8 @@ RECONNECT_DELAY_MAX_S: Final = 1.0
 and a hundred nodes knocking once a second do not hurt it."""
 
 ATTEMPTS_A_SESSION: Final = 3
-"""The answer to an attempt to connect is waited for a third of the session's time, as kazoo does with three servers:
-the next attempts come while the session still lives."""
+"""An attempt to connect, and the answer to it, are waited for a third of the session's time each: kazoo waits all of it
+for the one, and for the other where there is one server. The next attempts come while the session still lives."""
 
 REQUESTS_IN_FLIGHT_LIMIT: Final = 128
 """Requests handed to kazoo and not answered; more wait here. Bounds its queue, which has no bound of its own. kazoo
@@ -68,6 +68,7 @@ class _InOrder(SequentialThreadingHandler):  # type: ignore[misc]
 
     def create_connection(self, *args: Any, **kwargs: Any) -> Any:
         """A socket that is connected. TLS is ours: kazoo's own would believe the system's authorities, too."""
+        kwargs["timeout"] /= ATTEMPTS_A_SESSION
         sock = super().create_connection(*args, **kwargs)
         if self._tls is None:
             return sock

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -129,6 +131,37 @@ def test_a_server_that_takes_a_connection_and_never_answers_ends_no_session(shar
         await proxy.stop()
 
     asyncio.run(run())
+
+
+def test_a_server_whose_machine_is_gone_ends_no_session(shared_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing comes back from it, not even a refusal: the next server is tried while the session still lives."""
+    states: list[SessionState] = []
+    monkeypatch.setattr(  # the driver's choice among servers: at first the living one, then the other
+        "random.shuffle", lambda hosts: hosts.sort(key=lambda host: host[-1] == gone_port, reverse=bool(states))
+    )
+
+    async def run() -> None:
+        proxy = Proxy(shared_server.port)
+        await proxy.start()
+        hosts = f"127.0.0.1:{gone_port},{proxy.address}"
+        client = ZooKeeperMetastore(hosts, "/gone", "east", session_timeout_ms=6000, connect_timeout_ms=9000)
+        await client.start(states.append)
+        inc = await client.register(Registration("n1", 0, True, id=3))
+        await asyncio.sleep(1.5)  # no more is heard of it than of a client at rest
+        proxy.cut()
+        await until(lambda: len(states) == 3, "connected again")
+        assert states == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.CONNECTED]
+        assert (await client.registrations())["n1"].inc == inc
+        await client.stop()
+        await proxy.stop()
+
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as gone, contextlib.ExitStack() as waiting:
+        gone_port = gone.getsockname()[1]
+        for _ in range(2):  # whom it does not take: the kernel lets no other in
+            one = waiting.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", gone_port))
+        asyncio.run(run())
 
 
 @pytest.mark.slow
