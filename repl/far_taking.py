@@ -87,7 +87,7 @@ class FarTaking:
                     await self._begin(partition, empty)
                 case fx.InstallRows(rows, upto, epoch, end):
                     self._count(partition, rows, upto, end)
-                    await self._install(partition, b"", self._store.far.install_rows, partition.id, rows, upto, epoch)
+                    await self._install_rows(partition, rows, upto, epoch)
                 case fx.InstallState(rows, after, last):
                     self._count(partition, rows, 0, 0)
                     await self._install(partition, last, self._install_state, partition.id, rows, after)
@@ -108,12 +108,20 @@ class FarTaking:
         self._storage.replay.passed(partition.id, 1 << 63)
         self._told(partition, mark, b"")
 
+    async def _install_rows(self, partition: Partition, rows: bytes, upto: int, epoch: int) -> None:
+        """Where a key's own row, which says what goes with it, cannot be read, the copy begins anew with none."""
+        try:
+            await self._install(partition, b"", self._store.far.install_rows, partition.id, rows, upto, epoch)
+        except CodecError as error:
+            log.error("far.own_row_unreadable", partition=partition.id, error=str(error))
+            await self._begin(partition, True)
+
     async def _install(
         self, partition: Partition, after: bytes, install: Callable[..., FarMark], *given: object
     ) -> None:
         try:
             mark = await self._loop.run_in_executor(self._pool, install, *given)
-        except (Corruption, CodecError) as error:
+        except Corruption as error:
             await self._refuse(partition, error)
         else:
             self._told(partition, mark, after)
@@ -133,7 +141,7 @@ class FarTaking:
         if effect.rows:
             try:
                 await loop.run_in_executor(self._pool, self._install_state, partition.id, effect.rows, effect.after)
-            except (Corruption, CodecError) as error:
+            except Corruption as error:
                 await self._refuse(partition, error)
                 return
         await loop.run_in_executor(self._pool, far.sync)

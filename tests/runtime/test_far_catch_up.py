@@ -10,6 +10,7 @@ from itertools import count, islice
 from pathlib import Path
 from random import Random
 
+import plyvel
 import pytest
 
 from repl import far_serving, far_taking
@@ -22,6 +23,7 @@ from repl.model.objects import Content
 from repl.model.requests import WriteRequest
 from repl.partition import Partition
 from repl.store.port import Store
+from repl.store.rows import KEY_TAG
 from tests.runtime.conftest import House, Town, until
 from tests.runtime.test_several_nodes import fill
 
@@ -340,5 +342,32 @@ def test_a_damaged_chunk_is_asked_for_again_and_the_last_one_too(
             await same_everywhere(t)
             assert damaged == ["FarRows ", "FarState 1"]
             assert back.runtime._far._taking.chunks_refused == 2
+
+    asyncio.run(story())
+
+
+def test_a_copy_whose_own_row_cannot_be_read_begins_with_no_rows(tmp_path: Path, town: Towns) -> None:
+    """Which change row goes with a key's new rows stands in the row that the key had here; where a disk has spoiled
+    that, the round would never be whole: the copy takes all rows anew."""
+
+    async def story() -> None:
+        async with town(tmp_path, **SMALL) as t:
+            leader = await t.led()
+            for n in range(20):
+                await put(leader, b"k%d" % n, b"old")
+            await t.level()
+            away = await follower_of(t)
+            end = away.partition().replica.leo
+            await t.kill(away.node)
+            (place,) = (tmp_path / away.node).rglob("rows")
+            driver = plyvel.DB(str(place))
+            (name,) = [name for name in driver.iterator(include_value=False, prefix=KEY_TAG) if name.endswith(b"k7")]
+            driver.put(name, b"spoiled")
+            driver.close()
+            await put(await t.led(), b"k7", b"new")
+            await trimmed_beyond(await t.led(), end)
+            back = await t.open(away.node)
+            await same_everywhere(t)
+            assert back.runtime._far._taking.chunks_refused == 0
 
     asyncio.run(story())
