@@ -54,9 +54,9 @@ def none_such(name: str, known: Iterable[str]) -> str:
     return f"there is no queue named {name!r} here; there are: {', '.join(list(known)[:NAMES_TOLD]) or 'none'}"
 
 
-def listed(queue: ServedQueue, node: str, now: Waiting, time: TimeSource) -> dict[str, Any]:
+def listed(queue: ServedQueue, node: str, now: Waiting, time: TimeSource, held: str = "") -> dict[str, Any]:
     """One queue: settings, owner, states, how much waits (None: unknown) as of when, and since when, counters since the
-    node began."""
+    node began. `held`: why no queue of the node gives anything out, "" when they do."""
     machine, owner, suspension, word = queue.machine, queue.word.owner, queue.suspension, queue.word
     waiting, oldest = now.changes, now.oldest_ms
     wall_ms = time.wall_ms()
@@ -72,7 +72,7 @@ def listed(queue: ServedQueue, node: str, now: Waiting, time: TimeSource) -> dic
             "by": owner.by,
         },
         "publishing": _running(queue, machine.stopped is None),
-        "serving": _running(queue, suspension is None),
+        "serving": _running(queue, suspension is None and not held),
         "suspended": None if suspension is None else suspension.shown(),
         "suspensions": [one.shown() for one in word.suspensions],
         "decree": None if word.decree is None else word.decree.shown(),
@@ -87,7 +87,7 @@ def listed(queue: ServedQueue, node: str, now: Waiting, time: TimeSource) -> dic
                      "set": None if word.rates is None else word.rates.act._asdict()},
         "gaps": sum(len(window.state.gaps) for window in machine.windows.values()) + len(word.lost),
         "properties_differ": queue.differing,
-        "reason": reason(queue, time.now_ms()),
+        "reason": held or reason(queue, time.now_ms()),
         "partitions": len(machine.windows),
         "waiting": waiting,
         "waiting_at_ms": now.at_ms,

@@ -365,8 +365,8 @@ class SourceQueues:
 
     async def listing(self) -> list[dict[str, Any]]:
         """One dict a queue, ready for JSON; see `queues.listing`."""
-        queues = list(self._queues.values())
-        return [listed(queue, self.node, await self.waiting(queue), self.time) for queue in queues]
+        unread = self.steering.unread
+        return [listed(q, self.node, await self.waiting(q), self.time, unread) for q in list(self._queues.values())]
 
     async def waiting(self, queue: ServedQueue) -> Waiting:
         """How many changes wait in real time in the partitions led here."""

@@ -122,7 +122,9 @@ def test_nothing_goes_while_nobody_knows_which_queues_there_are() -> None:
         home.put(b"a")
         with pytest.raises(NotReady, match="/queue-definitions"):
             await home.fetch(wait_ms=0)
-        assert "/queue-definitions" in home.queues.status()["reason"]
+        row = (await home.acts.listing())[0]
+        assert "/queue-definitions" in home.queues.status()["reason"] == row["reason"]
+        assert row["serving"] == "suspended"
         key = Key(b"default", b"b", b"a")
         assert home.queues.owed(PARTITIONS[0], 0, SINK, key)
         settled = QueuesSettled(home.queues.machines, home.store, lambda: home.queues.steering.unread)
