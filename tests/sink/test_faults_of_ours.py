@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import sqlite3
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -14,6 +17,7 @@ from sink import crew
 from sink.worker import Slot
 from tests.sink.bridge import Pair
 from tests.sink.test_sink_actor import joined, until
+from tests.sink.test_sink_at_work import sink_of
 
 
 def test_numbers_are_told_while_the_file_of_dead_letters_is_held() -> None:
@@ -109,5 +113,20 @@ def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypatch: py
         await sink.stop()
         assert time.monotonic() - began < 4, "one after the other would take 7 times 0.7 s"
         assert told >= 7
+
+    joined(test)
+
+
+def test_seeds_that_say_nothing_hold_up_nothing_else_on_this_node() -> None:
+    """Asking them waits in threads that nobody shares: those of the loop unpack answers of peers that are well."""
+
+    async def test(pair: Pair) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(2))
+        with contextlib.ExitStack() as stack:
+            silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+            await sink_of(pair, *(f"http://127.0.0.1:{each.getsockname()[1]}" for each in silent))
+            await asyncio.sleep(0.1)
+            await asyncio.wait_for(loop.run_in_executor(None, int), 1)
 
     joined(test)

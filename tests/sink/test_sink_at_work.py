@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
-import socket
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -203,21 +200,6 @@ def test_a_peer_that_is_listed_again_is_tried_at_once() -> None:
         finally:
             for peer in (seed, other):
                 await asyncio.get_running_loop().run_in_executor(None, peer.close)
-
-    joined(test)
-
-
-def test_seeds_that_say_nothing_hold_up_nothing_else_on_this_node() -> None:
-    """Asking them waits in threads that nobody shares: those of the loop unpack answers of peers that are well."""
-
-    async def test(pair: Pair) -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(ThreadPoolExecutor(2))
-        with contextlib.ExitStack() as stack:
-            silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
-            await sink_of(pair, *(f"http://127.0.0.1:{each.getsockname()[1]}" for each in silent))
-            await asyncio.sleep(0.1)
-            await asyncio.wait_for(loop.run_in_executor(None, int), 1)
 
     joined(test)
 
