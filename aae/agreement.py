@@ -134,7 +134,10 @@ class Agreement:
         kept = self._trees.kept.get(partition)
         for segment in segments[:BRANCHES_MAX]:
             rows = self._store.key_rows(partition, segment, segment + 1)
-            names = [f"{bucket!r}/{key!r}" for _, bucket, key, _ in islice(rows, KEYS_NAMED)]
+            try:
+                names = [f"{bucket!r}/{key!r}" for _, bucket, key, _ in islice(rows, KEYS_NAMED)]
+            except IsthmusError as error:  # damaged here: an alarm all the more
+                names = [f"cannot be read: {error}"]
             log.error("trees.replicas_differ", partition=partition, follower=node, segment=segment, keys=names)
         self._trees.alarm(partition, segments, 0 if kept is None else kept.offset, node)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from aae.kept import Kept
 from aae.tree import Tree
 from node.timesource import SystemTime
 from repl.model.entry import Entry
-from repl.model.errors import CodecError, NotReady
+from repl.model.errors import CodecError, Corruption, NotReady
 from repl.store.memory import MemoryStore
 from repl.store.port import PartitionStep
 from tests.aae.menders import alone
@@ -121,6 +122,32 @@ def test_a_row_that_differs_is_an_alarm_with_its_segment(tmp_path: Path) -> None
         tree = follower.trees.kept[PARTITION].tree
         assert tree is not None
         tree.change(wrong, 9)
+        assert await leader.agreement.compare(PARTITION, "n2") is False
+        assert [(m.partition, m.segment, m.against) for m in leader.trees.mismatches] == [(PARTITION, wrong, "n2")]
+        assert follower.looked == [("n2", mending.LOOK_ASKED)]
+        leader.pool.shutdown()
+
+    asyncio.run(story())
+
+
+def test_rows_that_cannot_be_read_keep_no_alarm_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the keys of a segment cannot be named, since the leader's own block is damaged, the alarm comes without
+    them, and the other one has a look all the same."""
+
+    async def story() -> None:
+        leader, follower, entries = pair(tmp_path)
+        leader.apply(entries)
+        follower.apply(entries)
+        wrong = entries[7].key_hash >> 44
+        tree = follower.trees.kept[PARTITION].tree
+        assert tree is not None
+        tree.change(wrong, 9)
+
+        def damaged(*_: object) -> Iterator[tuple[int, bytes, bytes, bytes]]:
+            raise Corruption("a table cannot be read")
+            yield
+
+        monkeypatch.setattr(leader.store, "key_rows", damaged)
         assert await leader.agreement.compare(PARTITION, "n2") is False
         assert [(m.partition, m.segment, m.against) for m in leader.trees.mismatches] == [(PARTITION, wrong, "n2")]
         assert follower.looked == [("n2", mending.LOOK_ASKED)]
