@@ -133,8 +133,8 @@ class Agreement:
     def _alarm(self, partition: int, node: str, segments: list[int]) -> None:
         kept = self._trees.kept.get(partition)
         for segment in segments[:BRANCHES_MAX]:
-            rows = self._store.key_rows(partition, segment, segment + 1)
             try:
+                rows = self._store.key_rows(partition, segment, segment + 1)
                 names = [f"{bucket!r}/{key!r}" for _, bucket, key, _ in islice(rows, KEYS_NAMED)]
             except IsthmusError as error:  # damaged here: an alarm all the more
                 names = [f"cannot be read: {error}"]

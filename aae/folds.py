@@ -163,6 +163,8 @@ class Folds:
         if asked.kind is Kind.REPL_KEYS:
             await self._hands.push(asked.queue, ())  # a queue that is not there is told of at once, and dry, too
         page, rows = await self._in_turn(place, asked)
+        if self._led(partition) is None:  # and the copy that was read may have been going already
+            raise NotLeader(f"partition {partition} moved from this node while its rows were read")
         if asked.dry or not (rows or page.found):
             return page
         keys = [Key(bucket_type, found.bucket, found.key) for found, _ in rows]

@@ -118,7 +118,10 @@ class LocalTrees:
             for one in led:
                 mine = one.places(asked.segments, 0)
                 self._suspect(one.partition, asked.segments[mine.start : min(mine.stop, covered)])
-        return RowsTold(tuple(Standing(one.partition, True, "") for one in led), covered, rows)
+        still = {one.partition for one in self._led(asked.bucket_type)}  # of one that moved, the copy may be going
+        moved = "it moved from its node while its rows were read"
+        standings = (Standing(p, p in still, "" if p in still else moved) for p in (one.partition for one in led))
+        return RowsTold(tuple(standings), covered, rows)
 
     def _read(self, led: Sequence[Led], asked: ClocksAsked) -> tuple[list[Row], int]:
         """In a thread. Segment after segment, through all partitions, until the rows, or their bytes, are passed."""

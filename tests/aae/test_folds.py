@@ -342,3 +342,27 @@ def test_folds_take_turns_and_a_crowd_is_told_to_come_back(lab: Lab) -> None:
     assert {str(page) for page in pages if not isinstance(page, Page)} == {
         f"{folds.WAITING_MAX} pages of folds wait on this node; ask again"
     }
+
+
+def test_a_page_whose_partition_has_moved_meanwhile_is_none(lab: Lab) -> None:
+    """While it waits for its turn, or is read, the leadership goes, and perhaps the copy with it: what was read may be
+    nothing at all, so who asks is told to ask the new leader, and nothing is acted upon."""
+
+    async def story() -> None:
+        leads = True
+        read, led = lab.folds._read, lab.folds._led
+
+        def moved(place: Led, asked: Asked) -> object:
+            nonlocal leads
+            leads = False
+            return read(place, asked)
+
+        lab.folds._read = moved  # type: ignore[assignment, method-assign]
+        lab.folds._led = lambda partition: led(partition) if leads else None
+        for kind in (Kind.OBJECT_STATS, Kind.REPL_KEYS):
+            leads = True
+            with pytest.raises(NotLeader):
+                await lab.folds.page(PARTITION, Asked(kind, Scope(), queue="to-west"))
+        assert not lab.hands.pushed
+
+    asyncio.run(story())

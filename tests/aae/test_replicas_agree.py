@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -143,9 +143,8 @@ def test_rows_that_cannot_be_read_keep_no_alarm_back(tmp_path: Path, monkeypatch
         assert tree is not None
         tree.change(wrong, 9)
 
-        def damaged(*_: object) -> Iterator[tuple[int, bytes, bytes, bytes]]:
+        def damaged(*_: object) -> NoReturn:
             raise Corruption("a table cannot be read")
-            yield
 
         monkeypatch.setattr(leader.store, "key_rows", damaged)
         assert await leader.agreement.compare(PARTITION, "n2") is False

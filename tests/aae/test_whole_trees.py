@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -189,6 +190,33 @@ def test_an_answer_of_rows_is_bounded_however_partitions_are_led(city: Story, mo
         assert max(await parts(c, ClocksAsked(TYPE, every, 20, 0, 0, 1_000))) <= 25 + most
         monkeypatch.setattr("aae.local.READ_ROWS_MAX", 50)
         assert len(await parts(c, ClocksAsked(TYPE, every, 20, 1 << 50, 0, 1_000))) >= 2
+
+    city(story)
+
+
+def test_rows_of_a_copy_that_has_gone_while_they_were_read_are_none(
+    city: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Partition 0 moves to a node that has answered already, and the old copy goes before its rows are read: the
+    answers are not taken for all rows; asked again, they are."""
+
+    async def story(city: City) -> None:
+        monkeypatch.setattr("aae.whole.ATTEMPT_PAUSE_S", 0)
+        segments = tuple(sorted({segment_of(key_hash(*name)) for name in city.names}))
+        asked = ClocksAsked(TYPE, segments, 20, 0, 0, 1_000_000)
+        node = city.nodes["a"]
+        read = node._read
+
+        def moved(led: Sequence[Led], asked: ClocksAsked) -> tuple[list[Row], int]:
+            if city.leaders[0] == "b":
+                return read(led, asked)
+            time.sleep(0.05)  # until the others have told what they lead
+            city.leaders[0] = "b"
+            return read([one for one in led if one.partition], asked)
+
+        monkeypatch.setattr(node, "_read", moved)
+        told = await city.whole().clocks(asked)
+        assert {(row.bucket, row.key) for row in told.rows} == set(city.names)
 
     city(story)
 
