@@ -183,7 +183,8 @@ class Manager:
             if at_ms is None or peer.plan is None:
                 continue
             retry = peer.retry
-            peer.waits = self._unplaced(peer.settings)
+            due = at_ms <= now_ms or (retry is not None and retry.at_ms <= now_ms)
+            peer.waits = self._unplaced(peer.settings) if due else ""
             if peer.waits and peer.remembered.suspended is None:
                 continue
             if at_ms <= now_ms < peer.plan.end_ms:

@@ -134,6 +134,24 @@ def test_a_check_waits_until_there_is_something_to_compare(tmp_path: Path) -> No
     story(work)
 
 
+def test_only_a_peer_whose_check_is_due_waits_to_be_placed(tmp_path: Path) -> None:
+    """Of two peers the second one's slot comes later: what kept the first from beginning is no word of the second, then
+    or once there is something to compare."""
+
+    async def work() -> None:
+        west = replace(WEST, hour_count=0, auto_count=24)
+        desk = Desk(tmp_path, west, replace(west, name="north"))
+        desk.unplaced = "waits for 2 more nodes"
+        for unplaced, seconds in (("waits for 2 more nodes", 2), ("", 3)):
+            desk.unplaced = unplaced
+            await desk.pass_until(START + seconds * 1_000)
+            told = {row["name"]: row["reason"] for row in shown(desk)["peers"]}
+            assert told == {"west": f"waits: {unplaced}" if unplaced else "24 checks a day", "north": "24 checks a day"}
+        await desk.manager.stop()
+
+    story(work)
+
+
 def test_a_slot_in_which_nothing_is_done_is_not_tried_again(tmp_path: Path) -> None:
     """What `auto` leaves out after a failure that is beyond this side stays left out, though a check by hand could not
     look meanwhile."""
