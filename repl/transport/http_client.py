@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import io
+import json
 import socket
 import ssl
 import threading
@@ -254,7 +255,7 @@ class HttpPeer:
     def _refused(self, response: requests.Response, status: int) -> Refused:
         text: str = response.raw.read(REFUSAL_BYTES_MAX, decode_content=False).decode("utf-8", "replace")
         reason = response.headers.get("X-Isthmus-Reason", PeerFault.reason)
-        return Refused(f"{self.url} answers {status}: {' '.join(text.split())}", status, reason)
+        return Refused(f"{self.url} answers {status}: {refusal_words(text)}", status, reason)
 
     def cut(self) -> None:
         """End every request under way, in whatever thread, and refuse all further ones."""
@@ -352,6 +353,21 @@ def _reporting(base: Any, adapter: _Adapter) -> type[HTTPConnection]:
             adapter.opened(self)
 
     return ReportingConnection
+
+
+def refusal_words(text: str) -> str:
+    """What the body of an answer with an error status says, in one line: of JSON, as admin listeners answer, the
+    sentence alone; and that it is such a listener, where it does not know the path."""
+    words = " ".join(text.split())
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return words
+    if not isinstance(found, dict) or not isinstance(found.get("error"), str):
+        return words
+    if found.get("reason") == "unknown-path":
+        return "an admin listener, it seems: of a peer the address for clients is asked, listen.http"
+    return " ".join(found["error"].split())
 
 
 def cause_of(error: BaseException) -> str:

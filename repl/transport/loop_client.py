@@ -25,6 +25,7 @@ from repl.transport.http_client import (
     Refused,
     WrongPeer,
     cause_of,
+    refusal_words,
     system_contexts,
 )
 from repl.transport.tls import SCHEME, names_of, shown_names
@@ -77,7 +78,7 @@ class LoopPeer:
         except (OSError, ValueError, HttpParserError, HttpParserUpgrade) as error:
             raise PeerFault(f"{self.url}: {cause_of(error)}") from error
         if connection.status != 200:
-            words = " ".join(answer[:REFUSAL_BYTES_MAX].decode("utf-8", "replace").split())
+            words = refusal_words(answer[:REFUSAL_BYTES_MAX].decode("utf-8", "replace"))
             reason = connection.reason or PeerFault.reason
             raise Refused(f"{self.url} answers {connection.status}: {words}", connection.status, reason)
         return answer

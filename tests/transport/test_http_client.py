@@ -15,7 +15,7 @@ import pytest
 from urllib3.exceptions import ConnectTimeoutError
 
 from repl.model.errors import PeerFault
-from repl.transport.http_client import HttpPeer, Refused, cause_of
+from repl.transport.http_client import HttpPeer, Refused, cause_of, refusal_words
 from repl.transport.loop_client import LoopPeer
 from tests.transport.on_loop import PeerOnLoop
 
@@ -63,6 +63,8 @@ class Answers(BaseHTTPRequestHandler):
             self.close_connection = True  # without a word, as one does whose keep-alive is over
         elif what == "owned":
             self._reply(409, b"queue q belongs to\ncluster south\n", ("X-Isthmus-Reason", "owned-by-other"))
+        elif what == "admin":
+            self._reply(404, b'{"error": "nothing answers at /queues/q/fetch", "reason": "unknown-path"}')
         elif what == "moved":
             self._reply(302, b"", ("Location", "http://127.0.0.1:1/"))
         elif what == "slow":
@@ -180,7 +182,28 @@ def test_a_refusal_says_why(dial: Dial, url: str) -> None:
     with pytest.raises(Refused, match="answers 409: queue q belongs to cluster south") as caught:
         post(peer, "owned")
     assert (caught.value.status, caught.value.reason) == (409, "owned-by-other")
+    with pytest.raises(Refused) as caught:
+        post(peer, "admin")
+    said = "an admin listener, it seems: of a peer the address for clients is asked, listen.http"
+    assert str(caught.value) == f"{url} answers 404: {said}"
     peer.cut()
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ('{"error": "not  now", "reason": "not-ready"}', "not now"),
+        ("queue q\nis away", "queue q is away"),
+        ("{", "{"),
+        ("[" * 3_000, "[" * 3_000),
+        ('["error"]', '["error"]'),
+        ('{"error": 5}', '{"error": 5}'),
+        ("", ""),
+    ],
+)
+def test_the_sentence_of_a_refusal_is_told_whatever_its_form(body: str, words: str) -> None:
+    """Of JSON the sentence alone, of anything else what came."""
+    assert refusal_words(body) == words
 
 
 @pytest.mark.parametrize("begin", [b"HTTP/1.1 200 OK\r\nx: ", b"HTTP/1.1 503 No\r\ncontent-length: 1900\r\n\r\n"])
