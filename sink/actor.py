@@ -122,7 +122,7 @@ class Sink:
         )
         self._askers = {name.peer: HttpPeer(name.peer, 1, seed.access) for name, seed in self._seeds.items()}
         self._asking = ThreadPoolExecutor(ASKING_MAX, thread_name_prefix="discovery")  # as many as there are seeds
-        self._suspensions: tuple[Suspension, ...] = (suspensions.unread(time.wall_ms()),)
+        self._suspensions: tuple[Suspension, ...] = (suspensions.unread(time.wall_ms()),) if self._seeds else ()
         self._listed: set[str] = set()
         """URLs that peers told of when they were last asked."""
         self._tasks: list[asyncio.Task[None]] = []

@@ -368,6 +368,7 @@ def test_without_peers_the_actor_is_there_and_idle() -> None:
         assert nothing.status() == {"actor": "sink", "state": "idle", "reason": "not configured"}
         assert nothing.listing() == nothing.metrics() == await nothing.dead_letters() == []
         assert not nothing._crew.workers
+        assert nothing.overview()["suspensions"] == []
 
     joined(test)
 
