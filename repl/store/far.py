@@ -224,6 +224,28 @@ class LevelFar:
         self._write(batch)
         yield count % WIPE_ROWS
 
+    def sweep(self) -> None:
+        """Delete the changes, of offsets that were replayed, that no key row points to. A replay leaves such where the
+        log ended below what was found, and held an older entry of the key (H36). From any thread: none of them comes to
+        count again."""
+        for partition, start, stop in self._progress.stretches:
+            batch = self._new_batch()
+            for name in self._unfounded(rows.prefixes(partition), start, stop):
+                batch.delete(name)
+            self._write(batch)
+
+    def _unfounded(self, prefixes: rows.Prefixes, start: int, stop: int) -> Iterator[bytes]:
+        get = self._source.get
+        with closing(
+            self._source.scan(prefixes.change + rows.U64.pack(start), prefixes.change + rows.U64.pack(stop))
+        ) as scan:
+            for name, value in scan:
+                offset = rows.decode_u64(name[len(prefixes.change) :])
+                key_hash, tail = rows.change_place(offset, value)
+                row = get(prefixes.key + rows.segment_name(segment_of(key_hash)) + tail)
+                if row is None or decode_key_row(row).offset != offset:
+                    yield name
+
     def install_rows(self, partition: int, chunk: bytes, upto: int, epoch: int) -> FarMark:
         """See the port: the row that the key had in the index goes with the write of its new one."""
         found = transfer.decode_rows(chunk)

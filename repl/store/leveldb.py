@@ -254,8 +254,7 @@ class LevelStore(Reads):
         return self._progress.floor(partition)
 
     def needs_replay(self) -> bool:
-        """True until `replay_finished`, when the machine was restarted without a clean stop and some partition is
-        applied above its floor: write its entries again from `durable_floor` on before serving anything."""
+        """True until `replay_finished`, after the machine stopped unclean: see the port."""
         return self._needs_replay
 
     def replay_finished(self) -> None:
@@ -263,6 +262,7 @@ class LevelStore(Reads):
         assert not self._progress.replaying()
         with self._checkpointing:
             self._refuse_after_failure()
+            self.far.sweep()
             self._note_floors(self._boot_id)
             self._needs_replay = False
 

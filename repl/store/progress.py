@@ -62,6 +62,8 @@ class Progress:
                     self._replaying[partition] = position
                     self._next[partition] = floor
         self._written = dict(self._next)
+        self.stretches = [(p, self._next[p].offset, found.offset) for p, found in self._replaying.items()]
+        """(partition, from, to) of what is replayed."""
 
     def next(self, partition: int) -> Position:
         """Where the partition's next entry must begin."""

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from repl.model.entry import EntryKind
+from repl.model.entry import EntryKind, make_entry
+from repl.store import rows, transfer
 from repl.store.leveldb import LevelStore
 from repl.store.port import PartitionStep
 from tests.store.histories import START_MS, History, Twin, open_store, stored_rows
@@ -336,3 +337,36 @@ def test_rows_are_given_only_as_far_as_a_replay_has_come(room: Path) -> None:
     replaying.commit(last)
     assert given() == found
     replaying.close()
+
+
+@pytest.mark.parametrize("reaped", [False, True])
+def test_changes_of_lost_entries_that_a_replay_makes_void_are_swept(room: Path, reaped: bool) -> None:
+    """The log ends below what was found, and holds an older entry of a key whose lost one left rows: the index then
+    names each key once, and rows can be given to others. A key of which only a lost entry is left stays."""
+    history, held = History(), History()
+    for each in (history, held):
+        for key in (b"a", b"b", b"a", b"c"):
+            each.put(b"bucket", key, key)
+    store = open_store(room / "store", boot_id="first boot")
+    store.write([history.step(0, 2)])
+    store.checkpoint()
+    for each in (history, held) if reaped else ():
+        gone = each.latest.pop((b"bucket", b"c"))
+        reap = {"key_hash": gone.key_hash, "previous_offset": gone.offset, "bucket": b"bucket", "key": b"c"}
+        each.entries.append(make_entry(EntryKind.REAP, 1, 4, request_id=b"", origin=b"", time_ms=START_MS, **reap))
+    history.put(b"bucket", b"a", b"lost")
+    history.put(b"bucket", b"c", b"lost")
+    history.put(b"bucket", b"d", b"lost")
+    store.write([history.step(2)])
+    store._db.close()
+    store = open_store(room / "store", boot_id="second boot")
+    while len(held.entries) <= len(history.entries):
+        held.plain(EntryKind.BARRIER)
+    store.write([held.step(2)])
+    store.replay_finished()
+    with closing(store.far.snapshot(3)) as snapshot:
+        given = transfer.decode_rows(snapshot.rows(0, 1 << 30).rows)
+    tails = [rows.change_place(row.offset, row.change)[1][-1:] for row in given]
+    assert sorted(tails) == ([b"a", b"b", b"d"] if reaped else [b"a", b"b", b"c", b"d"])
+    assert store.object(3, b"bucket", b"a") == b"a"
+    store.close()
