@@ -344,7 +344,9 @@ class Steering:
         await change_value(self._metastore, path_of(name, "lost"), changed)
 
 
-_THERE: Final = "queue {0!r}: there is one already: delist it first"
+_THERE: Final = (
+    "queue {0!r}: there is one already, which stays as it is; delisted, its cursors and gaps would go with it"
+)
 
 
 def _settings(name: str, values: Mapping[str, Any]) -> QueueSettings:

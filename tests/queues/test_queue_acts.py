@@ -125,7 +125,7 @@ def test_a_queue_registered_at_run_time_begins_where_it_was_told_to_on_all_nodes
             home.lead(partition)
         await settled(home, "all")
         assert await home.drain(queue="all") == [b"old", b"new"]
-        with pytest.raises(BadInput, match="there is one already"):
+        with pytest.raises(BadInput, match="there is one already, which stays as it is"):
             await home.acts.register("all", {}, 0, told(home))
         with pytest.raises(BadInput, match="is not known"):
             await home.acts.register("odd", {"filter": "bucket:x"}, 0, told(home))
