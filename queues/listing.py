@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from queues.counting import Waiting
+from queues.ownership import owner_path
 from queues.serving import ServedQueue
 from queues.wire import OFF
 from repl.model.ports import TimeSource
@@ -119,8 +120,12 @@ def reason(queue: ServedQueue, now_ms: int) -> str:
             told.append(f"{what} suspended: {one.reason}" if one.reason else f"{what} suspended")
     if machine.stopped is not None and queue.publishing_suspension is None:
         told.append(machine.stopped.reason)
-    if owner is None or not owner.cluster:
-        told.append("no sink cluster has fetched yet" if owner is None else f"released by {owner.by}")
+    if queue.word.unread:
+        told.append(f"cannot be read (metastore): {', '.join(queue.word.unread)}")
+    if owner is None:
+        told += ["no sink cluster has fetched yet"] * (owner_path(queue.settings.name) not in queue.word.unread)
+    elif not owner.cluster:
+        told.append(f"released by {owner.by}")
     elif behind := sum(1 for w in machine.windows.values() if w.owner_version != machine.owner_version):
         told.append(f"{behind} partitions wait for the owner's cursor entry")
     elif machine.windows and not queue.waiters and machine.unheard(now_ms, SILENT_MS):

@@ -84,7 +84,7 @@ class SetRates(NamedTuple):
 
 
 class Word(NamedTuple):
-    """All that the metastore says of one queue."""
+    """All that the metastore says of one queue; `unread` are paths of what stands there and cannot be read."""
 
     owner: Owner | None
     suspensions: tuple[QueueSuspension, ...]
@@ -92,20 +92,20 @@ class Word(NamedTuple):
     rates: SetRates | None
     lost: tuple[Lost, ...]
     held: tuple[Held, ...]
+    unread: tuple[str, ...] = ()
 
 
 NO_WORD: Final = Word(None, (), None, None, (), ())
 
 
 class Steering:
-    """`config` are the queues of this node's file. All acts raise BadInput for what makes no sense, NotReady when the
-    metastore cannot be reached."""
+    """`config` are the queues of this node's file, `unread` is why nobody knows yet which there are, or "". All acts
+    raise BadInput for what makes no sense, NotReady when the metastore cannot be reached."""
 
     def __init__(self, metastore: Metastore, config: Mapping[str, QueueSettings]) -> None:
         self._metastore = metastore
         self._config = config
         self.unread = f"which queues there are cannot be read (metastore: {decrees.DEFINITIONS_PATH})"
-        """Why nobody knows yet which there are; "" from the first time on."""
 
     async def definitions(self) -> dict[str, Definition]:
         """What was registered or delisted at run time. Raises CodecError."""
@@ -129,23 +129,26 @@ class Steering:
 
     async def word(self, name: str, known: Word = NO_WORD) -> Word:
         """What stands there of a queue; each part that cannot be read is as in `known`. Raises NotReady."""
-        return Word(
-            await self._part(name, "owner", decode_owner, known.owner, None),
-            await self._part(name, "suspension", decrees.decode_suspensions, known.suspensions, ()),
-            await self._part(name, "decree", decrees.decode_decree, known.decree, None),
-            await self._part(name, "rates", _rates, known.rates, None),
-            await self._part(name, "lost", _lost, known.lost, ()),
-            await self._part(name, "held", decode_held, known.held, ()),
-        )
+        unread: list[str] = []
 
-    async def _part(self, name: str, what: str, decode: Callable[[bytes], T], known: T, none: T) -> T:
-        path = path_of(name, what)
-        value = await self._value(path)
-        try:
-            return none if value is None else decode(value)
-        except CodecError as error:
-            log.error("queue.metastore_value_unreadable", queue=name, path=path, error=str(error))
-            return known
+        async def part(what: str, decode: Callable[[bytes], T], known: T, none: T) -> T:
+            value = await self._value(path := path_of(name, what))
+            try:
+                return none if value is None else decode(value)
+            except CodecError as error:
+                log.error("queue.metastore_value_unreadable", queue=name, path=path, error=str(error))
+                unread.append(path)
+                return known
+
+        return Word(
+            await part("owner", decode_owner, known.owner, None),
+            await part("suspension", decrees.decode_suspensions, known.suspensions, ()),
+            await part("decree", decrees.decode_decree, known.decree, None),
+            await part("rates", _rates, known.rates, None),
+            await part("lost", _lost, known.lost, ()),
+            await part("held", decode_held, known.held, ()),
+            tuple(unread),
+        )
 
     async def _value(self, path: str) -> bytes | None:
         found = await read_value(self._metastore, path)

@@ -12,10 +12,10 @@ from queues.settled import QueuesSettled
 from queues.steering import Act
 from queues.throttle import Rates
 from repl.metastore.memory import MemoryEnsemble
-from repl.model.errors import BadInput, NotReady
+from repl.model.errors import BadInput, CodecError, NotReady
 from repl.model.keys import Key
 from tests.queues.home import PARTITIONS, Home
-from tests.queues.source_world import SINK
+from tests.queues.source_world import SINK, THIRD
 
 
 def test_one_value_that_cannot_be_read_hides_no_other_of_its_queue() -> None:
@@ -39,6 +39,7 @@ def test_one_value_that_cannot_be_read_hides_no_other_of_its_queue() -> None:
         await home.crash()
         await home.start()
         assert home.served()[0].suspension is not None
+        assert "/queues/q/rates" in (await home.acts.listing())[0]["reason"]
         await home.close()
 
     asyncio.run(run())
@@ -141,6 +142,28 @@ def test_nothing_goes_while_nobody_knows_which_queues_there_are() -> None:
         await home.queues.follow_definitions()
         home.put(b"b")
         assert await home.drain(queue="late") == [b"b"], "what was read last holds"
+        await home.close()
+
+    asyncio.run(run())
+
+
+def test_an_owner_that_cannot_be_read_is_told_and_not_taken_for_nobody() -> None:
+    """The list names the path, and does not say that nobody has fetched yet; nobody else gets the queue."""
+
+    async def run() -> None:
+        ensemble = MemoryEnsemble()
+        home = Home(ensemble=ensemble)
+        await home.start()
+        await home.fetch(wait_ms=0)
+        await home.crash()
+        found = ensemble.read("/queues/q/owner")
+        assert found is not None
+        ensemble.set("/queues/q/owner", b"{", found[1].version)
+        await home.start()
+        with pytest.raises(CodecError):
+            await home.fetch(wait_ms=0, cluster=THIRD)
+        reason = (await home.acts.listing())[0]["reason"]
+        assert reason == "cannot be read (metastore): /queues/q/owner"
         await home.close()
 
     asyncio.run(run())
