@@ -35,6 +35,8 @@ class Act:
     past: History
     diverged: set[Member] = field(default_factory=set)
     """Copies that know of decisions beyond `end`."""
+    earlier: dict[Member, History] = field(default_factory=dict)
+    """The past of those of them that had another one already."""
 
 
 class Declarations:
@@ -97,7 +99,10 @@ class Declarations:
         history.acked = {request: offset for request, offset in history.acked.items() if offset < end}
         history.acked_end, history.read_end = min(history.acked_end, end), min(history.read_end, end)
         del history.committed[end:]
+        before_that = self.acts.get(partition)
         self.acts[partition] = act = Act(after.lineage, chosen, end, past)
+        if before_that is not None:
+            act.earlier = {m: before_that.earlier.get(m, before_that.past) for m in before_that.diverged}
         self._compare(act, partition)
         counts["forced"] += 1
         counts["declared_lost"] += len(past.acked) - len(history.acked)
@@ -121,7 +126,8 @@ class Declarations:
     def judge(self, node: Node, partition: int) -> History:
         """What a copy is held against."""
         if partition in self.acts and self.quarantines(node, partition):
-            return self.acts[partition].past
+            act, member = self.acts[partition], Member(node.name, node.disk.gens[partition])
+            return act.earlier.get(member, act.past)
         return self._checkers.history(partition)
 
     def attached(self, node: Node, partition: int) -> None:
@@ -134,7 +140,9 @@ class Declarations:
         """What is left of a copy after a power loss has another gen than `before`, and the past that it had."""
         act = self.acts.get(partition)
         if act is not None and Member(node.name, before) in act.diverged:
-            act.diverged.add(Member(node.name, node.disk.gens[partition]))
+            member = Member(node.name, node.disk.gens[partition])
+            act.diverged.add(member)
+            act.earlier[member] = act.earlier.get(Member(node.name, before), act.past)
 
     def hw_moved(self, process: Process, partition: int, replica: Replica) -> None:
         """A follower learns what is decided: before it hears of the act, what its old leader had decided."""

@@ -148,7 +148,8 @@ class Faults:
         for name, gen in list(lost.items()):
             if Member(name, gen) in record.isr or name not in record.replicas:
                 del lost[name]
-        if record.lineage and not any(world.electable(record, [m.node]) for m in guard(record) if m.node != node.name):
+        acts = record.lineage or world.counts["guard_lost"]
+        if acts and not any(world.electable(record, [m.node]) for m in guard(record) if m.node != node.name):
             return False  # whom an operator forced stands alone until others join it
         return len(lost.keys() | {node.name}) < min(self._least_min_isr[partition], record.effective_min_isr)
 

@@ -37,6 +37,10 @@ SLOW_SEEDS = (89, 117, 146)
 """Found that an act is ordered, and the copy loses power before it is done; that a store may have rows of entries that
 no log has (H36); that a Hello of the log that a copy was before may come late."""
 
+TRIMMED_SEEDS = ((123, 150, 0.5), (643, 250, 0.3), (767, 250, 0.3))
+"""(seed, write_gap_ms, trims): a forced copy with rows of lost entries has to give rows before anything is committed;
+one act follows on another; a late write brings one more into the guard, all others of which lost their disks."""
+
 ASYNC_EXPECTED = {"forced": 30, "declared_lost": 400, "quarantined": 5, "tail_lost": 8, "made_anew": 1}
 """The same of ASYNC_SEEDS, with durability async."""
 
@@ -52,8 +56,9 @@ def test_an_operator_forces_a_copy_where_power_losses_cost_acknowledged_entries(
     for seed in SLOW_SEEDS:  # few writes, so that what is left of lost ones is not written over
         plan = last_resorts(asynchronous=True, write_gap_ms=400, **SHAPES[seed % len(SHAPES)])()
         total.update(run_seed(seed, plan=plan).counts)
-    plan = last_resorts(asynchronous=True, write_gap_ms=150, trims=0.5, **SHAPES[1])()
-    total.update(run_seed(123, plan=plan).counts)
+    for seed, write_gap_ms, trims in TRIMMED_SEEDS:
+        plan = last_resorts(asynchronous=True, write_gap_ms=write_gap_ms, trims=trims, **SHAPES[seed % len(SHAPES)])()
+        total.update(run_seed(seed, plan=plan).counts)
     missing = {name: (total[name], least) for name, least in ASYNC_EXPECTED.items() if total[name] < least}
     assert not missing, f"happened too rarely (seen, at least): {missing}"
 
