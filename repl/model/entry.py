@@ -190,6 +190,8 @@ def decode_key_row(data: bytes) -> KeyRow:
         raise CodecError("not a key row: fields of a wrong type or number")
     if raw[0] != KEY_ROW_VERSION:
         raise CodecError(f"key row of version {raw[0]!r}, this program reads {KEY_ROW_VERSION}")
+    if raw[2] < 0 or raw[3] < 0 or raw[4] < 0 or raw[5] < 0 or raw[7] < 0:
+        raise CodecError("not a key row: a number below 0")
     return KeyRow(*raw[1:])
 
 

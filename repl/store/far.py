@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any, Final, Protocol
 
-from repl.model.entry import decode_key_row
 from repl.model.errors import Corruption
 from repl.model.keys import segment_of
 from repl.store import rows, transfer
@@ -259,14 +258,24 @@ class LevelFar:
             key_hash, tail = rows.change_place(row.offset, row.change)
             name = prefixes.key + rows.segment_name(segment_of(key_hash)) + tail
             mine = get(name)
-            if mine is not None:
-                batch.delete(prefixes.change + rows.U64.pack(decode_key_row(mine).offset))
+            for stale in () if mine is None else self._changes_of(prefixes.change, tail, mine, before.position):
+                batch.delete(prefixes.change + rows.U64.pack(stale))
             put(prefixes.object + tail, row.object)
             self._remembered.names.note(name)
             put(name, row.key_row)
             put(prefixes.change + rows.U64.pack(row.offset), row.change)
         kind = FarKind.WHOLE if before.whole and not found and upto == before.position else FarKind.PARTIAL
         return self._mark(batch, partition, kind, epoch, upto)
+
+    def _changes_of(self, prefix: bytes, tail: bytes, key_row: bytes, end: int) -> Iterable[int]:
+        """Where the change of a key stands. Of a row that is damaged it is looked for below `end`, in the whole index:
+        the row is about to be written anew, and must not keep the copy from that."""
+        offset = transfer.offset_seen(key_row)
+        if offset is not None:
+            return (offset,)
+        with closing(self._source.scan(prefix, prefix + rows.U64.pack(end))) as scan:
+            found = ((rows.decode_u64(name[len(prefix) :]), value) for name, value in scan)
+            return [offset for offset, value in found if rows.change_place(offset, value)[1] == tail]
 
     def install_state(self, partition: int, chunk: bytes, *, first: bool) -> FarMark:
         """See the port."""

@@ -6,7 +6,6 @@ from bisect import insort
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from repl.model.entry import decode_key_row
 from repl.model.errors import Corruption
 from repl.model.keys import key_hash, segment_of
 from repl.store import rows, transfer
@@ -161,9 +160,9 @@ class MemoryFar:
             change: Change = rows.decode_change(row.offset, row.change)
             name = (change.bucket, change.key)
             if name in kept.key_rows:
-                old = decode_key_row(kept.key_rows[name]).offset
-                del kept.changes[old]
-                kept.change_offsets.remove(old)
+                for old in [offset for offset, one in kept.changes.items() if (one.bucket, one.key) == name]:
+                    del kept.changes[old]
+                    kept.change_offsets.remove(old)
             else:
                 insort(kept.names, name)
             kept.objects[name], kept.key_rows[name] = row.object, row.key_row

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aae.row_leaves import changes_of_page, leaf_of_row
-from repl.model.entry import encode_key_row, leaf
-from repl.model.errors import Corruption
+from repl.model.entry import decode_key_row, encode_key_row, leaf
+from repl.model.errors import CodecError, Corruption
 from repl.model.objects import Summary
 from repl.store.rows import bucket_head, segment_name
 
@@ -92,6 +92,26 @@ def test_a_damaged_row_is_an_error_or_what_it_says(damage: Callable[[bytes, rand
         else:
             assert int(changes_of_page(names, rows)[1][at]) == expected
     assert errors > 50
+
+
+def test_no_byte_makes_a_row_that_decodes_and_has_no_leaf() -> None:
+    """Every byte of a row changed to every other: Corruption, or a leaf, and an offset that there may be; never an
+    error of the program, which nobody takes for damage and mends."""
+    row = encode_key_row(Summary(b"clock", 2**64 - 7, 1_790_000_000_000, 300, 1, False), 70_000)
+    refused = 0
+    for at in range(len(row)):
+        for byte in range(256):
+            hurt = row[:at] + bytes([byte]) + row[at + 1 :]
+            try:
+                leaf_of_row(b"b", b"k", hurt)
+            except Corruption:
+                refused += 1
+                with pytest.raises(CodecError):
+                    decode_key_row(hurt)
+            else:
+                assert min(decode_key_row(hurt)[1:5]) >= 0
+                assert decode_key_row(hurt).offset >= 0
+    assert refused > 2_000
 
 
 def test_a_name_without_a_bucket_is_an_error() -> None:

@@ -211,6 +211,29 @@ def test_a_snapshot_shows_what_was_when_it_was_taken(pair: list[Store]) -> None:
     snapshot.close()
 
 
+def test_a_damaged_key_row_does_not_keep_a_copy_from_taking_rows(pair: list[Store]) -> None:
+    """A row of the copy that cannot be read is written over as any other, and its place in the index of changes goes:
+    afterwards both hold the same."""
+    giver, taker = pair
+    writer = Writer()
+    first = writer.step(60)
+    for store in (giver, taker):
+        store.write([first])
+    giver.write([writer.step(60)])
+    hurt = b"k7"
+    assert decode_key_row(giver.key_row(PARTITION, key_hash(b"b", hurt), b"b", hurt) or b"").offset >= 60
+    if isinstance(taker, LevelStore):
+        prefix = rows.prefixes(PARTITION).key
+        taker._db.put(prefix + rows.segment_name(key_hash(b"b", hurt) >> 44) + b"b\0\1" + hurt, b"\xc1 no row")
+    else:
+        assert isinstance(taker, MemoryStore)
+        taker._partitions[PARTITION].key_rows[b"b", hurt] = b"\xc1 no row"
+    taker.far.begin(PARTITION, empty=False)
+    transfer_all(giver, taker)
+    assert seen(taker) == seen(giver)
+    assert taker.changes(PARTITION, 0, 1_000) == giver.changes(PARTITION, 0, 1_000)
+
+
 def test_a_damaged_chunk_changes_nothing(pair: list[Store]) -> None:
     """A flipped byte, or rows of another place, are refused, and the mark stays where it was."""
     giver, taker = pair
