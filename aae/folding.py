@@ -233,6 +233,14 @@ def _scope(wish: Mapping[str, Any]) -> Scope:
         segments = (numbers["segment_from"] or 0, 1 << 20 if numbers["segment_to"] is None else numbers["segment_to"])
     if (names["key_from"] or names["key_to"]) and names["bucket"] is None:
         raise CodecError("a range of keys needs a bucket")
+    ranges: dict[str, tuple[Any, Any]] = {
+        "key_to": (names["key_from"], names["key_to"]),
+        "segment_to": segments or (None, None),
+        "before_ms": (numbers["since_ms"], numbers["before_ms"]),
+    }
+    for name, (first, end) in ranges.items():
+        if first is not None and end is not None and first >= end:  # nothing would be found, and nothing said of it
+            raise CodecError(f"{name} must be above where the range begins: nothing lies between")
     return Scope(
         names["bucket"],
         names["key_from"],

@@ -159,8 +159,11 @@ class RowAudit:
         loop = asyncio.get_running_loop()
         try:
             tree, end = await loop.run_in_executor(self._pool, self._stretch, partition, first, kept.segments)
-        except IsthmusError as error:
+        except Corruption as error:
             await self._unreadable(partition, error)
+            return []
+        except IsthmusError as error:
+            log.info("trees.audit_put_off", partition=partition, error=str(error))
             return []
         self._next[partition] = 0 if end >= SEGMENT_COUNT else end
         serving: Tree | None = kept.tree

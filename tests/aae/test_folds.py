@@ -307,6 +307,10 @@ def test_questions_and_pages_survive_the_wire(lab: Lab) -> None:
         {"kind": "find-keys", "since_ms": 10**30}, {"kind": "find-keys", "next": {"segment": 10**30, "name": ""}},
         {"kind": "find-keys", "next": {"segment": float("inf"), "name": ""}},
         {"kind": "erase-keys", "before_ms": 0, "dry_run": False}, {"kind": "find-keys", "since_ms": 5, "before_ms": 0},
+        {"kind": "repair-keys", "bucket": "b", "key_from": "z", "key_to": "a"},
+        {"kind": "find-keys", "bucket": "b", "key_from": "a", "key_to": "a"},
+        {"kind": "repair-keys", "segment_from": 5, "segment_to": 5}, {"kind": "find-keys", "segment_from": 1 << 20},
+        {"kind": "object-stats", "since_ms": 5, "before_ms": 5},
     ):  # fmt: skip
         with pytest.raises(CodecError):
             asked_of(wish)

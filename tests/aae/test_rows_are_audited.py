@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from structlog.testing import capture_logs
@@ -15,7 +15,7 @@ from aae import keeping, row_audit
 from aae.kept import State
 from aae.row_audit import RowAudit
 from repl.model.entry import decode_key_row, encode_key_row
-from repl.model.errors import Corruption
+from repl.model.errors import Corruption, LocalFault
 from repl.model.keys import key_hash, segment_of
 from repl.model.objects import Summary
 from repl.store import rows
@@ -113,6 +113,28 @@ def test_an_object_that_cannot_be_read_hides_no_damaged_row(tmp_path: Path, monk
             assert await audit.look_at_suspects() == [segment]
         assert lab.trees.mismatches_total == 1
         assert [one["damaged"] for one in logs if one["event"] == "trees.rows_are_wrong"] == [["b'b'/b'7'"]]
+        await ended(audit)
+
+    run(tmp_path, story)
+
+
+def test_a_store_that_refuses_a_turn_says_nothing_of_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the machine has no room for another open file, say, the turn is put off: the tree serves on, and no row is
+    called unreadable."""
+
+    async def story(lab: Lab) -> None:
+        audit = await prepared(lab, 30)
+        segment = damage(lab, b"7", other_hash)
+
+        def refusing(_partition: int) -> NoReturn:
+            raise LocalFault("the store cannot be read or written: too many open files")
+
+        with monkeypatch.context() as patch, capture_logs() as logs:
+            patch.setattr(lab.store.far, "snapshot", refusing)
+            assert await audit.look(PARTITION) == []
+        assert [one["event"] for one in logs] == ["trees.audit_put_off"]
+        assert lab.trees.kept[PARTITION].state is State.READY
+        assert await audit.look(PARTITION) == [segment]
         await ended(audit)
 
     run(tmp_path, story)
