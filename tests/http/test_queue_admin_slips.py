@@ -106,6 +106,11 @@ def test_a_partition_whose_cursor_nobody_knows_is_told_among_gaps(
     with living(tmp_path, QUEUES) as node:
         assert node.node is not None
         monkeypatch.setenv("ISTHMUS_ADMIN", f"http://127.0.0.1:{node.admin}")
+        machines = [node.node.queues.named(name).machine for name in ("to-west", "to-north")]
+        deadline_s = time.monotonic() + 20
+        while not all(len(machine.windows) == 2 for machine in machines):  # the election of its start is just over
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
         assert main(["check", "gaps"]) == main(["check", "lag"]) == main(["check", "isr"]) == Exit.OK
         assert main(["check", "sync"]) == Exit.UNAVAILABLE
         assert "SYNC UNKNOWN: no node that answers has a [[fullsync]]" in capsys.readouterr().out
