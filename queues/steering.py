@@ -1,8 +1,7 @@
 """What operators want of source queues, written to the metastore, and what stands there, read.
 
 Every act is one conditional write; all nodes learn of it by a watch and act on what they lead (`queues.registry`), so
-an act holds on all nodes, over restarts, and says who, when and why. Nothing here touches a queue. Values and their
-rules stand in `queues.decrees` and `queues.ownership`.
+an act holds on all nodes, over restarts, and says who, when and why. Values' rules: `queues.decrees`, `.ownership`.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ CRASHED: Final = "crashed"
 """What was lost with a node that died; see `queues.held`."""
 
 LOST_MAX: Final = 64
-"""Records of lower references that were given up, of one queue; beyond it the oldest two of a node and priority are
-made one."""
+"""Records of lower references given up, of one queue; beyond it the oldest two of a node and priority become one."""
 
 
 class Act(NamedTuple):
