@@ -209,7 +209,7 @@ def _segments(
         if choice.wanted is not None or len(unexplained) <= WHOLE_LOOKS_MAX:
             unexplained, equal = yield from _outside(findings, unexplained, size_bits, choice)
         findings.segments_unexplained += len(unexplained)
-    findings.segments_wrong += yield from _wrong(equal[:WHOLE_LOOKS_MAX], size_bits)
+    findings.segments_wrong += yield from _wrong(equal, size_bits)
     findings.state = "clock-compare"
     first = [each for each in every if choice.counts(each)]
     findings.filtered += len(every) - len(first)
@@ -270,7 +270,9 @@ def _wrong(segments: Sequence[int], size_bits: int) -> Generator[Ask, object, in
     if not segments:
         return 0
     before = yield from _leaf_pairs(segments, size_bits)
-    suspects: Sequence[int] = [segment for segment, (mine, theirs) in before.items() if mine != theirs]
+    suspects: Sequence[int] = [segment for segment, (mine, theirs) in before.items() if mine != theirs][
+        :WHOLE_LOOKS_MAX
+    ]
     if not suspects:
         return 0
     yield Pause()

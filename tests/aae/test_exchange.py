@@ -76,7 +76,11 @@ class Run:
         self.asked: list[type] = []
 
     def verdict(
-        self, wanted: Callable[[bytes, bytes], bool] | None = None, since_ms: int = 0, segments_at_once: int = 300
+        self,
+        wanted: Callable[[bytes, bytes], bool] | None = None,
+        since_ms: int = 0,
+        segments_at_once: int = 300,
+        branches_at_once: int = 100,
     ) -> Verdict:
         """Drive it to its end."""
         machine = exchange(
@@ -84,7 +88,7 @@ class Run:
             size_bits=SIZE_BITS,
             wanted=wanted,
             partial=since_ms > 0,
-            branches_at_once=100,
+            branches_at_once=branches_at_once,
             segments_at_once=segments_at_once,
         )
         answer: object = None
@@ -309,6 +313,25 @@ def test_a_tree_that_is_wrong_proves_nothing(since_ms: int, filtered: bool) -> N
     seen.on_pause = mended
     assert seen.verdict(wanted, since_ms=since_ms) is Verdict.IN_SYNC
     assert seen.findings.segments_wrong == 0
+
+
+def test_no_crowd_of_changes_that_arrived_hides_a_tree_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of segments have equal rows by the time that these are read, and one behind them all has a wrong leaf:
+    that one is found."""
+    source, sink = two_clusters(50)
+    source.put(*(row(n, ((A, 10_000 + n, 0),)) for n in range(600)))
+    sink.flaw = ((1 << 20) - 1, 9)
+    listed = Side2.listed
+
+    def arrived(side: Side2, ask: Clocks, since_ms: int) -> Listed:
+        sink.rows = dict(source.rows)
+        return listed(side, ask, since_ms)
+
+    monkeypatch.setattr(Side2, "listed", arrived)
+    monkeypatch.setitem(globals(), "ROWS_MAX", 1_000)
+    run = Run(source, sink)
+    assert run.verdict(segments_at_once=1_000, branches_at_once=1_024) is Verdict.INCOMPLETE
+    assert run.findings.segments_wrong == 1
 
 
 def test_what_could_not_be_queued_is_said() -> None:
