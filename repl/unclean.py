@@ -102,6 +102,7 @@ def forced(
         tried=frozenset({chosen.node}),
         preferred=None,
         lineage=record.lineage + 1,
+        overtaken=0,
         reason=reason,
     )
 

@@ -89,7 +89,8 @@ class ActsAdmin:
         plans = []
         for _, record in sorted(records.items()):
             copies, silent = self._copies(record, facts)
-            if not any(_rolled_back(facts.get(node), record.partition) for node in record.replicas):
+            known = any(_rolled_back(facts.get(node), record.partition) for node in record.replicas)
+            if not (known or record.overtaken):
                 continue
             plans.append(await self._reseeded(record, copies, silent, by, dry_run=dry_run, incomplete=incomplete))
         forgotten = sorted({p for said in facts.values() if said is not None for p in said} - records.keys())

@@ -42,17 +42,9 @@ class Candidate:
         self.early.pop(node, None)
 
 
-def objection(standing: Standing, epoch_floor: int) -> str | None:
-    """Why the replica must not stand for the nomination in its record, or None.
-
-    `epoch_floor` is the highest epoch that this log or an earlier process of it has been in.
-    """
+def objection(standing: Standing) -> str | None:
+    """Why the replica must not stand for the nomination in its record, or None."""
     record, me, progress = standing.known, standing.member, standing.progress
-    if record.epoch <= epoch_floor:
-        return (
-            f"metastore-rollback: nominated in epoch {record.epoch}, but this replica has been in epoch "
-            f"{epoch_floor}; the metastore lost what it had confirmed"
-        )
     if me not in guard(record):
         return f"other-log: the nomination means another log of {me.node}; this one has gen {me.gen} (R-GEN)"
     if standing.doubted:

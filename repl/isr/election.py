@@ -16,6 +16,7 @@ write on the record's version, so the later one is refused (H30). The transition
     CandidateFound -> Election        all were tried: none of them counts as tried any more, after a pause
     CandidateFound -> Offline         nobody is eligible any more
     Offline        -> Offline         only the reason changes
+    (overtaken)    -> itself          the metastore went back behind it: an operator decides (H32)
 
 What a controller must remember between looks is `Watch`: since when, and which attempt.
 """
@@ -140,6 +141,8 @@ def elect(
     """
     look = _Look(record, registrations)
     since_ms = now_ms if waiting_since_ms is None else waiting_since_ms
+    if record.overtaken:
+        return Keep(record.reason)
     match record.status:
         case PartitionStatus.ONLINE:
             return _online(look)

@@ -1,11 +1,12 @@
 """Why a replica is in the state it is in: one "code: sentence" for people, for every state.
 
 The code is stable over releases (logs, REASON columns); the sentence says whom or what it waits for.
-Nothing decides by these texts.
+Nothing decides by these texts. Of a record that the metastore went back to the reason stands in the record itself.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import assert_never
 
 from repl.isr.candidate import Candidate
@@ -24,6 +25,30 @@ def rolled_back(record_epoch: int, epoch_seen: int) -> str:
     return (
         f"metastore-rollback: the record is at epoch {record_epoch}, this replica has seen epoch {epoch_seen}: "
         "the metastore lost what it had confirmed, or was restored from an older copy"
+    )
+
+
+def used_before(record_epoch: int, epoch_been: int) -> str:
+    """A nomination of this very session in an epoch that is not new: the same (H32)."""
+    return (
+        f"metastore-rollback: nominated in epoch {record_epoch}, but this replica has been in epoch {epoch_been}: "
+        "the metastore lost what it had confirmed, or was restored from an older copy"
+    )
+
+
+def overtaken(record: PartitionRecord, epoch: int, node: str) -> PartitionRecord:
+    """`record`, which the metastore went back to, as it is to be once a replica on `node` has been in `epoch`: nobody
+    leads, and nobody is elected, by whichever controller, before an operator has made it anew (H32). What the record
+    says of who is in sync is from before, and whoever does not know better would stand."""
+    return replace(
+        record,
+        status=PartitionStatus.OFFLINE,
+        leader=None,
+        candidate=None,
+        tried=frozenset(),
+        overtaken=epoch,
+        reason=f"metastore-rollback: {node} has been in epoch {epoch}, the metastore went back to {record.epoch}: "
+        "isthmus cluster reseed",
     )
 
 
@@ -52,6 +77,8 @@ def why_idle(record: PartitionRecord | None, me: Incarnation | None, node: str) 
         case PartitionStatus.ELECTION:
             return f"election: {record.reason or 'a leader is being chosen'}"
         case PartitionStatus.OFFLINE:
+            if record.overtaken:
+                return record.reason
             return f"offline: {record.reason or 'no member of the guard can be elected'}"
         case _:
             assert_never(record.status)

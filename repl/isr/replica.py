@@ -99,10 +99,6 @@ class Replica(Roles):
             far=None if far is None else FarCopy(far.position, far.epoch, far.whole),
         )
         super().__init__(standing)
-        self._rolled_back_lineage: int | None = None
-        self._suspicion: tuple[int, int] = (-1, 0)
-        """The nonce of the synced read that is to tell whether the metastore went back, and the epoch that it had
-        confirmed before that was asked for."""
 
     # -- the one input --------------------------------------------------------------------------
 
@@ -185,12 +181,7 @@ class Replica(Roles):
         if standing.record is not None and record.version <= standing.record.version:
             return
         if record.epoch < standing.epoch_wanted or record.lineage == self._rolled_back_lineage:
-            reason = rolled_back(record.epoch, standing.epoch_wanted)
-            self._leave(reason)
-            self._object(reason)
-            if self._rolled_back_lineage is None:
-                self._suspicion = (standing.next_nonce(), standing.epoch_wanted)
-                standing.effects.append(fx.SyncRecord(self._suspicion[0]))
+            self._disbelieve(record, standing.epoch_wanted, rolled_back(record.epoch, standing.epoch_wanted))
             return
         standing.record = record
         self._object("")
@@ -202,17 +193,8 @@ class Replica(Roles):
         self._follow_record(now_ms)
 
     def _synced(self, nonce: int, record: PartitionRecord, now_ms: int) -> None:
-        """A record read after a sync. Were it older than what was known when that was asked for, the metastore would
-        have lost what it confirmed: then nothing of it is believed until an operator has raised the lineage (H32). An
-        answer that is merely late may be older than what is known by now."""
+        """A record read after a sync: what a read waits for whose leadership is to be sure."""
         standing = self._standing
-        suspicion, epoch_then = self._suspicion
-        if nonce == suspicion and record.epoch < epoch_then:
-            self._rolled_back_lineage = record.lineage
-            reason = rolled_back(record.epoch, epoch_then)
-            self._leave(reason)
-            self._object(reason)
-            return
         self._see(record, now_ms)
         state = self._state
         if isinstance(state, Leadership):

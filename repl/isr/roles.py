@@ -15,7 +15,9 @@ from repl.isr.candidate import Candidate, objection
 from repl.isr.epochs import last_epoch, with_epoch
 from repl.isr.follower import Follower
 from repl.isr.leader import Leader, Leadership
+from repl.isr.membership import guard
 from repl.isr.options import Options
+from repl.isr.reasons import overtaken, used_before
 from repl.isr.reassigning import HAND_OVER_MS
 from repl.isr.resigning import Resigning, closest
 from repl.isr.stalls import CHECKS, Stalls
@@ -36,6 +38,8 @@ class Roles(View):
     def __init__(self, standing: Standing) -> None:
         super().__init__(standing)
         self._epoch_floor = max(standing.epoch_seen, last_epoch(standing.table))
+        self._rolled_back_lineage: int | None = None
+        """Of records that are not believed, whatever their epoch: the metastore went back, and that is certain."""
         self._told_to_resign = False
 
     def must_replay(self, epoch: int, end: int) -> None:
@@ -55,7 +59,12 @@ class Roles(View):
         member, leader = standing.member, record.leader
         if record.status is PartitionStatus.CANDIDATE_FOUND:
             if record.candidate is not None and record.candidate == standing.me:
-                self._stand(record.epoch)
+                if record.epoch <= self._epoch_floor:
+                    # Of this session it was made after that had begun, and epochs never come again.
+                    self._rolled_back_lineage = record.lineage
+                    self._disbelieve(record, self._epoch_floor, used_before(record.epoch, self._epoch_floor))
+                else:
+                    self._stand(record.epoch)
         elif leader is not None and leader.node != member.node and member.node in record.replicas:
             follower = Follower(record.epoch, leader.node, added=member.node in record.adding)
             self._become(follower, f"led: by {leader.node} in epoch {record.epoch}")
@@ -68,7 +77,7 @@ class Roles(View):
         if self._told_to_resign:
             objected: str | None = LEAVING
         else:
-            objected = objection(standing, self._epoch_floor)
+            objected = objection(standing)
         if objected is not None:
             self._object(objected)
             return
@@ -172,3 +181,15 @@ class Roles(View):
     def _object(self, reason: str) -> None:
         if isinstance(self._state, Idle):
             self._state.objection = reason
+
+    def _disbelieve(self, record: PartitionRecord, epoch: int, reason: str) -> None:
+        """Leave what `record` is not to be believed about, and say so in the record, for whoever does not know better
+        (H32). The write is on its version: if a server of the metastore merely lags, it is refused, and nothing is
+        lost but this role. Where an operator went on without this copy, it has no say."""
+        member = self._standing.member
+        self._leave(reason)
+        self._object(reason)
+        if record.overtaken:
+            self._rolled_back_lineage = record.lineage
+        elif not record.lineage or member in guard(record):
+            self._standing.effects.append(fx.WriteRecord(overtaken(record, epoch, member.node)))

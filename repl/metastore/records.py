@@ -21,8 +21,9 @@ from repl.model.vclock import MAX_EPOCH
 
 FORM_VERSION: Final = 1
 
-RECORD_FORM_VERSION: Final = 2
-"""Form 1 had no adding and removing."""
+RECORD_FORM_VERSION: Final = 3
+"""Form 1 had no adding and removing, form 2 no overtaken: that is nearly always 0, and form 2 is written then, which
+programs of the version before read."""
 
 REGISTRATION_FORM_VERSION: Final = 2
 """Form 1 had no spare_gen, cluster_address, id, rack."""
@@ -46,9 +47,10 @@ T = TypeVar("T")
 
 def encode_record(record: PartitionRecord) -> bytes:
     """Canonical bytes of `record`, without its metastore version."""
+    overtaken = {"overtaken": record.overtaken} if record.overtaken else {}
     return _dump(
         {
-            "v": RECORD_FORM_VERSION,
+            "v": RECORD_FORM_VERSION if overtaken else 2,
             "partition": record.partition,
             "bucket_type": record.bucket_type,
             "index": record.index,
@@ -66,6 +68,7 @@ def encode_record(record: PartitionRecord) -> bytes:
             "lineage": record.lineage,
             "adding": list(record.adding),
             "removing": list(record.removing),
+            **overtaken,
             "reason": record.reason,
         }
     )
@@ -92,6 +95,7 @@ def decode_record(data: bytes, version: int) -> PartitionRecord:
         lineage=fields.take("lineage", _count),
         adding=tuple(fields.take("adding", _list_of(_name), since=2, before=[])),
         removing=tuple(fields.take("removing", _list_of(_name), since=2, before=[])),
+        overtaken=fields.take("overtaken", _epoch_been_in, since=3, before=0),
         reason=fields.take("reason", _text),
         version=version,
     )
@@ -260,6 +264,10 @@ def _to(largest: int) -> Callable[[object], int]:
 def _share(value: object) -> int:
     """A partition has one segment at least."""
     return _to(SEGMENT_COUNT)(_positive(value))
+
+
+def _epoch_been_in(value: object) -> int:
+    return _to(MAX_EPOCH)(_positive(value))
 
 
 def _flag(value: object) -> bool:

@@ -43,6 +43,8 @@ class PartitionRecord:
     `partition_count`. `min_isr` is as set; the effective one is clamped to 1 .. RF. `lineage`
     counts unclean elections. While a placement changes, `adding` and `removing` name the replicas that are to join and
     those that go once all of the former are in sync; both are among `replicas` and never overlap (R-RF).
+    `overtaken` is 0 but where the metastore went back (H32): the epoch that a replica has been in, which the record
+    knows nothing of. Then nobody is elected until an operator's act makes the record anew.
     """
 
     partition: int
@@ -62,6 +64,7 @@ class PartitionRecord:
     lineage: int = 0
     adding: tuple[str, ...] = ()
     removing: tuple[str, ...] = ()
+    overtaken: int = 0
     reason: str = ""
     version: int = field(default=-1, compare=False)
 

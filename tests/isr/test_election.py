@@ -25,6 +25,7 @@ from repl.isr.election import (
     watched,
 )
 from repl.isr.membership import guard
+from repl.isr.reasons import overtaken
 from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 from repl.model.vclock import MAX_EPOCH
 from tests.isr.scripted import registered
@@ -413,3 +414,15 @@ def test_a_record_that_nobody_can_be_elected_for_comes_to_rest(
             break
         record = written(decision)
     assert record.status is PartitionStatus.OFFLINE
+
+
+@pytest.mark.parametrize("status", list(PartitionStatus))
+def test_nobody_is_elected_by_a_record_that_the_metastore_went_back_to(status: PartitionStatus) -> None:
+    """H32: whoever is in sync by it, and whoever decides: an operator does."""
+    record = overtaken(three(), 9, "b")
+    assert (record.status, record.leader, record.overtaken) == (PartitionStatus.OFFLINE, None, 9)
+    decision = elect(replace(record, status=status), ALL, 1_000_000, 0, [])
+    assert isinstance(decision, Keep)
+    assert decision.reason == (
+        "metastore-rollback: b has been in epoch 9, the metastore went back to 6: isthmus cluster reseed"
+    )

@@ -10,6 +10,7 @@ from repl.isr import effects as fx
 from repl.isr import events as ev
 from repl.isr.candidate import PROMOTED_REPEAT_MS
 from repl.isr.messages import Hello, HelloOk, HelloRefused, Refusal
+from repl.isr.reasons import overtaken
 from repl.isr.replica import Role
 from repl.model.record import Incarnation, Member, PartitionStatus
 from tests.isr.scripted import (
@@ -257,12 +258,15 @@ def test_a_record_below_the_durable_epoch_is_refused_as_a_rollback() -> None:
     """H32: newer version, lower epoch: the metastore lost what it had confirmed; step down and say so."""
     replica = a_serving_leader()
     effects = replica.step(ev.RecordSeen(a_record(epoch=3, version=40)), 0)
-    assert kinds(effects) == ["SteppedDown", "RoleChanged", "SyncRecord"]
+    assert kinds(effects) == ["SteppedDown", "RoleChanged", "WriteRecord"]
     assert replica.reason.startswith("metastore-rollback:")
     assert replica.epoch == 5
     again = a_replica(epoch_seen=9)
     again.step(ev.SessionStarted(INC), 0)
-    assert kinds(again.step(ev.RecordSeen(nominated(epoch=5)), 0)) == ["SyncRecord"]
+    (write,) = again.step(ev.RecordSeen(nominated(epoch=5)), 0)
+    assert isinstance(write, fx.WriteRecord)
+    assert (write.record.version, write.record.epoch, write.record.overtaken) == (nominated().version, 5, 9)
+    assert (write.record.status, write.record.candidate) == (PartitionStatus.OFFLINE, None)
     assert again.reason.startswith("metastore-rollback: the record is at epoch 5, this replica has seen epoch 9")
     assert again.step(ev.RecordSeen(a_record(epoch=10, version=60)), 0) == [fx.PersistEpoch(10)]
     assert again.reason.startswith("election:")
@@ -311,26 +315,71 @@ def test_every_idle_state_says_whom_it_waits_for() -> None:
     assert replica.reason == "asking: has asked n2 where the logs agree"
 
 
-def test_a_rollback_that_a_synced_read_confirms_stays_refused_until_the_lineage_rises() -> None:
-    """H32: epochs that climb again do not heal it; only an operator's act, which raises the lineage, does."""
+def test_a_rollback_that_the_record_says_stays_refused_until_the_lineage_rises() -> None:
+    """H32: once the metastore has taken it that it went back, epochs that climb do not heal it, whoever wrote them;
+    only an operator's act, which raises the lineage, does."""
     replica = a_replica(epoch_seen=9)
     replica.step(ev.SessionStarted(INC), 0)
-    (sync,) = replica.step(ev.RecordSeen(a_record(epoch=5, version=30)), 0)
-    assert isinstance(sync, fx.SyncRecord)
-    assert replica.step(ev.RecordSynced(sync.nonce, a_record(epoch=5, version=30)), 0) == []
-    assert replica.step(ev.RecordSeen(a_record(epoch=12, version=31)), 0) == []
+    (write,) = replica.step(ev.RecordSeen(a_record(epoch=5, version=30)), 0)
+    assert isinstance(write, fx.WriteRecord)
+    assert replica.step(ev.WriteConfirmed(replace(write.record, version=31)), 0) == []
+    assert kinds(replica.step(ev.RecordSeen(a_record(epoch=12, version=32)), 0)) == ["WriteRecord"]
     assert replica.reason.startswith("metastore-rollback:")
-    assert replica.step(ev.RecordSeen(a_record(epoch=13, version=32, lineage=1)), 0) == [fx.PersistEpoch(13)]
+    assert replica.step(ev.RecordSeen(a_record(epoch=13, version=33, lineage=1)), 0) == [fx.PersistEpoch(13)]
 
 
 def test_a_stale_read_is_no_rollback() -> None:
-    """H32: a server of the metastore that lags shows an old record; the synced read does not, and all goes on."""
+    """H32: a server of the metastore that lags shows an old record; a write on it is refused, and all goes on."""
     replica = a_replica(epoch_seen=9)
     replica.step(ev.SessionStarted(INC), 0)
-    (sync,) = replica.step(ev.RecordSeen(a_record(epoch=5, version=30)), 0)
-    assert isinstance(sync, fx.SyncRecord)
-    replica.step(ev.RecordSynced(sync.nonce, a_record(epoch=9, version=50)), 0)
+    (write,) = replica.step(ev.RecordSeen(a_record(epoch=5, version=30)), 0)
+    assert isinstance(write, fx.WriteRecord)
+    replica.step(ev.WriteRefused(30, a_record(epoch=9, version=50)), 0)
     assert replica.reason.startswith("election:")
+
+
+def test_what_is_not_known_to_be_written_is_written_again_on_the_next_look() -> None:
+    """H32: as long as the record does not say that the metastore went back, others may be elected by it."""
+    replica = a_replica(epoch_seen=9)
+    replica.step(ev.SessionStarted(INC), 0)
+    (write,) = replica.step(ev.RecordSeen(a_record(epoch=5, version=30)), 0)
+    assert replica.step(ev.WriteUndecided(30), 0) == []
+    assert replica.step(ev.RecordSeen(a_record(epoch=5, version=30)), 2_000) == [write]
+    moved = replica.step(ev.RecordSeen(a_record(epoch=6, version=31)), 4_000)
+    assert isinstance(moved[0], fx.WriteRecord)
+    assert moved[0].record.version == 31
+
+
+def test_a_nomination_in_a_used_epoch_is_a_rollback_for_good() -> None:
+    """H32: a nomination names a session, so it was made after that had begun; in an epoch that an earlier process was
+    in it means that the metastore went back, also where no older record was ever seen, as others nominated faster."""
+    replica = a_replica(epoch_seen=5)
+    replica.step(ev.SessionStarted(INC), 0)
+    (write,) = replica.step(ev.RecordSeen(nominated(epoch=5)), 0)
+    assert isinstance(write, fx.WriteRecord)
+    assert (write.record.status, write.record.overtaken) == (PartitionStatus.OFFLINE, 5)
+    assert replica.role is Role.IDLE
+    other = online(epoch=6, version=70, leader=Incarnation("n2", 1), replicas=(NODE, "n2"))
+    assert kinds(replica.step(ev.WriteRefused(write.record.version, other), 0)) == ["WriteRecord"]
+    assert replica.role is Role.IDLE  # it does not follow
+
+
+def test_a_copy_that_an_operator_went_on_without_stops_nobody() -> None:
+    """H32: forced or re-seeded without it, the partition may be in a lower epoch than it was in; it waits alone."""
+    replica = a_replica(epoch_seen=9)
+    replica.step(ev.SessionStarted(INC), 0)
+    without = online(epoch=5, leader=Incarnation("n2", 1), isr=frozenset({Member("n2", 1)}), lineage=1)
+    assert replica.step(ev.RecordSeen(without), 0) == []
+    assert replica.reason.startswith("metastore-rollback:")
+    assert kinds(replica.step(ev.RecordSeen(nominated(epoch=6, lineage=1, version=90)), 0)) == ["WriteRecord"]
+
+
+def test_who_knows_no_better_believes_that_the_metastore_went_back() -> None:
+    """H32: a replica that was never in the epochs which the metastore forgot leads no more, and says why."""
+    replica = a_serving_leader()
+    gone = overtaken(a_record(epoch=5, version=60), 9, "n2")
+    assert kinds(replica.step(ev.RecordSeen(gone), 0)) == ["SteppedDown", "RoleChanged"]
+    assert replica.reason.startswith("metastore-rollback: n2 has been in epoch 9, the metastore went back to 5")
 
 
 @pytest.mark.parametrize("broken", [False, True])

@@ -65,15 +65,15 @@ def test_a_copy_of_the_answer_that_was_taken_counts_no_more_once_the_link_broke(
     assert (replica.leo, replica.durable, replica.following) == (23, 23, False)
 
 
-def test_a_synced_read_that_comes_late_is_no_rollback() -> None:
-    """H32: it was asked for before a newer epoch was heard of, so that it is older proves nothing."""
+def test_a_refusal_that_comes_late_is_no_rollback() -> None:
+    """H32: what stood in the record when a write was refused may be older than what is known by now: no proof."""
     replica = a_replica(epoch_seen=4)
     replica.step(ev.SessionStarted(INC), 0)
-    (sync,) = replica.step(ev.RecordSeen(a_record(epoch=3, version=9)), 0)
-    assert isinstance(sync, fx.SyncRecord)
+    (write,) = replica.step(ev.RecordSeen(a_record(epoch=3, version=9)), 0)
+    assert isinstance(write, fx.WriteRecord)
     replica.step(ev.RecordSeen(a_record(epoch=7, version=20)), 1)
     replica.step(ev.EpochPersisted(7), 2)
-    replica.step(ev.RecordSynced(sync.nonce, a_record(epoch=5, version=12)), 3)
+    replica.step(ev.WriteRefused(9, a_record(epoch=5, version=12)), 3)
     replica.step(ev.RecordSeen(a_record(epoch=8, version=22)), 4)
     assert replica.record == a_record(epoch=8)
     assert replica.reason.startswith("election:")

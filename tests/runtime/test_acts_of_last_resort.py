@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from node.gathering import Gathering
 from node.http.acts import ActsAdmin
 from node.http.asgi import Face
+from repl.isr.election import ASK_MS
 from repl.isr.options import Options
 from repl.model.errors import NotReady
 from repl.model.keys import Key
@@ -273,6 +274,44 @@ def test_a_metastore_that_went_back_is_refused_until_it_is_reseeded(tmp_path: Pa
             await put(house, b"three")
             status, again = await ask(t, house, "/admin/cluster/reseed", {"by": "ann"})
             assert again["partitions"] == []
+
+    asyncio.run(story())
+
+
+def test_who_was_away_is_not_elected_by_a_record_that_the_metastore_went_back_to(tmp_path: Path, town: Towns) -> None:
+    """It knows nothing of the epochs that the metastore forgot, and by the old record it is in sync: it would lead
+    without what was acknowledged since. One replica that knows better is enough, and the record tells all others, also
+    when that one is gone."""
+
+    async def story() -> None:
+        async with town(tmp_path, min_isr=1) as t:
+            first = await t.led()
+            await t.level()
+            old = (await first.metastore.records())[0]
+            away = next(name for name in t.houses if name != first.node)
+            await t.kill(away)
+            await t.kill(first.node)
+            house = await t.led()
+            await until(lambda: house.controller.records[0].epoch > old.epoch)
+            await put(house, b"two")
+            now = (await house.metastore.records())[0]
+            await house.metastore.write_record(replace(old, version=now.version))
+            await until(lambda: house.controller.records[0].overtaken == now.epoch)
+            await t.kill(house.node)
+            for name in (away, first.node):
+                await t.open(name)
+            await asyncio.sleep(2 * ASK_MS / 1000)  # what an election takes that waits for nobody
+            for name in (away, first.node):
+                record = t.houses[name].controller.records[0]
+                assert (record.status, record.overtaken) == (PartitionStatus.OFFLINE, now.epoch)
+                assert t.houses[name].partition().reason.startswith(ROLLED_BACK)
+            house = await t.open(house.node)
+            await until(lambda: len(house.controller.registrations) == 3 and 0 in house.controller.records)
+            _, done = await ask(t, house, "/admin/cluster/reseed", {})
+            assert [(each["outcome"], each["node"]) for each in done["partitions"]] == [("ordered", house.node)]
+            await t.led()
+            assert await house.coordinator.get(Key(b"default", b"b", b"two")) is not None
+            assert house.controller.records[0].overtaken == 0
 
     asyncio.run(story())
 
