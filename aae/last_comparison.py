@@ -13,6 +13,7 @@ from aae.check import LOOKED
 from aae.compared import Peer
 from aae.exchange import Verdict
 from aae.manager import Manager
+from aae.memory import Result
 from aae.reconcile.verdicts import Verdict as KeyVerdict
 from repl.model.keys import Key
 
@@ -32,14 +33,20 @@ def differs(manager: Manager, key: Key) -> str:
     for row in last_comparisons(manager, key):
         if row["verdict"] == KeyVerdict.DIVERGED:
             return f"full-sync {row['fullsync']}: its newest check found the key different: {row['difference']}"
-        if row["verdict"] == KeyVerdict.UNREACHABLE and row["check"] in LOOKED:
+        newest = _newest(manager.peers[row["fullsync"]], key.bucket_type.decode(errors="replace"))
+        unnamed = row["check"] in LOOKED or (newest is not None and newest.unexplained)
+        if row["verdict"] == KeyVerdict.UNREACHABLE and unnamed:
             return f"full-sync {row['fullsync']}: its newest check found differences that it could not name"
     return ""
 
 
+def _newest(peer: Peer, bucket_type: str) -> Result | None:
+    return next((one for one in reversed(peer.remembered.results) if one.bucket_type == bucket_type), None)
+
+
 def _row(peer: Peer, bucket_type: str, key: Key) -> dict[str, Any]:
     remembered = peer.remembered
-    newest = next((one for one in reversed(remembered.results) if one.bucket_type == bucket_type), None)
+    newest = _newest(peer, bucket_type)
     verdict, difference, reason = KeyVerdict.UNREACHABLE, None, "no check has looked yet"
     if newest is not None:
         verdict, difference, reason = _found(peer, newest.verdict, newest.began_ms, key)

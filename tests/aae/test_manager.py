@@ -75,7 +75,7 @@ class FakeChecker(Checker):
         self.modified_ms = []
         self.buckets = set()
         self.named = {}
-        self.differences = 0
+        self.differences = self.unexplained = 0
         self.unseen = ""
 
     def counts(self, key: Key) -> bool:
@@ -87,6 +87,7 @@ class FakeChecker(Checker):
         self.checks.append(check)
         findings.by_kind.update({(DifferenceKind.BEHIND, Side.SINK): self.differences})
         findings.queued = self.differences
+        findings.segments_unexplained = self.unexplained
         if self.gate is not None:
             await self.gate.wait()
         verdict = self.outcomes.pop(0) if self.outcomes else Verdict.IN_SYNC
@@ -497,6 +498,23 @@ def test_the_last_comparison_of_a_key_is_told(tmp_path: Path) -> None:
         assert [one["key"] for one in shown(desk)["peers"][0]["named"]] == ["k", "other"]
         desk.checkers["west"].named.clear()  # as it was written by an earlier version
         assert "not known any more" in last_comparisons(desk.manager, key)[0]["reason"]
+
+    story(work)
+
+
+def test_who_reaps_hears_of_changes_that_a_check_of_a_range_could_not_explain(tmp_path: Path) -> None:
+    """A check that found segments different by changes outside its range has found differences that it could not name:
+    any key may be one. One that could not look at all has found none."""
+
+    async def work() -> None:
+        desk = Desk(tmp_path, WEST)
+        checker, key = desk.checkers["west"], Key(b"default", b"b", b"k")
+        for unexplained in (2, 0):
+            checker.unexplained = unexplained
+            checker.outcomes = [Verdict.INCOMPLETE]
+            await desk.manager.run("west", Kind.RANGE, "ann")
+            assert ("could not name" in differs(desk.manager, key)) == bool(unexplained)
+        await desk.manager.stop()
 
     story(work)
 
