@@ -286,10 +286,10 @@ def test_the_loop_is_never_blocked_by_a_frozen_server(own_server: Any) -> None:
             began = time.monotonic()
             await asyncio.sleep(0.005)
             longest = max(longest, time.monotonic() - began)
+        took = time.monotonic() - asked
         own_server.send(signal.SIGCONT)
         assert isinstance(call.exception(), Unavailable)
-        assert time.monotonic() - asked > 1.5
-        assert longest < 1, "half of what the call took"
+        assert longest < took / 2, "a loop that waits with the call waits all of it, from a third of the session on"
         await client.stop()
 
     asyncio.run(run())
