@@ -111,11 +111,18 @@ class Agreement:
                 self._alarm(partition, node, segments)
                 for segment in segments[:BRANCHES_MAX]:  # each mends what is damaged of its own
                     await self._mending.segment(partition, segment)
-                    await self._mending.look_at(node, partition, segment)
+                    await self._looked_at(node, partition, segment)
         except IsthmusError as error:
             log.debug("trees.not_compared", partition=partition, with_node=node, error=str(error))
             return None
         return False
+
+    async def _looked_at(self, node: str, partition: int, segment: int) -> None:
+        """A follower that does not look now will be asked again in the next round; the other segments are looked at."""
+        try:
+            await self._mending.look_at(node, partition, segment)
+        except IsthmusError as error:
+            log.info("trees.not_looked_at", partition=partition, by=node, segment=segment, error=str(error))
 
     async def _differing(self, partition: int, node: str, branch: int | None) -> list[int] | None:
         """Which branches, or leaves of a branch, differ at the offset that is applied now; None when nobody knows."""

@@ -17,7 +17,7 @@ from aae.kept import Kept
 from aae.tree import Tree
 from node.timesource import SystemTime
 from repl.model.entry import Entry
-from repl.model.errors import CodecError, Corruption, NotReady
+from repl.model.errors import CodecError, Corruption, NotReady, OutcomeUnknown
 from repl.store.memory import MemoryStore
 from repl.store.port import PartitionStep
 from tests.aae.menders import alone
@@ -150,6 +150,34 @@ def test_rows_that_cannot_be_read_keep_no_alarm_back(tmp_path: Path, monkeypatch
         assert await leader.agreement.compare(PARTITION, "n2") is False
         assert [(m.partition, m.segment, m.against) for m in leader.trees.mismatches] == [(PARTITION, wrong, "n2")]
         assert follower.looked == [("n2", mending.LOOK_ASKED)]
+        leader.pool.shutdown()
+
+    asyncio.run(story())
+
+
+def test_a_follower_that_does_not_look_keeps_no_other_alarm_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the other one is too slow to look at the first segment, those of other branches are alarms all the same,
+    and it is asked to look at each."""
+
+    async def story() -> None:
+        leader, follower, entries = pair(tmp_path)
+        leader.apply(entries)
+        follower.apply(entries)
+        tree = follower.trees.kept[PARTITION].tree
+        assert tree is not None
+        for wrong in (5, 5_000, 500_000):
+            tree.change(wrong, 9)
+        asked: list[int] = []
+
+        async def slow(_node: str, _partition: int, segment: int) -> None:
+            asked.append(segment)
+            raise OutcomeUnknown("node n2 did not answer aae.look_again within 10000 ms")
+
+        monkeypatch.setattr(leader.mending, "look_at", slow)
+        assert await leader.agreement.compare(PARTITION, "n2") is False
+        assert [m.segment for m in leader.trees.mismatches] == asked == [5, 5_000, 500_000]
         leader.pool.shutdown()
 
     asyncio.run(story())
