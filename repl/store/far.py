@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any, Final, Protocol
 
-from repl.model.entry import decode_key_row
 from repl.model.errors import Corruption
 from repl.model.keys import segment_of
 from repl.store import rows, transfer
