@@ -142,6 +142,13 @@ def test_no_invariant_breaks(first: int) -> None:
         ran.add(seed)
 
 
+@pytest.mark.parametrize("seed", [2173])
+def test_seeds_that_once_broke_an_invariant_do_not(seed: int) -> None:
+    """2173: a leader wakes that lost its lock, and counts what a member acknowledged before it was removed and its copy
+    deleted, as it may: all that may be elected hold it."""
+    assert run_seed(seed).counts["copy_condemned"] > 0
+
+
 def test_everything_happens_that_is_meant_to() -> None:
     """The seeds are not tame: each fault, each transition and each refusal occurs, again and again."""
     if ran != set(SEEDS):
