@@ -118,8 +118,8 @@ class Checkers:
         self._deep(process, partition)
 
     def condemned(self, node: Node, partition: int) -> None:
-        """A copy is about to be deleted: it is none that may be elected (I-CLEARED). A leader of before, which sleeps and
-        has its acknowledgement, may yet count that."""
+        """A copy is about to be deleted: it is none that may be elected (I-CLEARED). A leader of before, which sleeps
+        and has its acknowledgement, may yet count that."""
         self._lost_ends[node.name, partition, node.disk.gens[partition]] = self.kept(node.disk.logs[partition])
         invariants.cleared(self.world.metastore.records[partition], Member(node.name, node.disk.gens[partition]))
 
