@@ -169,7 +169,10 @@ class MovesAdmin:
             check_name(name)  # it becomes a piece of a path of the metastore
         except ValueError as error:
             raise Refused(400, "bad-input", f"node: {error}") from None
-        await remove_node(self._node.controller.metastore, name, initiator(wish), dry_run=dry_run)
+        controller = self._node.controller
+        await remove_node(controller.metastore, name, initiator(wish), dry_run=dry_run)
+        if not dry_run:
+            await self._seen(lambda: name not in controller.registrations and name not in controller.placement.drained)
         return json_reply({"outcome": "would be removed" if dry_run else "removed", "node": name})
 
     async def _seen(self, holds: Callable[[], bool]) -> None:

@@ -345,15 +345,15 @@ class Lab:
         return next((why for node in self.nodes.values() if (why := node.ready())), "")
 
     def wait_applied(self, timeout_s: float) -> None:
-        """Return once every node has applied the same offset of each partition, the end of its log. Raises
+        """Return once every replica has applied the same offset of its partition, the end of its log. Raises
         AssertionError."""
         deadline = time.monotonic() + timeout_s
         while True:
             offsets: dict[int, set[int | None]] = {}
-            for node in self.nodes.values():
-                for row in (node.ask("/admin/partitions") or {"partitions": []})["partitions"]:
-                    offsets.setdefault(row["partition"], set()).update((row["applied"], row["leo"]))
-            if len(offsets) == PARTITIONS and all(len(of) == 1 for of in offsets.values()):
+            for row in (next(iter(self.nodes.values())).ask("/admin/partitions") or {"partitions": []})["partitions"]:
+                ends = (end for replica in row["replica_states"] for end in (replica["applied"], replica["leo"]))
+                offsets[row["partition"]] = {*ends}
+            if len(offsets) == PARTITIONS and all(len(of) == 1 and None not in of for of in offsets.values()):
                 return
             assert time.monotonic() < deadline, f"applied offsets and ends stay different: {offsets}"
             time.sleep(0.1)
