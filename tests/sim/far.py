@@ -152,8 +152,7 @@ class Far:
         store = self._store(partition)
         if store is None:
             return
-        replica = self.process.replicas[partition]
-        if replica.applied < replica.hw:
+        if self.process.store.asked(partition):
             self.world.after(3, self._go, partition, effect)
             return
         self.world.checkers.goes_far(self.process, partition)

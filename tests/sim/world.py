@@ -49,6 +49,10 @@ LOOK_EVERY_MS = 100
 LATE_MS = 8_500
 """Virtual time after which even a held request to the metastore has arrived."""
 
+SETTLE_MS = 8_000
+"""Virtual time after that within which what came late is done: two looks at records, of which one may be stale, and the
+time for which a copy that no record names is left alone."""
+
 QUIET_MS = 3_000
 """Virtual time after that in which no record may change any more."""
 
@@ -243,7 +247,7 @@ class World:
         for client in self.clients:
             client.stop()
         self.run_until(max(self.now_ms + LATE_MS, self.network.held_until_ms + 500))
-        if not self.wait_for(QUIET_MS, lambda: not self.checkers.unwell()):
+        if not self.wait_for(SETTLE_MS, lambda: not self.checkers.unwell()):
             raise Violation("I-CONVERGE", f"not well though nobody writes: {self.checkers.unwell()}")
         before = {partition: record.version for partition, record in self.metastore.records.items()}
         self.run_until(self.now_ms + QUIET_MS)
