@@ -59,8 +59,9 @@ class Roles(View):
         member, leader = standing.member, record.leader
         if record.status is PartitionStatus.CANDIDATE_FOUND:
             if record.candidate is not None and record.candidate == standing.me:
-                if record.epoch <= self._epoch_floor:
-                    # Of this session it was made after that had begun, and epochs never come again.
+                if record.epoch <= self._epoch_floor and not self._told_to_resign:
+                    # Of this session it was made after that had begun, and epochs never come again. (Who was told to
+                    # resign may have stood in it: that one's own nomination.)
                     self._rolled_back_lineage = record.lineage
                     self._disbelieve(record, self._epoch_floor, used_before(record.epoch, self._epoch_floor))
                 else:

@@ -364,6 +364,15 @@ def test_a_nomination_in_a_used_epoch_is_a_rollback_for_good() -> None:
     assert replica.role is Role.IDLE  # it does not follow
 
 
+def test_a_candidate_that_leaves_is_no_proof_that_the_metastore_went_back() -> None:
+    """H32: it has been in the epoch of its nomination because it stood; told to resign, it stays out, and the partition
+    is not taken offline when the record of that very nomination changes once more."""
+    replica = a_candidate()
+    assert kinds(replica.step(ev.Resign(None), 0)) == ["RoleChanged"]
+    assert replica.step(ev.RecordSeen(nominated(min_isr=1, version=80)), 0) == []
+    assert replica.reason.startswith("resigned:")
+
+
 def test_a_copy_that_an_operator_went_on_without_stops_nobody() -> None:
     """H32: forced or re-seeded without it, the partition may be in a lower epoch than it was in; it waits alone."""
     replica = a_replica(epoch_seen=9)
