@@ -6,7 +6,7 @@ ARGS ?=
 # Which tests `make test` runs, as pytest's -m; .ci/run widens it.
 ISTHMUS_TEST_MARKS ?= not slow and not root and not strace
 
-.PHONY: help venv demo test test-all lint bench sim faults wheel clean
+.PHONY: help venv demo test test-all lint bench sim mesh faults endurance wheel clean
 
 help:
 	@echo "make demo      two clusters on this machine, replicated and compared; ARGS=\"--keep\" and others: isthmus demo --help"
@@ -14,7 +14,9 @@ help:
 	@echo "make test-all  the same with every test (slow, root, strace)"
 	@echo "make lint      ruff, mypy, import contracts"
 	@echo "make sim       seeded simulations of the protocol; SEEDS=0:1000"
+	@echo "make mesh      clusters that replicate to each other in virtual time, whatever operators do; SEEDS=0:4000 is a night's run"
 	@echo "make faults    acts of harm to a cluster of real processes, histories checked; KILLS=200 of them"
+	@echo "make endurance two clusters of three nodes under load and harm, then every proof of equality; MINUTES=60 of it"
 	@echo "make bench     the benchmarks; ARGS=\"--json\" for one JSON object each"
 	@echo "make wheel     dist/isthmus-VERSION.whl, and the same as dist/isthmus.zip, the ending that Spark's --py-files knows"
 	@echo "make venv      the environment alone, .venv from a Python 3.11 or 3.12 (PYTHON=/path/to/python names one)"
@@ -41,8 +43,14 @@ test-all: lint
 sim: venv
 	@$(BIN)/python -m tests.sim $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
+mesh: venv
+	@$(BIN)/python -m tests.mesh $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
+
 faults: venv
 	@$(BIN)/python -m tests.faults $(if $(KILLS),--kills $(KILLS)) $(ARGS)
+
+endurance: venv
+	@$(BIN)/python -m tests.replication $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 bench: venv
 	@$(BIN)/python -m bench.yardstick $(filter-out --profile,$(ARGS))

@@ -26,10 +26,12 @@ from aae.local import Handler, Led, LocalTrees
 from aae.manager import Manager
 from aae.memory import Memory
 from aae.mending import Mending
+from aae.operators import OperatorDocuments
 from aae.peers import PeerTrees
 from aae.row_audit import RowAudit
 from aae.whole import Members, WholeTrees
 from config.fullsync import FullSyncSettings
+from repl.metastore.port import Metastore
 from repl.model.errors import BadInput, IsthmusError, NotReady
 from repl.model.ports import TimeSource
 from repl.store.port import Store
@@ -54,19 +56,24 @@ class FullSync:
         in_sync: Callable[[int], Sequence[str]],
         request: Callable[[str, str, bytes, int], Awaitable[bytes]],
         mend: Callable[[int, bytes, bytes | None, int], Awaitable[bool]],
+        drop_change: Callable[[int, int, bytes], Awaitable[bool]],
         time: TimeSource,
         read_pool: Executor,
         settings: Sequence[FullSyncSettings],
+        metastore: Metastore,
+        token_for: Callable[[str], Path | None],
         node: str,
         cluster_uuid: bytes,
         access_to: Callable[[FullSyncSettings], Access],
         repairs: Repairs,
         gaps: Gaps,
         tree_rebuild_ms: int,
+        all_types: Callable[[FullSyncSettings], Sequence[str]],
     ) -> None:
         """`directory` is the node's data directory: saved trees lie in a folder of it, and what is remembered of
-        checks. `access_to` tells how to come in at another cluster; the rest as `aae.keeping`, `aae.local`,
-        `aae.whole`, `aae.mending` (`in_sync`, `mend`) and `aae.manager` want it."""
+        checks. `access_to` tells how to come in at another cluster, `token_for(urls)` which token is shown to a
+        peer that operators add; the rest as `aae.keeping`, `aae.local`,
+        `aae.whole`, `aae.mending` (`in_sync`, `mend`, `drop_change`) and `aae.manager` want it."""
         self._time = time
         self._access_to = access_to
         self.trees = Trees(store, directory=directory / "trees", copies=copies, time=time, rebuild_ms=tree_rebuild_ms)
@@ -75,6 +82,8 @@ class FullSync:
             others=in_sync,
             request=request,
             mend=mend,
+            drop_change=drop_change,
+            own=cluster_uuid,
             leaf_of=self.trees.leaf,
             elsewhere=self._elsewhere,
             pool=read_pool,
@@ -106,10 +115,16 @@ class FullSync:
             alarm_of=SchedulerAlarm,
             live=lambda: [node, *members.nodes()],
             time=time,
-            chance=chance,
-            unplaced=lambda peer: _unplaced(members, peer.bucket_types.split(",")),
+            unplaced=lambda peer: _unplaced(members, self.manager.types_of(peer)),
+            all_types=all_types,
         )
         self.healing = Healing(self.manager, gaps, time)
+        self._token_for = token_for
+        self.documents = OperatorDocuments(metastore, self._follow)
+
+    def _follow(self) -> None:
+        self.manager.follow(self.documents, self._token_for)
+        self.healing.start()
 
     def request_handlers(self) -> dict[str, Handler]:
         """What other nodes may ask of this one, by method."""
@@ -122,13 +137,22 @@ class FullSync:
         self.agreement.start()
         self.audit.start()
 
+    def damaged(self, partition: int, segment: int | None) -> None:
+        """Have a row mended soon that could not be given to a follower; without a segment all that cannot be read."""
+        if segment is None:
+            self.audit.wrong(partition, {})
+        else:
+            self.audit.suspect(partition, [segment])
+
     def begin(self) -> None:
         """Once this node serves: let checks be due. Raises LocalFault."""
         self.manager.start()
         self.healing.start()
+        self.documents.start()
 
     async def rest(self) -> None:
         """Begin no more checks, and end the one that runs: the node is about to stop."""
+        await self.documents.stop()
         await self.healing.stop()
         await self.manager.stop()
 
@@ -142,8 +166,9 @@ class FullSync:
         """The objects of a segment as the clusters have them that are compared with; who does not answer has none."""
         kept = self.trees.kept.get(partition)
         found: dict[str, Mapping[bytes, bytes]] = {}
-        for peer in (one.settings for one in self.manager.peers.values()):
-            if kept is None or kept.bucket_type.decode() not in peer.bucket_types.split(","):
+        for one in self.manager.peers.values():
+            peer = one.settings
+            if kept is None or kept.bucket_type.decode() not in one.bucket_types:
                 continue
             try:
                 found[peer.name] = await asyncio.to_thread(

@@ -73,6 +73,10 @@ class Repairs(Protocol):
         """Put references to the keys into a queue at full-sync's priority, waiting for room; how many it took: keys
         that its filter leaves out are not among them. Raises BadInput for an unknown queue, NoRoom, Retryable."""
 
+    def refused(self, queue: str) -> int:
+        """References of full-sync from this node whose objects the other cluster has refused for good, since the node
+        began. Raises BadInput for an unknown queue."""
+
     def wanted(self, queue: str, bucket_type: bytes) -> Callable[[bytes, bytes], bool] | None:
         """Which (bucket, key) the queue's filter lets through; None: all. Raises BadInput for an unknown queue."""
 
@@ -106,6 +110,13 @@ class Checker:
         """Bucket type -> what differed in its newest check, and what is known from before if that one was not whole."""
         self._corrupt = 0
         """Keys of the running check that are."""
+        self._refused: dict[bytes, int] = {}
+        """Bucket type -> what had been refused for good when its newest check began, of all types of the queue."""
+
+    @property
+    def cluster(self) -> bytes | None:
+        """The uuid of the cluster that answered; None until one has."""
+        return self._sink.cluster
 
     def close(self) -> None:
         """End what is under way."""
@@ -121,6 +132,10 @@ class Checker:
             wanted = self._repairs.wanted(settings.queue, bucket_type)
         except IsthmusError as error:
             return Outcome(Verdict.ERROR, f"queue {settings.queue}: {error}", findings, unseen=True)
+
+        by_now = self._refused_by_now()
+        refused = by_now - self._refused.get(bucket_type, by_now)
+        self._refused[bucket_type] = by_now
 
         keys: dict[tuple[bytes, bytes], str] = {}
 
@@ -142,6 +157,8 @@ class Checker:
             before_ms=0 if times is None else times.before_ms,
             wanted=wanted,
             bucket=None if times is None else times.bucket,
+            segment_limit=settings.segment_limit_count,
+            start=self._chance.randrange(1 << 20),
         )
         outcome = await run(
             self._source,
@@ -152,6 +169,11 @@ class Checker:
             pause=self._pause,
             timeout_s=settings.run_timeout_ms / 1000,
         )
+        if refused > 0 and outcome.verdict is not Verdict.IN_SYNC:
+            words = (
+                f"{refused} of the repairs before were refused there for good (isthmus sink dead-letters list there)"
+            )
+            outcome.reason, outcome.refused = "; ".join(filter(None, (outcome.reason, words))), refused
         if self._corrupt > CORRUPT_LOGGED:
             log.error("fullsync.corrupt_keys", bucket_type=check.bucket_type, count=self._corrupt, named=CORRUPT_LOGGED)
         looked = outcome.verdict in LOOKED
@@ -161,6 +183,12 @@ class Checker:
         every = looked and len(keys) >= findings.differences and not findings.segments_unexplained
         self.named[bucket_type] = Named(check.began_ms, keys, every)
         return outcome
+
+    def _refused_by_now(self) -> int:
+        try:
+            return self._repairs.refused(self._settings.queue)
+        except IsthmusError:
+            return 0  # no such queue: the check says so
 
     def counts(self, key: Key) -> bool:
         """False when the queue's filter leaves the key out."""

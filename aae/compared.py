@@ -6,12 +6,14 @@ Changed by `aae.manager` alone; others read.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from aae.check import Checker
 from aae.exchange import Findings
 from aae.memory import Remembered
+from aae.operators import Entry
 from aae.retries import Retry
 from aae.schedule import Kind, Plan, Window
 from config.fullsync import FullSyncSettings
@@ -37,8 +39,17 @@ class Peer:
     checker: Checker
     remembered: Remembered
     window: Window
+    types: Callable[[], Sequence[str]]
+    """What its `bucket_types` come to now: those that are named, or all that there are."""
     plan: Plan | None = None
+    entries: tuple[Entry, ...] = ()
+    """What operators want of it that its settings come from."""
     slot: int = -1
+    """The newest slot of the plan that has had its turn."""
+    from_ms: int = 0
+    """When (wall clock) the plan began to count here: earlier moments have gone by."""
+    seen_ms: int = 0
+    """The latest time (wall clock) at which it was looked what is due."""
     retry: Retry | None = None
     """What was due and could not look is tried again."""
     unseen: str = ""
@@ -46,6 +57,11 @@ class Peer:
     waits: str = ""
     """Why no check that is due begins: this cluster has nothing to compare yet."""
     skipped: deque[Skipped] = field(default_factory=lambda: deque(maxlen=SKIPPED_KEPT))
+
+    @property
+    def bucket_types(self) -> list[str]:
+        """Bucket types that are compared now."""
+        return list(self.types())
 
 
 class Running(NamedTuple):

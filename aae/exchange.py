@@ -107,6 +107,8 @@ class Findings:
     segments_unexplained: int = 0
     """Segments whose leaves differed at every look while none of the rows that this run looks at did: something else
     differs."""
+    segments_left: int = 0
+    """Segments, at least, that differ and are left to later checks by the limit; unexplained ones, too."""
     segments_wrong: int = 0
     """Segments whose rows are equal and whose leaves are not, though neither changes: a tree is wrong."""
     queued: int = 0
@@ -148,9 +150,13 @@ def exchange(
     bucket: bytes | None = None,
     branches_at_once: int = BRANCHES_AT_ONCE,
     segments_at_once: int = SEGMENTS_AT_ONCE,
+    segment_limit: int = 0,
+    start: int = 0,
 ) -> Machine:
     """The machine of one run over trees of 2^size_bits segments. `wanted(bucket, key)`: what counts. `partial`: rows
-    come of a time range alone; `bucket`: only its rows are looked at.
+    come of a time range alone; `bucket`: only its rows are looked at. `segment_limit`: rows of no more segments are
+    compared, 0: no limit; which ones are chosen depends on `start`, any number, so that what lasts in some does not
+    keep others from their turn.
 
     The driver sends the answer to each Ask and gets the next; the return value is IN_SYNC, REPAIRED when all that
     differs was queued, DIFFERING, or INCOMPLETE when leaves differ and nothing that was looked at explains it, or a
@@ -161,8 +167,13 @@ def exchange(
     findings.state = "root-compare"
     branches = yield from _confirmed(_roots, findings, "root-confirm")
     findings.branches_differing = len(branches)
+    if segment_limit:
+        branches = _rotated(branches, start)
     for part in _parts(branches, branches_at_once):
-        yield from _branches(findings, part, size_bits, choice, segments_at_once)
+        if segment_limit and findings.segments_compared >= segment_limit:
+            _leave(findings, len(part))  # one segment of each branch, at least
+        else:
+            yield from _branches(findings, sorted(part), size_bits, choice, segments_at_once, segment_limit, start)
         findings.branches_done += len(part)
     findings.state = "done"
     if not findings.differences:
@@ -177,6 +188,8 @@ def _branches(
     size_bits: int,
     choice: Choice,
     segments_at_once: int,
+    segment_limit: int,
+    start: int,
 ) -> Generator[Ask, object, None]:
     findings.state = "branch-compare"
 
@@ -184,11 +197,26 @@ def _branches(
         return _leaves(branches, size_bits)
 
     segments = yield from _confirmed(look, findings, "branch-confirm")
+    if segment_limit:
+        room = segment_limit - findings.segments_compared
+        _leave(findings, max(0, len(segments) - room))
+        segments = sorted(_rotated(segments, start)[:room])
     for part in _parts(segments, segments_at_once):
         left = part
         while left:
             done = yield from _segments(findings, left, size_bits, choice)
             left = left[done:]
+
+
+def _rotated(numbers: list[int], start: int) -> list[int]:
+    """The same, beginning at another one."""
+    first = start % len(numbers) if numbers else 0
+    return numbers[first:] + numbers[:first]
+
+
+def _leave(findings: Findings, count: int) -> None:
+    findings.segments_left += count
+    findings.segments_unexplained += count
 
 
 def _segments(

@@ -21,11 +21,10 @@ from xxhash import xxh64_intdigest
 
 from aae.local import Led
 from repl.model.entry import KeyRow, decode_key_row
-from repl.model.errors import Corruption, IsthmusError, NotLeader, Overloaded
+from repl.model.errors import CodecError, NotLeader, Overloaded
 from repl.model.keys import Key, key_hash, segment_of
 from repl.store.port import Snapshot, Store
 from repl.store.rows import bucket_head
-from repl.store.transfer import offset_seen
 
 ROWS_MAX: Final = 20_000
 """Rows that one page reads at most: about 50 ms of a core."""
@@ -36,6 +35,9 @@ FOUND_MAX: Final = 2_000
 
 READS_AT_ONCE: Final = 1
 """Pages that are read at once: one of a node's two reading threads stays for listings, queues and exchanges."""
+
+UNREADABLE: Final = "a damaged key row was passed over; the node mends it, or: isthmus fold repair-keys --mend"
+"""Why a page leaves a key out, in its `refused`."""
 
 WAITING_MAX: Final = 32
 """Pages that wait for their turn, some seconds in all; one more is told to come back."""
@@ -104,7 +106,8 @@ class Found(NamedTuple):
 @dataclass(slots=True)
 class Page:
     """What a page found. `next` is None after the last one. `done`: what was acted upon; `refused`: what was not, by
-    reason. The counters are for object-stats (and list-buckets, by bucket); sizes by powers of two, as the exponent."""
+    reason, and what was left out as UNREADABLE. The counters are for object-stats (and list-buckets, by bucket); sizes
+    by powers of two, as the exponent."""
 
     next: Place | None = None
     scanned: int = 0
@@ -151,6 +154,8 @@ class Folds:
         self._led = led
         self._hands = hands
         self._pool = read_pool
+        self.on_damaged: Callable[[int, int | None], None] = lambda _partition, _segment: None
+        """Called with the partition and segment of a key row that is damaged. Set by whoever mends rows."""
         self._turns = asyncio.Semaphore(READS_AT_ONCE)
         self._waiting = 0
 
@@ -162,9 +167,11 @@ class Folds:
         bucket_type, place = led
         if asked.kind is Kind.REPL_KEYS:
             await self._hands.push(asked.queue, ())  # a queue that is not there is told of at once, and dry, too
-        page, rows = await self._in_turn(place, asked)
+        page, rows, damaged = await self._in_turn(place, asked)
         if self._led(partition) is None:  # and the copy that was read may have been going already
             raise NotLeader(f"partition {partition} moved from this node while its rows were read")
+        for segment in damaged:
+            self.on_damaged(partition, segment)
         if asked.dry or not (rows or page.found):
             return page
         keys = [Key(bucket_type, found.bucket, found.key) for found, _ in rows]
@@ -184,7 +191,7 @@ class Folds:
         page.refused.update(refused)
         return page
 
-    async def _in_turn(self, led: Led, asked: Asked) -> tuple[Page, list[tuple[Found, KeyRow]]]:
+    async def _in_turn(self, led: Led, asked: Asked) -> tuple[Page, list[tuple[Found, KeyRow]], set[int]]:
         if self._waiting >= WAITING_MAX:
             raise Overloaded(f"{WAITING_MAX} pages of folds wait on this node; ask again")
         self._waiting += 1
@@ -194,10 +201,11 @@ class Folds:
         finally:
             self._waiting -= 1
 
-    def _read(self, led: Led, asked: Asked) -> tuple[Page, list[tuple[Found, KeyRow]]]:
-        """In a thread: the page, and the rows that are to be acted upon."""
+    def _read(self, led: Led, asked: Asked) -> tuple[Page, list[tuple[Found, KeyRow]], set[int]]:
+        """In a thread: the page, the rows that are to be acted upon, and segments with a row that is damaged."""
         page = Page()
         acts: list[tuple[Found, KeyRow]] = []
+        damaged: set[int] = set()
         last = asked.place
         with (
             closing(self._store.far.snapshot(led.partition)) as snapshot,
@@ -209,15 +217,21 @@ class Folds:
                     break
                 last = place
                 page.scanned += 1
-                if asked.kind is Kind.REPAIR_KEYS and offset_seen(data) is None:  # its times are not known
-                    if _named(asked.scope, bucket, key):
+                try:
+                    row = decode_key_row(data)
+                except CodecError:  # its times are not known
+                    if not _named(asked.scope, bucket, key):
+                        continue
+                    if asked.kind is Kind.REPAIR_KEYS:
                         page.matched += 1
                         page.found.append(Found(bucket, key, 0, 0, 0, "its key row cannot be read"))
+                    else:
+                        page.refused[UNREADABLE] += 1
+                        damaged.add(segment_of(key_hash(bucket, key)))
                     continue
-                row = _row(bucket, key, data)
                 if _within(asked.scope, bucket, key, row):
                     self._take(asked, page, acts, snapshot, bucket, key, row)
-        return page, acts
+        return page, acts, damaged
 
     def _rows(
         self, led: Led, asked: Asked, snapshot: Snapshot
@@ -331,10 +345,3 @@ def _damage(snapshot: Snapshot, bucket: bytes, key: bytes, row: KeyRow) -> str:
     if xxh64_intdigest(data) != row.hash64:
         return "the object is not what its key row says: its hash differs"
     return ""
-
-
-def _row(bucket: bytes, key: bytes, data: bytes) -> KeyRow:
-    try:
-        return decode_key_row(data)
-    except IsthmusError as error:
-        raise Corruption(f"the key row of {bucket!r}/{key!r} cannot be read: {error}") from error

@@ -15,7 +15,7 @@ from aae import row_wire
 from aae.row_wire import Frames, Rows, RowsAsked, Tail, View
 from repl.model.errors import CodecError, PeerFault
 from repl.store.rows import SEGMENT_BYTES
-from repl.transport.http_client import Access, HttpPeer
+from repl.transport.http_client import Access, HttpPeer, as_protected
 
 PLAN_BYTES_MAX: Final = 64 * 1024 * 1024
 """Longest plan that is read: some 100,000 copies."""
@@ -30,7 +30,7 @@ def foreign_objects(
         peer = HttpPeer(url, 1, access)
         try:
             path = f"{row_wire.PLAN_PATH}?bucket_type={quote(bucket_type, safe='')}"
-            places = _places(peer.get(path, timeout_ms=timeout_ms, limit_bytes=PLAN_BYTES_MAX), segment)
+            places = _places(peer.get(path, timeout_ms=timeout_ms, limit_bytes=PLAN_BYTES_MAX), segment, url)
         except (PeerFault, CodecError) as error:
             trouble = error
             continue
@@ -44,8 +44,9 @@ def foreign_objects(
     raise trouble
 
 
-def _places(plan: bytes, segment: int) -> list[tuple[int, str]]:
-    """(partition, URL) of the whole copies that have the segment, leaders first. Raises CodecError."""
+def _places(plan: bytes, segment: int, asked_url: str) -> list[tuple[int, str]]:
+    """(partition, URL) of the whole copies that have the segment, leaders first; with TLS where `asked_url` has it.
+    Raises CodecError."""
     try:
         found: list[tuple[bool, int, str]] = []
         for one in json.loads(plan)["partitions"]:
@@ -53,7 +54,7 @@ def _places(plan: bytes, segment: int) -> list[tuple[int, str]]:
             if first <= segment < end:
                 copies: list[Any] = [copy for copy in one["copies"] if copy["whole"]]
                 found += [(not copy["leads"], int(one["partition"]), str(copy["http"])) for copy in copies]
-        return [(partition, url) for _, partition, url in sorted(found)]
+        return [(partition, as_protected(url, asked_url)) for _, partition, url in sorted(found)]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CodecError(f"not a plan of rows: {error!r:.200}") from error
 

@@ -1,12 +1,14 @@
 """What is not proven yet is checked by itself: gaps of queues, and repairs that were queued, until both are equal.
 
-Once a minute the gaps of the queues that full-sync repairs by are looked at, on all nodes. One that has ended and was
-not proven since gets a check of its times; what that cannot explain gets a check of everything; each further one waits
-twice as long. Any check that proves its bucket type in sync and began after a gap had ended is the proof, since trees
-are compared whole: the gap is closed. Repairs are followed likewise: references lie in a node's memory, so when those
-of the last check have gone (delivered, or lost with the process) a check of everything looks what became of them. What
-checks are stands in `aae.manager`; what gaps are, in `queues.gaps`, which this room sees only as `Gaps`. The
-decisions (`needed`, `unsettled`) are pure.
+A gap belongs to the cluster that owns its queue, to the bucket types of which it may have left out something, and to
+the keys that the queue's filter lets out. Once a minute the gaps of all queues are looked at, on all nodes, which the
+cluster that a peer compares with owns: whichever queue repairs go by. One that has ended and was not proven since gets
+a check of its times; what that cannot explain gets a check of everything; each further one waits twice as long. Checks
+that prove all of its bucket types in sync and began after a gap had ended are the proof, since trees are compared
+whole: the gap is closed. A check that looks at fewer keys than the gap's queue lets out proves nothing of it. Repairs
+are followed likewise: references lie in a node's memory, so when those of the last check have gone (delivered, or lost
+with the process) a check of everything looks what became of them. What checks are stands in `aae.manager`; what gaps
+are, in `queues.gaps`, which this package sees only as `Gaps`. The decisions (`needed`, `unsettled`) are pure.
 """
 
 from __future__ import annotations
@@ -46,11 +48,13 @@ FOLLOWING: Final = "repairs to be proven"
 
 
 class Gap(NamedTuple):
-    """What a queue left out: made between two wall-clock times; `upto_ms` None: it still grows. `bucket_type` None:
-    references of a lower priority, of any."""
+    """What `queue` left out: made between two wall-clock times; `upto_ms` None: it still grows. `bucket_types`: those
+    of which something may be left out, which is one of a partition's changes, and any that the queue lets out of
+    references of a lower priority."""
 
     id: str
-    bucket_type: str | None
+    queue: str
+    bucket_types: frozenset[str]
     from_ms: int
     upto_ms: int | None
 
@@ -58,8 +62,10 @@ class Gap(NamedTuple):
 class Gaps(Protocol):
     """The gaps of all nodes, and what waits here. All raise IsthmusError."""
 
-    async def seen(self, queue: str) -> Sequence[Gap]:
-        """Those of a queue; of nodes that do not answer none."""
+    async def seen(self, queue: str, cluster: bytes | None) -> Sequence[Gap]:
+        """Those that comparisons with `cluster` can prove (None: with the owner of `queue`) whose repairs go by
+        `queue`: of all queues that it owns, as far as `queue` lets out all that may be missing. Of nodes that do not
+        answer none."""
 
     async def close(self, queue: str, ids: Sequence[str], upto_ms: int, by: str, reason: str) -> int:
         """They are proven, as far as they still end at `upto_ms` (wall clock) or before: one that has grown since it
@@ -71,41 +77,42 @@ class Gaps(Protocol):
 
 @dataclass(slots=True)
 class Healed:
-    """Of one peer, since this node's start. `open_count` None: not looked yet."""
+    """Of one peer, since this node's start. `open_count` None: not looked yet; `open_queues`: those that have them."""
 
     open_count: int | None = None
+    open_queues: tuple[str, ...] = ()
     closed_count: int = 0
     wait_ms: int = WAIT_MS
     next_ms: int = 0
     explained: bool = True
     """False once a check of the gaps' times was not enough: the next one looks at everything."""
 
+    def are_open(self, gaps: Sequence[Gap]) -> None:
+        """These are not proven yet."""
+        self.open_count = len(gaps)
+        self.open_queues = tuple(sorted({gap.queue for gap in gaps}))
 
-def proven(gaps: Iterable[Gap], began_ms: Mapping[str, int], bucket_types: Iterable[str]) -> list[Gap]:
-    """Those of `gaps` that are proven: a check that found all equal began behind the gap's end; `began_ms` by bucket
-    type. What is of no certain bucket type needs all of `bucket_types`."""
-    types = tuple(bucket_types)
+
+def proven(gaps: Iterable[Gap], began_ms: Mapping[str, int]) -> list[Gap]:
+    """Those of `gaps` that are proven: of each of its bucket types a check that found all equal began behind the gap's
+    end; `began_ms` by bucket type."""
     return [
-        gap
-        for gap in gaps
-        if gap.upto_ms is not None and gap.upto_ms <= proven_upto_ms(gap.bucket_type, began_ms, types)
+        gap for gap in gaps if gap.upto_ms is not None and gap.upto_ms <= proven_upto_ms(gap.bucket_types, began_ms)
     ]
 
 
-def proven_upto_ms(bucket_type: str | None, began_ms: Mapping[str, int], bucket_types: Iterable[str]) -> int:
-    """Up to when (wall clock) a gap of `bucket_type` may reach and be proven; see `proven`."""
-    if bucket_type is None:
-        return min((began_ms.get(name, 0) for name in bucket_types), default=0) - MARGIN_MS
-    return began_ms.get(bucket_type, 0) - MARGIN_MS
+def proven_upto_ms(bucket_types: Iterable[str], began_ms: Mapping[str, int]) -> int:
+    """Up to when (wall clock) a gap of `bucket_types` may reach and be proven; see `proven`."""
+    return min((began_ms.get(name, 0) for name in bucket_types), default=0) - MARGIN_MS
 
 
 def needed(gaps: Iterable[Gap], bucket_types: Iterable[str], now_ms: int) -> TimeRange | None:
-    """The times of the check that would prove `gaps`: those that have ended, of bucket types that are compared."""
-    compared = {*bucket_types, None}
+    """The times of the check that would prove `gaps`: those that have ended, of which all types are compared."""
+    compared = set(bucket_types)
     due = [
         (gap.from_ms, gap.upto_ms)
         for gap in gaps
-        if gap.bucket_type in compared and gap.upto_ms is not None and gap.upto_ms + MARGIN_MS <= now_ms
+        if gap.bucket_types <= compared and gap.upto_ms is not None and gap.upto_ms + MARGIN_MS <= now_ms
     ]
     if not due:
         return None
@@ -114,11 +121,13 @@ def needed(gaps: Iterable[Gap], bucket_types: Iterable[str], now_ms: int) -> Tim
 
 def unsettled(remembered: Remembered, bucket_types: Iterable[str]) -> bool:
     """True when of some bucket type the newest check that came to an end queued repairs, and none has proven it since.
-    A check that could not look at everything tells nothing."""
+    A check that could not look at everything tells nothing; nor is followed what the other cluster refuses for good."""
     for name in bucket_types:
         for result in reversed(remembered.results):
             if result.bucket_type != name or (result.verdict in UNTOLD and not result.queued):
                 continue
+            if 0 < result.queued <= result.refused:
+                break  # it queued again what the other side refuses for good: each slot says so, nobody follows it
             if result.queued and result.began_ms > remembered.proven_ms.get(name, 0):
                 return True
             break
@@ -142,7 +151,7 @@ class Healing:
 
     def start(self) -> None:
         """Begin to look."""
-        if self._manager.peers:
+        if self._manager.peers and self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
@@ -192,15 +201,15 @@ class Healing:
         another minute that nothing has proven them. Raises IsthmusError."""
         peer = self._manager.peer(name)
         self.peers.setdefault(name, Healed())
-        await self._closed(peer, await self._gaps.seen(peer.settings.queue))
+        await self._closed(peer, await self._seen(peer))
 
     async def look(self, name: str) -> None:
         """Close what is proven, and check what is not, gaps or repairs; a peer that is suspended, or wants no checks at
         all, is left alone. Raises IsthmusError."""
         peer = self._manager.peer(name)
         healed = self.peers.setdefault(name, Healed())
-        queue, bucket_types = peer.settings.queue, peer.settings.bucket_types.split(",")
-        left = await self._closed(peer, await self._gaps.seen(queue))
+        queue, bucket_types = peer.settings.queue, peer.bucket_types
+        left = await self._closed(peer, await self._seen(peer))
         times = needed(left, bucket_types, self._time.wall_ms())
         if times is None and not unsettled(replace(peer.remembered, proven_ms=self._proven_ms(peer)), bucket_types):
             healed.wait_ms, healed.next_ms, healed.explained = WAIT_MS, 0, True
@@ -221,6 +230,11 @@ class Healing:
         healed.wait_ms = min(2 * healed.wait_ms, WAIT_MS_MAX)
         await self._closed(peer, left)
 
+    async def _seen(self, peer: Peer) -> Sequence[Gap]:
+        """The gaps that the peer's comparisons can prove."""
+        cluster = peer.remembered.cluster
+        return await self._gaps.seen(peer.settings.queue, bytes.fromhex(cluster) if cluster else None)
+
     async def _checked(self, name: str, times: TimeRange, *, explained: bool) -> bool:
         """Check the times of gaps, or everything when that explained nothing; whether this one explains what differs.
         Raises Busy."""
@@ -239,19 +253,18 @@ class Healing:
 
     async def _closed(self, peer: Peer, gaps: Sequence[Gap]) -> Sequence[Gap]:
         """`gaps` without those that are proven and could be closed."""
-        name, settings = peer.settings.name, peer.settings
-        proven_ms = self._proven_ms(peer)
-        found = proven(gaps, proven_ms, settings.bucket_types.split(","))
+        name, proven_ms = peer.settings.name, self._proven_ms(peer)
+        found = proven(gaps, proven_ms)
         healed = self.peers[name]
-        healed.open_count = len(gaps)
+        healed.are_open(gaps)
         if not found:
             return gaps
-        closed = 0
-        for bucket_type in {gap.bucket_type for gap in found}:
-            ids = [gap.id for gap in found if gap.bucket_type == bucket_type]
-            upto_ms = proven_upto_ms(bucket_type, proven_ms, settings.bucket_types.split(","))
-            closed += await self._gaps.close(settings.queue, ids, upto_ms, "full-sync", f"{name} is in sync")
-        healed.closed_count += closed
-        healed.open_count = len(gaps) - len(found)
-        log.info("fullsync.gaps_closed", peer=name, queue=settings.queue, count=closed)
-        return [gap for gap in gaps if gap not in found]
+        for queue, bucket_types in sorted({(gap.queue, gap.bucket_types) for gap in found}, key=str):
+            ids = [gap.id for gap in found if (gap.queue, gap.bucket_types) == (queue, bucket_types)]
+            upto_ms = proven_upto_ms(bucket_types, proven_ms)
+            closed = await self._gaps.close(queue, ids, upto_ms, "full-sync", f"{name} is in sync")
+            healed.closed_count += closed
+            log.info("fullsync.gaps_closed", peer=name, queue=queue, count=closed)
+        left = [gap for gap in gaps if gap not in found]
+        healed.are_open(left)
+        return left

@@ -7,7 +7,7 @@ guess. What was on its way is equal by the end of a check. Reads only; the words
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from aae.check import LOOKED
 from aae.compared import Peer
@@ -17,13 +17,16 @@ from aae.memory import Result
 from aae.reconcile.verdicts import Verdict as KeyVerdict
 from repl.model.keys import Key
 
+UNKNOWN: Final = "unknown"
+"""What is said of a key that no check has looked at yet."""
+
 
 def last_comparisons(manager: Manager, key: Key) -> list[dict[str, Any]]:
     """One row for each peer that compares the key's bucket type: {"fullsync", "verdict", "difference", "reason",
     "check", "by", "kind", "at_ms", "proven_ms", "suspended"}; the times are when a check began, null when there was
     none; `suspended`: by whom, null when it is not."""
     name = key.bucket_type.decode(errors="replace")
-    return [_row(peer, name, key) for peer in manager.peers.values() if name in peer.settings.bucket_types.split(",")]
+    return [_row(peer, name, key) for peer in manager.peers.values() if name in peer.bucket_types]
 
 
 def differs(manager: Manager, key: Key) -> str:
@@ -53,7 +56,7 @@ def _row(peer: Peer, bucket_type: str, key: Key) -> dict[str, Any]:
         reason = reason or newest.reason
     return {
         "fullsync": peer.settings.name,
-        "verdict": verdict.value,
+        "verdict": UNKNOWN if newest is None else verdict.value,
         "difference": difference,
         "reason": reason,
         "check": None if newest is None else newest.verdict.value,

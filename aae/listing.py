@@ -18,8 +18,10 @@ from aae.healing import Healing
 from aae.keeping import Trees
 from aae.manager import Manager
 from aae.memory import Result
+from aae.operators import Entry
 from aae.retries import RETRIES_MAX
-from aae.schedule import TimeRange
+from aae.schedule import TimeRange, wants_of
+from config.texts import quantity
 from repl.telemetry import Sample
 
 HELP: Final[Mapping[str, str]] = {
@@ -86,13 +88,20 @@ def _peer(manager: Manager, peer: Peer, healing: Healing, results: int, queues: 
     settings, remembered = peer.settings, peer.remembered
     upcoming = manager.upcoming(settings.name)
     suspended, learned = remembered.suspended, remembered.standing.learned
-    bucket_types = settings.bucket_types.split(",")
+    bucket_types = peer.bucket_types
     delisted = settings.queue not in queues
     healed = None if delisted else healing.peers.get(settings.name)
     return {
         "name": settings.name,
         "urls": settings.urls.split(","),
         "cluster": settings.cluster or None,
+        "origin": "file" if peer.entries == () else "added" if any(one.added for one in peer.entries) else "set",
+        "set": [_act_of(one) | {"values": dict(one.values)} for one in peer.entries],
+        "auto_left_out": remembered.standing.suppressed
+        or (0 if peer.settings.bidirectional else remembered.standing.quiet),
+        "wants": {kind.value: count for kind, count in wants_of(settings).items() if count},
+        "all_window": settings.all_window,
+        "cluster_slice": settings.cluster_slice,
         "queue": settings.queue,
         "queue_delisted": delisted,
         "bucket_types": bucket_types,
@@ -101,12 +110,15 @@ def _peer(manager: Manager, peer: Peer, healing: Healing, results: int, queues: 
         "reason": _why(peer)
         if not delisted
         else f"there is no queue {settings.queue}: delisted, or not registered yet; every check ends with an error",
-        "suspended": None if suspended is None else asdict(suspended),
+        "suspended": None
+        if suspended is None
+        else {"by": suspended.by, "at_ms": suspended.at_ms, "reason": suspended.reason},
         "next_ms": peer.retry.at_ms if peer.retry is not None else upcoming[0][0] if upcoming else None,
         "next_kind": peer.retry.kind.value if peer.retry is not None else upcoming[0][1].value if upcoming else None,
         "retry": None if peer.retry is None else {"tries": peer.retry.tries, "reason": peer.retry.reason},
         "range": None if learned is None else _ranged(learned),
         "gaps_open": None if healed is None else healed.open_count,
+        "gaps_queues": [] if healed is None else list(healed.open_queues),
         "gaps_wait_s": healing.wait_s(settings.name),
         "gaps_closed": 0 if healed is None else healed.closed_count,
         "proven_ms": {name: remembered.proven_ms.get(name) for name in bucket_types},
@@ -115,6 +127,18 @@ def _peer(manager: Manager, peer: Peer, healing: Healing, results: int, queues: 
         "newest_looked": {name: _newest(peer, name, LOOKED) for name in bucket_types},
         "results": [shown(result) for result in list(remembered.results)[-results:]] if results else [],
     }
+
+
+def of_operators(manager: Manager) -> dict[str, Any]:
+    """What operators want of peers that are not listed as they want it: removed ones, and what does not count here."""
+    return {
+        "removed": [{"name": name, **_act_of(one)} for name, one in manager.removed.items()],
+        "left_out": [{"name": name, "reason": why} for name, why in manager.faults.items()],
+    }
+
+
+def _act_of(entry: Entry) -> dict[str, Any]:
+    return {"by": entry.by, "at_ms": entry.at_ms, "reason": entry.reason}
 
 
 def _newest(peer: Peer, bucket_type: str, verdicts: Collection[Verdict]) -> dict[str, Any] | None:
@@ -189,7 +213,7 @@ def _why(peer: Peer) -> str:
         return f"waits: {peer.waits}"
     if peer.retry is not None:
         return f"could not look, tried again ({peer.retry.tries} of {RETRIES_MAX}): {peer.retry.reason}"
-    return f"{len(peer.plan.kinds)} checks a day"
+    return f"{quantity(len(peer.plan.kinds), 'check')} a day"
 
 
 def _ranged(times: TimeRange) -> dict[str, Any]:

@@ -9,9 +9,10 @@ is still running makes the next one late, so that it is left out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from random import Random
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -21,14 +22,24 @@ from aae.check import Check, Checker
 from aae.compared import Peer, Running, Skipped
 from aae.exchange import Findings, Verdict
 from aae.memory import Memory, Result, Suspended
+from aae.operators import (
+    SUSPENSIONS_PATH,
+    Entry,
+    OperatorDocuments,
+    PeerInForce,
+    Suspension,
+    in_force,
+    suspension_for,
+)
 from aae.retries import Retry, again
 from aae.schedule import (
-    DAY_MS,
+    Due,
     Kind,
     Place,
     TimeRange,
     after,
     chosen,
+    day_of,
     due,
     learned_range,
     looked_at,
@@ -38,8 +49,8 @@ from aae.schedule import (
     wants_of,
     window_of,
 )
-from config.fullsync import FullSyncSettings
-from repl.model.errors import BadInput, LocalFault, NotReady, Retryable
+from config.fullsync import ALL_TYPES, FullSyncSettings
+from repl.model.errors import BadInput, IsthmusError, LocalFault, NotReady, Retryable
 from repl.model.ports import TimeSource
 
 log = structlog.get_logger(__name__)
@@ -76,11 +87,12 @@ class Manager:
         alarm_of: Callable[[], Alarm],
         live: Callable[[], Iterable[str]],
         time: TimeSource,
-        chance: Random,
         unplaced: Callable[[FullSyncSettings], str] = lambda _: "",
+        all_types: Callable[[FullSyncSettings], Sequence[str]] = lambda _: ("default",),
     ) -> None:
         """`checker_of` makes what runs a peer's checks, `live()` names the nodes of this cluster that live. `unplaced`:
-        why this cluster has nothing to compare yet; "" once it has."""
+        why this cluster has nothing to compare yet; "" once it has. `all_types`: what `bucket_types = "*"` comes to
+        now."""
         self._settings = settings
         self._node = node
         self._checker_of = checker_of
@@ -89,11 +101,17 @@ class Manager:
         self._alarm: Alarm | None = None
         self._live = live
         self._unplaced = unplaced
+        self._all_types = all_types
         self._time = time
-        self._chance = chance
         self._tasks: set[asyncio.Task[Any]] = set()
         self.peers: dict[str, Peer] = {}
+        self.faults: dict[str, str] = {}
+        """Peer -> why what operators want of it does not count here."""
+        self.removed: Mapping[str, Entry] = {}
+        """Peers of this node's file that operators removed."""
         self._taken = ""
+        self._checking: Peer | None = None
+        self._started = False
         self._stopping = False
         self.running: Running | None = None
         self.totals: dict[tuple[str, Verdict], int] = {}
@@ -106,15 +124,78 @@ class Manager:
 
     def start(self) -> None:
         """Read what is remembered, plan, and wait for the first moment. Raises LocalFault."""
-        if not self._settings:
-            return
         self._memory.load()
-        for place, settings in enumerate(self._settings):
-            checker, remembered = self._checker_of(settings), self._memory.of(settings.name)
-            checker.named.update(remembered.named)
-            self.peers[settings.name] = Peer(settings, place, checker, remembered, window_of(settings.all_window))
-        self._alarm = self._alarm_of()
+        self._started = True
+        self.adopt([PeerInForce(settings, ()) for settings in self._settings], None)
+
+    def follow(self, documents: OperatorDocuments, token_for: Callable[[str], Path | None]) -> None:
+        """Act on what operators want, as it was read now; `token_for`: see `aae.operators.in_force`."""
+        found = in_force(self._node, self._settings, documents.entries, token_for)
+        self.removed, self.faults = found.removed, dict(found.faults)
+        suspensions, why = documents.suspensions, documents.unreadable.get(SUSPENSIONS_PATH)
+        if suspensions is None and why is not None:
+            suspensions = (Suspension(None, None, "?", self._time.wall_ms(), f"it is not known what: {why}"),)
+        self.adopt(found.peers, suspensions)
+
+    def adopt(self, peers: Sequence[PeerInForce], suspensions: Sequence[Suspension] | None) -> None:
+        """These are the peers from now on, and this is what operators have suspended; None: that is not read yet, and
+        what is remembered counts. A check that runs goes on, also when its peer is changed or gone."""
+        found: dict[str, Peer] = {}
+        for place, one in enumerate(peers):
+            name, before = one.settings.name, self.peers.get(one.settings.name)
+            if before is not None and (before.settings, before.entries) == one:
+                before.place = place
+                found[name] = before
+                continue
+            try:
+                found[name] = self._peer(place, one)
+            except IsthmusError as error:  # such as certificates that are missing: what was there before counts
+                log.error("fullsync.peer_not_usable", peer=name, error=str(error))
+                self.faults[name] = str(error)
+                if before is not None:
+                    found[name] = before
+        for name, before in self.peers.items():
+            if found.get(name) is not before:
+                self._close(before)
+            if name not in found:
+                self._memory.forget(name)
+                log.info("fullsync.peer_removed", peer=name)
+        self.peers = found
+        for peer in self.peers.values():
+            self._suspend(peer, suspensions)
         self.arm()
+
+    def _peer(self, place: int, one: PeerInForce) -> Peer:
+        """A peer with these settings, and what is remembered of it; its day's plan is made anew from now on."""
+        settings = one.settings
+        checker, remembered = self._checker_of(settings), self._memory.of(settings.name)
+        remembered.compares_by(settings.queue, one.added_ms)
+        checker.named.update(remembered.named)
+        window, types = window_of(settings.all_window), partial(self.types_of, settings)
+        now_ms = self._time.wall_ms()
+        return Peer(settings, place, checker, remembered, window, types, from_ms=now_ms, entries=one.entries)
+
+    def _close(self, peer: Peer) -> None:
+        if peer is not self._checking:
+            peer.checker.close()
+
+    def _suspend(self, peer: Peer, suspensions: Sequence[Suspension] | None) -> None:
+        """Follow what operators have suspended. What an earlier version suspended on this node alone stays so until
+        it is resumed."""
+        before = peer.remembered.suspended
+        if suspensions is None:
+            return
+        found = suspension_for(peer.settings.name, self._node, suspensions)
+        if found is not None:
+            peer.remembered.suspended, peer.retry = Suspended(found.by, found.at_ms, found.reason, stored=True), None
+        elif before is not None and before.stored:
+            peer.remembered.suspended = None
+
+    def types_of(self, settings: FullSyncSettings) -> Sequence[str]:
+        """Bucket types that a peer of these settings compares now."""
+        if settings.bucket_types == ALL_TYPES:
+            return self._all_types(settings)
+        return settings.bucket_types.split(",")
 
     async def stop(self) -> None:
         """End the check that runs, and everything else; no other one begins."""
@@ -132,29 +213,30 @@ class Manager:
 
     def _place(self, peer: Peer) -> Place:
         rank, nodes = rank_of(self._node, list(self._live()))
-        return Place(rank, nodes, peer.place, len(self.peers))
+        return Place(rank, nodes, peer.place, len(self.peers), peer.settings.cluster_slice)
 
-    def _next(self, peer: Peer, now_ms: int) -> int | None:
-        """When the peer's next check is due; plans are made, and late slots left out, on the way."""
-        for _ in range(2):
-            plan = peer.plan
-            set_back = plan is not None and now_ms < plan.start_ms - plan.slot_ms  # the clock, by more than a little
-            if plan is None or set_back or now_ms >= plan.end_ms:
-                start_ms = now_ms if plan is None or set_back or now_ms >= plan.end_ms + DAY_MS else plan.end_ms
-                peer.plan = planned(wants_of(peer.settings), start_ms, self._chance)
-                peer.slot = -1
+    def _next(self, peer: Peer, now_ms: int) -> Due | None:
+        """The peer's next check; plans are made, and late slots left out, on the way. None: no checks are wanted."""
+        if peer.plan is not None and now_ms < peer.seen_ms - peer.plan.slot_ms:  # the clock was set back by more
+            peer.plan, peer.from_ms, peer.seen_ms = None, now_ms, now_ms  # than a little: as if this node began now
+        peer.seen_ms = max(peer.seen_ms, now_ms)
+        day_ms = day_of(now_ms)
+        while True:
             if peer.plan is None:
+                peer.plan, peer.slot = planned(wants_of(peer.settings), day_ms, self._seed_of(peer)), -1
+            plan, place = peer.plan, self._place(peer)
+            if plan is None:
                 return None
-            found, late = due(peer.plan, self._place(peer), peer.slot, now_ms)
+            found, late = due(plan, place, peer.slot, peer.from_ms, now_ms)
             for slot in late:
-                at_ms = moment(peer.plan, slot, self._place(peer))
-                self._skip(peer, at_ms, peer.plan.kinds[slot], "late")
+                self._skip(peer, moment(plan, slot, place), plan.kinds[slot], "late")
                 peer.slot = slot
             if found is not None:
-                return found.at_ms
-            if now_ms < peer.plan.end_ms:
-                return peer.plan.end_ms
-        return None
+                return found
+            peer.plan, day_ms = None, max(plan.end_ms, day_of(now_ms))
+
+    def _seed_of(self, peer: Peer) -> str:
+        return f"{self._node}\n{peer.settings.name}"
 
     def _skip(self, peer: Peer, at_ms: int, kind: Kind, reason: str) -> None:
         peer.skipped.append(Skipped(at_ms, kind, reason))
@@ -168,9 +250,10 @@ class Manager:
         now_ms = self._time.wall_ms()
         moments = []
         for peer in self.peers.values():
-            dates = (self._next(peer, now_ms), None if peer.retry is None else peer.retry.at_ms)
-            moments += [max(at, now_ms + UNPLACED_LOOK_MS * bool(peer.waits)) for at in dates if at is not None]
-        if moments and self._alarm is not None:
+            dates = [one.at_ms for one in (self._next(peer, now_ms), peer.retry) if one is not None]
+            moments += [max(at, now_ms + UNPLACED_LOOK_MS * bool(peer.waits)) for at in dates]
+        if moments and self._started and not self._stopping:
+            self._alarm = self._alarm or self._alarm_of()
             self._alarm.ring_at(min(moments), self._ring)
 
     def _ring(self) -> None:
@@ -179,18 +262,17 @@ class Manager:
             return
         now_ms = self._time.wall_ms()
         for peer in self.peers.values():
-            at_ms = self._next(peer, now_ms)
-            if at_ms is None or peer.plan is None:
+            found = self._next(peer, now_ms)
+            if found is None or peer.plan is None:
                 continue
-            retry = peer.retry
-            due = at_ms <= now_ms or (retry is not None and retry.at_ms <= now_ms)
-            peer.waits = self._unplaced(peer.settings) if due else ""
+            retry, (slot, kind, at_ms) = peer.retry, found
+            is_due = at_ms <= now_ms or (retry is not None and retry.at_ms <= now_ms)
+            peer.waits = self._unplaced(peer.settings) if is_due else ""
             if peer.waits and peer.remembered.suspended is None:
                 continue
-            if at_ms <= now_ms < peer.plan.end_ms:
+            if at_ms <= now_ms:
                 peer.retry = retry = None
-                peer.slot += 1
-                kind = peer.plan.kinds[peer.slot]
+                peer.slot = slot
             elif retry is not None and retry.at_ms <= now_ms:
                 peer.retry = None
                 at_ms, kind = retry.at_ms, retry.kind
@@ -204,7 +286,7 @@ class Manager:
                 self._skip(peer, at_ms, kind, f"suspended by {suspended.by}")
             elif kind is not Kind.NONE:
                 self._take(peer)
-                self._spawn(self._check(peer, kind, by="", before=retry))
+                self._spawn(self._check_each([peer.settings.name], kind, by="", before=retry))
                 return  # what else is due waits for its end, until it is late
         self.arm()
 
@@ -213,15 +295,17 @@ class Manager:
     async def run(self, name: str, kind: Kind, by: str, times: TimeRange | None = None) -> list[Result]:
         """Run a check now, of every bucket type of the peer; its results. `times`: instead of those of its kind. Raises
         UnknownPeer, Busy, NotReady. A suspended peer is checked all the same: somebody asks for it."""
-        peer = self.peer(name)
-        self._take(peer)
-        return await self._check(peer, kind, by, times)
+        self._take(self.peer(name))
+        return await self._check_each([name], kind, by, times)
 
-    def begin(self, name: str, kind: Kind, by: str) -> None:
-        """As `run`, without waiting. Raises UnknownPeer, Busy, NotReady."""
-        peer = self.peer(name)
-        self._take(peer)
-        self._spawn(self._check(peer, kind, by))
+    def begin(self, name: str | None, kind: Kind, by: str) -> list[str]:
+        """As `run`, without waiting, of one peer or (None) of all, one after the other; their names. Raises
+        UnknownPeer, Busy, NotReady."""
+        self._needs_peers()
+        names = [peer.settings.name for peer in self._named(name)]
+        self._take(self.peer(names[0]))
+        self._spawn(self._check_each(names, kind, by))
+        return names
 
     def _take(self, peer: Peer) -> None:
         if self._stopping:
@@ -230,20 +314,39 @@ class Manager:
             raise Busy(f"a check of {self._taken} is running; one runs at a time on a node")
         self._taken = peer.settings.name
 
-    async def _check(
-        self, peer: Peer, kind: Kind, by: str, times: TimeRange | None = None, before: Retry | None = None
+    async def _check_each(
+        self, names: Sequence[str], kind: Kind, by: str, times: TimeRange | None = None, before: Retry | None = None
     ) -> list[Result]:
-        """The check for which this manager was taken; `before`: it is one of a slot that was tried before."""
+        """The checks for which this manager was taken; `before`: it is one of a slot that was tried before."""
+        results: list[Result] = []
+        try:
+            for peer in filter(None, map(self.peers.get, names)):
+                self._taken = peer.settings.name
+                results += await self._check(peer, kind, by, times, before)
+        finally:
+            self.running, self._taken = None, ""
+            self.arm()
+        return results
+
+    async def _check(
+        self, peer: Peer, kind: Kind, by: str, times: TimeRange | None, before: Retry | None
+    ) -> list[Result]:
+        self._checking = peer
         try:
             return await self._checked(peer, kind, by, times)
         except LocalFault:
             return []  # what was found stands in the log; that it is not remembered, too
         finally:
-            self.running, self._taken = None, ""
             if not by and peer.unseen and peer.remembered.suspended is None:
                 now_ms = self._time.wall_ms()
-                peer.retry = again(before, kind, peer.unseen, now_ms, self._next(peer, now_ms))
-            self.arm()
+                found = self._next(peer, now_ms)
+                peer.retry = again(before, kind, peer.unseen, now_ms, None if found is None else found.at_ms)
+            self._checking = None
+            now = self.peers.get(peer.settings.name)
+            if now is not peer:  # changed, or gone, meanwhile
+                peer.checker.close()
+                if now is not None and now.settings.queue == peer.settings.queue:
+                    now.checker.named.update(peer.checker.named)
             self.on_checked()
 
     async def _checked(self, peer: Peer, kind: Kind, by: str, given: TimeRange | None) -> list[Result]:
@@ -255,13 +358,14 @@ class Manager:
                 remembered.standing, peer.window, began_ms, both_ways=peer.settings.bidirectional
             )
         if kind is Kind.NONE:
+            await self._save()  # how many are still to be left out
             return []
         standing = remembered.standing
         times = given or looked_at(kind, standing, began_ms)
         results: list[Result] = []
         modified: list[int] = []
         buckets: set[bytes] = set()
-        for name in peer.settings.bucket_types.split(","):
+        for name in peer.bucket_types:
             findings = Findings()
             now_ms = self._time.wall_ms()
             self.running = Running(peer.settings.name, kind, name, now_ms, by, findings)
@@ -276,13 +380,14 @@ class Manager:
                 standing,
                 kind,
                 began_ms,
-                in_sync=all(result.verdict is Verdict.IN_SYNC for result in results),
+                in_sync=all(result.verdict is Verdict.IN_SYNC or result.lacking for result in results),
                 repaired=repaired,
                 learned=learned_range(modified, buckets, LEARNS_FROM),
                 own_times=given is not None,
+                quiet_checks=peer.settings.auto_suppress_count,
             )
             if remembered.standing is not standing:  # an operator has set a range meanwhile
-                ended = replace(ended, learned=remembered.standing.learned)
+                ended = replace(ended, learned=remembered.standing.learned, suppressed=remembered.standing.suppressed)
             remembered.standing = ended
         await self._save()
         return results
@@ -311,12 +416,15 @@ class Manager:
             filtered=findings.filtered,
             by=check.by,
             unexplained=findings.segments_unexplained,
+            lacking=outcome.lacking,
+            refused=outcome.refused,
         )
         name = peer.settings.name
         peer.remembered.results.append(result)
         named = peer.checker.named.get(check.bucket_type.encode())
         if named is not None:
             peer.remembered.name(check.bucket_type.encode(), named)
+        peer.remembered.answered(peer.checker.cluster)
         if proven:
             peer.remembered.proven_ms[check.bucket_type] = check.began_ms
         self.totals[name, result.verdict] = self.totals.get((name, result.verdict), 0) + 1
@@ -346,34 +454,49 @@ class Manager:
         return found
 
     async def suspend(self, name: str | None, by: str, reason: str) -> None:
-        """Let no check of a peer, or of any, be due until `resume`; remembered over restarts. Raises UnknownPeer,
-        LocalFault."""
+        """Let no check of a peer, or of any, be due on this node alone until `resume`; remembered over restarts: what a
+        node of an earlier version asks for. Raises UnknownPeer, LocalFault."""
         at_ms = self._time.wall_ms()
         for peer in self._named(name):
             peer.remembered.suspended, peer.retry = Suspended(by, at_ms, reason), None
         await self._save()
 
     async def resume(self, name: str | None) -> None:
-        """Let checks be due again. Raises UnknownPeer, LocalFault."""
+        """Let checks be due again that were suspended on this node alone. Raises UnknownPeer, LocalFault."""
         for peer in self._named(name):
-            peer.remembered.suspended = None
+            if peer.remembered.suspended is not None and not peer.remembered.suspended.stored:
+                peer.remembered.suspended = None
         await self._save()
 
-    async def set_range(self, name: str, times: TimeRange | None) -> None:
-        """What the next check of kind range looks at; None: what it would by itself. Raises UnknownPeer, LocalFault."""
-        remembered = self.peer(name).remembered
-        standing = remembered.standing
-        remembered.standing = type(standing)(standing.succeeded_ms, standing.failed, standing.quiet, times)
+    async def set_range(self, name: str | None, times: TimeRange | None) -> None:
+        """What the next check of kind range looks at, of one peer or (None) of all; `times` None: what it would by
+        itself. Raises UnknownPeer, LocalFault."""
+        self._needs_peers()
+        for peer in self._named(name):
+            peer.remembered.standing = replace(peer.remembered.standing, learned=times)
+        await self._save()
+
+    async def suppress_auto(self, name: str | None, count: int) -> None:
+        """Leave out the next `count` checks of kind auto, of one peer or (None) of all; 0: none. Raises UnknownPeer,
+        LocalFault."""
+        self._needs_peers()
+        for peer in self._named(name):
+            peer.remembered.standing = replace(peer.remembered.standing, suppressed=count)
         await self._save()
 
     def upcoming(self, name: str) -> list[tuple[int, Kind]]:
-        """(moment, kind) of the rest of the peer's day. Raises UnknownPeer."""
+        """(moment, kind) of the rest of the peer's day, or of the next day when this one's checks are done. Raises
+        UnknownPeer."""
         peer = self.peer(name)
         if peer.plan is None:
             return []
         place = self._place(peer)
-        kinds = peer.plan.kinds
-        return [(moment(peer.plan, slot, place), kinds[slot]) for slot in range(peer.slot + 1, len(kinds))]
+        moments = ((moment(peer.plan, slot, place), kind) for slot, kind in enumerate(peer.plan.kinds))
+        return [one for slot, one in enumerate(moments) if slot > peer.slot and one[0] >= peer.from_ms]
+
+    def _needs_peers(self) -> None:
+        if not self.peers:
+            raise UnknownPeer("this node compares with no cluster: it has no [[fullsync]]")
 
     def _named(self, name: str | None) -> list[Peer]:
         return list(self.peers.values()) if name is None else [self.peer(name)]

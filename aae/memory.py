@@ -53,6 +53,8 @@ class Suspended:
     by: str
     at_ms: int
     reason: str
+    stored: bool = False
+    """It stands in the metastore, and ends there; remembered for the time until that is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,10 @@ class Result:
     """Who asked for it; "" when it was due."""
     unexplained: int = 0
     """Segments that differ by what this check did not look at."""
+    refused: int = 0
+    """Repairs queued before it that the other cluster refused for good."""
+    lacking: bool = False
+    """The other cluster has no such bucket type: nothing was compared, and nothing is to be repaired there yet."""
 
 
 class Named(NamedTuple):
@@ -97,13 +103,40 @@ class Remembered:
     suspended: Suspended | None = None
     results: deque[Result] = field(default_factory=lambda: deque(maxlen=RESULTS_KEPT))
     proven_ms: dict[str, int] = field(default_factory=dict)
-    """Bucket type -> when it was proven in sync last."""
+    """Bucket type -> when it was proven in sync last, with `cluster`."""
+    cluster: str = ""
+    """The uuid of the cluster that was compared with, in hex; "" until one has answered."""
     named: dict[bytes, Named] = field(default_factory=dict)
     """Bucket type -> what differed in its newest check, the first NAMED_KEPT."""
+
+    queue: str = ""
+    """The queue whose filter said what was compared; "" when that is not known."""
+    added_ms: int = 0
+    """When an operator added the peer; 0: the file has it."""
+
+    def compares_by(self, queue: str, added_ms: int) -> None:
+        """What is compared is said by this queue's filter from now on, of the peer that was added then. Proofs by the
+        filter of another queue, or of another peer of this name, are forgotten, and `auto` looks at more."""
+        if added_ms != self.added_ms:
+            self.results.clear()
+            self.standing = replace(self.standing, learned=None)
+        if added_ms != self.added_ms or (self.queue and queue != self.queue):
+            self.proven_ms.clear()
+            self.named.clear()
+            self.standing = replace(self.standing, failed=True, quiet=0)
+        self.queue, self.added_ms = queue, added_ms
 
     def name(self, bucket_type: bytes, named: Named) -> None:
         """Remember what differed."""
         self.named[bucket_type] = _first(named, NAMED_KEPT, NAMED_BYTES)
+
+    def answered(self, cluster: bytes | None) -> None:
+        """Remember which cluster was compared with; what was proven of another one says nothing of this one."""
+        told = "" if cluster is None else cluster.hex()
+        if told and told != self.cluster:
+            if self.cluster:
+                self.proven_ms.clear()
+            self.cluster = told
 
 
 def _first(named: Named, count: int, size: int) -> Named:
@@ -150,6 +183,10 @@ class Memory:
             found = self.peers[name] = Remembered(Standing(self._started_ms))
         return found
 
+    def forget(self, name: str) -> None:
+        """A peer that is no more."""
+        self.peers.pop(name, None)
+
     def saving(self) -> Callable[[], None]:
         """What makes all that is known now durable, called from any thread: it blocks, and raises LocalFault. Of
         several at the same time one writes after the other, and what is older than what is on disk does not."""
@@ -182,12 +219,15 @@ def _plain(one: Remembered, named_bytes: int, results_kept: int = RESULTS_KEPT) 
     named = {name: _first(found, NAMED_KEPT, named_bytes) for name, found in one.named.items()}
     return {
         "standing": asdict(one.standing),
-        "suspended": None if one.suspended is None else _short(asdict(one.suspended)),
+        "suspended": None if one.suspended is None else _suspension(one.suspended),
         "results": [
             _short({**asdict(result), "differences": dict(result.differences)})
             for result in islice(one.results, max(0, len(one.results) - results_kept), None)
         ],
         "proven": one.proven_ms,
+        "cluster": one.cluster,
+        "queue": one.queue,
+        "added_ms": one.added_ms,
         "named": [
             [name, kept.began_ms, kept.every, [[*key, difference] for key, difference in kept.keys.items()]]
             for name, kept in named.items()
@@ -210,7 +250,7 @@ def _peer(name: str, raw: Any, started_ms: int) -> Remembered:
             return otherwise
 
     if isinstance(raw, dict):
-        raw = {"named": (), **raw}  # which earlier programs did not remember
+        raw = {"named": (), "cluster": "", "queue": "", "added_ms": 0, **raw}  # which earlier programs did not remember
     told = isinstance(raw, dict) and raw.get("suspended") is not None
     return Remembered(
         read("standing", _standing, Standing(started_ms)),
@@ -221,7 +261,10 @@ def _peer(name: str, raw: Any, started_ms: int) -> Remembered:
             deque(maxlen=RESULTS_KEPT),
         ),
         read("proven", lambda part: {str(bucket_type): int(at_ms) for bucket_type, at_ms in part.items()}, {}),
-        read("named", lambda part: {bytes(bucket_type): _named(*rest) for bucket_type, *rest in part}, {}),
+        cluster=read("cluster", lambda part: bytes.fromhex(part).hex(), ""),
+        queue=read("queue", str, ""),
+        added_ms=read("added_ms", int, 0),
+        named=read("named", lambda part: {bytes(bucket_type): _named(*rest) for bucket_type, *rest in part}, {}),
     )
 
 
@@ -229,7 +272,13 @@ def _suspended(raw: Mapping[str, Any] | None) -> Suspended | None:
     if raw is None:
         return None
     found = Suspended(**raw)
-    return Suspended(str(found.by), int(found.at_ms), str(found.reason))
+    return Suspended(str(found.by), int(found.at_ms), str(found.reason), found.stored is True)
+
+
+def _suspension(one: Suspended) -> dict[str, Any]:
+    """As it is written; `stored` only where it is so, since earlier programs do not know it."""
+    told = _short(asdict(one))
+    return told if one.stored else {key: value for key, value in told.items() if key != "stored"}
 
 
 def _standing(raw: Mapping[str, Any]) -> Standing:
@@ -239,6 +288,7 @@ def _standing(raw: Mapping[str, Any]) -> Standing:
         bool(raw["failed"]),
         int(raw["quiet"]),
         None if learned is None else TimeRange(**learned),
+        int(raw.get("suppressed", 0)),
     )
 
 

@@ -23,11 +23,11 @@ import msgpack
 import structlog
 
 from aae.row_proofs import fold, made_of, newest_changes, rows_of, says_so, tail_of, whole
-from repl.model.entry import decode_key_row
+from repl.model.entry import EntryKind, decode_key_row
 from repl.model.errors import CodecError, Corruption, IsthmusError, NotReady
 from repl.model.keys import SEGMENT_COUNT, key_hash, segment_of
 from repl.store import transfer
-from repl.store.port import Store
+from repl.store.port import DamagedChange, Snapshot, Store
 from repl.store.rows import CHANGE_HEAD, SEGMENT_BYTES, segment_name, split_tail
 from repl.telemetry import Sample
 
@@ -93,17 +93,22 @@ class Mending:
         others: Callable[[int], Sequence[str]],
         request: Callable[[str, str, bytes, int], Awaitable[bytes]],
         mend: Callable[[int, bytes, bytes | None, int], Awaitable[bool]],
+        drop_change: Callable[[int, int, bytes], Awaitable[bool]],
+        own: bytes,
         leaf_of: Callable[[int, int], int | None],
         elsewhere: Callable[[int, int], Awaitable[Mapping[str, Mapping[bytes, bytes]]]],
         pool: Executor,
     ) -> None:
         """`others(partition)`: nodes with a copy in sync, where this one's is, too, the leader first. `mend` as
-        `FarStore.mend`, False of a copy that is not whole. `leaf_of(partition, segment)`: what the tree says, None
-        without a tree. `elsewhere(partition, segment)`: objects as other clusters have them, by name of the cluster."""
+        `FarStore.mend`, False of a copy that is not whole; `drop_change` as `FarStore.drop_change`. `own`: the uuid of
+        the cluster. `leaf_of(partition, segment)`: what the tree says, None without a tree. `elsewhere(partition,
+        segment)`: objects as other clusters have them, by name of the cluster."""
         self._store = store
         self._others = others
         self._request = request
         self._mend = mend
+        self._drop_change = drop_change
+        self._own = own
         self._leaf_of = leaf_of
         self._elsewhere = elsewhere
         self._pool = pool
@@ -190,6 +195,9 @@ class Mending:
             keys = await self._made(partition, ours, leaf)
             if keys:
                 return Mended(keys, "their own objects")
+            keys = await self._with_changes(partition, ours)
+            if keys:
+                return Mended(keys, "their own key rows")
             for cluster, objects in (await self._elsewhere(partition, segment)).items():
                 keys = await self._made(partition, ours, leaf, objects)
                 if keys:
@@ -248,6 +256,32 @@ class Mending:
             if await self._mend(partition, transfer.encode([row]), ours.rows[tail], ours.applied):
                 done.append(split_tail(tail))
         return tuple(done)
+
+    async def _with_changes(self, partition: int, ours: _Seen) -> tuple[tuple[bytes, bytes], ...]:
+        """Make anew the change rows that cannot be decoded, of keys that are whole otherwise, from their key rows. The
+        keys."""
+        loop = asyncio.get_running_loop()
+        done = []
+        for tail, row in (await loop.run_in_executor(self._pool, self._rows_without_change, partition, ours)).items():
+            if await self._mend(partition, transfer.encode([row]), row.key_row, ours.applied):
+                done.append(split_tail(tail))
+        return tuple(done)
+
+    def _rows_without_change(self, partition: int, ours: _Seen) -> dict[bytes, transfer.Row]:
+        """In a thread: what a change row says beyond its key row is not known any more. So it becomes a change of our
+        own: every queue offers it, and a reference too many changes nothing; a tombstone that leaves leaves again."""
+        found: dict[bytes, transfer.Row] = {}
+        with closing(self._store.far.snapshot(partition)) as snapshot:
+            for tail in ours.damaged:
+                offset, data = transfer.offset_seen(ours.rows[tail]), snapshot.named_object(tail)
+                if offset is None or data is None or not _change_is_damaged(snapshot, offset):
+                    continue
+                time_ms = max(0, decode_key_row(ours.rows[tail]).last_modified_ms)
+                head = CHANGE_HEAD.pack(EntryKind.DATA, key_hash(*split_tail(tail)), time_ms) + self._own
+                row = transfer.Row(offset, head + tail, ours.rows[tail], data)
+                if says_so(row):
+                    found[tail] = row
+        return found
 
     def _rows_of_objects(
         self, partition: int, tails: Iterable[bytes], objects: Mapping[bytes, bytes] | None
@@ -347,28 +381,69 @@ class Mending:
                     found.append(segment)
         return found
 
-    def unreadable(self, partition: int, most: int) -> list[int]:
-        """In a thread: up to `most` segments with a key row that cannot be decoded. Raises Corruption when the store
-        cannot read them at all."""
+    async def unreadable(self, partition: int, most: int) -> list[int]:
+        """Up to `most` segments with a key row that cannot be decoded, or whose change row cannot; change rows that
+        cannot and stand for nothing go. Raises Corruption when the store cannot read them at all."""
+        loop = asyncio.get_running_loop()
+        segments, void = await loop.run_in_executor(self._pool, self._undecodable, partition, most)
+        for offset, seen in void.items():
+            if await self._drop_change(partition, offset, seen):
+                log.warning("trees.change_row_dropped", partition=partition, offset=offset)
+        return segments
+
+    def _undecodable(self, partition: int, most: int) -> tuple[list[int], dict[int, bytes]]:
+        """In a thread: what `unreadable` wants, and the change rows, up to `most`, that cannot be decoded and to whose
+        offsets no key row points. While a key row cannot be decoded, any of them may be that key's, and stays."""
         found: list[int] = []
         with (
             closing(self._store.far.snapshot(partition)) as snapshot,
             closing(snapshot.key_pages(segment_name(0), SEGMENT_COUNT, UNREADABLE_ROWS, UNREADABLE_BYTES)) as pages,
         ):
+            damaged = _damaged_changes(snapshot, most)
+            void, blind = dict(damaged), False
             for names, rows in pages:
                 began_s = clock.monotonic()
                 for name, row in zip(names, rows, strict=True):
+                    offset = transfer.offset_seen(row)
+                    if offset is not None and offset not in damaged:
+                        continue
+                    if offset is None:
+                        blind = True
+                    else:
+                        void.pop(offset, None)
                     segment = int.from_bytes(name[:SEGMENT_BYTES], "big")
-                    if transfer.offset_seen(row) is None and segment not in found[-1:]:
+                    if segment not in found[-1:]:
                         found.append(segment)
                         if len(found) == most:
-                            return found
+                            return found, {}
                 clock.sleep((clock.monotonic() - began_s) * REST_SHARE)
-        return found
+        return found, {} if blind else void
 
     def metrics(self) -> list[Sample]:
         """For Prometheus."""
         return [("isthmus_tree_rows_mended_total", {}, self.mended_total)]
+
+
+def _change_is_damaged(snapshot: Snapshot, offset: int) -> bool:
+    try:
+        snapshot.rows(offset, 1)
+    except DamagedChange as error:
+        return error.offset == offset
+    except Corruption:
+        return False
+    return False
+
+
+def _damaged_changes(snapshot: Snapshot, most: int) -> dict[int, bytes]:
+    """In a thread: the first `most` change rows, or some more, that cannot be decoded, by their offsets."""
+    found: dict[int, bytes] = {}
+    offset: int | None = 0
+    while offset is not None and len(found) < most:
+        began_s = clock.monotonic()
+        rows, offset = snapshot.damaged_changes(offset, UNREADABLE_ROWS)
+        found.update(rows)
+        clock.sleep((clock.monotonic() - began_s) * REST_SHARE)
+    return found
 
 
 def _names(keys: Sequence[tuple[bytes, bytes]]) -> list[str]:

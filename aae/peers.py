@@ -34,6 +34,12 @@ the others the question is wrong, and would be for every node."""
 Answer = TypeVar("Answer")
 
 
+class TypeLacking(PeerFault):
+    """The other cluster has no such bucket type."""
+
+    reason = "unknown-bucket-type"
+
+
 class WrongCluster(PeerFault):
     """Another cluster answers than the one that is compared with."""
 
@@ -114,7 +120,7 @@ class PeerTrees:
             except Refused as error:
                 told = error if str(error).startswith(peer.url) else _named(peer.url, error)
                 if error.status < 500 and error.status not in OF_A_NODE:
-                    raise told from error
+                    raise (TypeLacking(str(told)) if error.reason == TypeLacking.reason else told) from error
                 trouble = told
             except PeerFault as error:
                 trouble = error

@@ -288,9 +288,8 @@ class RowAudit:
 
     async def _mend_unreadable(self, partition: int, tree: Tree | None) -> None:
         """Mend all that can be read from elsewhere; `tree` as it was before a row was doubted."""
-        loop = asyncio.get_running_loop()
         try:
-            segments = await loop.run_in_executor(self._pool, self._mending.unreadable, partition, SUSPECTS_MAX)
+            segments = await self._mending.unreadable(partition, SUSPECTS_MAX)
         except IsthmusError as error:
             log.info("trees.audit_put_off", partition=partition, error=str(error))
             return

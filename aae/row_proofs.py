@@ -6,7 +6,7 @@ is of another key. Reads of one snapshot only. A name here is bucket and key as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Final
 
@@ -15,7 +15,7 @@ from repl.model.entry import encode_key_row
 from repl.model.errors import BadInput, CodecError, Corruption
 from repl.model.objects import summarize_encoded
 from repl.store import transfer
-from repl.store.port import Change, Snapshot, Store
+from repl.store.port import Change, DamagedChange, Snapshot, Store
 from repl.store.rows import SEGMENT_BYTES, change_place, split_tail
 
 ROWS_MAX: Final = 5_000
@@ -32,17 +32,22 @@ def rows_of(snapshot: Snapshot, segment: int) -> dict[bytes, bytes]:
 
 
 def newest_changes(store: Store, partition: int, tails: Iterable[bytes]) -> dict[bytes, Change]:
-    """The change row of each of these keys that has one: reads the whole change index."""
+    """The change row of each of these keys that has one: reads the whole change index, past damaged rows."""
     wanted = {split_tail(tail): tail for tail in tails}
     found: dict[bytes, Change] = {}
     offset = 0
-    while changes := store.changes(partition, offset, 1_000):
+    while True:
+        try:
+            changes: Sequence[Change] = store.changes(partition, offset, 1_000)
+            if not changes:
+                return found
+            offset = changes[-1].offset + 1
+        except DamagedChange as error:
+            changes, offset = error.before, error.offset + 1
         for change in changes:
             tail = wanted.get((change.bucket, change.key))
             if tail is not None:
                 found[tail] = change
-        offset = changes[-1].offset + 1
-    return found
 
 
 def made_of(data: bytes, offset: int) -> bytes:

@@ -28,9 +28,11 @@ from aae.exchange import (
     Verdict,
     exchange,
 )
+from aae.peers import TypeLacking
 from aae.tree import Hashes
 from aae.whole import Incomplete
 from aae.wire import ClocksAsked, LeavesAsked, RootsAsked, RowsTold
+from config.texts import clause
 from repl.model.errors import IsthmusError, Retryable
 from repl.model.keys import SEGMENT_BITS
 
@@ -55,7 +57,8 @@ class Side(Protocol):
 
 class Scope(NamedTuple):
     """What a run looks at. Trees are compared whole; rows are read of what was changed in [since_ms, before_ms) (0: no
-    bound), and in `bucket` alone if it is given. `wanted(bucket, key)`: what counts, None: everything."""
+    bound), and in `bucket` alone if it is given. `wanted(bucket, key)`: what counts, None: everything. `segment_limit`,
+    `start`: see `aae.exchange`."""
 
     bucket_type: bytes
     since_ms: int = 0
@@ -63,17 +66,22 @@ class Scope(NamedTuple):
     size_bits: int = SEGMENT_BITS
     wanted: Callable[[bytes, bytes], bool] | None = None
     bucket: bytes | None = None
+    segment_limit: int = 0
+    start: int = 0
 
 
 @dataclass(slots=True)
 class Outcome:
     """How a run ended: the verdict, and why it is not more. `unseen`: something could not be looked at that soon may
-    be, so the run tells nothing of what differs."""
+    be, so the run tells nothing of what differs. `lacking`: the other cluster has no such bucket type."""
 
     verdict: Verdict
     reason: str = ""
     findings: Findings = field(default_factory=Findings)
     unseen: bool = False
+    lacking: bool = False
+    refused: int = 0
+    """Repairs of the check before that the other cluster has refused for good since."""
 
 
 async def run(
@@ -98,6 +106,8 @@ async def run(
         return Outcome(Verdict.INCOMPLETE, str(error), findings, unseen=True)
     except Retryable as error:
         return Outcome(Verdict.INCOMPLETE, f"{findings.state}: {error}", findings, unseen=True)
+    except TypeLacking as error:
+        return Outcome(Verdict.ERROR, f"the other cluster has no such bucket type: {error}", findings, lacking=True)
     except IsthmusError as error:
         return Outcome(Verdict.ERROR, f"{findings.state}: {error}", findings, unseen=True)
     return Outcome(verdict, _why(verdict, findings), findings)
@@ -106,13 +116,25 @@ async def run(
 def _why(verdict: Verdict, findings: Findings) -> str:
     match verdict:
         case Verdict.INCOMPLETE | Verdict.REPAIRED if findings.segments_wrong:
-            return f"{findings.segments_wrong} segments have equal keys and other hashes: a tree is wrong on one side"
+            wrong = clause(findings.segments_wrong, "segment", "has", "have")
+            return f"{wrong} equal keys and other hashes: a tree is wrong on one side"
+        case Verdict.INCOMPLETE | Verdict.REPAIRED if findings.segments_left:
+            return _limited(findings)
         case Verdict.INCOMPLETE | Verdict.REPAIRED if findings.segments_unexplained:
-            return f"{findings.segments_unexplained} segments differ by changes outside the range"
+            return (
+                f"{clause(findings.segments_unexplained, 'segment', 'differs', 'differ')} by changes outside the range"
+            )
+        case Verdict.DIFFERING if findings.segments_left:
+            return f"{_left(findings)}; {_limited(findings)}"
         case Verdict.DIFFERING:
             return _left(findings)
         case _:
             return ""
+
+
+def _limited(findings: Findings) -> str:
+    left = clause(findings.segments_left, "differing segment", "is", "are")
+    return f"at least {left} left to the next checks (segment_limit)"
 
 
 def _left(findings: Findings) -> str:
@@ -120,7 +142,7 @@ def _left(findings: Findings) -> str:
     left = findings.differences - findings.queued
     there = sum(count for (_, side), count in findings.by_kind.items() if side is Where.SOURCE)
     corrupt = sum(count for (kind, _), count in findings.by_kind.items() if kind is Kind.CORRUPT)
-    found = [f"{left} keys differ and were not queued"]
+    found = [f"{clause(left, 'key', 'differs and was', 'differ and were')} not queued"]
     if there and left >= there:
         found.append(f"{there} are ahead on the other side (its full-sync sends them, or bidirectional = true)")
     if corrupt:
@@ -144,6 +166,8 @@ async def _driven(
         partial=scope.since_ms > 0 or scope.before_ms > 0,
         bucket=scope.bucket,
         segments_at_once=segments_at_once,
+        segment_limit=scope.segment_limit,
+        start=scope.start,
     )
     ask = _step(machine, None)
     while True:

@@ -1,15 +1,18 @@
 """When which check is due: a day cut into slots, shared out among nodes and peers by arithmetic alone.
 
-Each peer cluster has wants, a number of checks of each kind a day. Their sum makes the slots; their order is shuffled
-each day; within a slot every live node has its own moment, by its rank among the names of those that live, and so has
-every peer of a node, so that two exchanges rarely meet although nobody coordinates. What could not begin within half a
-slot of its moment is late and is skipped: another one follows. Pure: time, names and the generator are given.
+Each peer cluster has wants, a number of checks of each kind a day. Their sum cuts the day into slots from midnight UTC,
+so all nodes of all clusters have the same slots, however often and whenever they start. The order of the kinds is
+shuffled by a seed made of node, peer and date: a restart continues the day's plan. Within a slot every live node has
+its own moment, by its rank among the names of the live nodes, and so has every peer of a node; with `cluster_slice` the
+moments lie in one quarter of the slot, and other clusters have the others. So two exchanges rarely meet although nobody
+coordinates. Moments before a node's start have gone by; a check that could not begin within half a slot of its moment
+is late and is skipped. Pure: times and names are given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 from typing import Final, NamedTuple
@@ -37,8 +40,12 @@ class Kind(StrEnum):
     AUTO = "auto"
 
 
+CLUSTER_SLICES: Final = 4
+"""Shares of a slot, one for each cluster that compares: Riak's number (`ttaaefs_cluster_slice`)."""
+
+
 class Plan(NamedTuple):
-    """One day of one peer: slot `i` of `slot_ms` has the check `kinds[i]`."""
+    """One day (UTC) of one peer: slot `i` of `slot_ms` has the check `kinds[i]`."""
 
     start_ms: int
     slot_ms: int
@@ -46,17 +53,26 @@ class Plan(NamedTuple):
 
     @property
     def end_ms(self) -> int:
-        """When the next plan begins."""
-        return self.start_ms + self.slot_ms * len(self.kinds)
+        """When the next plan begins: at midnight, up to some ms after the last slot, whose length is a whole number."""
+        return self.start_ms + DAY_MS
 
 
 class Place(NamedTuple):
-    """Whose plan it is: this node's rank among `nodes` live ones, and the peer's among the `peers` of this node."""
+    """Whose plan it is: this node's rank among `nodes` live ones, and the peer's among the `peers` of this node.
+    `cluster_slice`: the quarter of each slot that this cluster's checks begin in, 1 to 4; 0: the whole slot."""
 
     rank: int
     nodes: int
     peer: int
     peers: int
+    cluster_slice: int = 0
+
+    def share(self, slot_ms: int) -> tuple[int, int]:
+        """(first, end) of the part of a slot, in ms from its begin, in which this cluster's checks begin."""
+        if not self.cluster_slice:
+            return 0, slot_ms
+        first, end = (slot_ms * number // CLUSTER_SLICES for number in (self.cluster_slice - 1, self.cluster_slice))
+        return first, end
 
 
 class Due(NamedTuple):
@@ -67,14 +83,21 @@ class Due(NamedTuple):
     at_ms: int
 
 
-def planned(wants: Mapping[Kind, int], start_ms: int, chance: Random) -> Plan | None:
-    """The plan of the day that begins at `start_ms`; None when nothing is wanted at all, not even `none`."""
+def day_of(wall_ms: int) -> int:
+    """When (wall clock, ms) the day (UTC) of `wall_ms` began."""
+    return wall_ms - wall_ms % DAY_MS
+
+
+def planned(wants: Mapping[Kind, int], day_ms: int, seed: str) -> Plan | None:
+    """The plan of the day that began at `day_ms`; None when nothing is wanted at all, not even `none`. The same `seed`
+    gives the same order on each day; it names the node and the peer."""
+    assert day_ms % DAY_MS == 0
     kinds = [kind for kind in Kind for _ in range(wants.get(kind, 0))]
     if not kinds or all(kind is Kind.NONE for kind in kinds):
         return None
     assert len(kinds) <= CHECKS_MAX
-    chance.shuffle(kinds)
-    return Plan(start_ms, DAY_MS // len(kinds), tuple(kinds))
+    Random(f"{seed}\n{day_ms // DAY_MS}").shuffle(kinds)  # noqa: S311 - the order of checks is no secret
+    return Plan(day_ms, DAY_MS // len(kinds), tuple(kinds))
 
 
 def rank_of(node: str, live: Sequence[str]) -> tuple[int, int]:
@@ -87,17 +110,29 @@ def moment(plan: Plan, slot: int, place: Place) -> int:
     """When the check of `slot` is due here."""
     parts = place.nodes * place.peers
     part = place.rank * place.peers + place.peer
-    return plan.start_ms + plan.slot_ms * slot + plan.slot_ms * part // parts
+    first, end = place.share(plan.slot_ms)
+    return plan.start_ms + plan.slot_ms * slot + first + (end - first) * part // parts
 
 
-def due(plan: Plan, place: Place, after_slot: int, now_ms: int) -> tuple[Due | None, list[int]]:
+def latest(plan: Plan, slot: int, place: Place) -> int:
+    """Until when the check of `slot` may begin here: half a slot after its moment; with a cluster slice no later than
+    that slice's end, since then it is another cluster's turn."""
+    half_ms = moment(plan, slot, place) + plan.slot_ms // 2
+    if not place.cluster_slice:
+        return half_ms
+    return min(half_ms, plan.start_ms + plan.slot_ms * slot + place.share(plan.slot_ms)[1])
+
+
+def due(plan: Plan, place: Place, after_slot: int, from_ms: int, now_ms: int) -> tuple[Due | None, list[int]]:
     """The next check behind `after_slot` that is not late, be its moment to come or just gone; and the slots that are
-    late and so are skipped. None when the plan has no more: another is to be made at its end."""
-    late_ms = plan.slot_ms // 2
+    late and so are skipped. Moments before `from_ms`, the node's start, have gone by: they are neither. None when the
+    plan has no more: the next day's is to be made."""
     skipped: list[int] = []
     for slot in range(after_slot + 1, len(plan.kinds)):
         at_ms = moment(plan, slot, place)
-        if at_ms + late_ms >= now_ms:
+        if at_ms < from_ms:
+            continue
+        if latest(plan, slot, place) >= now_ms:
             return Due(slot, plan.kinds[slot], at_ms), skipped
         skipped.append(slot)
     return None, skipped
@@ -145,16 +180,20 @@ class Standing:
     failed: bool = False
     quiet: int = 0
     learned: TimeRange | None = None
+    suppressed: int = 0
+    """Checks of kind auto that an operator wants left out, whatever was found."""
 
 
 def chosen(standing: Standing, window: Window, wall_ms: int, *, both_ways: bool) -> tuple[Kind, Standing]:
     """What an `auto` check becomes, and the standing after that choice: what has been in sync is checked since then, a
     learned range comes first, and a failure is followed by everything within the window, by a day outside. `both_ways`:
     this peer is told to repair, too, so no failure is beyond us."""
+    if standing.suppressed:
+        return Kind.NONE, replace(standing, suppressed=standing.suppressed - 1)
     if standing.learned is not None or not standing.failed:
         return Kind.RANGE, standing
     if standing.quiet and not both_ways:
-        return Kind.NONE, _with(standing, quiet=standing.quiet - 1)
+        return Kind.NONE, replace(standing, quiet=standing.quiet - 1)
     return (Kind.ALL if window.holds(wall_ms) else Kind.DAY), standing
 
 
@@ -171,10 +210,6 @@ def looked_at(kind: Kind, standing: Standing, wall_ms: int) -> TimeRange | None:
     return None
 
 
-QUIET_CHECKS: Final = 2
-"""Checks of kind auto that are left out after one that found only what cannot be repaired from here."""
-
-
 def after(
     standing: Standing,
     kind: Kind,
@@ -184,14 +219,16 @@ def after(
     repaired: int,
     learned: TimeRange | None,
     own_times: bool = False,
+    quiet_checks: int = 2,
 ) -> Standing:
     """The standing after a check that ended. A learned range is used once; `learned` is the next. `own_times`: it
-    had times of its own, and used no range."""
+    had times of its own, and used no range. `quiet_checks`: of kind auto, that are left out when nothing that differs
+    could be repaired from here."""
     keeps = standing.learned if kind is not Kind.RANGE or own_times else None
     if in_sync:
-        return Standing(began_ms, learned=keeps)
-    quiet = 0 if repaired else QUIET_CHECKS
-    return Standing(standing.succeeded_ms, True, quiet, learned or keeps)
+        return Standing(began_ms, learned=keeps, suppressed=standing.suppressed)
+    quiet = 0 if repaired else quiet_checks
+    return Standing(standing.succeeded_ms, True, quiet, learned or keeps, standing.suppressed)
 
 
 def learned_range(modified_ms: Sequence[int], buckets: set[bytes], most: int) -> TimeRange | None:
@@ -202,10 +239,6 @@ def learned_range(modified_ms: Sequence[int], buckets: set[bytes], most: int) ->
     return TimeRange(
         max(0, min(modified_ms) - 1_000), max(modified_ms) + 1_000, next(iter(buckets)) if len(buckets) == 1 else None
     )
-
-
-def _with(standing: Standing, *, quiet: int) -> Standing:
-    return Standing(standing.succeeded_ms, standing.failed, quiet, standing.learned)
 
 
 def wants_of(settings: FullSyncSettings) -> dict[Kind, int]:

@@ -21,6 +21,7 @@ from aae.local import ANSWER_BYTES as NODE_BYTES
 from aae.local import CLOCKS, LEAVES, ROOTS, LocalTrees, row_bytes
 from aae.tree import BRANCH_COUNT, Hashes
 from aae.wire import ClocksAsked, HashesTold, LeavesAsked, RootsAsked, RowsTold, Standing
+from config.texts import clause, quantity
 from repl.model.errors import IsthmusError, Retryable
 from repl.model.keys import key_hash
 
@@ -135,16 +136,16 @@ def _missing(wanted: set[int], standings: Sequence[Standing], silent: Sequence[s
     unready = [standing for standing in standings if not standing.ready]
     if unready:
         first = unready[0]
-        return f"{len(unready)} trees cannot answer: partition {first.partition}: {first.reason}"
+        return f"{quantity(len(unready), 'tree')} cannot answer: partition {first.partition}: {first.reason}"
     counted = Counter(standing.partition for standing in standings)
     absent, twice = wanted - counted.keys(), [p for p, times in counted.items() if times > 1]
     if absent:
         because = f" ({'; '.join(silent)})" if silent else ""
-        return f"{len(absent)} partitions have no leader that answers, {min(absent)} first{because}"
+        return f"{clause(len(absent), 'partition', 'has', 'have')} no leader that answers, {min(absent)} first{because}"
     if twice:
         return f"partition {min(twice)} is moving: two nodes answered for it"
     if silent:  # it may lead what another one, which has not heard of that, answered for
-        return f"{len(silent)} nodes do not answer ({'; '.join(silent)})"
+        return f"{clause(len(silent), 'node', 'does', 'do')} not answer ({'; '.join(silent)})"
     return ""
 
 

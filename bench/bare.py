@@ -79,7 +79,7 @@ async def serve(file: Path) -> int:
     """Start, work, stop."""
     settings = load_file(file)
     logs.configure(settings.log, settings.node.name)
-    node = Node(settings)
+    node = Node(settings, file)
     await node.start()
     print("up", flush=True)
     loop = asyncio.get_running_loop()

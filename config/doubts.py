@@ -32,6 +32,13 @@ def doubts_of(settings: Settings) -> Iterator[Doubt]:
         yield from _other_cluster(f"sink.peers[{number}]", "url", peer)
     for number, entry in enumerate(settings.fullsync):
         yield from _other_cluster(f"fullsync[{number}]", "urls", entry)
+        queues = sorted(queue.name for queue in settings.queues)
+        if queues and entry.queue not in queues:
+            yield Doubt(
+                f"fullsync[{number}].queue",
+                f'"{entry.queue}" is no queue of this file; there are: {", ".join(queues)}. It is right if it is '
+                "registered while the cluster runs (isthmus queue register); until then every check ends with an error",
+            )
     sink = settings.sink
     if sink.peer_limit_count > sink.workers:
         yield Doubt(

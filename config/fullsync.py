@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+ALL_TYPES = "*"
+"""`bucket_types` that names all of them."""
+
 SECOND = 1_000
 HOUR = 3_600 * SECOND
 
@@ -32,8 +35,9 @@ class FullSyncSettings:
     token_file: Path | None = None
     """Holds the token to show there: its first line that is one."""
 
-    bucket_types: str = "default"
-    """Bucket types that are compared, separated by commas; both clusters must have them."""
+    bucket_types: str = ALL_TYPES
+    """Bucket types that are compared, separated by commas. "*": all of this cluster that the queue's filter lets out,
+    those made later included; one that the other cluster lacks is skipped, with a warning, until it is made there."""
 
     all_count: int = 0
     """Checks a day that look at everything. All counts 0: nothing is done by itself."""
@@ -56,6 +60,10 @@ class FullSyncSettings:
     all_window: str = "0-6"
     """Hours (UTC) in which `auto` may check everything: "FIRST-END", "always" or "never"."""
 
+    cluster_slice: int = 0
+    """Which quarter of each slot the checks begin in, 1 to 4, of clusters that compare with each other each another
+    one; 0: anywhere in it. With as many checks a day on both sides, their checks do not begin at the same time."""
+
     pause_ms: int = 1 * SECOND
     """Between two looks at what differs, half to one and a half of it: must be longer than the usual lag, or changes on
     their way are looked at in vain."""
@@ -68,6 +76,13 @@ class FullSyncSettings:
 
     repair_rate_limit_count: int = 5_000
     """Repairs a second that a check queues, so that users' reads and writes keep their pace; 0: no limit."""
+
+    segment_limit_count: int = 0
+    """Segments that differ of which a check reads and compares the keys, at most; the next one goes on. It bounds the
+    work of one check, where much differs; 0: no limit."""
+
+    auto_suppress_count: int = 2
+    """Checks of kind `auto` that are left out after one that found only what cannot be repaired from here."""
 
     compress: bool = False
     """Ask for answers compressed with zstd: hashes hardly shrink, keys and clocks to about a half; costs CPU there."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from config.fullsync import ALL_TYPES
 from config.rules import Broken, check_name, check_peer_url, is_own
 from config.settings import Settings
 from config.texts import shown
@@ -28,7 +29,9 @@ def check_urls(value: str) -> str:
 
 
 def check_types(value: str) -> str:
-    """NAME,NAME,..., each once; ValueError otherwise."""
+    """NAME,NAME,..., each once, or "*" for all; ValueError otherwise."""
+    if value.strip() == ALL_TYPES:
+        return ALL_TYPES
     names = [check_name(name.strip()) for name in value.split(",")]
     if len(set(names)) != len(names) or len(names) > TYPES_MAX:
         raise ValueError(f"{shown(value)}: list each of 1 to {TYPES_MAX} bucket types once")
@@ -47,7 +50,6 @@ def check_window(value: str) -> str:
 def broken_fullsync(settings: Settings) -> Iterator[Broken]:
     """Every relation of [[fullsync]] that does not hold."""
     first: dict[str, int] = {}
-    queues = {queue.name for queue in settings.queues if queue.name}
     for number, peer in enumerate(settings.fullsync):
         path = f"fullsync[{number}]"
         if peer.name in first:
@@ -67,9 +69,4 @@ def broken_fullsync(settings: Settings) -> Iterator[Broken]:
             yield Broken(
                 (f"{path}.bidirectional", f"{path}.peer_queue"),
                 "the other cluster must know which of its queues to repair by; set peer_queue",
-            )
-        if queues and peer.queue not in queues:
-            yield Broken(
-                (f"{path}.queue",),
-                f'"{peer.queue}" is no queue of this file; there are: {", ".join(sorted(queues))}',
             )

@@ -138,7 +138,7 @@ _NAME_OR_NONE: Final = (
 
 _FULLSYNC_FORMS: Final[dict[tuple[type, str], str]] = {
     (FullSyncSettings, "urls"): "http(s)://HOST:PORT,...",
-    (FullSyncSettings, "bucket_types"): "NAME,...",
+    (FullSyncSettings, "bucket_types"): "*, NAME,...",
     (FullSyncSettings, "all_window"): "FIRST-END, always, never",
 }
 

@@ -217,7 +217,7 @@ class _Reader:
 
     def _value(self, key: Key, value: Any, where: KeyPath, path: str) -> Any:
         try:
-            result = _converted(key, value, self._path)
+            result = converted(key, value, self._path)
         except ValueError as error:
             self._fault(where, path, str(error))
             return _placeholder(key)
@@ -237,7 +237,7 @@ class _Reader:
         return f"{self._path}:{self._line(where)}"
 
 
-def _converted(key: Key, value: Any, file: Path) -> Any:
+def converted(key: Key, value: Any, file: Path) -> Any:
     """The value of a setting; ValueError says in a sentence what is wrong and what would be right."""
     section = (key.section, key.field)
     match key.kind:

@@ -292,6 +292,9 @@ class QueueSettings:
     lease_ms: int = 30_000
     """How long a sink may take to acknowledge a batch before it is served again."""
 
+    riak_fetch: bool = False
+    """The queue is for a Riak alone: GET /queuename/NAME hands its changes out at most once; no sink may fetch."""
+
 
 @dataclass(frozen=True, slots=True)
 class SourceSettings:

@@ -86,6 +86,10 @@ class SinkSettings:
     """How often peers are asked which nodes live: what a node that came waits at most before it is fetched from. One
     small request to each listed peer."""
 
+    conflicts_count: int = 1_000
+    """Concurrent writes of other clusters that are kept in a list for people, the newest, about 500 bytes each; what
+    goes is counted. 0: none is kept."""
+
     dead_letters_count: int = 1_000
     """Changes that were refused for good and are kept for people; beyond it the oldest goes and is counted."""
 

@@ -31,3 +31,18 @@ def toml_text(value: str) -> str:
     """A text as TOML writes it, so that it can be copied into a file."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in escaped) + '"'
+
+
+def quantity(number: int, noun: str) -> str:
+    """A number of things: "1 partition", "2 keys", "3 batches", "12,000 entries"."""
+    if number != 1:
+        if noun.endswith("y") and noun[-2:-1] not in "aeiou":
+            noun = f"{noun[:-1]}ies"
+        else:
+            noun += "es" if noun.endswith(("ch", "sh", "s", "x")) else "s"
+    return f"{number:,} {noun}"
+
+
+def clause(number: int, noun: str, verb: str, verbs: str) -> str:
+    """A number of things and what they do: "1 link fails", "2 links fail"."""
+    return f"{quantity(number, noun)} {verb if number == 1 else verbs}"

@@ -174,6 +174,12 @@ async def mended(runtime: Runtime, partition: int, chunk: bytes, seen: bytes | N
     return found is not None and await runtime.mend(found, chunk, seen, upto)
 
 
+async def change_dropped(runtime: Runtime, partition: int, offset: int, seen: bytes) -> bool:
+    """`FarStore.drop_change`, in the same way."""
+    found = runtime.partitions.get(partition)
+    return found is not None and await runtime.drop_change(found, offset, seen)
+
+
 def links_of(
     settings: Settings,
     *,

@@ -22,19 +22,27 @@ PROBLEMS_MAX: Final = 20
 
 
 def node_rows(
-    records: Records, registrations: Registrations, drained: Collection[str] = (), known: Collection[str] = ()
+    records: Records,
+    registrations: Registrations,
+    drained: Collection[str] = (),
+    known: Collection[str] = (),
+    ids: Mapping[str, int] | None = None,
 ) -> list[dict[str, Any]]:
-    """Every node that is registered, holds a replica, or is among `drained` or `known`, by name."""
+    """Every node that is registered, holds a replica, or is among `drained` or `known`, by name. `ids`: those that
+    nodes keep while they are down."""
     leads = Counter(r.leader.node for r in records.values() if r.leader is not None)
     holds = Counter(node for r in records.values() for node in r.replicas)
     in_sync = Counter(member.node for r in records.values() for member in r.isr)
     return [
-        _node_row(name, registrations.get(name), leads[name], holds[name], in_sync[name]) | {"drained": name in drained}
+        _node_row(name, registrations.get(name), (ids or {}).get(name), leads[name], holds[name], in_sync[name])
+        | {"drained": name in drained}
         for name in sorted({*registrations, *holds, *drained, *known})
     ]
 
 
-def _node_row(name: str, found: Registration | None, leaders: int, replicas: int, in_sync: int) -> dict[str, Any]:
+def _node_row(
+    name: str, found: Registration | None, number: int | None, leaders: int, replicas: int, in_sync: int
+) -> dict[str, Any]:
     if found is None:
         state, reason = "gone", "it has no session with the metastore: not started, stopped, or cut off"
     elif not found.active:
@@ -43,7 +51,7 @@ def _node_row(name: str, found: Registration | None, leaders: int, replicas: int
         state, reason = "live", ""
     return {
         "name": name,
-        "id": None if found is None else found.id,
+        "id": number if found is None else found.id,
         "rack": None if found is None else found.rack,
         "state": state,
         "reason": reason,
@@ -281,8 +289,9 @@ def _reason(record: PartitionRecord, lead: ReplicaFacts | None, states: list[dic
         found.append(lead.reason)
     if record.adding or record.removing:
         found.append(lead.changing if lead is not None and lead.changing else "its replicas change")
+    out = {} if lead is None else lead.out
     found += [
-        f"{state['node']} is out of sync: {state['reason']}"
+        f"{state['node']} is out of sync: {'; '.join(filter(None, (out.get(state['node']), state['reason'])))}"
         for state in states
         if not state["in_sync"] and state["node"] not in record.removing
     ]

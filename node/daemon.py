@@ -17,10 +17,14 @@ closed. A failure of log or store ends the process at once with code 70 (H34).
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import os
+import platform
 import signal
 import uuid
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import structlog
@@ -28,7 +32,9 @@ import uvloop
 
 from aae import keeping, row_streams
 from aae import listing as fullsync_listing
+from config.loading import ConfigError, load_file
 from config.settings import Settings
+from config.texts import quantity
 from node import interpreter, locks, logs, supervisor
 from node.assembly import (
     boot_id,
@@ -41,6 +47,7 @@ from node.http.admin import Admin
 from node.http.app import HttpFace
 from node.http.listeners import Listeners, bind
 from node.http.members import add_members
+from node.http.program import program_version
 from node.http.properties import PropertyRoutes
 from node.http.rows import RowRoutes
 from node.http.trees import TreeRoutes
@@ -50,10 +57,11 @@ from node.parts import Parts
 from node.ready import replicas_not_ready
 from node.riak_view import RiakView
 from queues import listing
-from repl import telemetry
+from repl import registering, telemetry
 from repl.identity import Identity
-from repl.metastore.port import Ambiguous, Conflict, Metastore, SessionState, Unavailable
-from repl.model.errors import IsthmusError, LocalFault
+from repl.metastore.port import Metastore, SessionState
+from repl.metastore_copy import UUID_PATH
+from repl.model.errors import LocalFault
 from repl.settling import settle
 from repl.transport import tls_server
 from sink import listing as sink_listing
@@ -67,21 +75,31 @@ EXIT_STORAGE: Final = 70
 STOP_TIMEOUT_S: Final = 20.0
 """How long a graceful stop may take in each of its steps before it goes on without."""
 
-REGISTER_RETRY_MS: Final = 500
-"""Pause before the next try to register after a session expired."""
+READY_LOOK_S: Final = 0.2
+"""How often a node that has started looks whether all its replicas serve, to log it."""
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, file: Path) -> int:
     """Run a node until it is told to stop; returns the process's exit code. Raises IsthmusError when
-    the node cannot come up: one line that says what to do."""
+    the node cannot come up: one line that says what to do. `file` is where the settings came from."""
     interpreter.tune()
     logs.configure(settings.log, settings.node.name)
-    return uvloop.run(_run(settings))
+    log.info(
+        "node.starting",
+        version=program_version(),
+        cluster=settings.node.cluster,
+        file=str(file.absolute()),
+        data_dir=str(settings.node.data_dir),
+        python=platform.python_version(),
+        pid=os.getpid(),
+    )
+    return uvloop.run(_run(settings, file))
 
 
-async def _run(settings: Settings) -> int:
-    node = Node(settings)
+async def _run(settings: Settings, file: Path) -> int:
+    node = Node(settings, file)
     loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, node.request_reload)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.request_stop, signal.Signals(number).name)
     try:
@@ -102,18 +120,21 @@ class StoppedEarly(Exception):
 class Node(Parts):
     """One node and its life: `start`, then `serve` until stopped."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, file: Path) -> None:
         super().__init__(settings)
+        self._file = file
+        self._level = settings.log.level
+        self._reload_task: asyncio.Task[None] | None = None
+        self._ready_task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._stop_reason = ""
         self._fatal: Exception | None = None
         self._serving = False
         self._registers = False
-        """Whether a session that ends is followed by another: from the first registration until the stop."""
+        """Whether the node is kept registered: from the first registration until the stop."""
         self._identity: Identity | None = None
         self._metastore: Metastore | None = None
         self._embedded = False
-        self._register_task: asyncio.Task[None] | None = None
 
     # -- coming up --------------------------------------------------------------------------------------
 
@@ -129,6 +150,8 @@ class Node(Parts):
         self.http_url, self.admin_url = self.listeners.bind()
         self.cluster_socket = bind("listen.cluster", settings.listen.cluster)
         metastore = await self._connect_metastore()
+        if not identity.is_new:  # before a uuid is proposed, which would make the metastore another cluster's
+            identity.check_metastore(settings.node.cluster, empty=await metastore.get(UUID_PATH) is None)
         self.cluster_uuid = await metastore.cluster_uuid(uuid.uuid4().bytes)
         identity.check_cluster(self.cluster_uuid, settings.node.cluster)
         boot = boot_id()
@@ -158,13 +181,17 @@ class Node(Parts):
             if identity.partition(record.partition) is not None:  # those that are to go, too: they may be named again
                 self.runtime.attach(record)
         self.fullsync.start()
+        self.runtime.report_damage(self.fullsync.damaged)
+        self.queues.on_damaged = self.fullsync.damaged
         self.runtime.start()
         await self.links.start(self.cluster_socket)
         self.locks.start(self.links.certificates_expire_s)
         self._registers = True
-        await self._register()
+        await self.registrar.register()
+        self.registrar.start()
         self.controller.start()
         await self.property_book.start()
+        self.metastore_copy.start()
         self.reaper.start()
         await self.queues.start()
         await self.sink.start()
@@ -172,6 +199,7 @@ class Node(Parts):
         await self.listeners.start(self.face, self.admin)
         self._serving = True
         log.info("node.up", http=self.http_url, admin=self.admin_url, cluster_uuid=self.cluster_uuid.hex())
+        self._ready_task = loop.create_task(self._say_when_ready(loop.time()))
 
     async def _connect_metastore(self) -> Metastore:
         settings = self.settings.metastore
@@ -224,6 +252,7 @@ class Node(Parts):
                 self.leaderships.samples,
                 self.controller.moving.samples,
                 self.controller.unread.samples,
+                self.registrar.samples,
                 self.coordinator.metrics,
                 self.links.metrics,
                 self.queues.metrics,
@@ -238,6 +267,7 @@ class Node(Parts):
             ],
             {
                 **telemetry.HELP,
+                **registering.HELP,
                 **listing.HELP,
                 **sink_listing.HELP,
                 **keeping.HELP,
@@ -293,8 +323,8 @@ class Node(Parts):
             return False, "starting"
         # A suspended session is no reason: leaders serve and followers follow without the metastore, and probes that
         # took every node out for its sake would stop the cluster.
-        if self.session is SessionState.EXPIRED or not self.registrar.inc:
-            return False, "no session with the metastore: this node takes no part until it has one"
+        if not self.registrar.inc:
+            return False, f"not registered in the metastore, this node takes no part: {self.registrar.why}"
         controller = self.controller
         name = self.settings.node.name
         why_not = replicas_not_ready(name, controller.records, self.runtime.partitions, controller.waiting)
@@ -304,6 +334,39 @@ class Node(Parts):
     def stopping(self) -> bool:
         """It was asked to stop: a thread that waits for others ends with what it has."""
         return self._stop.is_set()
+
+    async def _say_when_ready(self, began_s: float) -> None:
+        """One line once all replicas of this node lead and serve, or follow."""
+        while not self.ready()[0]:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(READY_LOOK_S):
+                    await self._stop.wait()
+                    return
+        served = [partition for partition in self.runtime.partitions.values() if not partition.removed]
+        led = sum(partition.replica.ready for partition in served)
+        seconds = round(asyncio.get_running_loop().time() - began_s, 1)
+        log.info("node.ready", sentence=f"{quantity(len(served), 'partition')} served", leads=led, seconds=seconds)
+
+    def request_reload(self) -> None:
+        """Read again what may change while the node runs (SIGHUP): files of certificates and tokens, the log's level.
+        One that comes while another is under way, or while the node starts or stops, changes nothing."""
+        if self._serving and (self._reload_task is None or self._reload_task.done()):
+            self._reload_task = asyncio.get_running_loop().create_task(self._reload())
+
+    async def _reload(self) -> None:
+        loop = asyncio.get_running_loop()
+        troubles = await loop.run_in_executor(None, self.locks.reload)
+        restart = False
+        try:
+            found = await loop.run_in_executor(None, load_file, self._file)
+        except (ConfigError, LocalFault, OSError) as error:
+            troubles.append(f"{self._file}: {error}")
+        else:
+            logs.set_level(found.log.level)
+            self._level = found.log.level
+            restart = dataclasses.replace(found, log=self.settings.log) != self.settings
+        said = log.warning if troubles else log.info
+        said("node.reloaded", log_level=self._level, troubles=troubles, changed_settings_need_a_restart=restart)
 
     def request_stop(self, reason: str) -> None:
         """Begin a graceful stop; a second request changes nothing."""
@@ -319,33 +382,23 @@ class Node(Parts):
         self.session = state
         log.info("metastore.session", state=state.value)
         if state is SessionState.EXPIRED and self._registers:
+            self.registrar.expired()
             self.runtime.session_expired()
-            self._register_task = asyncio.get_running_loop().create_task(self._register_again())
-
-    async def _register(self) -> None:
-        self.runtime.session_started(await self.registrar.register())
-
-    async def _register_again(self) -> None:
-        """After a session expired: register anew until it works or the node stops."""
-        while not self._stop.is_set():
-            try:
-                await self._register()
-            except (Unavailable, Ambiguous, Conflict, IsthmusError) as error:
-                log.warning("metastore.register_failed", error=str(error))
-                await asyncio.sleep(REGISTER_RETRY_MS / 1000)
-            else:
-                self.controller.wake()
-                return
 
     async def serve(self) -> int:
         """Run until asked to stop or until storage fails; returns the exit code."""
         await self._stop.wait()
         self._serving = self._registers = False
+        await self.registrar.stop()
         if self._fatal is not None:
             # Nothing of this process may be believed any more: no hand-over, no last writes.
             logs.lines.msg(f"isthmus: {self._fatal}; the node ends, see its log")
             os._exit(EXIT_STORAGE)
         log.info("node.stopping", reason=self._stop_reason)
+        for task in (self._ready_task, self._reload_task):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         self.face.stop()
         self.row_streams.stop()
         await self.listeners.drain()
@@ -354,6 +407,7 @@ class Node(Parts):
         await self.queues.stop()
         await self.reaper.stop()
         await self.property_book.stop()
+        await self.metastore_copy.stop()
         await self.controller.resign()
         await self.runtime.resign(STOP_TIMEOUT_S)
         await self.links.take_leave()

@@ -24,7 +24,7 @@ from repl.model.vclock import EPOCH_BITS, OFFSET_BITS, decode_clock, offset_of
 from repl.reaping import Reaper
 from repl.routes import Routes
 from repl.runtime import Runtime
-from repl.store.port import Change, Store
+from repl.store.port import Change, DamagedChange, Store
 
 log = structlog.get_logger(__name__)
 
@@ -99,7 +99,10 @@ class KeyLooks:
         if found is None:
             return None, None
         row = decode_key_row(found)
-        changes = self._store.changes(partition, row.offset, 1)
+        try:
+            changes = self._store.changes(partition, row.offset, 1)
+        except DamagedChange:  # until it is mended
+            changes = []
         change = changes[0] if changes and changes[0].offset == row.offset else None
         payload = self._store.object(partition, key.bucket, key.key)
         siblings = () if payload is None else decode_object(payload).siblings
@@ -155,6 +158,11 @@ def joined(said: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     for dot in () if found is None else (*found["seen"], *found["siblings"]):
         dot["cluster"] = names.get(dot["uuid"] or "")
     queues = first["queues"] if led_by is not None else None
+    promised = [row for one in told.values() for row in one.get("compared", ()) if not row.get("suspended")]
+    for queue in queues or ():
+        compares = any(queue["queue"] in row.get("queues", [queue["queue"]]) for row in promised)
+        if queue["state"] in ("gap", "not-offered") and not compares and len(told) == len(said):
+            queue["next"] = f"isthmus queue push {queue['queue']} sends it: no full-sync that runs compares it"
     lower = [{"node": node, **row} for node, one in told.items() for row in one["lower"]]
     changed_ms = (found or {}).get("applied_ms") or -1
     compared = [

@@ -19,6 +19,8 @@ METHOD: Final = "fullsync"
 
 ACT: Final = "fullsync.act"
 
+REFRESH: Final = "fullsync.refresh"
+
 WHAT: Final = frozenset({"checks", "trees"})
 
 
@@ -42,15 +44,17 @@ class FullSyncGathering:
         request: Callable[[str, str, bytes, int], Awaitable[bytes]],
         own: Callable[[str], dict[str, Any]],
         manager: Callable[[], Manager],
+        refresh: Callable[[], Awaitable[None]],
     ) -> None:
         self._node = node
         self._request = request
         self._own = own
         self._manager = manager
+        self._refresh = refresh
 
     def request_handlers(self) -> dict[str, Callable[[str, bytes], Awaitable[bytes]]]:
         """What other nodes may ask of this one, by method."""
-        return {METHOD: self.answer, ACT: self.answer_act}
+        return {METHOD: self.answer, ACT: self.answer_act, REFRESH: self.answer_refresh}
 
     async def answer(self, _node: str, body: bytes) -> bytes:
         """This node's answer to another one that gathers."""
@@ -65,28 +69,50 @@ class FullSyncGathering:
         found = await asyncio.gather(*(self._ask(name, what) for name in names))
         return dict(zip(names, found, strict=True))
 
+    async def answer_refresh(self, _node: str, body: bytes) -> bytes:
+        """Read what operators want again, as another node wrote it; the names of the peers that this concerned."""
+        try:
+            peer, resumed = json.loads(body)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise CodecError(f"{REFRESH}: {error}") from error
+        return json.dumps(await self._refreshed(peer, resumed is True)).encode()
+
+    async def refresh(self, nodes: Iterable[str], peer: str | None, *, resumed: bool) -> dict[str, list[str] | None]:
+        """Let `nodes` read what operators want; of each the names of the peers that this concerned; None: it did not
+        answer, and follows within seconds, or once it can read the metastore. `resumed`: what an earlier version
+        suspended on a node alone ends, too."""
+        names = sorted(nodes)
+        found = await asyncio.gather(*(self._refresh_on(name, peer, resumed) for name in names))
+        return dict(zip(names, found, strict=True))
+
+    async def _refresh_on(self, node: str, peer: str | None, resumed: bool) -> list[str] | None:
+        try:
+            if node == self._node:
+                return await self._refreshed(peer, resumed)
+            body = json.dumps([peer, resumed]).encode()
+            found = json.loads(await self._request(node, REFRESH, body, TIMEOUT_MS))
+        except (IsthmusError, ValueError, RecursionError):
+            return None
+        return found if isinstance(found, list) else None
+
+    async def _refreshed(self, peer: str | None, resumed: bool) -> list[str]:
+        manager = self._manager()
+        before = set(manager.peers)
+        await self._refresh()
+        names = sorted(name for name in before | manager.peers.keys() if peer in (None, name))
+        for name in names if resumed else ():
+            if name in manager.peers:
+                await manager.resume(name)
+        return names
+
     async def answer_act(self, _node: str, body: bytes) -> bytes:
-        """Suspend or resume here, as another node passes it on; the names of the peers that this concerned."""
+        """Suspend or resume here alone, as a node of an earlier version passes it on; the names of the peers that this
+        concerned."""
         try:
             wish = SuspendWish(*json.loads(body))
         except (TypeError, ValueError, RecursionError) as error:
             raise CodecError(f"{ACT}: {error}") from error
         return json.dumps(await self._acted(wish)).encode()
-
-    async def act(self, nodes: Iterable[str], wish: SuspendWish) -> dict[str, list[str] | None]:
-        """Suspend or resume on `nodes`: of each the names of the peers that this concerned; None: it did not answer, or
-        could not remember it."""
-        names = sorted(nodes)
-        return dict(zip(names, await asyncio.gather(*(self._act_on(name, wish) for name in names)), strict=True))
-
-    async def _act_on(self, node: str, wish: SuspendWish) -> list[str] | None:
-        try:
-            if node == self._node:
-                return await self._acted(wish)
-            found = json.loads(await self._request(node, ACT, json.dumps(wish).encode(), TIMEOUT_MS))
-        except (IsthmusError, ValueError, RecursionError):
-            return None
-        return found if isinstance(found, list) else None
 
     async def _acted(self, wish: SuspendWish) -> list[str]:
         manager = self._manager()

@@ -46,13 +46,19 @@ class ReplicaFacts(NamedTuple):
     """Of a leader: what a change of the partition's replicas waits for."""
     far: bool = False
     """It takes rows (docs/protocol.md R-FAR)."""
+    out: Mapping[str, str] = {}
+    """Of a leader: why it took replicas out of the ISR, and what they wait for, by node."""
 
 
 Facts = Mapping[int, ReplicaFacts]
 """Partition -> what one node says of its replica."""
 
 
-def facts_of(replica: Replica, reason: str) -> ReplicaFacts:
+WORDS_BEFORE: Final = len(ReplicaFacts._fields) - 1
+"""What a node of the version before says of a replica: all but `out`."""
+
+
+def facts_of(replica: Replica, reason: str, now_ms: int) -> ReplicaFacts:
     """What this node knows of one of its replicas; `reason` may know more than the core, such as of a full disk."""
     return ReplicaFacts(
         role=replica.role.value,
@@ -67,6 +73,7 @@ def facts_of(replica: Replica, reason: str) -> ReplicaFacts:
         log_epoch=last_epoch(replica.epoch_table),
         changing=replica.reassigning[:REASON_MAX],
         far=replica.far_position is not None,
+        out={node: why[:REASON_MAX] for node, why in replica.why_out(now_ms).items()},
     )
 
 
@@ -80,7 +87,9 @@ class Gathering:
         node: str,
         request: Callable[[str, str, bytes, int], Awaitable[bytes]],
         replicas: Callable[[], Iterable[tuple[Replica, str]]],
+        now_ms: Callable[[], int],
     ) -> None:
+        self._now_ms = now_ms
         self._node = node
         self._request = request
         self._replicas = replicas
@@ -91,7 +100,8 @@ class Gathering:
 
     def own(self) -> Facts:
         """What this node knows of its replicas."""
-        return {replica.partition: facts_of(replica, reason) for replica, reason in self._replicas()}
+        now_ms = self._now_ms()
+        return {replica.partition: facts_of(replica, reason, now_ms) for replica, reason in self._replicas()}
 
     async def answer(self, _node: str, _body: bytes) -> bytes:
         """This node's replicas, for another one that gathers."""
@@ -124,14 +134,19 @@ def _unpacked(body: bytes) -> Facts:
 
 
 def _facts(row: object) -> ReplicaFacts:
+    if isinstance(row, list) and len(row) == WORDS_BEFORE:
+        row = [*row, {}]
     if not isinstance(row, list) or len(row) != len(ReplicaFacts._fields):
         raise CodecError(f"{METHOD}: {row!r:.80} is no replica")
-    role, *numbers, ready, reason, log_epoch, changing, far = row
+    role, *numbers, ready, reason, log_epoch, changing, far, out = row
     if not (type(role) is type(reason) is type(changing) is str and type(ready) is type(far) is bool):
+        raise CodecError(f"{METHOD}: {row!r:.80} is no replica")
+    if not isinstance(out, dict) or any(type(each) is not str for each in (*out.keys(), *out.values())):
         raise CodecError(f"{METHOD}: {row!r:.80} is no replica")
     epoch, gen, leo, durable, hw, applied = map(_number, numbers)
     log_epoch = _number(log_epoch)
-    rest = (reason[:REASON_MAX], log_epoch, changing[:REASON_MAX], far)
+    shown = {node: why[:REASON_MAX] for node, why in out.items()}
+    rest = (reason[:REASON_MAX], log_epoch, changing[:REASON_MAX], far, shown)
     return ReplicaFacts(role, epoch, gen, leo, durable, hw, applied, ready, *rest)
 
 

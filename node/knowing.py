@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from config.texts import quantity
 from repl.model.record import PartitionRecord
 
 Said = Mapping[str, Any]
@@ -23,6 +24,8 @@ HELD_TOLD_S: Final = 5.0
 
 REASONS_TOLD: Final = 4
 """Different reasons of one queue that a row of lag names: what fits into a line or two."""
+
+NO_SINK: Final = "no cluster has fetched from it yet: all that it offers waits, nothing was sent"
 
 OUTCOMES: Final = ("applied", "merged", "superseded", "rejected")
 RECEIVED: Final = ("fetched", "fetched_bytes", *OUTCOMES, "failed", "under_way")
@@ -128,9 +131,14 @@ def _missing(record: PartitionRecord, said: Said) -> str:
     )
 
 
-def ledger_rows(ledgers: Said, owners: Mapping[str, tuple[str | None, str | None]]) -> list[dict[str, Any]]:
+def ledger_rows(
+    ledgers: Said,
+    owners: Mapping[str, tuple[str | None, str | None]],
+    records: Mapping[int, PartitionRecord],
+) -> list[dict[str, Any]]:
     """What was sent: a row for each queue: {"direction": "sent", "queue", "cluster", "uuid", numbers, "closes",
-    "state", "reason"}. `ledgers`: of each node a list of `queues.listing.ledger`."""
+    "state", "reason"}. `ledgers`: of each node a list of `queues.listing.ledger`. A partition that no ledger covers
+    makes the row unknown. A queue from which no cluster has fetched yet is `no-sink`: it has nothing to account for."""
     rows = []
     silent = sorted(node for node, answer in ledgers.items() if answer is None)
     for name in sorted({one["name"] for answer in ledgers.values() for one in answer or ()}):
@@ -145,19 +153,50 @@ def ledger_rows(ledgers: Said, owners: Mapping[str, tuple[str | None, str | None
         row["outcomes"] = {w: None if silent else sum(one["outcomes"][w] for one in found) for w in OUTCOMES}
         row["lost"] = lost
         off = lost or any(one["closes"] is False for one in found)
-        row["closes"] = False if off else None if silent or open_ else True
-        row["state"] = "alarm" if off else "unknown" if row["closes"] is None else "closed"
-        row["reason"] = (
-            f"{lost} changes lost, {sum(one['off_by'] for one in found)} not accounted for: a bug; full-sync finds them"
-            if off
-            else f"node {silent[0]} does not answer"
-            if silent
-            else f"partition {open_[0]}: not all that waits is known"
-            if open_
-            else _rejected(row["outcomes"]["rejected"])
-        )
+        uncovered = "" if silent else _uncovered(name, ledgers, records)
+        no_sink = not any(one.get("fetched", True) for one in found)
+        row["closes"] = False if off else None if silent or uncovered or open_ else True
+        if off:
+            row["state"] = "alarm"
+            unaccounted = sum(one["off_by"] for one in found)
+            row["reason"] = (
+                f"{quantity(lost, 'change')} lost, {unaccounted} not accounted for: a bug; full-sync finds them"
+            )
+        elif silent or uncovered:
+            row["state"] = "unknown"
+            row["reason"] = f"node {silent[0]} does not answer" if silent else uncovered
+        elif no_sink:
+            backlog = [one.get("backlog") for one in found]
+            row["waiting"] = sum(backlog) if None not in backlog else None
+            row["state"], row["reason"] = "no-sink", NO_SINK
+        elif open_:
+            row["state"], row["reason"] = "unknown", f"partition {open_[0]}: not all that waits is known"
+        else:
+            row["state"], row["reason"] = "closed", _rejected(row["outcomes"]["rejected"])
         rows.append(row)
     return rows
+
+
+def _uncovered(name: str, ledgers: Said, records: Mapping[int, PartitionRecord]) -> str:
+    """Why the ledgers of queue `name` do not cover every partition, though every node answers; "" when they do."""
+    having = {node: one for node, answer in ledgers.items() for one in answer or () if one["name"] == name}
+    leaderless = sorted(record.partition for record in records.values() if record.leader is None)
+    if leaderless:
+        return f"partition {leaderless[0]} has no leader"
+    for node in sorted({record.leader.node for record in records.values() if record.leader is not None}):
+        led = sorted(r.partition for r in records.values() if r.leader is not None and r.leader.node == node)
+        if node not in ledgers:
+            return f"node {node} does not answer"
+        if node not in having:
+            return (
+                f"node {node}, which leads {quantity(len(led), 'partition')}, has no queue of that name: its changes "
+                f"are not accounted for (isthmus config check; isthmus queue list --all)"
+            )
+        known = having[node].get("partitions")
+        missing = [] if known is None else sorted(set(led) - set(known))
+        if missing:
+            return f"partition {missing[0]}: node {node} does not know its cursor yet"
+    return ""
 
 
 def _rejected(count: int | None) -> str:

@@ -106,6 +106,11 @@ class Locks:
             self._telling.cancel()
             await asyncio.gather(self._telling, return_exceptions=True)
 
+    def reload(self) -> list[str]:
+        """Read all files of certificates and tokens again; what could not be read, a sentence each (the old stays)."""
+        tokens = [each for guard in self.guards.values() if guard is not None for each in guard.watched()]
+        return sorted({why for each in (*self._watched, *tokens) if (why := each.reload())})
+
     async def _tell(self) -> None:
         while True:
             for sentence in self.problems():

@@ -8,10 +8,12 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Final
 
 from aae import listing
 from aae.actor import FullSync
+from aae.compared import Peer
 from aae.folding import Folding
 from aae.folds import Folds
 from aae.last_comparison import differs, last_comparisons
@@ -20,6 +22,7 @@ from config.settings import PeerSettings, Settings
 from node.assembly import (
     Switchboard,
     balance_options_of,
+    change_dropped,
     copy_of,
     default_type_of,
     entry_limit_bytes,
@@ -30,6 +33,7 @@ from node.assembly import (
     position_of,
     write_limits_of,
 )
+from node.downtimes import Downtimes
 from node.explaining import KeyLooks
 from node.fullsync_gathering import FullSyncGathering
 from node.gap_gathering import ClusterGaps
@@ -47,13 +51,15 @@ from node.timesource import SystemTime
 from queues.acts import QueueActs
 from queues.registry import SourceQueues
 from queues.settled import QueuesSettled
+from queues.wire import UnknownQueue
 from repl.controller import Controller
 from repl.coordinator import Coordinator
 from repl.identity import Identity
 from repl.leaderships import Leaderships
 from repl.metastore.port import Metastore, SessionState
+from repl.metastore_copy import CopyKeeper
 from repl.model.errors import NotReady
-from repl.model.keys import DEFAULT_BUCKET_TYPE
+from repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 from repl.model.record import PartitionRecord, Registration
 from repl.properties import PropertyBook
 from repl.reaping import Reaper
@@ -64,6 +70,8 @@ from repl.runtime import Runtime
 from repl.store.leveldb import LevelStore
 from sink import discovery
 from sink.actor import Sink
+from sink.conflicts import FILE_NAME as CONFLICTS_FILE_NAME
+from sink.conflicts import Conflicts
 from sink.dead_letters import FILE_NAME, DeadLetters
 
 READ_THREADS: Final = 2
@@ -84,6 +92,7 @@ class Parts:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.time = SystemTime()
+        self.downtimes = Downtimes()
         self.started_ms = self.time.wall_ms()
         self.cluster_uuid = b""
         self.options = LiveOptions(settings)
@@ -127,6 +136,7 @@ class Parts:
             on_fatal=on_fatal,
         )
         self.property_book = PropertyBook(metastore)
+        self.metastore_copy = CopyKeeper(metastore, settings.node.data_dir, self.cluster_uuid, self.time)
         self.coordinator = Coordinator(
             self.runtime,
             links=self.links,
@@ -155,6 +165,9 @@ class Parts:
             key_limit_bytes=settings.limits.key_bytes,
         )
         self.options.attach(self.controller, self.runtime, self.coordinator, self.links)
+        self.registrar.on_registered = self._registered
+        self.registrar.on_lost = self.runtime.session_expired
+        self.controller.registered = lambda: self.registrar.inc != 0
         self.runtime.on_promoted = self.controller.promoted
         self.runtime.on_record_hint = self.controller.wake
         self.leaderships = Leaderships(self.controller, self.runtime, balance_options_of(settings))
@@ -162,6 +175,7 @@ class Parts:
             node=name,
             request=self.links.request,
             replicas=lambda: [(p.replica, p.reason) for p in self.runtime.partitions.values()],
+            now_ms=self.time.now_ms,
         )
         self.telemetry = TelemetryGathering(node=name, request=self.links.request, runtime=self.runtime)
         self.sink_gathering = SinkGathering(node=name, request=self.links.request, sink=lambda: self.sink)
@@ -173,7 +187,11 @@ class Parts:
             proven=self.proven,
         )
         self.fullsync_gathering = FullSyncGathering(
-            node=name, request=self.links.request, own=self.fullsync_of, manager=lambda: self.fullsync.manager
+            node=name,
+            request=self.links.request,
+            own=self.fullsync_of,
+            manager=lambda: self.fullsync.manager,
+            refresh=lambda: self.fullsync.documents.refresh(),
         )
         gatherings = (
             self.gathering,
@@ -199,6 +217,8 @@ class Parts:
             read_pool=self.read_pool,
         )
         self.queues.digests = self.property_book.digests
+        self.queues.places = self.property_book.places
+        self.queues.bucket_types = lambda: {r.bucket_type.encode() for r in self.controller.records.values()}
         self.queues.holding.live = lambda: self.controller.registrations
         self.runtime.hooks.append(self.queues)
         self.queue_acts = QueueActs(self.queues, self.store, self.read_pool)
@@ -221,13 +241,13 @@ class Parts:
             acts=self.queue_acts,
             reaper=self.reaper,
             pool=self.read_pool,
-            compared=lambda key: last_comparisons(self.fullsync.manager, key),
+            compared=self.compared_of,
             letters=lambda key: self.sink.dead_letters_of(key),
         )
         self.reaper.differs = lambda key: differs(self.fullsync.manager, key)
         self.coordinator.owed = self.queues.owed
         self.repairs = QueueRepairs(self.queues, self.time)
-        self.fullsync = self._build_fullsync()
+        self.fullsync = self._build_fullsync(metastore)
         self.runtime.hooks.append(self.fullsync.trees)
         self.folding = self._build_folding()
         self.row_streams = row_streams_of(
@@ -254,13 +274,28 @@ class Parts:
             letters=DeadLetters(
                 settings.node.data_dir / FILE_NAME, settings.sink.dead_letters_count, settings.sink.dead_letters_bytes
             ),
+            conflicts=Conflicts(settings.node.data_dir / CONFLICTS_FILE_NAME, settings.sink.conflicts_count),
             access_to=self.locks.access_to,
             nodes=self.known_nodes,
             properties=self.property_book.digests,
+            places=self.property_book.places,
+            types=self.coordinator.routes.known_types,
         )
 
-    def _build_fullsync(self) -> FullSync:
+    def _token_for(self, urls: str) -> Path | None:
+        """The token that an added peer of full-sync is shown: that of this node's file, if it names one for each of the
+        URLs, and the same. An operator's act sends no token where no file sends it."""
+        sink, fullsync = self.settings.sink.peers, self.settings.fullsync
+        known = {one.url: one.token_file for one in sink}
+        known |= {url: one.token_file for one in fullsync for url in one.urls.split(",")}
+        tokens = {known.get(url) for url in urls.split(",")}
+        return tokens.pop() if len(tokens) == 1 else None
+
+    def _build_fullsync(self, metastore: Metastore) -> FullSync:
         partitions, name = self.runtime.partitions, self.settings.node.name
+        self.gaps = ClusterGaps(
+            self.queue_gathering, self.controller, self.queues, name, self.time, self.repairs.waiting
+        )
         return FullSync(
             store=self.store,
             directory=self.settings.node.data_dir,
@@ -279,9 +314,12 @@ class Parts:
             in_sync=lambda partition: in_sync_of(self.runtime, partition),
             request=self.links.request,
             mend=lambda partition, *rows: mended(self.runtime, partition, *rows),
+            drop_change=lambda partition, *row: change_dropped(self.runtime, partition, *row),
             time=self.time,
             read_pool=self.read_pool,
             settings=self.settings.fullsync,
+            metastore=metastore,
+            token_for=self._token_for,
             node=name,
             cluster_uuid=self.cluster_uuid,
             access_to=lambda one: self.locks.access_to(
@@ -289,16 +327,20 @@ class Parts:
             ),
             repairs=self.repairs,
             tree_rebuild_ms=self.settings.replication.tree_rebuild_ms,
-            gaps=ClusterGaps(self.queue_gathering, self.controller, name, self.time, self.repairs.waiting),
+            gaps=self.gaps,
+            all_types=lambda one: self._types_taken(one.queue),
         )
 
     def fullsync_of(self, what: str, results: int = 1) -> dict[str, Any]:
         """What this node says of its full-sync: its `checks`, with newest `results` of each peer, or its `trees`."""
         if what == "trees":
             return listing.trees_listed(self.fullsync.trees)
-        there = self.queues.machines()
-        found = listing.listed(self.fullsync.manager, self.fullsync.healing, results, self.time.wall_ms(), there)
-        return {**self.fullsync.status(), "node": self.settings.node.name, **found}
+        there, manager = self.queues.machines(), self.fullsync.manager
+        found = listing.listed(manager, self.fullsync.healing, results, self.time.wall_ms(), there)
+        for shown in found["peers"]:
+            shown["compares"] = self.compared(manager.peers[shown["name"]])
+        found |= listing.of_operators(manager)
+        return {**self.fullsync.status(), "node": self.settings.node.name, "sent": self.gaps.sent(), **found}
 
     def _build_folding(self) -> Folding:
         def led(partition: int) -> tuple[bytes, Led] | None:
@@ -308,8 +350,10 @@ class Parts:
             return found.bucket_type, Led(found.id, found.index, found.partition_count)
 
         hands = FoldHands(self.repairs, self.reaper, self.coordinator, self.fullsync.mending)
+        folds = Folds(self.store, led=led, hands=hands, read_pool=self.read_pool)
+        folds.on_damaged = self.fullsync.damaged
         return Folding(
-            Folds(self.store, led=led, hands=hands, read_pool=self.read_pool),
+            folds,
             node=self.settings.node.name,
             leader=self.coordinator.routes.leader,
             request=self.links.request,
@@ -335,10 +379,33 @@ class Parts:
     def proven(self) -> list[dict[str, Any]]:
         """What this node's full-sync has proven in sync, by queue and bucket type; see `node.queue_gathering`."""
         return [
-            {"queue": peer.settings.queue, "bucket_type": bucket_type, "at_ms": at_ms}
+            {"queue": queue, "bucket_type": bucket_type, "at_ms": at_ms}
             for peer in self.fullsync.manager.peers.values()
+            for queue, bucket_types in self.compared(peer).items()
             for bucket_type, at_ms in peer.remembered.proven_ms.items()
+            if bucket_type in bucket_types
         ]
+
+    def compared(self, peer: Peer) -> dict[str, list[str]]:
+        """Queue -> bucket types that a peer of full-sync compares for it; see `node.gap_gathering`."""
+        cluster = peer.remembered.cluster
+        return self.gaps.compared(peer.settings.queue, bytes.fromhex(cluster) if cluster else None, peer.bucket_types)
+
+    def compared_of(self, key: Key) -> list[dict[str, Any]]:
+        """What full-sync of this node says of a key, with the queues whose gaps of its bucket type it proves."""
+        manager, name = self.fullsync.manager, key.bucket_type.decode(errors="replace")
+        rows = last_comparisons(manager, key)
+        for row in rows:
+            compared = self.compared(manager.peers[row["fullsync"]])
+            row["queues"] = sorted(queue for queue, bucket_types in compared.items() if name in bucket_types)
+        return rows
+
+    def _types_taken(self, queue: str) -> list[str]:
+        """All bucket types that repairs by `queue` may be of; before any is known, that with which a cluster begins."""
+        try:
+            return self.gaps.bucket_types(queue) or [DEFAULT_BUCKET_TYPE.decode()]
+        except UnknownQueue:
+            return [DEFAULT_BUCKET_TYPE.decode()]  # no such queue: each check says so
 
     def known_nodes(self) -> set[str]:
         """Names of this cluster's nodes: that live, or are down and have replicas."""
@@ -352,6 +419,7 @@ class Parts:
             "v": discovery.VERSION,
             "cluster": self.settings.node.cluster,
             "cluster_uuid": self.cluster_uuid.hex(),
+            "tls": self.settings.tls.mode("http"),
             "nodes": [{"node": r.node, "http": r.http_url} for r in live],
         }
 
@@ -359,6 +427,13 @@ class Parts:
         self.runtime.records_seen(records)
         self.coordinator.learn_records(records, self.controller.unread.partitions - records.keys())
 
+    def _registered(self, inc: int) -> None:
+        """This process is its node to the cluster from now on, in this session."""
+        self.runtime.session_started(inc)
+        self.controller.wake()
+
     def _registrations(self, registrations: Mapping[str, Registration]) -> None:
+        self.downtimes.learn(registrations, self.time.wall_ms())
+        self.registrar.seen(registrations)
         others = [r for r in registrations.values() if r.node != self.settings.node.name and r.cluster_address]
         self.links.set_nodes({r.node: r.cluster_address for r in others})

@@ -76,6 +76,15 @@ def free_port(taken: set[int]) -> int:
     raise LocalFault(f"no free port on {HOST} from {RANGE_LOW} to {high - 1}")
 
 
+def outgoing_ports() -> tuple[int, int]:
+    """The first and the last port that this machine gives to outgoing connections; (0, -1) where it does not say."""
+    try:
+        first, last = map(int, EPHEMERAL_RANGE.read_text().split())
+    except (OSError, ValueError):
+        return 0, -1
+    return first, last
+
+
 def _range_high() -> int:
     try:
         lowest_outgoing = int(EPHEMERAL_RANGE.read_text().split()[0])

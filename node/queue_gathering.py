@@ -13,13 +13,14 @@ from typing import Any, Final
 from node.explaining import KeyLooks
 from node.gathering import TIMEOUT_MS
 from queues.acts import GapChoice, QueueActs
+from queues.decrees import Applied
 from queues.steering import Act
 from repl.model.errors import CodecError, IsthmusError
 from repl.model.keys import Key
 
 METHOD: Final = "queues"
 
-WHAT: Final = frozenset({"listing", "gaps", "ledger", "ledgers", "close", "lags", "explain"})
+WHAT: Final = frozenset({"listing", "gaps", "ledger", "ledgers", "close", "lags", "explain", "applied"})
 
 
 class QueueGathering:
@@ -57,11 +58,22 @@ class QueueGathering:
 
     async def gather(self, nodes: Iterable[str], what: str, **wish: Any) -> dict[str, Any]:
         """What each of `nodes` says; None for who did not answer. `what`: listing, gaps, ledger (of `name`), ledgers
-        (of all queues), lags, explain (of the key [`bucket_type`, `bucket`, `key`] in hex), or close (gaps of `name`,
-        as in `node.http.queue_admin`)."""
+        (of all queues), lags, applied, explain (of the key [`bucket_type`, `bucket`, `key`] in hex), or close (gaps of
+        `name`, as in `node.http.queue_admin`)."""
         names = sorted(set(nodes))
         found = await asyncio.gather(*(self._ask(name, {"what": what, **wish}) for name in names))
         return dict(zip(names, found, strict=True))
+
+    async def applied(self, nodes: Iterable[str]) -> Applied:
+        """What the leaders among `nodes` have applied, and how far apart the clocks are, as far as nodes answer."""
+        found = [one for one in (await self.gather(nodes, "applied")).values() if one is not None]
+        upto: dict[int, int] = {}
+        for one in found:
+            for partition, offset in one["positions"]:
+                # A deposed leader may answer, too: what it applied is committed all the same.
+                upto[partition] = max(offset, upto.get(partition, 0))
+        clocks = [one["wall_ms"] for one in found]
+        return Applied(tuple(sorted(upto.items())), min(clocks), max(clocks))
 
     async def _ask(self, node: str, wish: dict[str, Any]) -> Any:
         if node == self._node:
@@ -86,6 +98,9 @@ class QueueGathering:
                 return {"queues": await acts.lags(), "proven": self._proven()}
             case "explain":
                 return await self._looks().own(_key(wish))
+            case "applied":
+                positions, wall_ms, _ = acts.applied()
+                return {"positions": positions, "wall_ms": wall_ms}
             case _:
                 ids, bucket_type = wish.get("ids"), wish.get("bucket_type")
                 choice = GapChoice(

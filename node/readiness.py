@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
+from config.texts import quantity
 from repl.transport import http_client
 
 PROBE_TIMEOUT_S: Final = 2.0
@@ -65,7 +66,7 @@ class NodeProbe:
             why_not = why_not or f"answers {cluster.status_code} without its partitions"
             return Online(caught_up=False, complete=False, text=why_not)
         counted = f"{online} of {total} online" if total else ""
-        behind = f"{lacking} replicas not in sync" if lacking else ""
+        behind = f"{quantity(lacking, 'replica')} not in sync" if lacking else ""
         text = ", ".join(part for part in (counted, behind, why_not) if part) or "no partitions yet"
         return Online(not (why_not or lacking), not why_not and 0 < total == online, text)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from config.texts import quantity
 from repl.model.record import PartitionRecord
 from repl.partition import Partition
 
@@ -17,8 +18,12 @@ def replicas_not_ready(
         return f"no partitions are known yet: {waiting or 'the metastore is being read'}"
     missing = [p for p, record in records.items() if node in record.replicas and p not in partitions]
     if missing:
-        return f"{len(missing)} partitions are still to be made here, partition {missing[0]} is one"
+        return f"{_are(len(missing))} still to be made here, partition {missing[0]} is one"
     idle = [partition for partition in partitions.values() if not partition.serves and not partition.removed]
     if idle:
-        return f"{len(idle)} partitions are not served, partition {idle[0].id}: {idle[0].reason}"
+        return f"{_are(len(idle))} not served, partition {idle[0].id}: {idle[0].reason}"
     return ""
+
+
+def _are(number: int) -> str:
+    return f"{quantity(number, 'partition')} {'is' if number == 1 else 'are'}"

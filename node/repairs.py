@@ -13,7 +13,6 @@ from typing import Final
 
 from aae.check import NoRoom
 from aae.mending import Mending
-from queues.filters import ANY, TYPE
 from queues.registry import SourceQueues
 from queues.rules import FOLD, FULL_SYNC, LOWER
 from queues.serving import ServedQueue
@@ -39,9 +38,7 @@ class QueueRepairs:
     def wanted(self, queue: str, bucket_type: bytes) -> Callable[[bytes, bytes], bool] | None:
         """See Repairs. A queue that offers nothing in real time is for repairs alone, and takes all."""
         rules = self._queues.named(queue).filter
-        if rules.everything or rules.blocks:
-            return None
-        if all(rule.kind in (ANY, TYPE) for rule in rules.rules) and rules.decide(bucket_type, b"").offered:
+        if rules.takes_all(bucket_type):
             return None
         known: dict[bytes, bool] = {}
 
@@ -59,6 +56,10 @@ class QueueRepairs:
         """References of full-sync that wait on this node, or are under way from it (`aae.healing.Gaps`)."""
         lower = self._queues.named(queue).machine.lower[LOWER.index(FULL_SYNC)]
         return lower.waiting_count + lower.away_count
+
+    def refused(self, queue: str) -> int:
+        """See Repairs."""
+        return self._queues.named(queue).machine.lower[LOWER.index(FULL_SYNC)].counts.outcomes[3]
 
     async def push(self, queue: str, keys: Sequence[Key]) -> int:
         """See Repairs."""

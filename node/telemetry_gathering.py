@@ -58,6 +58,8 @@ class TelemetryGathering:
             of(bucket_type).apply[kind] = _kind_facts(each)
         for (bucket_type, kind, reason), count in times.failures().items():
             of(bucket_type).failures[kind, reason] = count
+        for (bucket_type, kind, reason), recent in times.recent_failures(now_ms).items():
+            of(bucket_type).recent_failures[kind, reason] = recent.things, recent.span_ms
         return found
 
     async def answer(self, _node: str, _body: bytes) -> bytes:
@@ -92,6 +94,7 @@ def packed(facts: NodeFacts) -> bytes:
         rows += [(bucket_type, "replicate", kind, "", *times) for kind, times in of.replicate.items()]
         rows += [(bucket_type, "apply", kind, "", *times) for kind, times in of.apply.items()]
         rows += [(bucket_type, "failures", kind, reason, count) for (kind, reason), count in of.failures.items()]
+        rows += [(bucket_type, "recent-failures", *key, *recent) for key, recent in of.recent_failures.items()]
     body: bytes = msgpack.packb(rows)
     return body
 
@@ -120,6 +123,9 @@ def unpacked(body: bytes) -> NodeFacts:
                 (of.replicate if what == "replicate" else of.apply)[kind] = KindFacts._make(numbers)
             elif what == "failures":
                 (of.failures[kind, reason],) = numbers
+            elif what == "recent-failures":
+                recent, span_ms = numbers
+                of.recent_failures[kind, reason] = recent, span_ms
         except (TypeError, ValueError) as error:
             raise CodecError(f"{METHOD}: {row!r:.80} has too many or too few numbers") from error
     return found

@@ -64,6 +64,8 @@ class TypeFacts:
     replicate: dict[str, KindFacts] = field(default_factory=dict)
     apply: dict[str, KindFacts] = field(default_factory=dict)
     failures: dict[tuple[str, str], int] = field(default_factory=dict)
+    recent_failures: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    """The recent past: how many in how many ms; a node of the version before does not say."""
 
 
 NodeFacts = Mapping[str, TypeFacts]
@@ -107,7 +109,13 @@ def telemetry_document(records: Collection[PartitionRecord], said: Mapping[str, 
 
 def _level(records: Collection[PartitionRecord], facts: Iterable[TypeFacts], known: bool) -> dict[str, Any]:
     worst = worst_isr(records)
-    shown: dict[str, Any] = {"replogs": None, "replicate": None, "failures": None, "apply": None}
+    shown: dict[str, Any] = {
+        "replogs": None,
+        "replicate": None,
+        "failures": None,
+        "failures_per_s": None,
+        "apply": None,
+    }
     if known:
         shown = _measured(list(facts))
     shown["isr"] = None if worst is None else {
@@ -124,6 +132,7 @@ def _measured(facts: list[TypeFacts]) -> dict[str, Any]:
     replicate: dict[str, Pace] = {}
     apply: dict[str, Pace] = {}
     failures: dict[str, dict[str, int]] = {}
+    rates: dict[str, dict[str, float]] = {}
     for each in facts:
         for part, sizes in each.replogs.items():
             replogs[part] = replogs[part].merged(sizes)
@@ -133,10 +142,17 @@ def _measured(facts: list[TypeFacts]) -> dict[str, Any]:
         for (kind, reason), count in each.failures.items():
             by_reason = failures.setdefault(kind, {})
             by_reason[reason] = by_reason.get(reason, 0) + count
+        for (kind, reason), (count, span_ms) in each.recent_failures.items():
+            rate_by_reason = rates.setdefault(kind, {})
+            rate_by_reason[reason] = rate_by_reason.get(reason, 0.0) + (1000 * count / span_ms if span_ms else 0.0)
     return {
         "replogs": {part: _sizes(sizes) for part, sizes in replogs.items()},
         "replicate": {kind: pace.shown() for kind, pace in sorted(replicate.items())},
         "failures": {kind: dict(sorted(found.items())) for kind, found in sorted(failures.items())},
+        "failures_per_s": {
+            kind: {reason: round(rate, 3) for reason, rate in sorted(found.items())}
+            for kind, found in sorted(rates.items())
+        },
         "apply": {kind: pace.shown() for kind, pace in sorted(apply.items())},
     }
 

@@ -14,15 +14,17 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from queues.by_reference import ObjectReply, ObjectRequest
-from queues.decrees import CLEARED, PUBLISHING, SERVING, Positions
+from queues.decrees import CLEARED, PUBLISHING, SERVING, Applied, Positions
 from queues.explaining import explained, explained_lower
+from queues.filters import offers_of
 from queues.gaps import Gap
 from queues.lag import lags
 from queues.listing import ledger, reason
-from queues.registry import SourceQueues
+from queues.reading import backfilled, sound_changes
+from queues.registry import RIAK_CLUSTER, RIAK_NAME, SourceQueues
 from queues.rules import LOWER, PRIORITIES, Item
 from queues.serving import ServedQueue
-from queues.steering import Act, Lost
+from queues.steering import Act, Lost, checked_settings
 from queues.throttle import Rates
 from queues.wire import OFF, SUSPENDED, OwnedByOther
 from repl.model.entry import EntryKind
@@ -37,7 +39,7 @@ PEEK_ROWS: Final = 4_096
 """Rows of the change index read in one partition to show what is not in memory."""
 
 SECOND_MS: Final = 1_000
-"""Time marks of the store are a second apart: what is cleared ends with the second of the act."""
+"""Time marks of the store are a second apart: what is cleared by time ends with the second of the act."""
 
 
 _TO_FETCH: Final = int(ReferenceKind.TO_FETCH)
@@ -73,10 +75,19 @@ class QueueActs:
     # ---------------------------------------------------------------- acts that hold on all nodes
 
     async def register(
-        self, name: str, values: Mapping[str, Any], start_ms: int, act: Act, positions: Positions = ()
+        self,
+        name: str,
+        values: Mapping[str, Any],
+        start_ms: int,
+        act: Act,
+        positions: Positions = (),
+        *,
+        now: Applied | None = None,
     ) -> None:
-        """See `Steering.register`."""
-        await self._queues.steering.register(name, values, start_ms, act, positions)
+        """See `Steering.register`. With `now` it begins with what was not applied then."""
+        if now is not None:
+            start_ms, positions = now.earliest_ms, now.positions
+        await self._queues.steering.register(name, values, start_ms, act, positions, by_time=now is not None)
         await self._queues.follow_definitions()
         log.info("queue.registered", queue=name, by=act.by, reason=act.reason, start_ms=start_ms)
 
@@ -94,32 +105,42 @@ class QueueActs:
         await self._queues.follow_definitions()
         log.info("queue.delisted", queue=name, by=act.by, reason=act.reason)
 
-    async def suspend(self, name: str, what: str, node: str | None, act: Act) -> None:
-        """Give nothing out (SERVING), or make no references (PUBLISHING), over restarts, too."""
-        self._check(name, what)
-        await self._queues.steering.suspend(name, what, node, act)
+    async def suspend(self, name: str, what: str | Sequence[str], node: str | None, act: Act) -> None:
+        """Give nothing out (SERVING), make no references (PUBLISHING), or both, over restarts, too."""
+        whats = self._checked(name, what)
+        await self._queues.steering.suspend(name, whats, node, act)
         await self._queues.refresh(name)
-        log.info("queue.suspended", queue=name, what=what, node=node, by=act.by, reason=act.reason)
+        log.info("queue.suspended", queue=name, what=whats, only_node=node, by=act.by, reason=act.reason)
 
-    async def resume(self, name: str, what: str, node: str | None, act: Act) -> None:
+    async def resume(self, name: str, what: str | Sequence[str], node: str | None, act: Act) -> None:
         """End that."""
-        self._check(name, what)
-        await self._queues.steering.resume(name, what, node)
+        whats = self._checked(name, what)
+        await self._queues.steering.resume(name, whats, node)
         await self._queues.refresh(name)
-        log.info("queue.resumed", queue=name, what=what, node=node, by=act.by, reason=act.reason)
+        log.info("queue.resumed", queue=name, what=whats, only_node=node, by=act.by, reason=act.reason)
 
-    async def clear(self, name: str, act: Act) -> None:
-        """Give up what waits, at every priority and on all nodes: gaps."""
+    def applied(self) -> Applied:
+        """What this node has applied of the partitions that it leads."""
+        wall_ms = self._queues.time.wall_ms()
+        return Applied(tuple(sorted(self._queues.applied_upto().items())), wall_ms, wall_ms)
+
+    async def clear(self, name: str, act: Act, now: Applied | None = None) -> None:
+        """Give up what waits, at every priority and on all nodes: gaps. What waits is what was applied `now` (None: on
+        this node), told by offsets, so that no node's clock decides; where no leader answered, it is what was made up
+        to the latest of the clocks."""
         stands = self._queues.named(name).machine.decree_of_windows()
-        start_ms = (act.at_ms // SECOND_MS + 1) * SECOND_MS
-        await self._queues.steering.decree(name, CLEARED, start_ms, act, stands=stands)
+        positions, _, latest_ms = self.applied() if now is None else now
+        start_ms = (latest_ms // SECOND_MS + 1) * SECOND_MS
+        await self._queues.steering.decree(name, CLEARED, start_ms, act, positions, stands=stands, by_time=True)
         await self._queues.refresh(name)
         log.info("queue.cleared", queue=name, by=act.by, reason=act.reason)
 
-    async def release(self, name: str, start_ms: int, act: Act) -> None:
-        """See `Steering.release`."""
+    async def release(self, name: str, start_ms: int, act: Act, now: Applied | None = None) -> None:
+        """See `Steering.release`. With `now` the next owner begins with what was not applied then."""
         stands = self._queues.named(name).machine.decree_of_windows()
-        await self._queues.steering.release(name, start_ms, act, stands=stands)
+        start_ms, positions = (start_ms, ()) if now is None else (now.earliest_ms, now.positions)
+        by_time = now is not None
+        await self._queues.steering.release(name, start_ms, act, positions, stands=stands, by_time=by_time)
         await self._queues.refresh(name)
         log.info("queue.released", queue=name, by=act.by, reason=act.reason, start_ms=start_ms)
 
@@ -130,14 +151,40 @@ class QueueActs:
         await self._queues.refresh(name)
         log.info("queue.throttled", queue=name, rates=rates, by=act.by, reason=act.reason)
 
+    async def change_settings(
+        self, name: str, values: Mapping[str, Any], act: Act, *, default: bool = False, again: bool = False
+    ) -> None:
+        """Set fields of a queue's settings while it runs, on all nodes: "filter", "cascade" (`Steering.change_offer`),
+        and `decrees.LIMITS`; `default`: all that was set so is the definition's or the file's again. `again`:
+        everything is offered once more."""
+        queue = self._queues.named(name)
+        offer: dict[str, Any] = {key: values[key] for key in ("filter", "cascade") if key in values}
+        changed = queue.word.decree.change if queue.word.decree is not None else None
+        if default and changed is not None and (changed.filter, changed.cascade) != (None, None):
+            offer = {"filter": None, "cascade": None}
+        limits = {key: value for key, value in values.items() if key not in offer}
+        checked_settings(name, {key: value for key, value in values.items() if value is not None})
+        steering, stands = self._queues.steering, queue.machine.decree_of_windows()
+        if limits or default:
+            await steering.set_limits(name, limits, act, default=default)
+        if offer or again:
+            await steering.change_offer(name, queue.settings, offer, act, again=again, stands=stands)
+        await self._queues.refresh(name)
+        log.info("queue.set", queue=name, values=dict(values), default=default, again=again, by=act.by)
+
     def rates(self, name: str) -> Rates:
         """The limits in force on this node: what an operator set, or else the config file's."""
         return self._queues.named(name).throttle.rates
 
-    def _check(self, name: str, what: str) -> None:
+    def _checked(self, name: str, what: str | Sequence[str]) -> tuple[str, ...]:
         self._queues.named(name)
-        if what not in (SERVING, PUBLISHING):
-            raise BadInput(f"{what!r} of a queue cannot be suspended; {SERVING!r} and {PUBLISHING!r} can")
+        whats = (what,) if isinstance(what, str) else tuple(dict.fromkeys(what))
+        for one in whats:
+            if one not in (SERVING, PUBLISHING):
+                raise BadInput(f"{one!r} of a queue cannot be suspended; {SERVING!r} and {PUBLISHING!r} can")
+        if not whats:
+            raise BadInput(f"say what: {SERVING!r}, {PUBLISHING!r}, or both")
+        return whats
 
     # ---------------------------------------------------------------- lower priorities
 
@@ -169,6 +216,34 @@ class QueueActs:
             raise NotReady(f"queue {name} gives nothing out now: {reason(queue, self._queues.time.now_ms())}")
         return ObjectReply(*self._queues.cluster, await queue.object_of(wanted.key))
 
+    def link(self, name: str) -> dict[str, Any]:
+        """What a sink would want to know of a queue before it fetches (`node.link_check`)."""
+        queue, queues = self._queues.named(name), self._queues
+        owner, digests = queue.word.owner, queues.digests()
+        owned = None if owner is None or not owner.cluster else {"cluster": owner.name, "uuid": owner.cluster.hex()}
+        if queue.settings.riak_fetch:
+            owned = {"cluster": RIAK_NAME, "uuid": RIAK_CLUSTER.hex()}
+        off = queue.state == OFF
+        types = {
+            bucket_type.decode(errors="backslashreplace"): {
+                "digest": digests[bucket_type].hex() if bucket_type in digests else None,
+                "offered": offers_of(queue.filter, bucket_type),
+            }
+            for bucket_type in sorted(queues.bucket_types())
+        }
+        return {
+            "cluster": queues.cluster[1],
+            "cluster_uuid": queues.cluster[0].hex(),
+            "queue": name,
+            "owner": owned,
+            "filter": str(queue.filter),
+            "blocked": queue.filter.blocks,
+            "serving": "off" if off else "running" if queue.suspension is None else "suspended",
+            "publishing": "off" if off else "running" if queue.machine.stopped is None else "suspended",
+            "bucket_types": types,
+            "wall_ms": queues.time.wall_ms(),
+        }
+
     # ---------------------------------------------------------------- looking
 
     async def listing(self) -> list[dict[str, Any]]:
@@ -193,7 +268,7 @@ class QueueActs:
             found += window.first(count - len(found))
             if len(found) < count and not window.contiguous:
                 rows = await loop.run_in_executor(
-                    self._pool, self._store.changes, window.partition, window.scan, PEEK_ROWS
+                    self._pool, sound_changes, self._store, window, window.scan, PEEK_ROWS
                 )
                 ahead = window.rows_ahead()
                 found += [
@@ -242,7 +317,13 @@ class QueueActs:
         lower = [row for queue in found for row in explained_lower(queue, key)]
         if partition is None:
             return {"queues": [], "lower": lower}
-        return {"queues": [explained(queue, partition, key, change) for queue in found], "lower": lower}
+        told = [explained(queue, partition, key, self._offered(queue, partition, change)) for queue in found]
+        return {"queues": told, "lower": lower}
+
+    def _offered(self, queue: ServedQueue, partition: int, change: Change | None) -> Change | None:
+        """The key's row as the queue takes it: with our origin where it is backfilled."""
+        window = queue.machine.windows.get(partition)
+        return change if change is None or window is None else backfilled(self._store, window, [change])[0]
 
     async def ledger(self, name: str) -> dict[str, Any]:
         """The queue's ledger on this node, checked against the change index: `lost` are offsets of rows there that
@@ -254,7 +335,10 @@ class QueueActs:
             again = await self._unexplained(queue)
             lost = {p: [offset for offset in found if offset in again.get(p, ())] for p, found in lost.items()}
             lost = {p: found for p, found in lost.items() if found}
-        return {**ledger(queue), "lost": lost}
+        shown = ledger(queue)
+        # Nobody reads a queue that no cluster fetches from: what waits there is counted in the change index.
+        backlog = None if shown["fetched"] else (await self._queues.waiting(queue)).changes
+        return {**shown, "backlog": backlog, "lost": lost}
 
     def owners(self) -> dict[str, str]:
         """Uuid of each cluster that owns a queue -> its name."""
@@ -271,7 +355,7 @@ class QueueActs:
         for window in list(queue.machine.windows.values()):
             if window.contiguous and window.cursor < window.scan:
                 rows = await loop.run_in_executor(
-                    self._pool, self._store.changes, window.partition, window.cursor, PEEK_ROWS
+                    self._pool, sound_changes, self._store, window, window.cursor, PEEK_ROWS
                 )
                 offsets = window.unexplained(rows)
                 if offsets:

@@ -46,6 +46,7 @@ class Batch:
     id: bytes
     session: Session
     owner_version: int
+    taken_ms: int
     expires_ms: int
     parts: list[Part]
     size_bytes: int
@@ -101,7 +102,7 @@ class Leases:
         """A batch goes under lease."""
         self._number += 1
         batch_id = self._prefix + self._number.to_bytes(8, "big")
-        batch = Batch(batch_id, session, owner_version, now_ms + self.lease_ms, parts, size, priority)
+        batch = Batch(batch_id, session, owner_version, now_ms, now_ms + self.lease_ms, parts, size, priority)
         self.batches[batch_id] = batch
         self.bytes += size
         return batch

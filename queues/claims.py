@@ -51,7 +51,10 @@ def wanted_state(
         return None
     for gap in given:
         gaps = with_gap(gaps, gap)
-    return CursorState(window.advance(), version, its_owner, before.decree, gaps)
+    # What the owner of before was not given, since it had made it, is not settled for the next one. Whatever else the
+    # window has passed since its last entry, nobody acknowledged: the owner's version had come to its end by then.
+    cursor = window.advance() if its_owner == before.owner else window.state.cursor
+    return CursorState(cursor, version, its_owner, before.decree, gaps)
 
 
 def ends_a_gap(before: CursorState, after: CursorState) -> Gap | None:

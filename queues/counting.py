@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Final, NamedTuple
 
+from queues.reading import read_changes
 from queues.source_queue import SourceQueue
 from queues.window import Window
 from repl.model.entry import Entry
 from repl.model.ports import TimeSource
-from repl.store.port import Store
+from repl.store.port import DamagedChange, Store
 
 ROWS_MAX: Final = 200_000
 """Rows read for one count; beyond it the answer is "unknown"."""
@@ -155,7 +156,10 @@ class Counting:
             partition, offset = one.window.partition, one.start
             times = found[partition] = {}
             while offset < one.end:
-                rows = self._store.changes(partition, offset, STEP_ROWS)
+                try:
+                    rows = read_changes(self._store, one.window, offset, STEP_ROWS)
+                except DamagedChange:  # what stands behind it is not known until it is mended
+                    return found, False, {}
                 times |= {row.offset: row.time_ms for row in rows if row.offset < one.end and one.window.wants(row)}
                 room -= len(rows)
                 if len(rows) < STEP_ROWS:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from queues.cursors import CursorState, Position
-from queues.gaps import Gap
+from queues.gaps import Gap, Gaps, covered, with_gap
 from queues.rules import Budget, Ledger
 from repl.model.entry import Entry
 
@@ -21,11 +21,28 @@ PENDING_GAPS_MAX: Final = 16
 
 DISCARDED: Final = "discard"
 
+REFUSED: Final = "refused"
+"""What a gap is of changes that the sink refused for good and keeps no dead letter of."""
+
+NOT_KEPT: Final = "the other cluster refused it for good, and its node has no room for more dead letters"
+
 
 class Discards:
     """The part of a window that knows of gaps; `queues.intake` is the rest."""
 
-    __slots__ = ("_claimed_upto", "_given", "_giving", "_skips", "base", "budget", "cursor", "ledger", "saved", "state")
+    __slots__ = (
+        "_claimed_upto",
+        "_given",
+        "_giving",
+        "_refused",
+        "_skips",
+        "base",
+        "budget",
+        "cursor",
+        "ledger",
+        "saved",
+        "state",
+    )
 
     def __init__(self, position: Position, budget: Budget) -> None:
         self.base = position.base
@@ -40,6 +57,8 @@ class Discards:
         self._claimed_upto = 0
         """Below it all of `_given` is in a CURSOR entry under way."""
         self._giving = False
+        self._refused: Gaps = ()
+        """Refused there for good, kept nowhere, and not yet in a CURSOR entry."""
 
     def _skipped(self, offset: int) -> bool:
         return any(start <= offset < end for start, end in self._skips)
@@ -67,15 +86,23 @@ class Discards:
         self._giving = True
         self.ledger.given_up += 1
 
+    def _refuse(self, row: int, time_ms: int) -> None:
+        """The change at `row` was served, and the sink neither stores nor keeps it: a gap."""
+        self._refused = with_gap(self._refused, Gap(row, row + 1, time_ms, time_ms, 1, REFUSED, "", NOT_KEPT))
+
     def claim_gaps(self) -> tuple[Gap, ...]:
         """`unrecorded`, for a CURSOR entry: they grow no more, or it and the next would both count what they count."""
         if self._given:
             self._claimed_upto = self._given[-1].end
-        return tuple(self._given)
+        return (*self._given, *self._refused)
 
     def unrecorded(self) -> tuple[Gap, ...]:
         """Gaps that no CURSOR entry has yet."""
-        return tuple(self._given)
+        return (*self._given, *self._refused)
+
+    def gave_up(self, offset: int) -> bool:
+        """Whether the offset lies in a gap on record; below others the cursor stands."""
+        return any(gap.start <= offset < gap.end for gap in self.state.gaps)
 
     def recorded(self, base: int, state: CursorState) -> None:
         """A CURSOR entry at `base` changed nothing but gaps of discarding, below which the cursor stands."""
@@ -83,5 +110,6 @@ class Discards:
         self._skips = tuple((g.start, g.end) for g in state.gaps if g.end > self.cursor)
         ends = [gap.end for gap in state.gaps]
         self._given = [gap for gap in self._given if not any(gap.end <= end for end in ends)]
+        self._refused = tuple(gap for gap in self._refused if not covered(state.gaps, gap.start, gap.end))
         if not self._given:
             self._giving = False

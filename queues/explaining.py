@@ -11,7 +11,7 @@ from typing import Any, Final
 from queues.decrees import PLACED, REGISTERED
 from queues.gaps import Gap
 from queues.rules import LOWER
-from queues.serving import ServedQueue
+from queues.serving import ServedQueue, lacking
 from queues.window import Window
 from repl.model.keys import Key
 from repl.store.port import Change
@@ -50,7 +50,7 @@ def explained(queue: ServedQueue, partition: int, key: Key, change: Change | Non
         "state": state,
         "reason": reason,
         "ahead": ahead,
-        "next": _next(queue, state),
+        "next": _next(queue, state, key),
     }
 
 
@@ -62,7 +62,7 @@ def explained_lower(queue: ServedQueue, key: Key) -> list[dict[str, Any]]:
         state, ahead = lower.whereabouts(key)
         if state:
             name = LOWER_NAMES[lower.priority]
-            told = {"reason": _held(queue), "next": (_to_do(queue) or "") if state == "waiting" else ""}
+            told = {"reason": _held(queue, key), "next": (_to_do(queue, key) or "") if state == "waiting" else ""}
             found.append({"queue": queue.settings.name, "priority": name, "state": state, "ahead": ahead, **told})
     return found
 
@@ -75,7 +75,7 @@ def _state(queue: ServedQueue, window: Window | None, key: Key, change: Change |
     offset = change.offset
     where, ahead = window.whereabouts(offset)
     if where in ("waiting", "in-flight"):
-        return where, _held(queue), ahead
+        return where, _held(queue, key), ahead
     decision = queue.filter.decide(key.bucket_type, key.bucket)
     if not decision.offered:
         return "filtered", decision.reason(), None
@@ -92,7 +92,7 @@ def _state(queue: ServedQueue, window: Window | None, key: Key, change: Change |
     if where == "acknowledged":
         return where, f"acknowledged below offset {window.cursor}; the change is at {offset}", None
     if where == "not-read":
-        return where, _held(queue), None
+        return where, _held(queue, key), None
     return "not-offered", "no reference stands for it in memory though the window has passed it", None
 
 
@@ -108,7 +108,7 @@ def _began(queue: ServedQueue, partition: int, change: Change) -> str:
     return ""
 
 
-def _held(queue: ServedQueue) -> str:
+def _held(queue: ServedQueue, key: Key) -> str:
     """What holds back all that waits; "" for nothing."""
     owner = queue.word.owner
     if queue.suspension is not None:
@@ -116,20 +116,25 @@ def _held(queue: ServedQueue) -> str:
         return f"serving is suspended by {queue.suspension.by}{because}"
     if owner is None or not owner.cluster:
         return "no sink cluster has fetched from the queue"
+    if queue.machine.bars(key.bucket_type):
+        return lacking([key.bucket_type], queue.word)
     return "" if queue.machine.heard_lately or queue.waiters else f"no node of {owner.name} asks for changes here"
 
 
-def _next(queue: ServedQueue, state: str) -> str:
+def _next(queue: ServedQueue, state: str, key: Key) -> str:
     if state == "no-change":
         return "nothing"
-    to_do = _to_do(queue) if state in ("waiting", "not-read") else None
+    to_do = _to_do(queue, key) if state in ("waiting", "not-read") else None
     return to_do or NEXT[state]
 
 
-def _to_do(queue: ServedQueue) -> str | None:
+def _to_do(queue: ServedQueue, key: Key) -> str | None:
     """What somebody must do before anything that waits goes; None for nothing."""
     if queue.suspension is not None:
         return f"isthmus queue resume {queue.settings.name}"
+    if queue.machine.bars(key.bucket_type) and queue.word.owner is not None:
+        name = key.bucket_type.decode(errors="backslashreplace")
+        return f"isthmus bucket-type create {name} at cluster {queue.word.owner.name}"
     if not queue.machine.heard_lately and not queue.waiters:
         return "a sink must fetch: look at isthmus sink show of the other cluster"
     return None

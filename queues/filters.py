@@ -104,8 +104,79 @@ class Filter:
         """Whether they are."""
         return self.decide(bucket_type, bucket).offered
 
+    def may_offer(self, bucket_type: bytes) -> bool:
+        """Whether changes of some bucket of this type are offered in real time."""
+        if self.blocks or any(rule.negated and (rule.kind, rule.value) == (TYPE, bucket_type) for rule in self.rules):
+            return False
+        fitting = (rule for rule in self.rules if not rule.negated)
+        return self.only_negations or any(rule.kind != TYPE or rule.value == bucket_type for rule in fitting)
+
+    def takes(self, bucket_type: bytes) -> bool:
+        """Whether repairs of some bucket of this type go into the queue: one that offers nothing in real time is for
+        what is pushed alone, and takes all."""
+        return self.blocks or self.may_offer(bucket_type)
+
+    def takes_all(self, bucket_type: bytes) -> bool:
+        """Whether repairs of every bucket of this type go into the queue."""
+        if self.blocks:
+            return True
+        by_bucket = any(rule.kind in (NAME, PREFIX) and rule.negated for rule in self.rules)
+        whole = self.only_negations or any(
+            not rule.negated and (rule.kind == ANY or (rule.kind, rule.value) == (TYPE, bucket_type))
+            for rule in self.rules
+        )
+        return whole and not by_bucket and self.may_offer(bucket_type)
+
+    def covers(self, other: Filter, bucket_type: bytes) -> bool:
+        """Whether all of this type that can be in a queue with the filter `other` passes as a repair here. It errs on
+        the side of "no": of two filters by buckets it compares the texts alone."""
+        return self.takes_all(bucket_type) or not other.takes(bucket_type) or self.rules == other.rules
+
     def __str__(self) -> str:
         return ", ".join(map(str, self.rules))
+
+
+class _OfType(NamedTuple):
+    """What a filter offers of one bucket type: buckets that fit one of `offered` (None: every bucket) and none of
+    `held`."""
+
+    offered: frozenset[Rule] | None
+    held: frozenset[Rule]
+
+
+def _of_type(of: Filter, bucket_type: bytes) -> _OfType:
+    nothing = _OfType(frozenset(), frozenset())
+    here = [rule for rule in of.rules if rule.kind != TYPE or rule.value == bucket_type]
+    if of.blocks or any(rule.negated and rule.kind == TYPE for rule in here):
+        return nothing
+    held = frozenset(rule._replace(negated=False) for rule in here if rule.negated)
+    offered = frozenset(rule for rule in here if not rule.negated)
+    if of.only_negations or any(rule.kind in (ANY, TYPE) for rule in offered):
+        return _OfType(None, held)
+    return _OfType(offered, held)
+
+
+def _covers(outer: Rule, inner: Rule) -> bool:
+    """True when each bucket that fits `inner` fits `outer`; both are of names or prefixes."""
+    return outer == inner or (outer.kind == PREFIX and inner.value.startswith(outer.value))
+
+
+def offers_of(of: Filter, bucket_type: bytes) -> bool:
+    """Whether a change of some bucket of the type may be offered, as the rules show; pushed references may go beside
+    them where nothing is offered in real time."""
+    return of.blocks or _of_type(of, bucket_type).offered != frozenset()
+
+
+def offers_more(now: Filter, before: Filter, bucket_type: bytes) -> bool:
+    """False when each bucket of the type that `now` offers was offered by `before`, too, as the rules show."""
+    new, old = _of_type(now, bucket_type), _of_type(before, bucket_type)
+    if new.offered == frozenset():
+        return False
+    if old.offered is not None and (
+        new.offered is None or not all(any(_covers(o, n) for o in old.offered) for n in new.offered)
+    ):
+        return True
+    return not all(any(_covers(n, o) for n in new.held) for o in old.held)
 
 
 def parse_filter(text: str) -> Filter:

@@ -27,7 +27,7 @@ REASON_MAX: Final = 200
 
 class Gap(NamedTuple):
     """Changes at offsets [start, end), made between the two times; `left_out` of them are known to be left out, 0 when
-    nobody counted. `what`: discard, publishing-suspended, cleared, released."""
+    nobody counted. `what`: discard, publishing-suspended, cleared, released, offer-changed."""
 
     start: int
     end: int

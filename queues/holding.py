@@ -19,6 +19,7 @@ from typing import Any, Final
 import structlog
 
 from queues.decrees import CLEARED, Decree
+from queues.discards import NOT_KEPT, REFUSED
 from queues.held import Held, bound_for, of_node
 from queues.leftovers import Leftovers
 from queues.lower import Lower
@@ -69,7 +70,7 @@ class Holding:
         name = queue.settings.name
         count = await self._steering.lose_held(name, node, self._time.wall_ms())
         if count:
-            log.warning("queue.lower_lost", queue=name, node=node, marks=count)
+            log.warning("queue.lower_lost", queue=name, holder=node, marks=count)
 
     async def end(self, queue: ServedQueue) -> None:
         """The queue is no more: drop what is held here. Raises NotReady; its mark then goes with the queue, or becomes
@@ -201,6 +202,20 @@ class Holding:
                 await self._write_down(queue, marks)
                 if not any(lower.held_count for lower in queue.machine.lower):
                     await self._mark(queue, marks, {})
+
+    def missing(self, queue: ServedQueue) -> None:
+        """What the sink refused for good of the lower priorities, and keeps nothing of, is on record soon: until then
+        the marks cover it."""
+        marks, now_ms = self._of.get(queue), self._time.wall_ms()
+        found, queue.machine.missing = queue.machine.missing, []
+        if marks is None:
+            return
+        for priority in {priority for priority, _ in found}:
+            times = [at for one, ats in found if one == priority for at in ats]
+            at_ms = max([now_ms, *(lost.at_ms + 1 for lost in marks.unsaved if lost.priority == priority)])
+            marks.unsaved.append(
+                Lost(self._node, priority, len(times), min(times), max(times), REFUSED, NOT_KEPT, at_ms)
+            )
 
     async def obey(self, queue: ServedQueue, before: Decree | None) -> None:
         """The queue was cleared since `before` was the newest decree: on every node. Raises NotReady."""

@@ -40,6 +40,10 @@ from repl.store.port import Change
 REFILL_ROWS: Final = 1024
 """Rows of the change index read at once: about 1 ms of the read pool, two batches for a sink."""
 
+HELD_ROWS: Final = 256
+"""References in memory of a window whose bucket type the sink lacks, and rows of one read: enough to move the cursor
+over what is not for the queue, and to know that something waits; the others wait in the change index alone."""
+
 REFILL_BELOW: Final = 2048
 """A stopped window reads on when fewer references than this wait: enough to hide a read behind serving, little
 memory."""
@@ -61,8 +65,9 @@ class Intake(Discards):
 
     __slots__ = (
         "_buckets", "_flight", "_fresh", "_goal", "_gone", "_held", "_moved", "_open", "_opened", "_passed",
-        "_returned", "_settled", "_tail", "_waiting", "applied", "bucket_type", "known", "origins", "owner_version",
-        "partition", "reading", "refilling", "scan", "since", "tracking",
+        "_returned", "_settled", "_tail", "_waiting", "applied", "backfill_end", "barred", "bucket_type", "known",
+        "on_damaged", "origins", "owner_version", "partition", "reading", "refilling", "scan", "since", "tracking",
+        "unreadable",
     )  # fmt: skip
 
     def __init__(
@@ -84,14 +89,22 @@ class Intake(Discards):
         self.applied = max(applied, position.cursor)
         self.since = self.applied
         """From where on it has been told of everything."""
+        self.backfill_end = position.base
+        """Below it a row of foreign origin is offered, too, if a write of ours is in it (R-OWED): see `backfills`."""
         self.owner_version = position.state.owner_version
         self.origins = OriginRule(own, position.state.owner, cascade)
+        self.on_damaged: Callable[[int | None], None] = lambda _segment: None
+        """Called, from any thread, with the segment of a key row that is damaged, None where it is a change row."""
         self.known = False
         """The ledger has had its first look at what waited: the window has been contiguous once."""
         self.tracking = False
+        self.barred = False
+        """The cluster that fetches lacks the bucket type: nothing is given out or given up, few references are kept."""
         self.reading = False
         """A read of rows is under way, which may be of before the window was let go: then it counts nothing."""
         self.refilling = False
+        self.unreadable = ""
+        """Of the change row at `scan`, which cannot be decoded and is being mended: what is said of it."""
         self._buckets = None if offers is None else BucketRule(lambda bucket: offers(bucket_type, bucket))
         self._goal = 0
         self._tail: list[Entry] | None = []
@@ -174,6 +187,18 @@ class Intake(Discards):
             and not (self._skips and self._skipped(row.offset))
         )
 
+    def backfills(self, row: Change) -> bool:
+        """True when a row of the change index, which is foreign, is one for this queue if a write of ours is in it: it
+        was made before the CURSOR entry under which the window stands, so the cursor that it was judged by may have
+        been moved back since, or have been another owner's."""
+        rule = self.origins
+        return (
+            row.offset < self.backfill_end
+            and row.origin != rule.owner
+            and not rule.eligible(row.origin)
+            and self.wants(row._replace(origin=rule.own))
+        )
+
     def _extend(self, entries: Sequence[Entry], counted: bool = False) -> bool:
         """Take entries in at the end. False when the budget was spent: `scan` then stands at the first left out.
         `counted`: the ledger has them already."""
@@ -191,8 +216,9 @@ class Intake(Discards):
             if counted and self._elsewhere(entry.offset):
                 continue
             eligible += 1
-            if self._giving or budget.references >= budget.reference_limit:
-                if budget.discard:
+            full = self._giving or budget.references >= budget.reference_limit
+            if full or (self.barred and self._places() >= HELD_ROWS):
+                if budget.discard and not self.barred:
                     self._give_up(entry)
                     if self._giving:
                         continue
@@ -304,7 +330,14 @@ class Intake(Discards):
         """How many rows from `scan` on the window would take now; 0 when none."""
         if not self.tracking or self.reading or self.scan == self.applied or len(self._fresh) >= REFILL_BELOW:
             return 0
-        return REFILL_ROWS if self.budget.references < self.budget.reference_limit else 0
+        if self.barred and self._places() >= HELD_ROWS:
+            return 0
+        rows = HELD_ROWS if self.barred else REFILL_ROWS
+        return rows if self.budget.references < self.budget.reference_limit else 0
+
+    def _places(self) -> int:
+        """Places in memory."""
+        return len(self._fresh) + len(self._open)
 
     def refill_started(self) -> int:
         """A read of rows begins; returns the offset to read from."""
@@ -317,12 +350,19 @@ class Intake(Discards):
         self.reading = self.refilling = False
         self._tail = []
 
+    def refill_waits(self, unreadable: str) -> None:
+        """The first row of the read cannot be decoded: the window stays stopped below it, and nothing is read again
+        until `refill_failed`."""
+        self.refilling, self.unreadable = False, unreadable
+        self._tail = []
+
     def refilled(self, rows: Sequence[Change], limit: int) -> None:
         """Rows read from `scan` on since `refill_started`, at most `limit`; fewer mean that there were no more.
 
         Rows that stand above what this window was told is applied are left for their own notice.
         """
         self.reading = False
+        self.unreadable = ""
         if not self.refilling:
             return
         tail, self._tail, self.refilling = self._tail, [], False

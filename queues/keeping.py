@@ -7,7 +7,7 @@ Runs on the event loop; reads in the read pool. What an entry says is decided in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, Final
@@ -16,8 +16,9 @@ import structlog
 
 from queues.claims import ends_a_gap, from_the_first
 from queues.cursors import CursorState, Position, encode_soft, encode_state, position_of
-from queues.decrees import CLEARED, Decree, obeyed
+from queues.decrees import CLEARED, OFFER_CHANGED, Decree, obeyed, passed_over
 from queues.gaps import Gap, with_gap, without
+from queues.reading import read_changes
 from queues.serving import ServedQueue
 from queues.window import Window
 from repl.model.errors import IsthmusError, NotReady, OutcomeUnknown, Retryable
@@ -48,7 +49,10 @@ class CursorKeeper:
         time: TimeSource,
         pool: Executor,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        reload: Callable[[ServedQueue], Awaitable[None]],
     ) -> None:
+        """`reload` takes in what the metastore says of a queue now. Raises NotReady."""
+        self._reload = reload
         self._store = store
         self._cursors = cursors
         self._led = led
@@ -62,6 +66,7 @@ class CursorKeeper:
         registration says, else at 0. Ends when it stands, or cannot be made to."""
         loop = asyncio.get_running_loop()
         machine = queue.machine
+        reread: set[int] = set()
         while partition not in machine.windows and partition in self._led and not queue.closed:
             try:
                 await loop.run_in_executor(self._pool, self._store.cursor, partition, queue.name)
@@ -69,6 +74,12 @@ class CursorKeeper:
                     return
                 # Read once more, now out of memory: leadership may have gone and come back, and others have decided.
                 position = position_of(self._store.cursor(partition, queue.name))
+                newest = 0 if queue.word.decree is None else queue.word.decree.version
+                if position is not None and position.state.decree > newest and partition not in reread:
+                    # Another node has obeyed a decree of which this one has not heard: what is offered may differ.
+                    reread.add(partition)
+                    await self._reload(queue)
+                    continue
                 if position is not None:
                     machine.lead(
                         partition,
@@ -84,7 +95,7 @@ class CursorKeeper:
                     if self._store.cursor(partition, queue.name).entry is not None or partition not in self._led:
                         continue  # leadership may have gone and come back here, too
                     state = CursorState(start, decree=decree.version)
-                await self._cursors.write_cursor(partition, queue.name, encode_state(state))
+                await self._write(queue, partition, state)
             except (Retryable, OutcomeUnknown):
                 await asyncio.sleep(RETRY_MS / 1000)
             except IsthmusError as error:
@@ -116,7 +127,7 @@ class CursorKeeper:
         try:
             state = await (self._obeying(queue, partition) if state is None else self._dated(queue, partition, state))
             if state is not None:
-                await self._cursors.write_cursor(partition, queue.name, encode_state(state))
+                await self._write(queue, partition, state)
         except (Retryable, OutcomeUnknown) as error:
             log.info("queue.claim_put_off", queue=queue.settings.name, partition=partition, reason=error.reason)
             await asyncio.sleep(RETRY_MS / 1000)
@@ -143,14 +154,24 @@ class CursorKeeper:
         window = queue.machine.windows.get(partition)
         if decree is None or window is None or window.state.decree >= decree.version:
             return None
-        start = await self._start(partition, decree, window.applied, window.advance())
+        decree = decree.next_after(window.state.decree)
+        if decree.what == OFFER_CHANGED:
+            again = decree.change is not None and decree.change.again
+            start = 0 if again else window.advance()
+        else:
+            start = await self._start(partition, decree, window.applied, window.advance())
         since_ms, drops = await self._dropped(window, start)
         if queue.machine.windows.get(partition) is not window:
             return None
         log.info("queue.decree_obeyed", queue=queue.settings.name, partition=partition, what=decree.what, start=start)
+        cursor = window.advance()
+        now_ms = self._time.wall_ms()
+        state = passed_over(window.state, cursor, decree, queue.settings, window.bucket_type, now_ms)
+        if decree.what == OFFER_CHANGED and start:
+            return replace(state, cursor=cursor, decree=decree.version)
         if decree.what == CLEARED and not drops:
-            return replace(window.state, cursor=max(start, window.advance()), decree=decree.version)
-        return obeyed(window.state, window.advance(), decree, start, max(decree.at_ms, decree.start_ms), since_ms)
+            return replace(state, cursor=max(start, cursor), decree=decree.version)
+        return obeyed(state, cursor, decree, start, max(decree.at_ms, decree.start_ms), since_ms)
 
     async def _dropped(self, window: Window, start: int) -> tuple[int, bool]:
         """Of what lies between the cursor and `start`, and is given up if it goes there: since when it was made, 0 when
@@ -159,7 +180,7 @@ class CursorKeeper:
         if start <= cursor:
             return 0, False
         loop = asyncio.get_running_loop()
-        rows = await loop.run_in_executor(self._pool, self._store.changes, window.partition, cursor, SINCE_ROWS)
+        rows = await loop.run_in_executor(self._pool, read_changes, self._store, window, cursor, SINCE_ROWS)
         dropped = [row for row in rows if row.offset < start]
         since_ms = min((row.time_ms for row in dropped), default=0)
         return since_ms, len(dropped) == SINCE_ROWS or any(map(window.wants, dropped))
@@ -167,7 +188,9 @@ class CursorKeeper:
     async def _start(self, partition: int, decree: Decree, applied: int, standing: int) -> int:
         """The offset from which `decree` wants changes; `standing` where it says nothing of the partition."""
         if decree.positions:
-            return min(applied, dict(decree.positions).get(partition, standing))
+            position = dict(decree.positions).get(partition)
+            if position is not None or not decree.by_time:
+                return min(applied, standing if position is None else position)
         if not decree.start_ms:
             return 0
         loop = asyncio.get_running_loop()
@@ -194,11 +217,22 @@ class CursorKeeper:
                 state = replace(window.state, cursor=window.advance(), gaps=left)
                 queue.claiming.add(partition)
                 try:
-                    await self._cursors.write_cursor(partition, queue.name, encode_state(state))
+                    await self._write(queue, partition, state)
                 finally:
                     queue.claiming.discard(partition)
                 closed += count
         return closed
+
+    async def _write(self, queue: ServedQueue, partition: int, state: CursorState) -> None:
+        """Append a CURSOR entry, and wait until it is applied. From now on pushes are judged as if it were (R-OWED);
+        after OutcomeUnknown, too: it is in the log still, or this leadership is over. Raises Retryable,
+        OutcomeUnknown."""
+        queue.machine.deciding(partition)
+        try:
+            await self._cursors.write_cursor(partition, queue.name, encode_state(state))
+        except Retryable:
+            queue.machine.not_decided(partition)
+            raise
 
     def decided(self, queue: ServedQueue, partition: int, base: int, state: CursorState) -> None:
         """A CURSOR entry of the queue was applied, and all before it were told."""

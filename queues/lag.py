@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, NamedTuple
 
+from queues.reading import read_changes, size_of
 from queues.serving import ServedQueue
 from queues.window import Window
-from repl.model.entry import decode_key_row
-from repl.store.port import Change, Store
+from repl.store.port import Change, DamagedChange, Store
 
 STEP_ROWS: Final = 4_096
 """Rows of the change index read at once."""
@@ -29,7 +29,7 @@ SIZES_MAX: Final = 10_000
 
 class Pending(NamedTuple):
     """What of a partition is not acknowledged, as the change index has it: `rows` the first SIZES_MAX of them, `total`
-    how many there are (None: too many to count)."""
+    how many there are (None: too many to count, or behind one that is damaged)."""
 
     rows: Sequence[Change]
     total: int | None
@@ -76,7 +76,7 @@ async def _lag(window: Window, store: Store, pool: Executor, wall_ms: int) -> di
     shown["objects"] = in_memory if pending.total is None and contiguous else pending.total
     shown["bytes"] = None
     if pending.total is not None and pending.total == len(pending.rows):
-        shown["bytes"] = await loop.run_in_executor(pool, _sizes, store, window.partition, pending.rows)
+        shown["bytes"] = await loop.run_in_executor(pool, _sizes, store, window, pending.rows)
     return shown
 
 
@@ -87,9 +87,15 @@ async def _pending(window: Window, cursor: int, store: Store, pool: Executor) ->
     read = 0
     offset = cursor
     while read < ROWS_MAX:
-        rows = await loop.run_in_executor(pool, store.changes, window.partition, offset, STEP_ROWS)
+        damaged = False
+        try:
+            rows: Sequence[Change] = await loop.run_in_executor(pool, read_changes, store, window, offset, STEP_ROWS)
+        except DamagedChange as error:  # what stands behind it waits, too, and how much that is nobody knows
+            rows, damaged = error.before, True
         for row in window.unsettled(rows):
             found.setdefault((row.bucket, row.key), row)
+        if damaged:
+            break
         if len(rows) < STEP_ROWS:
             return Pending(list(found.values())[:SIZES_MAX], len(found))
         read += len(rows)
@@ -97,10 +103,8 @@ async def _pending(window: Window, cursor: int, store: Store, pool: Executor) ->
     return Pending(list(found.values())[:SIZES_MAX], None)
 
 
-def _sizes(store: Store, partition: int, rows: Sequence[Change]) -> int:
-    """Bytes of the objects as they are now; one that is gone has none."""
-    size = 0
-    for row in rows:
-        found = store.key_row(partition, row.key_hash, row.bucket, row.key)
-        size += 0 if found is None else decode_key_row(found).size_bytes
-    return size
+def _sizes(store: Store, window: Window, rows: Sequence[Change]) -> int | None:
+    """Bytes of the objects as they are now; None (not known) with a damaged key row among them."""
+    sizes = [size_of(store, window, row) for row in rows]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None

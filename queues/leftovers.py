@@ -68,7 +68,7 @@ class Leftovers:
                 lose = {self._node} if not self._begun and of_node(marks, self._node) else set()
                 for node in lose | (dead & self._away if first else set()):
                     count = await self._steering.lose_held(name, node, self._time.wall_ms())
-                    log.warning("queue.lower_lost", queue=name, node=node, marks=count)
+                    log.warning("queue.lower_lost", queue=name, holder=node, marks=count)
             except CodecError as error:
                 log.error("queue.metastore_value_unreadable", queue=name, error=str(error))
         self._begun, self._away = True, away

@@ -9,11 +9,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
+from config.texts import clause
 from queues.counting import Waiting
 from queues.ownership import owner_path
-from queues.serving import ServedQueue
+from queues.serving import ServedQueue, lacking
 from queues.wire import OFF
 from repl.model.ports import TimeSource
+from repl.property_digests import differences_shown, types_of
 from repl.telemetry import Sample
 
 HELP: Final[Mapping[str, str]] = {
@@ -36,6 +38,7 @@ HELP: Final[Mapping[str, str]] = {
     "isthmus_queue_ledger_off": "Changes by which a ledger did not close; anything but 0 is a bug.",
     "isthmus_queue_gaps": "Gaps that no full-sync has closed, of partitions led here.",
     "isthmus_queue_throttled_seconds_total": "How long a rate limit held serving back.",
+    "isthmus_queue_held_types": "Bucket types whose changes are held back, since the sink's cluster lacks them.",
     "isthmus_queue_lower_waiting": "References that wait at the full-sync and fold priorities.",
     "isthmus_queue_refused_acknowledgements_total": "Acknowledgements under an older owner version.",
 }
@@ -45,6 +48,9 @@ HELP: Final[Mapping[str, str]] = {
 SILENT_MS: Final = 20_000
 """Without a fetch for so long, and none that waits here, a sink is told to ask no more: beyond the usual time of a poll
 and the longest delay after errors (5 s and 8 s by default)."""
+
+UNREADABLE_NAMED: Final = 3
+"""Damaged change rows that a reason names."""
 
 NAMES_TOLD: Final = 20
 """Queues that a refusal names: a line that can be read."""
@@ -68,6 +74,7 @@ def listed(queue: ServedQueue, node: str, now: Waiting, time: TimeSource, held: 
         "filter": str(queue.filter),
         "cascade": queue.settings.cascade,
         "overflow": queue.settings.overflow,
+        "riak_fetch": queue.settings.riak_fetch,
         "owner": None if owner is None or not owner.cluster else {
             "cluster": owner.name, "uuid": owner.cluster.hex(), "version": owner.version, "since_ms": owner.since_ms,
             "by": owner.by,
@@ -86,8 +93,11 @@ def listed(queue: ServedQueue, node: str, now: Waiting, time: TimeSource, held: 
         },
         "throttle": {**queue.throttle.shown(time.now_ms()),
                      "set": None if word.rates is None else word.rates.act._asdict()},
+        "changed": _changed(queue),
         "gaps": sum(len(window.state.gaps) for window in machine.windows.values()) + len(word.lost),
-        "properties_differ": queue.differing,
+        "properties_differ": {node: types_of(found) for node, found in queue.differing.items()},
+        "property_differences": {node: [one.row() for one in found] for node, found in queue.differing.items()},
+        "held_types": {name.decode(errors="backslashreplace"): at for name, at in sorted(machine.held_back().items())},
         "reason": held or reason(queue, time.now_ms()),
         "partitions": len(machine.windows),
         "waiting": waiting,
@@ -105,6 +115,19 @@ def listed(queue: ServedQueue, node: str, now: Waiting, time: TimeSource, held: 
         "late_acknowledgements": counts.late,
         "refused_acknowledgements": counts.refused,
     }  # fmt: skip
+
+
+def _changed(queue: ServedQueue) -> dict[str, Any]:
+    """What operators have set beside the queue's definition or file, {} for nothing: `offer` (filter, cascade) and
+    `limits`, each with who, when and why."""
+    decree, limits = queue.word.decree, queue.word.limits
+    found: dict[str, Any] = {}
+    if decree is not None and (change := decree.change) is not None:
+        found["offer"] = {"filter": change.filter, "cascade": change.cascade, "was": change.was}
+        found["offer"] |= {"by": change.by, "at_ms": change.at_ms, "reason": change.reason}
+    if limits is not None:
+        found["limits"] = {**limits.values, "by": limits.by, "at_ms": limits.at_ms, "reason": limits.reason}
+    return found
 
 
 def _running(queue: ServedQueue, well: bool) -> str:
@@ -127,18 +150,21 @@ def reason(queue: ServedQueue, now_ms: int) -> str:
     elif not owner.cluster:
         told.append(f"released by {owner.by}")
     elif behind := sum(1 for w in machine.windows.values() if w.owner_version != machine.owner_version):
-        told.append(f"{behind} partitions wait for the owner's cursor entry")
+        told.append(f"{clause(behind, 'partition', 'waits', 'wait')} for the owner's cursor entry")
     elif machine.windows and not queue.waiters and machine.unheard(now_ms, SILENT_MS):
         told.append(f"no node of {owner.name} asks for changes here")
     if binding := queue.throttle.binding(now_ms):
         told.append(f"throttled: the limit of {binding} a second binds")
+    if held := machine.held_back():
+        told.append(lacking(sorted(held), queue.word))
+    told += [window.unreadable for window in machine.windows.values() if window.unreadable][:UNREADABLE_NAMED]
     if any(window.state.gaps for window in machine.windows.values()) or queue.word.lost:
         told.append(f"gaps are open: isthmus gaps {queue.settings.name}")
     if queue.ledger_off:
         told.append(f"the ledger is off by {queue.ledger_off}: a bug")
     if queue.differing and owner is not None and owner.cluster:
-        types = sorted({name for found in queue.differing.values() for name in found})
-        told.append(f"properties differ at {owner.name}: {', '.join(types)}")
+        every = (one for found in queue.differing.values() for one in found)
+        told.append(f"properties differ at {owner.name}: {differences_shown(every)}")
     return "; ".join(told)
 
 
@@ -160,7 +186,9 @@ def ledger(queue: ServedQueue) -> dict[str, Any]:
         "in_flight": machine.in_flight_count(),
         "closes": False if off else None if unknown else True,
         "off_by": off,
+        "partitions": sorted(machine.windows),
         "partitions_not_known": unknown,
+        "fetched": queue.word.owner is not None or owner_path(queue.settings.name) in queue.word.unread,
         "reason": machine.stopped.reason if machine.stopped is not None else "",
     }
 
@@ -192,6 +220,7 @@ def samples_of(queue: ServedQueue, wall_ms: int) -> list[Sample]:
         ("isthmus_queue_ledger_off", ledger.unbalanced),
         ("isthmus_queue_gaps", sum(len(w.state.gaps) for w in machine.windows.values()) + len(queue.word.lost)),
         ("isthmus_queue_throttled_seconds_total", queue.throttle.throttled_ms / 1000),
+        ("isthmus_queue_held_types", len(machine.held_back())),
         ("isthmus_queue_lower_waiting", sum(lower.waiting_count for lower in machine.lower)),
     ]
     return [(name, labels, value) for name, value in numbers]

@@ -2,6 +2,8 @@
 
     (offered) -> waiting      there is room, and its key does not wait already
     waiting   -> away         taken into a batch, only when nothing waits at a higher priority
+    waiting   -> parked       its turn came, and the cluster that fetches lacks its bucket type
+    parked    -> waiting      that cluster has it now
     away      -> settled      acknowledged, or nothing was there when it was read
     away      -> waiting      lease over or refused: before all that never went; not to be read now: behind all
 
@@ -14,7 +16,7 @@ key; the object is read when it is served, from the leader of its partition, whe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final
@@ -54,12 +56,15 @@ class Lower:
         self._waiting: dict[int, Item] = {}
         self._fresh: deque[int] = deque()
         self._returned: list[int] = []
+        self._parked: dict[bytes, list[int]] = {}
+        """Bucket type -> places of references that wait until the cluster that fetches has it. They take no room, so
+        that others go on, but for more than `limit` of them."""
         self._away: dict[int, Key] = {}
         self._names: dict[Key, int] = {}
 
     def room(self) -> int:
         """References that may be offered now."""
-        return max(0, self.limit - self.held_count)
+        return max(0, self.limit - self.held_count + min(self.parked_count, self.limit))
 
     def offer(self, keys: Sequence[Key], now_ms: int) -> int:
         """Queue the first of `keys`, as far as there is room; returns how many were taken in."""
@@ -78,11 +83,27 @@ class Lower:
             self.counts.queued += 1
         return len(keys)
 
-    def take(self, count: int) -> tuple[list[int], list[Item]]:
-        """Up to `count` references, those that came back first: (places, items)."""
+    def ready(self, types: Collection[bytes] | None) -> bool:
+        """Whether something waits of a bucket type that is among `types`, which the cluster that fetches has (None: any
+        counts). Other references are put aside when their turn comes."""
+        for bucket_type in [name for name in self._parked if types is None or name in types]:
+            for place in self._parked.pop(bucket_type):
+                heappush(self._returned, place)
+        while self._returned or self._fresh:
+            place = self._returned[0] if self._returned else self._fresh[0]
+            bucket_type = self._waiting[place][3]
+            if types is None or bucket_type in types:
+                return True
+            self._parked.setdefault(bucket_type, []).append(
+                heappop(self._returned) if self._returned else self._fresh.popleft()
+            )
+        return False
+
+    def take(self, count: int, types: Collection[bytes] | None = None) -> tuple[list[int], list[Item]]:
+        """Up to `count` references, those that came back first: (places, items). `types`: see `ready`."""
         places: list[int] = []
         items: list[Item] = []
-        while len(items) < count and (self._returned or self._fresh):
+        while len(items) < count and self.ready(types):
             place = heappop(self._returned) if self._returned else self._fresh.popleft()
             item = self._waiting.pop(place)
             key = Key(item[3], item[4], item[5])
@@ -140,7 +161,7 @@ class Lower:
         Batches of before no longer count."""
         count = self.held_count
         times = [item[7] for item in self._waiting.values()]
-        for kept in (self._waiting, self._fresh, self._returned, self._away, self._names):
+        for kept in (self._waiting, self._fresh, self._returned, self._parked, self._away, self._names):
             kept.clear()
         self.counts.cleared += count
         return (count, min(times, default=0), max(times, default=0)) if count else None
@@ -149,6 +170,15 @@ class Lower:
     def waiting_count(self) -> int:
         """References that wait."""
         return len(self._waiting)
+
+    @property
+    def parked_count(self) -> int:
+        """Those of them that wait for their bucket type at the cluster that fetches."""
+        return sum(map(len, self._parked.values())) if self._parked else 0
+
+    def parked(self) -> dict[bytes, int]:
+        """Bucket type that the cluster that fetches lacks -> when the oldest reference of it was queued."""
+        return {name: min(self._waiting[place][7] for place in places) for name, places in self._parked.items()}
 
     @property
     def away_count(self) -> int:
@@ -162,7 +192,8 @@ class Lower:
 
     def first(self, count: int) -> list[Item]:
         """The next `count` to be served, those that came back first."""
-        places = [*sorted(self._returned), *self._fresh][:count] if count > 0 else []
+        parked = sorted(place for places in self._parked.values() for place in places)
+        places = [*sorted(self._returned), *self._fresh, *parked][:count] if count > 0 else []
         return [self._waiting[place] for place in places]
 
     def whereabouts(self, key: Key) -> tuple[str, int | None]:

@@ -13,16 +13,22 @@ from repl.model.keys import Key
 
 
 def owed(queues: Iterable[SourceQueue], partition: int, offset: int, pusher: bytes, key: Key) -> bool:
-    """Whether a queue of another cluster than `pusher` still has to give out what was written to `key` at `offset`.
+    """Whether a queue of another cluster than `pusher` still has to give out the row of `key` at `offset`.
 
-    A queue that nobody owns yet counts, since who takes it begins at its cursor; one whose cursor is not known here yet
-    counts, too. One whose filter leaves the key out, or that offers nothing in real time, does not, nor does one that
-    cascades: it offers the pushed change whoever made it.
+    A queue that nobody owns yet counts, since who takes it begins at its cursor; so does one whose cursor is not known
+    here yet, or may be moved by a CURSOR entry that is appended and not applied. So does one in whose gap the row lies:
+    a full-sync of the gap looks for changes of its time, and would not find the pushed one. One whose filter leaves the
+    key out, or that offers nothing in real time, does not, nor does one that cascades: it offers the pushed change
+    whoever made it.
     """
     for queue in queues:
         if queue.owner == pusher or queue.blocked or not queue.offers(key.bucket_type, key.bucket):
             continue
         window = queue.windows.get(partition)
-        if window is None or (window.cursor <= offset and not window.origins.cascade):
+        if window is None:
+            return True
+        if not window.origins.cascade and (
+            window.cursor <= offset or queue.undecided(partition) or window.gave_up(offset)
+        ):
             return True
     return False

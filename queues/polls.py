@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from queues.batches import Session
 from repl.model.errors import Overloaded
+from repl.timers import DeadlineTimer
 
 WAITING_FETCHES_MAX: Final = 256
 """Long polls of one queue at once; one more is refused as overloaded. A sink node holds one a link."""
@@ -48,9 +49,9 @@ class Polls:
         self._looked = False
         """In this turn of the loop, already."""
         self._again = False
-        self._later: asyncio.TimerHandle | None = None
-        self._ending: asyncio.TimerHandle | None = None
-        """When somebody looks whose time is over: one timer for all, which nobody's leaving moves."""
+        self._later = DeadlineTimer(look)
+        self._ending = DeadlineTimer(self._end)
+        """Ends the waits whose time is over: one timer for all; a wait that ends early does not move it."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -63,30 +64,22 @@ class Polls:
         waiter: asyncio.Future[None] = loop.create_future()
         waits = _Waits(waiter, session, loop.time() + wait_ms / 1000)
         self._waiting.append(waits)
-        self._end_at(waits.until_s)
+        self._ending.call_by(waits.until_s)
         try:
             await until(waiter)
         finally:
             if waits in self._waiting:
                 self._waiting.remove(waits)
 
-    def _end_at(self, at_s: float) -> None:
-        if self._ending is not None:
-            if self._ending.when() <= at_s:
-                return
-            self._ending.cancel()
-        self._ending = asyncio.get_running_loop().call_at(at_s, self._end)
-
     def _end(self) -> None:
         """Who has waited as long as they wanted waits no more."""
-        self._ending = None
         now_s = asyncio.get_running_loop().time() + CLOCK_STEP_S
         for waits in self._waiting:
             if waits.until_s <= now_s:
                 let_go(waits.waiter)
         left = [waits.until_s for waits in self._waiting if waits.until_s > now_s]
         if left:
-            self._end_at(min(left))
+            self._ending.call_by(min(left))
 
     def wake(self, may_have: Callable[[Session], bool]) -> None:
         """Wake the first whose session may have what there is."""
@@ -115,22 +108,12 @@ class Polls:
 
     def in_ms(self, wait_ms: int) -> None:
         """Look after `wait_ms` at the latest."""
-        loop = asyncio.get_running_loop()
-        at_s = loop.time() + wait_ms / 1000
-        if self._later is not None:
-            if self._later.when() <= at_s:
-                return
-            self._later.cancel()
-        self._later = loop.call_at(at_s, self._looking_later)
+        self._later.call_within(wait_ms / 1000)
 
     def _turned(self) -> None:
         again, self._looked, self._again = self._again, False, False
         if again:
             self._look()
-
-    def _looking_later(self) -> None:
-        self._later = None
-        self._look()
 
 
 def let_go(waiter: asyncio.Future[None]) -> None:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final
 
 import structlog
 
 from config.settings import QueueSettings
-from queues.batches import Batch
+from queues.batches import Batch, Session
 from queues.counting import Waiting
 from queues.cursors import decode_state
 from queues.decrees import DEFINITIONS_PATH
@@ -29,15 +29,18 @@ from queues.listing import listed, none_such, samples_of
 from queues.owing import owed
 from queues.ownership import QUEUES_PATH, Owner, take
 from queues.polls import Until, patiently
+from queues.rules import Item
 from queues.serving import ServedQueue
 from queues.source_queue import SourceQueue
 from queues.steering import Steering
-from queues.wire import FetchReply, FetchRequest, OwnCluster, OwnedByOther, UnknownQueue
+from queues.wire import BYTES_MAX, FetchReply, FetchRequest, OwnCluster, OwnedByOther, UnknownQueue
+from repl.log_limits import LogLimit
 from repl.metastore.port import Metastore
 from repl.model.entry import Entry, EntryKind
 from repl.model.errors import CodecError, IsthmusError, NotReady
 from repl.model.keys import Key
 from repl.model.ports import CursorWriter, KeyValue, TimeSource
+from repl.property_digests import PlaceDigests
 from repl.store.port import Store
 from repl.telemetry import Sample
 
@@ -48,6 +51,16 @@ TICK_MS: Final = 1_000
 
 STOP_NOTE_S: Final = 2.0
 """How long a stop waits for the metastore to note what is lost with this process."""
+
+RIAK_NAME: Final = "riak"
+"""Name of the owner of queues with `riak_fetch`. A Riak says neither its name nor an id, so there is one for all."""
+
+RIAK_CLUSTER: Final = RIAK_NAME.encode().ljust(16, b"\0")
+"""Stands for its uuid; no uuid that Isthmus draws has this form."""
+
+POP_ATTEMPTS_MAX: Final = 64
+"""How many references to objects that are gone one pop passes over; then it answers that there is nothing. A guess:
+64 reads take less than the next request."""
 
 _CURSOR: Final = int(EntryKind.CURSOR)
 
@@ -81,6 +94,12 @@ class SourceQueues:
         self.time = time
         self.digests: Callable[[], dict[bytes, bytes]] = dict
         """Of this cluster's properties by bucket type; see `queues.wire`. Set by who knows them."""
+        self.places: Callable[[], PlaceDigests | None] = lambda: None
+        """Digests of this cluster's properties by bucket and bucket type; None: not told."""
+        self.bucket_types: Callable[[], Collection[bytes]] = lambda: set(partitions().values())
+        """Those of the cluster. Set by who knows them; else those of which this node has a partition."""
+        self.on_damaged: Callable[[int, int | None], None] = lambda _partition, _segment: None
+        """Called with the partition and segment of a key row that is damaged. Set by whoever mends rows."""
         self.cluster = (cluster_uuid, cluster_name)
         self._store = store
         self._kv = kv
@@ -101,14 +120,16 @@ class SourceQueues:
             time=time,
             pool=read_pool,
             spawn=self._spawn,
+            reload=self.reload,
         )
         self.holding = Holding(self.steering, node, time, self._spawn)
         self._tasks: set[asyncio.Task[None]] = set()
         self._following = asyncio.Lock()
+        self._damaged_rows = LogLimit()
         self._running = False
 
     def _made(self, settings: QueueSettings) -> ServedQueue:
-        return ServedQueue(
+        queue = ServedQueue(
             settings,
             own=self._uuid,
             batch_prefix=self._prefix,
@@ -120,12 +141,25 @@ class SourceQueues:
             cover=lambda queue, lower, count: self.holding.cover(queue, lower, count),
             enabled=self.enabled,
         )
+        queue.machine.on_damaged = self._damaged
+        return queue
+
+    def _damaged(self, partition: int, segment: int | None) -> None:
+        """From any thread."""
+        with contextlib.suppress(RuntimeError):  # the node stops: its loop is closed
+            self._loop.call_soon_threadsafe(self._report, partition, segment)
+
+    def _report(self, partition: int, segment: int | None) -> None:
+        if segment is not None and (left_out := self._damaged_rows.due()) is not None:
+            log.error("queue.key_row_damaged", partition=partition, segment=segment, left_out=left_out)
+        self.on_damaged(partition, segment)
 
     # ---------------------------------------------------------------- life
 
     async def start(self) -> None:
         """Read what operators have decided, then begin to tick. Raises NotReady when the metastore cannot be
         reached."""
+        self._loop = asyncio.get_running_loop()
         self._metastore.watch(self._changed)
         await self.follow_definitions()
         for queue in self._queues.values():
@@ -228,6 +262,10 @@ class SourceQueues:
             (queue.machine for queue in self._queues.values()), partition, offset, pusher, key
         )
 
+    def applied_upto(self) -> dict[int, int]:
+        """Led partition -> first offset that was not yet told to be applied."""
+        return dict(self._led)
+
     def machines(self) -> dict[str, SourceQueue]:
         """The queues' machines, by name."""
         return {name: queue.machine for name, queue in self._queues.items()}
@@ -257,29 +295,82 @@ class SourceQueues:
         Raises UnknownQueue, OwnCluster, OwnedByOther, NotReady (metastore away, or stopping), Overloaded, and what
         `until` raises: nothing is given out then.
         """
-        queue = self.named(name)
+        queue, came_ms = self.named(name), self.time.now_ms()
         session = request.session
         if session.cluster == self._uuid:
             raise OwnCluster(f"queue {name} is of the same cluster {self._cluster_name}: this sink peer points at home")
-        if not self._running or self.steering.unread:
-            raise NotReady(self.steering.unread or "the source queues are not running")
+        if queue.settings.riak_fetch:
+            raise OwnedByOther(f"queue {name} is for a Riak alone (riak_fetch): give this cluster a queue of its own")
+        self._check_running()
         await self._require_owner(queue, request)
         now = self.time.now_ms()
         if request.max_count:  # an acknowledgement by itself tells none
-            queue.compare_properties(session.node, self.digests(), request.properties)
+            queue.compare_properties(session.node, self.digests(), self.places(), request)
+            queue.machine.has_types(session.node, request.types, now)
         for ack in request.acks:
-            queue.machine.acknowledge(session, ack.batch, ack.owner_version, ack.failed, ack.outcomes)
+            queue.machine.acknowledge(session, ack.batch, ack.owner_version, ack.failed, ack.outcomes, ack.given_up)
+        if any(ack.given_up for ack in request.acks):
+            log.warning("queue.refused_there", queue=name, sink=request.cluster_name, peer=session.node)
+            self.holding.missing(queue)
         queue.machine.heard(session, request.holding, now)
         queue.room_made()
         if queue.machine.owner_is_new():
             self._keeper.claim_all(queue)
         if not request.max_count:
             queue.wake()  # what was held back behind it may go now
-            return self._reply(queue, None)
-        return self._reply(queue, await queue.next_batch(request, now + request.wait_ms, until))
+            return self._reply(queue, None, came_ms)
+        return self._reply(queue, await queue.next_batch(request, now + request.wait_ms, until), came_ms)
 
-    def _reply(self, queue: ServedQueue, batch: Batch | None) -> FetchReply:
-        return queue.reply(batch, self._uuid, self._cluster_name, self.digests())
+    def is_for_riak(self, name: str) -> bool:
+        """Whether a Riak may `pop` from the queue. Raises UnknownQueue."""
+        return self.named(name).settings.riak_fetch
+
+    async def pop(self, name: str, render: Callable[[Item], Awaitable[bytes]]) -> bytes | None:
+        """Take one change out of a queue with `riak_fetch`, rendered; None when there is nothing to give now.
+
+        The change is acknowledged once it is rendered, before anybody has received it. What `render` raises puts it
+        back; a CodecError makes it a gap instead, since it would block the queue. Raises UnknownQueue, OwnedByOther,
+        NotReady, Overloaded, and what `render` raises.
+        """
+        queue = self.named(name)
+        self._check_running()
+        session = Session(RIAK_CLUSTER, RIAK_NAME, self._prefix, 0)
+        request = FetchRequest(session, RIAK_NAME, (), None, 1, BYTES_MAX, 0)
+        await self._require_owner(queue, request)
+        queue.machine.heard(session, None, self.time.now_ms())
+        if queue.machine.owner_is_new():
+            self._keeper.claim_all(queue)
+        for _ in range(POP_ATTEMPTS_MAX):
+            now = self.time.now_ms()
+            batch = await queue.next_batch(request, now, patiently)
+            if batch is None:
+                if queue.machine.due_in_ms(now, session) != 0 or queue.throttle.wait_ms(now):
+                    return None
+                continue
+            (item,) = batch.items()
+            given_up: tuple[int, ...] = ()
+            try:
+                rendered = await render(item)
+            except CodecError as error:
+                log.error("queue.object_unreadable", queue=name, partition=item[1], offset=item[2], error=str(error))
+                given_up = (0,)
+            except BaseException:
+                queue.machine.release(batch)
+                queue.wake()
+                raise
+            queue.machine.acknowledge(session, batch.id, batch.owner_version, (), None, given_up)
+            queue.room_made()
+            if not given_up:
+                return rendered
+            self.holding.missing(queue)
+        return None
+
+    def _check_running(self) -> None:
+        if not self._running or self.steering.unread:
+            raise NotReady(self.steering.unread or "the source queues are not running")
+
+    def _reply(self, queue: ServedQueue, batch: Batch | None, came_ms: int) -> FetchReply:
+        return queue.reply(batch, came_ms, self._uuid, self._cluster_name, self.digests(), self.places())
 
     # ---------------------------------------------------------------- owners
 
@@ -340,7 +431,7 @@ class SourceQueues:
             except CodecError as error:
                 log.error("queue.metastore_value_unreadable", path=DEFINITIONS_PATH, error=str(error))
                 return
-            for name in [n for n, queue in self._queues.items() if wanted.get(n) != queue.settings]:
+            for name in [n for n, queue in self._queues.items() if wanted.get(n) != queue.defined]:
                 gone = self._queues.pop(name)
                 gone.close()
                 for partition in list(gone.machine.windows):

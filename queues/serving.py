@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final
 
@@ -18,16 +18,24 @@ from config.settings import QueueSettings
 from queues.batches import Batch
 from queues.claims import Stopped, Unsure
 from queues.counting import Counting
-from queues.decrees import PUBLISHING, QueueSuspension, UnreadSuspension, suspension_of, unread
+from queues.decrees import (
+    PUBLISHING,
+    QueueSuspension,
+    UnreadSuspension,
+    in_force_now,
+    suspension_of,
+    unread,
+    unread_rates,
+)
 from queues.decrees import SERVING as SERVES
 from queues.filters import parse_filter
 from queues.lower import Lower
 from queues.ownership import Release
 from queues.polls import Polls, Until, let_go
-from queues.reading import read_batch
+from queues.reading import read_batch, read_changes
 from queues.rules import LOWER, REAL_TIME, Budget, Item
 from queues.source_queue import SourceQueue
-from queues.steering import NO_WORD, Word
+from queues.steering import NO_WORD, NOT_READ, Word
 from queues.throttle import Rates, Throttle
 from queues.window import Window
 from queues.wire import OFF, SERVING, STARTING, SUSPENDED, THROTTLED, FetchReply, FetchRequest
@@ -36,7 +44,8 @@ from repl.model.keys import Key
 from repl.model.objects import says_deleted
 from repl.model.ports import KeyValue, TimeSource
 from repl.model.reference import ReferenceKind
-from repl.store.port import Store
+from repl.property_digests import PlaceDigests, PropertyDifference, differences, differences_shown, types_of
+from repl.store.port import Change, DamagedChange, Store
 
 log = structlog.get_logger(__name__)
 
@@ -54,8 +63,21 @@ UNREADABLE_REST_MS: Final = 1_000
 """Rest of the lower priorities once nothing of a batch could be read: elections take seconds, hand-overs less. A guess.
 No fetch waits for either, since real time would wait with it."""
 
+DAMAGED_REST_S: Final = 5.0
+"""Rest before a change row that could not be decoded is read again: to mend it, all rows of its partition are read."""
+
 DIFFERING_MAX: Final = 64
 """Sink nodes whose differing properties are remembered, the newest."""
+
+
+def lacking(bucket_types: Iterable[bytes], word: Word) -> str:
+    """What is said of bucket types that the cluster lacks that owns the queue, and what to do."""
+    names = ", ".join(name.decode(errors="backslashreplace") for name in bucket_types)
+    there = "the other cluster" if word.owner is None else word.owner.name
+    return (
+        f"{there} has no bucket type {names}: its changes wait here until it is made there (isthmus bucket-type create)"
+    )
+
 
 DISCARD: Final = "discard"
 """`overflow` of a queue that gives up what is too much."""
@@ -94,13 +116,16 @@ class ServedQueue:
             settings.queue_limit_count,
             settings.overflow == DISCARD,
         )
+        self.defined = settings
+        """As the definition or the file has it."""
         self.settings = settings
+        """With what operators have changed since."""
         self.name = settings.name.encode()
         self.filter = parse_filter(settings.filter)
         self.machine = SourceQueue(
             settings.name, own, settings.cascade, settings.lease_ms, budget, batch_prefix, self.filter
         )
-        self.word: Word = NO_WORD._replace(suspensions=unread(settings.name, time.wall_ms()))
+        self.word: Word = NO_WORD._replace(suspensions=unread(settings.name, time.wall_ms()), rates=NOT_READ)
         """What the metastore says of it."""
         self.suspension: QueueSuspension | None = None
         """Of serving, on this node."""
@@ -113,8 +138,8 @@ class ServedQueue:
         self.waiters = Polls(settings.name, self.wake)
         self._pushers: deque[asyncio.Future[None]] = deque()
         """Bulk producers that wait for room at a lower priority."""
-        self.differing: dict[str, list[str]] = {}
-        """Sink node -> bucket types whose properties are not the same there."""
+        self.differing: dict[str, tuple[PropertyDifference, ...]] = {}
+        """Sink node -> properties that are not the same there."""
         self.ledger_off = 0
         """Changes by which the ledger did not close when last looked at: a bug."""
         self._enabled = enabled
@@ -240,9 +265,15 @@ class ServedQueue:
         return await self._kv.get(key)
 
     def reply(
-        self, batch: Batch | None, cluster: bytes, cluster_name: str, properties: Mapping[bytes, bytes]
+        self,
+        batch: Batch | None,
+        came_ms: int,
+        cluster: bytes,
+        cluster_name: str,
+        properties: Mapping[bytes, bytes],
+        places: PlaceDigests | None,
     ) -> FetchReply:
-        """The answer to a fetch, with `batch` or nothing."""
+        """The answer to a fetch that came at `came_ms`, with `batch` or nothing."""
         return FetchReply(
             cluster,
             cluster_name,
@@ -254,24 +285,34 @@ class ServedQueue:
             [] if batch is None else batch.items(),
             REAL_TIME if batch is None else batch.priority,
             properties,
+            None if batch is None else max(0, batch.taken_ms - came_ms),
+            self.machine.held_back(),
+            places,
         )
 
     # ---------------------------------------------------------------- what does not fit
 
-    def compare_properties(self, node: str, ours: Mapping[bytes, bytes], theirs: Mapping[bytes, bytes]) -> None:
-        """A sink node has told the digests of its cluster's properties: bucket types that differ are named."""
-        if ours == theirs and node not in self.differing:
+    def compare_properties(
+        self, node: str, ours: Mapping[bytes, bytes], places: PlaceDigests | None, request: FetchRequest
+    ) -> None:
+        """Compare the digests that a sink node sent of its cluster's properties with ours, and keep what differs."""
+        if ours == request.properties and node not in self.differing:
             return
-        names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
-        found = [name.decode(errors="backslashreplace") for name in names]
-        if self.differing.get(node, []) == found:
+        found = differences(ours, request.properties, places, request.places)
+        if self.differing.get(node, ()) == found:
             return
         self.differing.pop(node, None)
         if found:
             if len(self.differing) >= DIFFERING_MAX:
                 del self.differing[next(iter(self.differing))]
             self.differing[node] = found
-        log.warning("queue.properties_differ", queue=self.settings.name, sink_node=node, bucket_types=found)
+        log.warning(
+            "queue.properties_differ",
+            queue=self.settings.name,
+            sink_node=node,
+            bucket_types=types_of(found),
+            differences=differences_shown(found),
+        )
 
     def watch_ledger(self) -> None:
         """Look whether the ledger closes, and say so when that changes."""
@@ -292,6 +333,11 @@ class ServedQueue:
         if (stopped := self.publishing_suspension) is not None:
             because = f": {stopped.reason}" if stopped.reason else ""
             raise NotReady(f"publishing of queue {self.settings.name} is suspended by {stopped.by}{because}")
+        barred = sorted({key.bucket_type for key in keys if self.machine.bars(key.bucket_type)})
+        if barred:
+            raise NotReady(
+                f"queue {self.settings.name}: {lacking(barred, self.word)}; nothing of it is taken in until then"
+            )
         lower = self.machine.lower[LOWER.index(priority)]
         taken = 0
         while True:
@@ -327,6 +373,8 @@ class ServedQueue:
         before = (self.suspension, self.publishing_suspension)
         self.word = word
         self.suspension = suspension_of(word.suspensions, SERVES, node)
+        if self.suspension is None and word.rates is NOT_READ:
+            self.suspension = unread_rates(self.settings.name, self._time.wall_ms())
         self.publishing_suspension = suspension_of(word.suspensions, PUBLISHING, node)
         self.machine.suspended = self.suspension is not None or not self._enabled
         stopped = self.publishing_suspension
@@ -336,6 +384,9 @@ class ServedQueue:
             self.machine.stopped = Unsure(stopped.by, stopped.reason)
         else:
             self.machine.stopped = None if stopped is None else Stopped(stopped.by, stopped.reason)
+        settings = in_force_now(self.defined, word.decree, word.limits)
+        if settings != self.settings:
+            self._change_settings(settings)
         self.release.seen(word.owner, self._time.now_ms())
         if word.owner is not None:
             self.machine.set_owner(word.owner.cluster, word.owner.version)
@@ -345,6 +396,26 @@ class ServedQueue:
             self.waiters.wake_all()
         if (self.suspension, self.publishing_suspension) != before:
             self.waiters.wake_all()
+
+    def _change_settings(self, settings: QueueSettings) -> None:
+        """Other filters and limits from now on; every cursor stays where it is."""
+        before, self.settings = self.settings, settings
+        self.filter = parse_filter(settings.filter)
+        budget = self.machine.budget
+        budget.object_size_limit_bytes = settings.object_size_limit_bytes
+        budget.object_limit = settings.object_limit_count
+        budget.reference_limit = settings.queue_limit_count
+        budget.discard = settings.overflow == DISCARD
+        for lower in self.machine.lower:
+            lower.limit = settings.queue_limit_count
+        self.machine.leases.lease_ms = settings.lease_ms
+        offers = (before.filter, before.cascade) != (settings.filter, settings.cascade)
+        if offers or before.overflow != settings.overflow:
+            self.machine.change_offer(self.filter, settings.cascade)
+        log.info("queue.settings_changed", queue=settings.name, filter=settings.filter, cascade=settings.cascade)
+        self.room_made()
+        self.refill()
+        self.waiters.wake_all()
 
     # ---------------------------------------------------------------- waiting fetches
 
@@ -377,7 +448,14 @@ class ServedQueue:
     async def _read_rows(self, window: Window, start: int, limit: int) -> None:
         loop = asyncio.get_running_loop()
         try:
-            rows = await loop.run_in_executor(self._pool, self._store.changes, window.partition, start, limit)
+            rows: Sequence[Change] = await loop.run_in_executor(
+                self._pool, read_changes, self._store, window, start, limit
+            )
+        except DamagedChange as error:
+            if not error.before:
+                await self._wait_for_row(window, error)
+                return
+            rows, limit = error.before, len(error.before)  # these first; the next read begins with it
         except Exception as error:
             # Whatever it is, a window that waits for rows for ever would serve nothing more: they are read again.
             bug = None if isinstance(error, IsthmusError) else error
@@ -393,3 +471,13 @@ class ServedQueue:
         window.refilled(rows, limit)
         self.refill()
         self.wake()
+
+    async def _wait_for_row(self, window: Window, error: DamagedChange) -> None:
+        """Have a change row mended, and read it again after a rest: to pass over it would lose a change."""
+        log.error("queue.change_row_damaged", queue=self.settings.name, partition=window.partition, offset=error.offset)
+        window.refill_waits(f"waits until a damaged row is mended: {error}")
+        window.on_damaged(None)
+        await asyncio.sleep(DAMAGED_REST_S)
+        window.refill_failed()
+        if not self.closed:
+            self.refill()

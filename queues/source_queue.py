@@ -20,6 +20,7 @@ current owner version, and acknowledgements of an older one count nothing (docs/
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from queues.batches import Batch, Counts, Leases, Part, Session, sum_outcomes
@@ -41,12 +42,22 @@ LOWER_COUNT: Final = 64
 each side's loop for about a millisecond."""
 
 LOWER_EVERY_MS: Final = 16
-"""Least time from one such batch to the next: so a queue gives 4,000 references a second beside real time, and both
-sides are mostly free for what comes."""
+"""Least time from one such batch to the next, less after a batch that was asked to be smaller: so a queue gives 4,000
+references a second beside real time, and both sides are mostly free for what comes."""
 
 QUIET_MS: Final = 60_000
 """A queue from which nobody fetched for so long lets go of its windows: a sink that is away for days costs no
 memory."""
+
+
+TYPES_HEARD_MS: Final = 60_000
+"""How long counts what a node of the sink's cluster said of its bucket types: longer than any pause between its
+fetches, so that one node that does not know a new type yet does not hold it back for those that do."""
+
+TYPES_HEARD_MAX: Final = 64
+"""Nodes of the sink's cluster whose bucket types are remembered, the newest."""
+
+_NONE: Final[frozenset[bytes]] = frozenset()
 
 
 class SourceQueue(Reckoning):
@@ -66,7 +77,12 @@ class SourceQueue(Reckoning):
         self.name = name
         self.budget = budget
         self.counts = Counts()
+        self.on_damaged: Callable[[int, int | None], None] = lambda _partition, _segment: None
+        """Called, from any thread, with the partition and segment of a key row that is damaged, None for a change
+        row."""
         self.windows: dict[int, Window] = {}
+        self._undecided: dict[int, int] = {}
+        """Partition -> how many CURSOR entries were appended in this leadership, and are not applied."""
         self.leases = Leases(batch_prefix, lease_ms)
         self.lower = tuple(Lower(priority, own, budget.reference_limit) for priority in LOWER)
         """Full-sync, fold."""
@@ -79,15 +95,24 @@ class SourceQueue(Reckoning):
         self.owner = NO_OWNER
         self.owner_version = 0
         self._own = own
-        self._cascade = cascade
-        self._offers = None if filter_ is None or filter_.everything else filter_.offers
-        self.blocked = filter_ is not None and filter_.blocks
+        self.blocked = False
         """Nothing is offered in real time."""
+        self._take_offer(filter_, cascade)
         self._turn = 0
         self._heard_ms: int | None = None
         self._pace = Pace()
         self._lower_from_ms = 0
         """Earliest time of the next batch of a lower priority."""
+        self.missing: list[tuple[int, list[int]]] = []
+        """(lower priority, when they were queued) of references whose objects the sink refused and keeps nothing of; on
+        record soon (`queues.holding`)."""
+        self._types: dict[str, tuple[frozenset[bytes] | None, int]] = {}
+        """Node of the sink's cluster -> bucket types that it knows (None: it does not tell), and when it said so."""
+        self.types: frozenset[bytes] | None = None
+        """Bucket types that the sink's cluster has, as far as any node of it knows; None: one does not tell. What is
+        led here of others is held back, and nothing new of them is taken in at lower priorities."""
+        self._lacking: dict[str, frozenset[bytes]] = {}
+        """Node -> bucket types that it lacks and others have."""
         self.journal: Callable[[Window, Sequence[Entry]], None] | None = None
         """Told of what is added, while somebody counts (`queues.counting`)."""
 
@@ -95,27 +120,63 @@ class SourceQueue(Reckoning):
         """Whether its filter lets changes of this bucket through."""
         return self._offers is None or self._offers(bucket_type, bucket)
 
+    def _take_offer(self, filter_: Filter | None, cascade: bool) -> None:
+        self._cascade = cascade
+        self._offers = None if filter_ is None or filter_.everything else filter_.offers
+        self.blocked = filter_ is not None and filter_.blocks
+
+    def change_offer(self, filter_: Filter | None, cascade: bool) -> None:
+        """Other changes are offered from now on, from each cursor on. What waits is found anew in the change index;
+        what is under lease comes again, where it is offered still."""
+        self._take_offer(filter_, cascade)
+        for window in list(self.windows.values()):
+            position = Position(window.base, window.state, window.advance())
+            self.lead(window.partition, window.bucket_type, position, window.applied)
+
     # ---------------------------------------------------------------- leadership, owner, cursors
 
     def lead(self, partition: int, bucket_type: bytes, position: Position, applied: int) -> None:
         """This node leads `partition`, whose entries below `applied` are in the store, and the queue stands at
         `position`."""
-        self.unlead(partition)
+        self._end_window(partition)
         window = Window(partition, bucket_type, position, applied, self._cascade, self._own, self.budget, self._offers)
         heard = self._heard_ms is not None and window.owner_version == self.owner_version > 0
         # A queue that gives up what is too much must know how much there is, whoever fetches.
         window.tracking = heard or self.budget.discard
+        window.on_damaged = partial(self.on_damaged, partition)
         self.windows[partition] = window
+        if self._types:
+            self._judge_types()
 
     def unlead(self, partition: int) -> None:
         """The partition is led elsewhere now: its references go; what was sent of them is settled there."""
+        self._undecided.pop(partition, None)
+        self._end_window(partition)
+
+    def _end_window(self, partition: int) -> None:
         window = self.windows.pop(partition, None)
         if window is not None:
             window.forget()
             self.past.inherit(window.ledger)
 
+    def deciding(self, partition: int) -> None:
+        """A CURSOR entry of this queue is appended: see `undecided`."""
+        self._undecided[partition] = self._undecided.get(partition, 0) + 1
+
+    def not_decided(self, partition: int) -> None:
+        """It was refused, or is applied."""
+        left = self._undecided.pop(partition, 0) - 1
+        if left > 0:
+            self._undecided[partition] = left
+
+    def undecided(self, partition: int) -> bool:
+        """Whether some CURSOR entry is appended, or may be, and is not applied: where the queue stands is not known to
+        whom appends behind it."""
+        return partition in self._undecided
+
     def decided(self, partition: int, bucket_type: bytes, base: int, state: CursorState) -> None:
         """A CURSOR entry of this queue at offset `base` was applied, all entries before it were told."""
+        self.not_decided(partition)
         window = self.windows.get(partition)
         if window is not None and needs_no_new_window(window, state):
             window.recorded(base, state)
@@ -128,6 +189,8 @@ class SourceQueue(Reckoning):
         if (cluster, version) != (self.owner, self.owner_version):
             self.owner, self.owner_version = cluster, version
             self._heard_ms = None
+            self._types.clear()
+            self._judge_types()
             for batch in list(self.leases.batches.values()):
                 self.release(batch)
 
@@ -187,12 +250,53 @@ class SourceQueue(Reckoning):
         for batch in self.leases.lost(session, holding):
             self.release(batch)
 
+    def has_types(self, node: str, types: frozenset[bytes] | None, now_ms: int) -> None:
+        """A node of the sink's cluster says which bucket types there are (None: it does not say). Changes of a type
+        that no node of it knows are held back until one does (docs/protocol.md R-TYPE)."""
+        before = self._types.pop(node, None)
+        self._types[node] = (types, now_ms)
+        old = [name for name, (_, heard_ms) in self._types.items() if now_ms - heard_ms > TYPES_HEARD_MS]
+        for name in old or list(self._types)[: max(0, len(self._types) - TYPES_HEARD_MAX)]:
+            del self._types[name]
+        if old or before is None or before[0] != types:
+            self._judge_types()
+
+    def _judge_types(self) -> None:
+        """Hold back the windows of bucket types that the sink's cluster lacks, let the others go on."""
+        told = [types for types, _ in self._types.values() if types is not None]
+        self.types = frozenset[bytes]().union(*told) if told and len(told) == len(self._types) else None
+        known = _NONE.union(*told)
+        self._lacking = {
+            node: lacking
+            for node, (types, _) in self._types.items()
+            if types is not None and (lacking := known - types)
+        }
+        for window in self.windows.values():
+            if window.barred != self.bars(window.bucket_type):
+                window.bar(not window.barred)
+
+    def bars(self, bucket_type: bytes) -> bool:
+        """Whether changes of this bucket type are held back: the sink's cluster lacks it."""
+        return self.types is not None and bucket_type not in self.types
+
+    def held_back(self) -> dict[bytes, int]:
+        """Bucket type that the sink's cluster lacks -> when the oldest change of it that waits was made."""
+        found: dict[bytes, int] = {}
+        for window in self.windows.values():
+            since_ms = window.oldest_waiting_ms() if window.barred else None
+            if since_ms is not None:
+                found[window.bucket_type] = min(since_ms, found.get(window.bucket_type, since_ms))
+        for lower in self.lower:
+            for name, since_ms in lower.parked().items():
+                found[name] = min(since_ms, found.get(name, since_ms))
+        return found
+
     def due_in_ms(self, now_ms: int, session: Session | None = None) -> int | None:
         """In how many ms a waiting fetch, of `session` if that is told, should be answered; None when there is nothing
         to give."""
         if not self._may_give():
             return None
-        waiting = self._ready_count()
+        waiting = self._ready_count(session)
         if waiting:
             return self._pace.wait_ms(waiting, now_ms, idle=not self.leases.batches)
         if self._lower_turn() is None or (session is not None and self._has_its_share(session, now_ms)):
@@ -201,10 +305,18 @@ class SourceQueue(Reckoning):
 
     def may_have(self, session: Session, now_ms: int) -> bool:
         """Whether what waits may go to this session."""
-        return not self._has_its_share(session, now_ms) or self._ready_count() > 0
+        if not self._lacking:
+            return not self._has_its_share(session, now_ms) or self._ready_count() > 0
+        if self._ready_count(session):
+            return True
+        return not self._has_its_share(session, now_ms) and self._lower_turn() is not None
 
-    def _ready_count(self) -> int:
+    def _ready_count(self, session: Session | None = None) -> int:
         version = self.owner_version
+        lacking = self._lacking.get(session.node, _NONE) if session is not None and self._lacking else _NONE
+        if lacking:
+            windows = [w for w in self.windows.values() if w.bucket_type not in lacking]
+            return sum([w.ready_count for w in windows if w.owner_version == version])
         return sum([w.ready_count for w in self.windows.values() if w.owner_version == version])
 
     def _has_its_share(self, session: Session, now_ms: int) -> bool:
@@ -223,11 +335,13 @@ class SourceQueue(Reckoning):
 
     def _lower_turn(self) -> Lower | None:
         """The lower priority whose turn it is: the first that has something, once real time has nothing."""
-        found = next((lower for lower in self.lower if lower.waiting_count), None)
-        if found is None or not self.owner_version:
+        if not self.owner_version:
+            return None
+        found = next((lower for lower in self.lower if lower.waiting_count and lower.ready(self.types)), None)
+        if found is None:
             return None
         for window in self.windows.values():
-            may_give = window.owner_version == self.owner_version
+            may_give = window.owner_version == self.owner_version and not window.barred
             if may_give and (window.waiting_count or (window.tracking and not window.contiguous)):
                 return None
         return found
@@ -239,7 +353,10 @@ class SourceQueue(Reckoning):
         order = list(self.windows.values())
         self._turn = self._turn + 1 if self._turn + 1 < len(order) else 0
         order = order[self._turn :] + order[: self._turn]
-        ready = [w for w in order if w.ready_count and w.owner_version == self.owner_version]
+        lacking = self._lacking.get(session.node, _NONE)
+        ready = [
+            w for w in order if w.ready_count and w.owner_version == self.owner_version and w.bucket_type not in lacking
+        ]
         parts: list[Part] = []
         count = size = 0
         while ready and count < max_count:
@@ -264,8 +381,9 @@ class SourceQueue(Reckoning):
                 return None
             priority, count = lower.priority, max_count
             if self._pace.alive(now_ms):
-                count, self._lower_from_ms = min(count, LOWER_COUNT), now_ms + LOWER_EVERY_MS
-            parts = [Part(lower, 0, *lower.take(count))]
+                count = min(count, LOWER_COUNT)
+                self._lower_from_ms = now_ms + LOWER_EVERY_MS * count // LOWER_COUNT
+            parts = [Part(lower, 0, *lower.take(count, self.types))]
         if not any(window.ready_count for window in order):
             self._pace.emptied()
         return self.leases.open(session, self.owner_version, parts, size, priority, now_ms)
@@ -334,9 +452,11 @@ class SourceQueue(Reckoning):
         owner_version: int,
         failed: Collection[int] | None,
         outcomes: tuple[int, int, int, int] | None = None,
+        given_up: Collection[int] = (),
     ) -> None:
         """The sink is done with a batch; `failed` are the indexes that must come again (None: all of them). `outcomes`:
-        how many were applied, merged, superseded, rejected, if it tells."""
+        how many were applied, merged, superseded, rejected, if it tells. `given_up`: indexes of what it refused and
+        keeps nothing of."""
         batch = self.leases.batches.get(batch_id)
         if batch is None:
             self.counts.late += 1
@@ -348,6 +468,8 @@ class SourceQueue(Reckoning):
             self.release(batch)
             return
         failed = frozenset(failed)
+        every = batch.items() if given_up else []
+        refused = {id(every[at]) for at in given_up if at < len(every) and at not in failed}
         self.leases.end(batch)
         for part in batch.parts:
             if not self._current(part):
@@ -358,11 +480,18 @@ class SourceQueue(Reckoning):
                 fine = [i for i in range(len(items)) if part.start + i not in failed]
                 self._return(part.window, [places[i] for i in again], [items[i] for i in again])
                 places, items = [places[i] for i in fine], [items[i] for i in fine]
+            lost = {items_at for items_at, item in enumerate(items) if given_up and id(item) in refused}
             if isinstance(part.window, Lower):
                 part.window.done(places)
-            else:
-                part.window.done(places, items)
-                self.counts.acknowledged += len(items)
+                if lost:
+                    self.missing.append((part.window.priority, [items[at][7] for at in lost]))
+                continue
+            if lost:
+                part.window.missing([places[at] for at in lost], [items[at] for at in lost])
+                places = [place for at, place in enumerate(places) if at not in lost]
+                items = [item for at, item in enumerate(items) if at not in lost]
+            part.window.done(places, items)
+            self.counts.acknowledged += len(items)
         if outcomes is not None:
             kept = self.counts if batch.priority == REAL_TIME else self.lower[LOWER.index(batch.priority)].counts
             kept.outcomes = sum_outcomes(kept.outcomes, outcomes)
@@ -381,6 +510,8 @@ class SourceQueue(Reckoning):
         over = self.leases.over(now_ms)
         for batch in over:
             self.release(batch)
+        for window in self.windows.values():
+            window.slim()
         return len(over)
 
     def quieten(self, now_ms: int) -> None:
@@ -390,7 +521,8 @@ class SourceQueue(Reckoning):
             if self.budget.discard:
                 return
             for window in self.windows.values():
-                window.forget()
+                if not window.unrecorded():
+                    window.forget()
 
     def _current(self, part: Part) -> bool:
         return isinstance(part.window, Lower) or self.windows.get(part.window.partition) is part.window

@@ -7,16 +7,17 @@ an act holds on all nodes, over restarts, and says who, when and why. Values' ru
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
 
+from config.filter_rules import check_filter
 from config.rules import check_name
 from config.settings import QueueSettings
 from queues import decrees
-from queues.decrees import Decree, Definition, Positions, QueueSuspension
+from queues.decrees import Decree, Definition, OfferChange, Positions, QueueSuspension, SetLimits
 from queues.filters import parse_filter
 from queues.held import HELD_MAX, Held, decode_held, encode_held, of_node
 from queues.ownership import (
@@ -81,6 +82,11 @@ class SetRates(NamedTuple):
     act: Act
 
 
+NOT_READ: Final = SetRates(Rates(), Act("?", 0, "what operators have set cannot be read"))
+"""Stands where nobody has read yet which limits an operator has set: nothing is given out, as while it is not known
+what is suspended. It is never written."""
+
+
 class Word(NamedTuple):
     """All that the metastore says of one queue; `unread` are paths of what stands there and cannot be read."""
 
@@ -90,6 +96,7 @@ class Word(NamedTuple):
     rates: SetRates | None
     lost: tuple[Lost, ...]
     held: tuple[Held, ...]
+    limits: SetLimits | None = None
     unread: tuple[str, ...] = ()
 
 
@@ -145,6 +152,7 @@ class Steering:
             await part("rates", _rates, known.rates, None),
             await part("lost", _lost, known.lost, ()),
             await part("held", decode_held, known.held, ()),
+            await part("limits", decrees.decode_limits, known.limits, None),
             tuple(unread),
         )
 
@@ -155,16 +163,26 @@ class Steering:
     # ---------------------------------------------------------------- which queues there are
 
     async def register(
-        self, name: str, values: Mapping[str, Any], start_ms: int, act: Act, positions: Positions = ()
+        self,
+        name: str,
+        values: Mapping[str, Any],
+        start_ms: int,
+        act: Act,
+        positions: Positions = (),
+        *,
+        by_time: bool = False,
     ) -> None:
         """There is a queue `name` from now on, on all nodes; it offers changes of `start_ms` and later (0: all), or
-        from `positions` on. `values` are fields of QueueSettings, all others have their defaults."""
-        settings = _settings(name, values)
+        from `positions` on; `by_time` see `Decree`. `values` are fields of QueueSettings, all others have their
+        defaults."""
+        settings = checked_settings(name, values)
         if name in self._in_force(await self.definitions()):
             raise BadInput(_THERE.format(name))  # before the decree: it would move the cursors of that queue
         # The decree first: who sees the queue sees where it begins. Alone it does nothing. Its version is of the clock:
         # a metastore restored from a copy of before may have forgotten a queue of this name, and how far decrees went.
-        await self.decree(name, decrees.REGISTERED, start_ms, act, positions, stands=act.at_ms)
+        await self.decree(name, decrees.REGISTERED, start_ms, act, positions, stands=act.at_ms, by_time=by_time)
+        limits = await read_value(self._metastore, path_of(name, "limits"))  # of a queue of that name before
+        await remove_value(self._metastore, path_of(name, "limits"), limits)
         await self._define(name, Definition(settings, *act), lambda found: name not in self._in_force(found))
 
     async def delist(self, name: str, act: Act) -> None:
@@ -198,30 +216,101 @@ class Steering:
         await self.decree(name, decrees.PLACED, 0, act, positions, stands=stands)
 
     async def decree(
-        self, name: str, what: str, start_ms: int, act: Act, positions: Positions = (), *, stands: int = 0
+        self,
+        name: str,
+        what: str,
+        start_ms: int,
+        act: Act,
+        positions: Positions = (),
+        *,
+        stands: int = 0,
+        by_time: bool = False,
+        offer: OfferChange | None = None,
     ) -> None:
-        """All cursors of the queue go to the changes of `start_ms`, or some to `positions`. `stands`: the newest decree
-        that a partition was seen to have obeyed."""
+        """All cursors of the queue go to the changes of `start_ms`, or some to `positions`; `by_time` see `Decree`.
+        `stands`: the newest decree that a partition was seen to have obeyed. `offer` is offered from now on, by
+        OFFER_CHANGED; its version is that of this decree."""
+        if by_time:
+            positions = positions[: decrees.POSITIONS_MAX]  # the others go by time
         if len(positions) > decrees.POSITIONS_MAX:
             raise BadInput(f"{len(positions)} positions, {decrees.POSITIONS_MAX} are taken at once: place by parts")
 
         def changed(current: bytes | None) -> bytes:
             before = 0 if current is None else decrees.decode_decree(current).version
             version = next_version(before, stands, act.at_ms)
-            decree = Decree(version, what, start_ms, *act, positions)
+            earlier = None if current is None or what == decrees.REGISTERED else decrees.decode_decree(current).change
+            change = (
+                earlier
+                if offer is None
+                else replace(offer, version=version, since=0 if earlier is None else earlier.version)
+            )
+            decree = Decree(version, what, start_ms, *act, positions, by_time, change)
+            if current is not None:
+                decree = decree.after(decrees.decode_decree(current))
             if current is not None and replace(decrees.decode_decree(current), version=decree.version) == decree:
                 decree = decrees.decode_decree(current)  # it was written, and the answer got lost
             return decrees.encode_decree(decree)
 
         await change_value(self._metastore, path_of(name, "decree"), changed)
 
-    async def release(self, name: str, start_ms: int, act: Act, *, stands: int = 0) -> None:
-        """The queue belongs to nobody; its next owner begins at `start_ms`. The decree comes first, so that nobody gets
-        it from where the old owner stood."""
+    async def change_offer(
+        self,
+        name: str,
+        settings: QueueSettings,
+        values: Mapping[str, Any],
+        act: Act,
+        *,
+        again: bool = False,
+        stands: int = 0,
+    ) -> None:
+        """The queue offers other changes from now on: `values` ("filter", "cascade"; None: as the definition or file
+        has it) instead of what `settings` say, which are in force here. With `again` all cursors go to 0."""
+        found = await self._value(path_of(name, "decree"))
+        before = None if found is None else decrees.decode_decree(found).change
+        had = (
+            {"filter": None, "cascade": None}
+            if before is None
+            else {"filter": before.filter, "cascade": before.cascade}
+        )
+        wanted = {**had, **values}
+        checked_settings(name, {key: value for key, value in wanted.items() if value is not None})
+        offer = OfferChange(
+            wanted["filter"], wanted["cascade"], settings.filter, settings.cascade, 0, 0, *act, again=again
+        )
+        positions = () if again else (decrees.NO_PARTITION,)
+        await self.decree(name, decrees.OFFER_CHANGED, 0, act, positions, stands=stands, offer=offer)
+
+    async def set_limits(self, name: str, values: Mapping[str, Any], act: Act, *, default: bool = False) -> None:
+        """Set these of `decrees.LIMITS`, the others stay; `default`: those of the definition or file count again."""
+
+        def changed(current: bytes | None) -> bytes:
+            try:
+                before = None if current is None else decrees.decode_limits(current)
+            except CodecError as error:
+                if not default:
+                    raise BadInput(f"the limits set before cannot be read ({error}): --default ends them") from error
+                before = None
+            kept = {} if before is None or default else before.values
+            return decrees.encode_limits(SetLimits({**kept, **values}, *act))
+
+        await change_value(self._metastore, path_of(name, "limits"), changed)
+
+    async def release(
+        self,
+        name: str,
+        start_ms: int,
+        act: Act,
+        positions: Positions = (),
+        *,
+        stands: int = 0,
+        by_time: bool = False,
+    ) -> None:
+        """The queue belongs to nobody; its next owner begins at `start_ms`, or at `positions`; `by_time` see `Decree`.
+        The decree comes first, so that nobody gets it from where the old owner stood."""
         found = await self._value(owner_path(name))
         if found is None or not decode_owner(found).cluster:
             raise BadInput(f"queue {name!r} belongs to nobody")
-        await self.decree(name, decrees.RELEASED, start_ms, act, stands=stands)
+        await self.decree(name, decrees.RELEASED, start_ms, act, positions, stands=stands, by_time=by_time)
 
         def changed(current: bytes | None) -> bytes | None:
             owner = None if current is None else decode_owner(current)
@@ -233,15 +322,23 @@ class Steering:
 
     # ---------------------------------------------------------------- suspensions, rates, what was lost
 
-    async def suspend(self, name: str, what: str, node: str | None, act: Act) -> None:
-        """Suspend `what` on one node or (None) on all."""
-        new = QueueSuspension(what, node, *act)
-        await self._suspensions(name, lambda found: (*(s for s in found if (s.what, s.node) != (what, node)), new))
+    async def suspend(self, name: str, whats: Collection[str], node: str | None, act: Act) -> None:
+        """Suspend each of `whats` (SERVING, PUBLISHING) on one node or (None) on all, in one write."""
+        new = [QueueSuspension(what, node, *act) for what in whats]
+        await self._suspensions(
+            name, lambda found: (*(s for s in found if s.what not in whats or s.node != node), *new)
+        )
 
-    async def resume(self, name: str, what: str, node: str | None) -> None:
-        """End suspensions of `what`, of one node or (None) every one; see `decrees.resumed`. What cannot be read ends
-        with every one, and then whole."""
-        await self._suspensions(name, lambda found: decrees.resumed(found, what, node, name), anew=node is None)
+    async def resume(self, name: str, whats: Collection[str], node: str | None) -> None:
+        """End suspensions of each of `whats`, of one node or (None) every one; see `decrees.resumed`. What cannot be
+        read ends with every one, and then whole."""
+
+        def change(found: Suspended) -> Suspended:
+            for what in whats:
+                found = decrees.resumed(found, what, node, name)
+            return found
+
+        await self._suspensions(name, change, anew=node is None)
 
     async def _suspensions(self, name: str, change: Callable[[Suspended], Suspended], *, anew: bool = False) -> None:
         def changed(current: bytes | None) -> bytes:
@@ -350,11 +447,13 @@ _THERE: Final = (
 )
 
 
-def _settings(name: str, values: Mapping[str, Any]) -> QueueSettings:
+def checked_settings(name: str, values: Mapping[str, Any]) -> QueueSettings:
+    """The settings of queue `name` with these values, all others as by default. Raises BadInput."""
     try:
         check_name(name)
         settings = replace(QueueSettings(name), **values)
         parse_filter(settings.filter)
+        check_filter(settings.filter)  # stricter: what stands in the metastore already must still be understood
     except (ValueError, BadConfig) as error:
         raise BadInput(str(error)) from error
     return settings
@@ -365,7 +464,9 @@ def _rates(value: bytes) -> SetRates | None:
     if not raw:
         return None
     try:
-        numbers = int(raw["bytes"]), int(raw["objects"])
+        numbers = raw["bytes"], raw["objects"]
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise CodecError(f"not a limit of a queue: bytes and objects are whole numbers from 0, not {numbers!r:.80}")
         return SetRates(Rates(*numbers), Act(str(raw["by"]), int(raw["at_ms"]), str(raw["reason"])))
     except (KeyError, TypeError, ValueError) as error:
         raise CodecError(f"not a limit of a queue: {error}") from error

@@ -18,7 +18,7 @@ from typing import Final
 from xxhash import xxh64_intdigest
 
 from queues.flight import Newer
-from queues.intake import Intake
+from queues.intake import HELD_ROWS, Intake
 from queues.rules import Item
 from repl.model.entry import Entry
 from repl.model.reference import ReferenceKind
@@ -108,6 +108,15 @@ class Window(Intake):
             self._passed.clear()
         self.advance()
 
+    def missing(self, places: Sequence[int], items: Sequence[Item]) -> None:
+        """References of a batch are settled, and what they stood for is missing at the sink: it refused it for good and
+        keeps nothing of it. The cursor stays below until a CURSOR entry says so."""
+        for item in items:
+            self._refuse(item[2], item[7])
+        self.done(places, items)
+        self.ledger.acknowledged -= len(places)
+        self.ledger.given_up += len(places)
+
     def give_back(self, places: Sequence[int], items: Iterable[Item]) -> int:
         """References come back unsettled (lease over, refused, or not sent) and wait again in their old places; one
         whose key has a newer row with a place of its own is settled by that. Returns how many wait again."""
@@ -191,6 +200,8 @@ class Window(Intake):
         cursor = self._front()
         if self._given:
             cursor = min(cursor, self._given[0].start)
+        if self._refused:
+            cursor = max(self.cursor, min(cursor, self._refused[0].start))
         assert self.cursor <= cursor <= self.applied, (self.cursor, cursor, self.scan, self.applied)
         self.cursor = cursor
         return cursor
@@ -212,7 +223,8 @@ class Window(Intake):
         cursor, budget, ledger = self.advance(), self.budget, self.ledger
         ledger.found += len(self._gone)  # acknowledged out of order: they are offered again
         ledger.given_up -= sum(gap.left_out for gap in self._given)
-        self._given, self._giving = [], False
+        ledger.given_up -= sum(gap.left_out for gap in self._refused)
+        self._given, self._giving, self._refused = [], False, ()
         budget.references -= len(self._open) + len(self._fresh)
         budget.objects -= sum(1 for item in self._waiting.values() if item[0] == _OBJECT)
         self._waiting.clear()
@@ -228,6 +240,7 @@ class Window(Intake):
         self._opened = -1
         self.scan = cursor
         self.tracking = self.refilling = False
+        self.unreadable = ""
         self._tail = []
 
     # ---------------------------------------------------------------- what is shown
@@ -293,7 +306,19 @@ class Window(Intake):
     @property
     def ready_count(self) -> int:
         """Those of them that may be taken now."""
-        return len(self._waiting) - len(self._held)
+        return 0 if self.barred else len(self._waiting) - len(self._held)
+
+    def bar(self, barred: bool) -> None:
+        """Give out nothing, or go on. What is in memory beyond HELD_ROWS goes back to the change index once nothing of
+        it is under lease: see `slim`."""
+        self.barred = barred
+        self.slim()
+
+    def slim(self) -> None:
+        """Keep no more in memory than a window may whose bucket type the sink lacks."""
+        if self.barred and self.tracking and not self._flight and not self._refused and self._places() > HELD_ROWS:
+            self.forget()
+            self.tracking = True
 
     @property
     def overtaken(self) -> bool:

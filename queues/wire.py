@@ -13,6 +13,11 @@ Request, a map:
     outcomes     for each of acks [applied, merged, superseded, rejected], nil: not told. Absent: not told
     compress     "zstd": items may come compressed. Absent: as they are
     properties   {bucket type: digest of the properties that must agree, 8 bytes}. Absent: not told
+    given_up     for each of acks the indexes that were refused for good and are not kept as dead letters. Absent: none
+    types        [bucket type, ...]: all that the fetching cluster has. nil or absent: not told
+    places       {bucket type: {bucket: digest}}: 2 bytes for each property that must agree, in a fixed order, of each
+                 bucket whose values are not its bucket type's and, with an empty name as the bucket, of each bucket
+                 type whose values are not the defaults. Absent: not told
 
 Answer, a map:
 
@@ -20,11 +25,15 @@ Answer, a map:
     owner_version                   goes back with the acknowledgement
     batch                           id, empty when there are no items
     lease_ms, now_ms                how long the batch is held; the source's wall clock
+    waited_ms                       how long the source held the request before it took the batch. Absent: not told
     state                           serving, suspended, starting, throttled, off
     items        [[kind, partition, offset, bucket type, bucket, key, origin, time ms, payload], ...]
     zstd         instead of items: the same in msgpack, one zstd frame that tells its size. Only when asked for
     priority     3 real time (absent: this), 2 full-sync, 1 fold: of all items of the batch
     properties   as in the request, of the source cluster
+    places       as in the request, of the source cluster
+    held         {bucket type: since when its changes wait, ms}: held back since the fetching cluster lacks the type. A
+                 source that tells this reads given_up and types. Absent: it does not
 
 An item's payload is the whole object in canonical bytes, kept as opaque bytes on both sides. At priorities 2 and 1
 partition and offset only tell the items of a batch apart, and the time is when the reference was queued. Every
@@ -46,11 +55,20 @@ from queues.batches import Session
 from queues.bounded import UNREADABLE, Pieces, unpacked, unzipped
 from queues.rules import PRIORITIES, REAL_TIME, Item
 from repl.model.errors import BadInput, CodecError, TooLarge
+from repl.property_digests import (
+    PLACE_BYTES_MAX,
+    PLACES_BYTES_MAX,
+    PLACES_MAX,
+    VALUE_BYTES,
+    PlaceDigests,
+    within_bounds,
+)
 
 WIRE_VERSION: Final = 1
 
-REQUEST_BYTES_MAX: Final = 400_000
-"""Largest fetch request: room for 10,000 failed indexes and 1,024 bucket types; a larger one is refused with 413."""
+REQUEST_BYTES_MAX: Final = 800_000
+"""Largest fetch request: room for 10,000 failed indexes, 1,024 bucket types, named twice, and the digests of places; a
+larger one is refused with 413."""
 
 COUNT_MAX: Final = 10_000
 """Most changes in one batch, whatever is asked for: bounds the work between two awaits."""
@@ -144,6 +162,8 @@ class Ack(NamedTuple):
     owner_version: int
     failed: tuple[int, ...] | None = ()
     outcomes: tuple[int, int, int, int] | None = None
+    given_up: tuple[int, ...] = ()
+    """Indexes that were refused for good and of which the sink keeps nothing: they are missing there."""
 
 
 class FetchRequest(NamedTuple):
@@ -158,6 +178,8 @@ class FetchRequest(NamedTuple):
     wait_ms: int = 0
     compress: str = ""
     properties: Mapping[bytes, bytes] = NO_PROPERTIES
+    types: frozenset[bytes] | None = None
+    places: PlaceDigests | None = None
 
 
 class FetchReply(NamedTuple):
@@ -173,6 +195,10 @@ class FetchReply(NamedTuple):
     items: Sequence[Item]
     priority: int = REAL_TIME
     properties: Mapping[bytes, bytes] = NO_PROPERTIES
+    waited_ms: int | None = None
+    held: Mapping[bytes, int] | None = None
+    """None: the source is of a version that holds no bucket type back."""
+    places: PlaceDigests | None = None
 
 
 def encode_request(request: FetchRequest) -> bytes:
@@ -194,6 +220,9 @@ def encode_request(request: FetchRequest) -> bytes:
             "outcomes": [ack.outcomes for ack in request.acks],
             "compress": request.compress,
             "properties": request.properties,
+            "given_up": [ack.given_up for ack in request.acks],
+            "types": None if request.types is None else list(request.types),
+            **({} if request.places is None else {"places": request.places}),
         }
     )
     return packed
@@ -220,13 +249,15 @@ def decode_request(body: bytes) -> FetchRequest:
     return FetchRequest(
         session,
         _text(fields, "name"),
-        tuple(map(_ack, acks, _outcomes(fields, len(acks)))),
+        tuple(map(_ack, acks, _outcomes(fields, len(acks)), _given_up(fields, len(acks)))),
         holding,
         min(_number(fields, "max_count"), COUNT_MAX),
         min(_number(fields, "max_bytes"), BYTES_MAX),
         min(_number(fields, "wait_ms"), WAIT_MS_MAX),
         _text(fields, "compress") if "compress" in fields else "",
         _properties(fields),
+        _types(fields),
+        _places(fields),
     )
 
 
@@ -254,7 +285,10 @@ def _packed(reply: FetchReply, name: str, items: Any) -> bytes:
             name: items,
             "priority": reply.priority,
             "properties": reply.properties,
+            **({} if reply.held is None else {"held": reply.held}),
+            **({} if reply.places is None else {"places": reply.places}),
         }
+        | ({} if reply.waited_ms is None else {"waited_ms": reply.waited_ms})
     )
     return packed
 
@@ -285,11 +319,14 @@ def decode_reply(body: bytes) -> FetchReply:
         items,
         priority,
         _properties(fields),
+        _number(fields, "waited_ms") if "waited_ms" in fields else None,
+        _held(fields),
+        _places(fields),
     )
 
 
 _REPLY_VALUES: Final = frozenset(
-    {"v", "cluster", "name", "owner_version", "batch", "lease_ms", "now_ms", "state", "zstd", "priority"}
+    {"v", "cluster", "name", "owner_version", "batch", "lease_ms", "now_ms", "state", "zstd", "priority", "waited_ms"}
 )
 
 
@@ -300,8 +337,10 @@ def _reply_fields(pieces: Pieces) -> dict[str, Any]:
         name = pieces.value()
         if name == "items":
             fields["items"] = _items(pieces)
-        elif name == "properties":
-            fields["properties"] = {pieces.value(): pieces.value() for _ in range(pieces.entries(TYPES_MAX))}
+        elif name in ("properties", "held"):
+            fields[name] = {pieces.value(): pieces.value() for _ in range(pieces.entries(TYPES_MAX))}
+        elif name == "places":
+            fields[name] = _nested(pieces)
         elif type(name) is str and name in _REPLY_VALUES:
             fields[name] = pieces.value()
             if name == "v":
@@ -368,7 +407,68 @@ def _properties(fields: dict[str, Any]) -> dict[bytes, bytes]:
     return raw
 
 
-def _ack(raw: object, outcomes: tuple[int, int, int, int] | None) -> Ack:
+def _nested(pieces: Pieces) -> dict[Any, dict[Any, Any]]:
+    """The places of an answer; what is more than may be there is refused before it is made."""
+    found: dict[Any, dict[Any, Any]] = {}
+    left = PLACES_MAX
+    for _ in range(pieces.entries(PLACES_MAX)):
+        kind, count = pieces.value(), pieces.entries(left)
+        left -= count
+        found[kind] = {pieces.value(): pieces.value() for _ in range(count)}
+    return found
+
+
+def _places(fields: dict[str, Any]) -> PlaceDigests | None:
+    raw = fields.get("places")
+    if raw is None:
+        return None
+    if type(raw) is not dict or len(raw) > PLACES_MAX or not all(type(buckets) is dict for buckets in raw.values()):
+        raise CodecError("fetch: places are no map of maps")
+    for kind, buckets in raw.items():
+        names_and_digests = all(type(bucket) is bytes and _is_place_digest(one) for bucket, one in buckets.items())
+        if type(kind) is not bytes or len(kind) > NAME_MAX or not names_and_digests:
+            raise CodecError("fetch: places have a wrong shape")
+    if not within_bounds(raw):
+        raise CodecError(f"fetch: places are more than {PLACES_MAX}, or more than {PLACES_BYTES_MAX} bytes")
+    return raw
+
+
+def _is_place_digest(raw: object) -> bool:
+    return type(raw) is bytes and 0 < len(raw) <= PLACE_BYTES_MAX and len(raw) % VALUE_BYTES == 0
+
+
+def _given_up(fields: dict[str, Any], count: int) -> tuple[tuple[int, ...], ...]:
+    raw = fields.get("given_up", ((),) * count)
+    if type(raw) is not tuple or len(raw) != count:
+        raise CodecError("fetch request: given_up does not fit acks")
+    for one in raw:
+        if type(one) is not tuple or not all(type(n) is int and n >= 0 for n in one):
+            raise CodecError("fetch request: given_up are no lists of numbers")
+    return raw
+
+
+def _types(fields: dict[str, Any]) -> frozenset[bytes] | None:
+    raw = fields.get("types")
+    if raw is None:
+        return None
+    if type(raw) is not tuple or len(raw) > TYPES_MAX or not all(type(n) is bytes and len(n) <= NAME_MAX for n in raw):
+        raise CodecError(f"fetch request: types are no list of at most {TYPES_MAX} bucket types")
+    return frozenset(raw)
+
+
+def _held(fields: dict[str, Any]) -> dict[bytes, int] | None:
+    raw = fields.get("held")
+    if raw is None:
+        return None
+    if type(raw) is not dict or len(raw) > TYPES_MAX:
+        raise CodecError(f"fetch answer: held is no map of at most {TYPES_MAX} bucket types")
+    for name, since_ms in raw.items():
+        if type(name) is not bytes or len(name) > NAME_MAX or type(since_ms) is not int:
+            raise CodecError("fetch answer: held has a wrong shape")
+    return raw
+
+
+def _ack(raw: object, outcomes: tuple[int, int, int, int] | None, given_up: tuple[int, ...]) -> Ack:
     if type(raw) is not tuple or len(raw) != 3:
         raise CodecError("fetch request: an acknowledgement has a wrong shape")
     batch, version, failed = raw
@@ -376,7 +476,7 @@ def _ack(raw: object, outcomes: tuple[int, int, int, int] | None) -> Ack:
         raise CodecError("fetch request: an acknowledgement has a wrong shape")
     if failed is not None and (type(failed) is not tuple or not all(type(i) is int for i in failed)):
         raise CodecError("fetch request: failed indexes are no list of numbers")
-    return Ack(batch, version, failed, outcomes)
+    return Ack(batch, version, failed, outcomes, given_up)
 
 
 def _bytes(fields: dict[str, Any], name: str, length: int) -> bytes:

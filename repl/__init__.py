@@ -8,7 +8,8 @@ Packages: `model` (nouns), `isr` (the pure protocol), `replog`, `store`, `metast
     requests     coordinator, proposal, routes, forwarding, serving, kv_wire, reading, listing, tally, write_limits,
                  properties
     one node     runtime, partition, storage, apply, unapplied, promises, inbox, outbox, ticking, soft_cursors,
-                 full_disk, expiry, rollback_alarm, measures, entry_times, durations, round_trips, telemetry
+                 full_disk, expiry, rollback_alarm, measures, entry_times, durations, round_trips, telemetry,
+                 timers, log_limits, metastore_copy
     its copies   attaching, settling, replay, copies, clearing, identity, slots, registering, far_serving, far_taking,
                  far_horizon
     the cluster  controller, creation, positions, announcements, balancing, handing_over, leaderships, moving,

@@ -89,6 +89,7 @@ class Attaching:
             epoch_table=self._replog.epoch_table(partition),
             applied=applied,
             epoch_seen=known.epoch_seen,
+            epoch_owner=known.epoch_owner,
             options=self._options_of(record.bucket_type),
             durable=leo,
             log_start=log_start,

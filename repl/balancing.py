@@ -14,7 +14,7 @@ is `repl.controller`, for operators `repl.leaderships` (docs/protocol.md I-BAL-S
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -23,7 +23,7 @@ import structlog
 
 from repl.handing_over import METHOD as HAND_OVER
 from repl.handing_over import encode
-from repl.isr.balance import Move, Seat, imbalance, loads, plan, seats
+from repl.isr.balance import Move, Seat, by_type, imbalance, loads, plan, seats
 from repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from repl.model.record import PartitionRecord, PartitionStatus, Registration
 from repl.positions import Request
@@ -260,6 +260,9 @@ class Balancing:
     def _seats(self, refused: Collection[tuple[int, str]] = ()) -> dict[int, Seat]:
         return seats(self._records, self._registrations, refused, self._drained)
 
+    def _loads_by_type(self) -> dict[str, Counter[str]]:
+        return {name: loads(found) for name, found in by_type(self._seats()).items()}
+
     def _plan(self, now_ms: int, cooling: Mapping[int, int]) -> list[Move]:
         refused = {key for key, (until_ms, _) in self._refused.items() if now_ms < until_ms}
         return plan(self._seats(refused), cooling.keys())
@@ -291,7 +294,7 @@ class Balancing:
             else:
                 await self._request(source, HAND_OVER, body, REQUEST_MS)
         except OutcomeUnknown as error:
-            log.warning("balancing.unanswered", partition=partition, node=source, error=str(error))
+            log.warning("balancing.unanswered", partition=partition, peer=source, error=str(error))
         except IsthmusError as error:
             moving.error = str(error)
             self._wake()
@@ -364,6 +367,10 @@ class Balancing:
             "automatic": self.options.automatic,
             "imbalance": imbalance(counted),
             "leaders": dict(sorted(counted.items())),
+            "bucket_types": {
+                name: {"imbalance": imbalance(counts), "leaders": dict(sorted(counts.items()))}
+                for name, counts in self._loads_by_type().items()
+            },
             "plan": [_shown(move) for move in moves],
             "run": None if self.run is None else self._run_shown(self.run),
         }
@@ -386,6 +393,8 @@ class Balancing:
             yield "isthmus_leader_moves_total", {"outcome": outcome}, count
         if self._active:
             yield "isthmus_leader_imbalance", {}, imbalance(loads(self._seats()))
+            for name, counts in self._loads_by_type().items():
+                yield "isthmus_leader_type_imbalance", {"bucket_type": name}, imbalance(counts)
             yield "isthmus_leader_balancing", {}, self._running is not None
 
     async def stop(self) -> None:

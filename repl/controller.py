@@ -28,6 +28,7 @@ from repl.creation import DEFAULT_TYPE, DefaultType, Founding
 from repl.isr import effects as fx
 from repl.isr.election import Decision, Keep, Wait, Watch, Write, asked, elect, watched
 from repl.isr.placement import ReplicaMap
+from repl.log_limits import LogLimit
 from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable, Unmoved
 from repl.model.errors import BadInput, Corruption, IsthmusError
 from repl.model.ports import TimeSource
@@ -84,6 +85,7 @@ class Controller:
         self._on_records = on_records
         self._on_registrations = on_registrations
         self._wake = asyncio.Event()
+        self._unavailable = LogLimit()
         self._watches: dict[int, Watch] = {}
         self._positions = Positions(node=node, request=request, position_of=position_of, on_answer=self.wake)
         self._announcements = Announcements(node=node, request=request, on_heard=self.wake)
@@ -99,6 +101,9 @@ class Controller:
         self.moving = Moving(metastore, self.unread)
         self.on_options: Callable[[OptionSettings], None] = lambda _options: None
         """Gets what is set of the dynamic options, whenever it was read anew, before the records read after it."""
+        self.registered: Callable[[], bool] = lambda: True
+        """Whether this process is its node to the others: one that is not decides nothing, since what they send to the
+        node that decides goes by the node's name."""
         self.balancing: Balancing | None = None
         """Spreads leaderships while this node decides; None: nobody does. Set before `start`."""
         self.decides = False
@@ -139,12 +144,15 @@ class Controller:
         about to hand over its leaderships: somebody must elect their successors."""
         self._resigned, self.decides = True, False
         async with self._claiming:
-            try:
-                found = await self.metastore.get(CLAIM_PATH)
-                if found is not None and found.value == self._node.encode():
-                    await self.metastore.delete(CLAIM_PATH, found.version)
-            except (Conflict, Ambiguous, Unavailable) as error:
-                log.warning("controller.claim_kept", error=str(error))  # it goes with the session
+            await self._give_up_claim()
+
+    async def _give_up_claim(self) -> None:
+        try:
+            found = await self.metastore.get(CLAIM_PATH)
+            if found is not None and found.value == self._node.encode():
+                await self.metastore.delete(CLAIM_PATH, found.version)
+        except (Conflict, Ambiguous, Unavailable) as error:
+            log.warning("controller.claim_kept", error=str(error))  # it goes with the session
 
     async def stop(self) -> None:
         """Look no more."""
@@ -181,7 +189,8 @@ class Controller:
             try:
                 pause_ms = await self._look()
             except (Unavailable, Ambiguous, Conflict) as error:
-                log.warning("controller.metastore_unavailable", error=str(error))
+                if (left_out := self._unavailable.due()) is not None:
+                    log.warning("controller.metastore_unavailable", error=str(error), left_out=left_out)
                 pause_ms = RETRY_MS
             except IsthmusError as error:
                 log.error("controller.cannot_decide", reason=error.reason, error=str(error))
@@ -204,6 +213,10 @@ class Controller:
     async def _look(self) -> int:
         """Read, decide and write once; returns the milliseconds until the next look is due."""
         await self._read()
+        if self.decides and not self.registered():
+            async with self._claiming:
+                await self._give_up_claim()
+            self._claim_known = False
         if not self._claim_known:
             async with self._claiming:
                 await self._claim()
@@ -253,7 +266,8 @@ class Controller:
         """Find out who decides; it is this node when nobody else does. Known until a watch fires."""
         self._claim_known = True
         try:
-            won = not self._resigned and await self.metastore.claim(CLAIM_PATH, self._node.encode())
+            may = not self._resigned and self.registered()
+            won = may and await self.metastore.claim(CLAIM_PATH, self._node.encode())
             found = await self.metastore.get(CLAIM_PATH)
         except (Unavailable, Ambiguous, Conflict):
             self._claim_known = False
@@ -261,8 +275,9 @@ class Controller:
         self.controller = None if found is None else found.value.decode(errors="replace")
         decides = won and found is not None and not self._resigned
         if found is None:
-            self._claim_known = self._resigned
-            self.wake()
+            self._claim_known = not may
+            if may:
+                self.wake()
         if decides != self.decides:
             log.info("controller.took_over" if decides else "controller.lost", controller=self.controller)
             self._watches.clear()

@@ -314,7 +314,7 @@ class Coordinator:
     def _bad_key(self, bucket: bytes, name: bytes) -> BadInput:
         if not bucket or not name:
             return BadInput("bucket and key must not be empty")
-        return BadInput(f"bucket or key is longer than limits.key_bytes ({self._key_limit_bytes} bytes)")
+        return BadInput(f"bucket or key is longer than limits.key_size ({self._key_limit_bytes} bytes)")
 
     def _drain(self) -> None:
         """Take what arrived in this loop turn, partition by partition."""
@@ -353,7 +353,7 @@ class Coordinator:
             partition.pending_rows.update(proposal.fresh)
             if proposal.fresh_requests:
                 self._pending_requests.setdefault(partition.id, {}).update(proposal.fresh_requests)
-        if proposal.condition_failed:
+        if proposal.needs_confirmation:
             confirm_refusals(runtime, partition, [(share.waiter, slot) for share in shares for slot in share.slots])
         waiting = [group for group in groups if group.end]
         if len(waiting) < len(groups):
@@ -365,8 +365,15 @@ class Coordinator:
             _insert_groups(partition, waiting)
 
     def _forget_answered(self) -> None:
-        """Keep no group whose requests have their answers: one without an entry of its own is in no window."""
-        for partition in self._runtime.partitions.values():
+        """Keep no group whose requests have their answers: one without an entry of its own is in no window. What was
+        answered and is not committed has not been replicated in time."""
+        runtime = self._runtime
+        for partition in runtime.partitions.values():
+            hw = partition.replica.hw
+            answered = [group for group in partition.groups if group.waiter.future.done()]
+            late = [group for group in answered if group.end > hw and not group.waiter.future.cancelled()]
+            if late:
+                runtime.entry_times.timed_out(partition, sum(len(group.slots) for group in late), runtime.time.now_ms())
             partition.groups = deque(group for group in partition.groups if not group.waiter.future.done())
 
     # -- telemetry ------------------------------------------------------------------------------------

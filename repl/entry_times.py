@@ -2,7 +2,8 @@
 
     replicate    from the append at a leader until it is committed and applied there
     apply        its last part, on every replica: from the word that it is committed until it is in the store
-    failures     entries that a leader refused to append, or whose leadership ended before they were committed
+    failures     entries that a leader refused to append, whose leadership ended before they were committed, or whose
+                 clients were told that the outcome is unknown, since they were not committed in time
 
 Called by `repl.runtime` once a batch; all entries of a batch count with its longest time. Nothing is decided here.
 Names of metrics are `repl.telemetry`'s; what a cluster makes of these numbers is `node.telemetry_view`'s.
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from repl.durations import Durations, Recent
+from repl.durations import WINDOW_MS, Durations, Recent
 from repl.isr.effects import Role
 from repl.model.entry import Entry, EntryKind
 from repl.partition import Appended, Partition
@@ -24,6 +25,10 @@ from repl.telemetry import Sample
 LOST: Final = "leadership-lost"
 """Reason of the entries that were appended by a leader which ended before they were committed. Their clients are told
 that the outcome is unknown; the next leader may hold them, and commit them."""
+
+TIMED_OUT: Final = "timed-out"
+"""Reason of the writes that were answered 504 while their entries were not committed, such as below min-ISR. They may
+be committed later, and where leadership ends before that they count as LOST, too."""
 
 COMMITTED_MAX: Final = 1_000
 """Times of commits kept a partition until they are applied; a store that is so far behind counts with older times."""
@@ -47,7 +52,8 @@ class EntryTimes:
     def __init__(self) -> None:
         self._replicated: dict[tuple[bytes, int], Durations] = {}
         self._applied: dict[tuple[bytes, int], Durations] = {}
-        self._failures: Counter[tuple[bytes, int, str]] = Counter()
+        self._failures: dict[tuple[bytes, int, str], Durations] = {}
+        """Their times are of no account: counts and rates are."""
         self.batches = 0
         """Batches that were appended here as a leader and applied."""
 
@@ -57,19 +63,30 @@ class EntryTimes:
         """A leader's or candidate's entries went to the log's end."""
         partition.appended.append(Appended(partition.replica.leo, now_ms, kind, count))
 
-    def refused(self, partition: Partition, entries: Sequence[Entry], reason: str) -> None:
+    def refused(self, partition: Partition, entries: Sequence[Entry], reason: str, now_ms: int) -> None:
         """A leader's entries were not appended."""
         for kind, count in Counter(map(_KIND_OF, entries)).items():
-            self._failures[partition.bucket_type, kind, reason] += count
+            self._fail(partition, kind, reason, count, now_ms)
 
-    def role_changed(self, partition: Partition, role: Role) -> None:
+    def timed_out(self, partition: Partition, count: int, now_ms: int) -> None:
+        """So many writes were given up by their clients' requests, and are not committed."""
+        self._fail(partition, EntryKind.DATA, TIMED_OUT, count, now_ms)
+
+    def _fail(self, partition: Partition, kind: int, reason: str, count: int, now_ms: int) -> None:
+        key = (partition.bucket_type, int(kind), reason)
+        durations = self._failures.get(key)
+        if durations is None:
+            durations = self._failures[key] = Durations(now_ms - WINDOW_MS)  # or the first one would be a great rate
+        durations.add(0, count, now_ms)
+
+    def role_changed(self, partition: Partition, role: Role, now_ms: int) -> None:
         """Where leadership, or candidacy, is over, what is not committed is lost to it."""
         if role in (Role.CANDIDATE, Role.LEADER, Role.RESIGNING):
             return
         hw = partition.replica.hw
         while partition.appended and partition.appended[-1].end > hw:
             lost = partition.appended.pop()
-            self._failures[partition.bucket_type, lost.kind, LOST] += lost.entries
+            self._fail(partition, lost.kind, LOST, lost.entries, now_ms)
 
     def committed(self, partition: Partition, end: int, now_ms: int) -> None:
         """All below `end` may be applied."""
@@ -117,7 +134,13 @@ class EntryTimes:
 
     def failures(self) -> dict[tuple[bytes, str, str], int]:
         """Entries by bucket type, name of the kind, and reason."""
-        return {(of, KIND_NAMES[kind], reason): count for (of, kind, reason), count in self._failures.items()}
+        return {(of, KIND_NAMES[kind], reason): each.count for (of, kind, reason), each in self._failures.items()}
+
+    def recent_failures(self, now_ms: int) -> dict[tuple[bytes, str, str], Recent]:
+        """The same of the recent past."""
+        return {
+            (of, KIND_NAMES[kind], reason): each.recent(now_ms) for (of, kind, reason), each in self._failures.items()
+        }
 
     def metrics(self) -> Iterator[Sample]:
         """See `repl.telemetry`."""

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from repl.model.conditions import ConditionFailed
 from repl.model.errors import Corruption, IsthmusError, OutcomeUnknown, TimedOut
 from repl.partition import Waiter
 
@@ -46,14 +45,14 @@ class Expiry:
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep) if self._waiting else None
 
     def _expired(self, result: object) -> IsthmusError:
-        """What an item is told whose time is over, given what it would have been told. A refusal stands; but what a
-        condition was judged against may have been old, or may be dropped yet, if nobody has confirmed it (R-COND). Nor
-        is a push refused for good by bytes that may be dropped (R-WAIT)."""
+        """What an item is told whose time is over, given what it would have been told. A refusal stands, unless it
+        needs a confirmation of leadership that has not come (R-COND, R-FORGED). Nor is a push refused for good by bytes
+        that may be dropped (R-WAIT)."""
         if isinstance(result, Corruption):
             return TimedOut(f"nothing was confirmed within {self._timeout_s:g} s, and nothing was written: {result}")
-        if isinstance(result, ConditionFailed):
-            why = "what the key holds could not be confirmed"
-            return TimedOut(f"no outcome within {self._timeout_s:g} s: {why}; nothing was written")
         if isinstance(result, IsthmusError):
-            return result
+            if not result.needs_confirmation:
+                return result
+            why = f"leadership could not be confirmed, so this refusal is not certain: {result}"
+            return TimedOut(f"no outcome within {self._timeout_s:g} s, and nothing was written: {why}")
         return OutcomeUnknown(f"no outcome within {self._timeout_s:g} s: the write may yet take effect")

@@ -36,6 +36,10 @@ class FarHorizon:
         self._taking = FarTaking(store, storage, time, step, fail)
         self.log_restarted = self._taking.log_restarted
 
+    def report_damage(self, on_damaged: Callable[[int, int | None], None]) -> None:
+        """Have `on_damaged(partition, segment)` called for each row that cannot be given."""
+        self._serving.on_damaged = on_damaged
+
     def perform(self, partition: Partition, effect: FarEffect) -> None:
         """Carry out an effect."""
         if isinstance(effect, fx.SendFar):

@@ -5,6 +5,10 @@ time, since the follower asks for the next one when it has written the last; whi
 While it takes them, and then until it is in sync, the log is pinned at the round's end, so that the rest is there
 when the rows are; the pin dies when nothing is heard for PIN_MS, and `repl.replog` bounds what it may cost. Nothing
 here decides who is in sync.
+
+A row of the copy that is missing or damaged can be given to nobody, and to pass over it would make a copy that lacks it
+and is called in sync: the follower waits, and the row is reported to who mends rows (docs/protocol.md R-MEND). The
+process, which serves all other rows, goes on.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -19,7 +24,7 @@ import structlog
 from repl.isr import effects as fx
 from repl.isr.epochs import cut, epoch_at
 from repl.isr.messages import FarAsk, FarRows, FarState, HelloRefused, Refusal
-from repl.model.errors import LocalFault
+from repl.model.errors import Corruption, DamagedRow, LocalFault
 from repl.model.ports import TimeSource
 from repl.partition import Partition
 from repl.store.port import REAPED, Chunk, Snapshot, StateChunk, Store
@@ -41,6 +46,10 @@ ROOM_POLL_S: Final = 0.02
 ROOM_WAIT_S: Final = 5.0
 """How long a chunk waits for a full lane; then it is dropped, and the follower asks again."""
 
+UNREADABLE_PAUSE_S: Final = 5.0
+"""How long a follower waits for an answer after a row that cannot be read was met: rows are mended within seconds where
+another replica or another cluster has them, and a question each time would fill the log."""
+
 READ_THREADS: Final = 1
 """One follower's chunks at a time are read: rows come from all over the disk, and live work goes before."""
 
@@ -61,9 +70,11 @@ class _Round:
 
 
 class FarServing:
-    """Of one node. `fail` takes a store that cannot be read."""
+    """Of one node. `fail` takes a disk that cannot be read."""
 
     def __init__(self, links: Links, store: Store, time: TimeSource, fail: Callable[[Exception], None]) -> None:
+        self.on_damaged: Callable[[int, int | None], None] = lambda _partition, _segment: None
+        """Receives the partition and, where it is known, the segment of a row that could not be given."""
         self._links = links
         self._store = store
         self._time = time
@@ -74,6 +85,7 @@ class FarServing:
         self.rounds_begun = 0
         self.rows_sent = 0
         self.bytes_sent = 0
+        self.rows_unreadable = 0
 
     def answer(self, partition: Partition, effect: fx.SendFar) -> None:
         """Send the chunk that was asked for, soon; a newer question takes the place of one that waits."""
@@ -96,7 +108,11 @@ class FarServing:
                 of.asked = None
                 if _stale(partition, asked):
                     continue
-                chunk = await self._loop.run_in_executor(self._pool, self._read, partition.id, of, asked)
+                try:
+                    chunk = await self._loop.run_in_executor(self._pool, self._read, partition.id, of, asked)
+                except Corruption as error:
+                    await self._unreadable(partition.id, to, of, error)
+                    continue
                 if chunk is None:
                     refused = HelloRefused(asked.epoch, asked.nonce, Refusal.AHEAD, partition.log_start)
                     self._links.send(to, partition.id, refused, live=False)
@@ -104,11 +120,22 @@ class FarServing:
                 if not _stale(partition, asked) and await self._room(to):
                     self._send(partition, to, of, asked, chunk)
                     if isinstance(chunk, Chunk) and of.asked is None:
-                        await self._loop.run_in_executor(self._pool, self._read_ahead, of, chunk.upto)
+                        with suppress(Corruption):  # told when it is asked for
+                            await self._loop.run_in_executor(self._pool, self._read_ahead, of, chunk.upto)
         except (LocalFault, OSError) as error:
             self._fail(error)
         finally:
             of.task = None
+
+    async def _unreadable(self, partition: int, to: str, of: _Round, error: Corruption) -> None:
+        """Give nothing for a while; then a new snapshot has the row as it was mended."""
+        self.rows_unreadable += 1
+        log.error("far.row_unreadable", partition=partition, follower=to, error=str(error))
+        if of.snapshot is not None:
+            of.snapshot.close()
+            of.snapshot = of.ahead = None
+        self.on_damaged(partition, error.segment if isinstance(error, DamagedRow) else None)
+        await asyncio.sleep(UNREADABLE_PAUSE_S)
 
     def _read(self, partition: int, of: _Round, asked: FarAsk) -> Chunk | StateChunk | None:
         """In the thread: the chunk that was asked for, of this round's snapshot or, where it was of another, of a new
@@ -182,8 +209,8 @@ class FarServing:
                     log.warning(
                         "far.pin_dropped",
                         partition=key[0],
-                        node=key[1],
-                        advice="where followers are merely slow, raise replication.catch_up_rate_limit",
+                        peer=key[1],
+                        advice="where followers are merely slow, raise the option replication.catch.up.rate",
                     )
                 self._close(key)
             elif found.snapshot is not None:
@@ -214,6 +241,7 @@ class FarServing:
             ("isthmus_far_rounds_begun_total", {}, self.rounds_begun),
             ("isthmus_far_rows_sent_total", {}, self.rows_sent),
             ("isthmus_far_bytes_sent_total", {}, self.bytes_sent),
+            ("isthmus_far_rows_unreadable_total", {}, self.rows_unreadable),
         ]
 
 

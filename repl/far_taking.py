@@ -16,7 +16,7 @@ import structlog
 
 from repl.isr import effects as fx
 from repl.isr import events as ev
-from repl.model.errors import CodecError, Corruption, IsthmusError
+from repl.model.errors import DamagedChunk, DamagedRow, IsthmusError
 from repl.model.ports import TimeSource
 from repl.partition import Partition
 from repl.storage import Storage
@@ -70,6 +70,8 @@ class FarTaking:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._restarts: dict[int, asyncio.Future[None]] = {}
         self._tallies: dict[int, _Tally] = {}
+        self._reasons: dict[int, str] = {}
+        """Partition -> why it takes rows once more, shown as long as it does."""
         self.rounds = 0
         self.chunks_refused = 0
         self.bytes_taken = 0
@@ -83,8 +85,8 @@ class FarTaking:
     ) -> None:
         try:
             match effect:
-                case fx.GoFar(empty):
-                    await self._begin(partition, empty)
+                case fx.GoFar(empty, reason, again):
+                    await self._begin(partition, empty, reason, again=again)
                 case fx.InstallRows(rows, upto, epoch, end):
                     self._count(partition, rows, upto, end)
                     await self._install_rows(partition, rows, upto, epoch)
@@ -96,32 +98,35 @@ class FarTaking:
         except (IsthmusError, OSError) as error:
             self._fail(error)
 
-    async def _begin(self, partition: Partition, empty: bool) -> None:
+    async def _begin(self, partition: Partition, empty: bool, reason: str, *, again: bool) -> None:
         mending = self._storage.mending
         while (  # noqa: ASYNC110 - rare, and short
             partition.unapplied.submitted > partition.replica.applied or partition.id in mending
         ):
             await asyncio.sleep(DRAIN_POLL_S)
-        log.warning("far.begins", partition=partition.id, applied=partition.replica.applied, empty=empty)
+        applied = partition.replica.applied
+        log.warning("far.begins", partition=partition.id, applied=applied, empty=empty, again=again, reason=reason)
+        partition.far = ""
+        self._reasons[partition.id] = f"; {reason}" if again else ""
         mark = await self._loop.run_in_executor(self._pool, lambda: self._store.far.begin(partition.id, empty=empty))
         self._storage.abandon(partition)
         self._storage.replay.passed(partition.id, 1 << 63)
         self._told(partition, mark, b"")
 
     async def _install_rows(self, partition: Partition, rows: bytes, upto: int, epoch: int) -> None:
-        """Where a key's own row, which says what goes with it, cannot be read, the copy begins anew with none."""
+        """Where the rows here do not tell which of them a new row replaces, the copy begins again without rows."""
         try:
             await self._install(partition, b"", self._store.far.install_rows, partition.id, rows, upto, epoch)
-        except CodecError as error:
+        except DamagedRow as error:
             log.error("far.own_row_unreadable", partition=partition.id, error=str(error))
-            await self._begin(partition, True)
+            await self._begin(partition, True, f"a row here cannot be read: {error}", again=True)
 
     async def _install(
         self, partition: Partition, after: bytes, install: Callable[..., FarMark], *given: object
     ) -> None:
         try:
             mark = await self._loop.run_in_executor(self._pool, install, *given)
-        except Corruption as error:
+        except DamagedChunk as error:
             await self._refuse(partition, error)
         else:
             self._told(partition, mark, after)
@@ -141,7 +146,7 @@ class FarTaking:
         if effect.rows:
             try:
                 await loop.run_in_executor(self._pool, self._install_state, partition.id, effect.rows, effect.after)
-            except Corruption as error:
+            except DamagedChunk as error:
                 await self._refuse(partition, error)
                 return
         await loop.run_in_executor(self._pool, far.sync)
@@ -150,6 +155,7 @@ class FarTaking:
         await durable
         await loop.run_in_executor(self._pool, far.finish, partition.id, Applied(effect.epoch, effect.end))
         self.rounds += 1
+        self._reasons.pop(partition.id, None)
         tally = self._tallies.pop(partition.id, None)
         rows, size = (tally.rows, tally.bytes) if tally else (0, 0)
         log.warning("far.round_ends", partition=partition.id, applied=effect.end, chunks=rows, bytes=size)
@@ -182,7 +188,8 @@ class FarTaking:
         if end and upto > tally.began_at and elapsed_ms:
             left_s = elapsed_ms * (end - upto) // (upto - tally.began_at) // 1000
             left = f", about {left_s} s left"
-        partition.far = f"{tally.bytes} bytes in {tally.rows} chunks{left}"
+        again = self._reasons.get(partition.id, "")
+        partition.far = f"{tally.bytes} bytes in {tally.rows} chunks{left}{again}"
         if now_ms - tally.told_ms >= TOLD_EVERY_MS:
             tally.told_ms = now_ms
             log.info("far.takes", partition=partition.id, progress=partition.reason)

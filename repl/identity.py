@@ -18,9 +18,13 @@ from threading import Lock
 from typing import Any, Final
 
 from repl.model.errors import Corruption, LocalFault, WrongIdentity
+from repl.model.record import Incarnation
 from repl.slots import Slots, sync_directory
 
 IDENTITY_VERSION: Final = 1
+
+NAME: Final = "identity"
+"""Of the two slot files."""
 
 GONE: Final = ("condemned", "left")
 """What is noted of copies that are being deleted, and that were: partition -> [gen of the next one, epoch seen]."""
@@ -28,10 +32,12 @@ GONE: Final = ("condemned", "left")
 
 @dataclass(frozen=True, slots=True)
 class PartitionIdentity:
-    """One replica's part: its gen, the highest epoch that it may have acted in."""
+    """One replica's part: its gen, the highest epoch that it may have acted in, and who led or stood in that (None: not
+    known)."""
 
     gen: int
     epoch_seen: int
+    epoch_owner: Incarnation | None = None
 
 
 class Identity:
@@ -53,6 +59,7 @@ class Identity:
             "partitions": {},
             "condemned": {},
             "left": {},
+            "owners": {},
         }
         self._writing = Lock()
         self.is_new = value is None
@@ -79,7 +86,7 @@ class Identity:
             ) from error
         try:
             sync_directory(directory)
-            slots = Slots(directory, "identity")
+            slots = Slots(directory, NAME)
             value = slots.read()
             if value is not None and (not isinstance(value, dict) or value.get("version") != IDENTITY_VERSION):
                 raise Corruption(
@@ -107,11 +114,26 @@ class Identity:
         """Refuse a directory of another cluster, or a metastore that was made anew. Raises WrongIdentity."""
         mine = self._value["cluster_uuid"]
         if not self.is_new and mine != cluster_uuid:
-            raise WrongIdentity(
-                f"data directory {self.directory} belongs to cluster {mine.hex()}, but the metastore of "
-                f"{cluster!r} is of cluster {cluster_uuid.hex()}: point metastore.hosts at the right one, "
-                "or set node.data_dir to an empty directory"
-            )
+            raise self._other_metastore(cluster, f"is of cluster {cluster_uuid.hex()}")
+
+    def check_metastore(self, cluster: str, *, empty: bool) -> None:
+        """Refuse an empty metastore for a directory that belongs to a cluster: it lost its data, or is another one.
+        Raises WrongIdentity."""
+        if empty and not self.is_new:
+            raise self._other_metastore(cluster, "is empty")
+
+    def _other_metastore(self, cluster: str, what: str) -> WrongIdentity:
+        copies = len(self._value["partitions"])
+        advice = (
+            f"do not empty the directory, it holds {copies} copies; if ZooKeeper lost its data, "
+            '`isthmus cluster adopt FILE` fills it again (docs/runbooks.md, "ZooKeeper\'s data is gone")'
+            if copies
+            else "the directory holds no copies: an empty one can be set instead"
+        )
+        return WrongIdentity(
+            f"data directory {self.directory} belongs to cluster {self.cluster_uuid.hex()}, but the metastore of "
+            f"{cluster!r} {what}: point metastore.hosts at the right one; {advice}"
+        )
 
     @property
     def cluster_uuid(self) -> bytes:
@@ -153,7 +175,10 @@ class Identity:
     def partition(self, partition: int) -> PartitionIdentity | None:
         """What is known of the replica, or None when it was never here."""
         found = self._value["partitions"].get(partition)
-        return None if found is None else PartitionIdentity(found[0], found[1])
+        if found is None:
+            return None
+        epoch, node, inc = self._value.get("owners", {}).get(partition, (-1, "", 0))
+        return PartitionIdentity(found[0], found[1], Incarnation(node, inc) if epoch == found[1] else None)
 
     def partitions(self) -> list[int]:
         """The partitions that this directory holds a replica of."""
@@ -198,16 +223,19 @@ class Identity:
         with self._writing:
             self._write(self._with_gens(gens))
 
-    def note_epochs(self, epochs: Mapping[int, int]) -> None:
-        """Raise the highest epochs seen of copies that are here; durable on return. Raises LocalFault."""
+    def note_epochs(self, epochs: Mapping[int, tuple[int, Incarnation | None]]) -> None:
+        """Raise the highest epochs seen of copies that are here, and note whose they are; durable on return. Raises
+        LocalFault. An owner is noted with its epoch: a program that knows no owners may raise the epoch alone."""
         with self._writing:
-            partitions = dict(self._value["partitions"])
-            for partition, epoch in epochs.items():
+            partitions, owners = dict(self._value["partitions"]), dict(self._value.get("owners", {}))
+            for partition, (epoch, owner) in epochs.items():
                 if partition not in partitions:
                     continue  # condemned since this was asked for
                 gen, seen = partitions[partition]
                 partitions[partition] = [gen, max(seen, epoch)]
-            self._write(self._value | {"partitions": partitions})
+                if owner is not None and epoch >= seen:
+                    owners[partition] = [epoch, *owner]
+            self._write(self._value | {"partitions": partitions, "owners": owners})
 
     def condemn(self, partition: int, gen: int) -> None:
         """Note that the copy of `partition` here counts no more and is about to be deleted, and that one that may be

@@ -31,7 +31,7 @@ from repl.model.errors import (
 )
 from repl.model.keys import Key
 from repl.model.objects import Content
-from repl.model.requests import Isolation, PushItem, PushOutcome, PushResult, WriteRequest, Written
+from repl.model.requests import Isolation, Met, PushItem, PushOutcome, PushResult, WriteRequest, Written
 from repl.model.vclock import decode_clock, encode_clock
 
 VERSION: Final = 1
@@ -239,8 +239,9 @@ def decode_written(row: tuple[Any, ...]) -> Written:
 
 
 def pushed_row(result: PushResult) -> tuple[Any, ...]:
-    """A push's answer; an error goes as one."""
-    return (result.outcome.value,)
+    """A push's answer; an error goes as one. What a merged one met follows, which a node of a version before takes for
+    a malformed answer: it pushes the batch again, and then all is superseded."""
+    return (result.outcome.value,) if result.met is None else (result.outcome.value, *result.met)
 
 
 def decode_pushed(row: tuple[Any, ...]) -> PushResult:
@@ -248,6 +249,8 @@ def decode_pushed(row: tuple[Any, ...]) -> PushResult:
     match row:
         case (PushOutcome.APPLIED | PushOutcome.MERGED | PushOutcome.SUPERSEDED,):
             return PushResult(PushOutcome(row[0]))
+        case (PushOutcome.MERGED, bytes() as clock, int() as siblings):
+            return PushResult(PushOutcome.MERGED, None, Met(clock, siblings))
     raise CodecError("not the answer to a push")
 
 

@@ -17,7 +17,7 @@ from typing import Final
 from repl.forwarding import Forwarding
 from repl.kv_wire import ListAsk, ListPage
 from repl.model.entry import decode_key_row
-from repl.model.errors import NotLeader
+from repl.model.errors import CodecError, Corruption, NotLeader
 from repl.reading import not_led, wait_confirmed
 from repl.routes import LEADER_WAIT_S, LOOK_AGAIN_S, MOVING, Routes
 from repl.runtime import Runtime
@@ -134,7 +134,19 @@ def _page(batch: list[ListedKey], bucket: bytes | None, page_bytes: int | None) 
         count = max(1, sum(size <= page_bytes for size in sizes))
         last_page = last_page and count == len(batch)
         batch = batch[:count]
-    live = [listed for listed in batch if not decode_key_row(listed.row).tombstone]
+    live = [listed for listed in batch if not _is_tombstone(listed)]
     names = list(dict.fromkeys(listed.bucket if bucket is None else listed.key for listed in live))
     last = batch[-1]
     return ListPage(names, None if last_page else (last.bucket, last.key))
+
+
+def _is_tombstone(listed: ListedKey) -> bool:
+    """Raises Corruption, which names the key: whether it has a value is not known, so no listing with or without it
+    would be right."""
+    try:
+        return decode_key_row(listed.row).tombstone
+    except CodecError as error:
+        raise Corruption(
+            f"the key row of {listed.bucket!r}/{listed.key!r} cannot be read: {error};"
+            " `isthmus fold repair-keys --mend` fetches it again"
+        ) from error

@@ -19,9 +19,11 @@ import structlog
 from xxhash import xxh64_digest
 
 from config.properties import IMMEDIATE, KEEP, PROPERTIES, Value, value_of
+from repl.log_limits import LogLimit
 from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable, Versioned
 from repl.model.errors import BadInput, Corruption, LocalFault, NotReady, OutcomeUnknown
 from repl.model.properties import PLAIN, Properties, TypeProperties
+from repl.property_digests import MUST_AGREE, OF_TYPE, PLAIN_PLACE, PlaceDigests, place_digest, within_bounds
 
 log = structlog.get_logger(__name__)
 
@@ -42,9 +44,6 @@ answer was lost."""
 
 WHO_MAX: Final = 200
 """Characters of who set a property that are kept."""
-
-MUST_AGREE: Final = ("allow_mult", "last_write_wins", "dvv_enabled", "delete_mode", "repl_reap")
-"""Where these differ, two clusters that replicate to each other drop other siblings, or keep other tombstones."""
 
 POLL_S: Final = 10.0
 """Longest time between two looks: bounds the delay were every watch lost."""
@@ -263,18 +262,37 @@ def _digests(settings: PropertySettings) -> dict[bytes, bytes]:
     return dict(told[:DIGESTS_MAX])
 
 
+def place_digests(settings: PropertySettings) -> PlaceDigests | None:
+    """Digests by place, None when they are more than may be sent: some of them would show differences that are none."""
+    found: dict[bytes, dict[bytes, bytes]] = {}
+    for kind in {place.bucket_type for place in settings.places}:
+        of_type = place_digest(settings.values(Place(kind)))
+        rows = {} if of_type == PLAIN_PLACE else {OF_TYPE: of_type}
+        for place in settings.places:
+            if place.bucket_type == kind and place.bucket:
+                digest = place_digest(settings.values(place))
+                if digest != of_type:
+                    rows[place.bucket] = digest
+        if rows:
+            found[kind.encode()] = rows
+    return found if within_bounds(found) else None
+
+
 class PropertyBook:
     """What one node knows of properties, always the newest that it could read. `on_change` are told on the loop."""
 
     def __init__(self, metastore: Metastore) -> None:
         self._metastore = metastore
         self._wake = asyncio.Event()
+        self._unavailable = LogLimit()
         self._task: asyncio.Task[None] | None = None
         self._types: Mapping[bytes, TypeProperties] = {}
         self.settings = PropertySettings()
+        """As read last."""
         self._digests: dict[bytes, bytes] = {}
         """Made when they change: every fetch tells them, and every answer to one."""
-        """As read last."""
+        self._places: PlaceDigests | None = {}
+        """Made when they change, as well."""
         self.on_change: list[Callable[[], None]] = []
 
     def of_type(self, bucket_type: bytes) -> TypeProperties:
@@ -286,6 +304,10 @@ class PropertyBook:
         share (MUST_AGREE) are equal, its buckets' own included. Types of which none is set have those of PLAIN_DIGEST
         and are not there; nor is what is beyond DIGESTS_MAX."""
         return dict(self._digests)
+
+    def places(self) -> PlaceDigests | None:
+        """Digests by bucket and bucket type, which name what differs; None when they are more than may be sent."""
+        return self._places
 
     async def start(self) -> None:
         """Read them, and follow every change. When the metastore is away, the defaults count until it is back."""
@@ -307,6 +329,7 @@ class PropertyBook:
             return
         self.settings, self._types = settings, settings.effective()
         self._digests = _digests(settings)
+        self._places = place_digests(settings)
         for told in self.on_change:
             told()
 
@@ -330,7 +353,8 @@ class PropertyBook:
         try:
             self.learn(await read_properties(self._metastore))
         except (Unavailable, Ambiguous, Conflict) as error:
-            log.warning("properties.metastore_unavailable", error=str(error))
+            if (left_out := self._unavailable.due()) is not None:
+                log.warning("properties.metastore_unavailable", error=str(error), left_out=left_out)
             return False
         except LocalFault as error:  # damaged, or ZooKeeper refuses to read it out
             log.error("properties.unreadable", error=str(error))

@@ -28,13 +28,22 @@ from repl.model.errors import BadInput, CodecError, Corruption, Retryable, TooLa
 from repl.model.keys import Key
 from repl.model.objects import Object, Summary, decode_object, merge, seal, summarize_encoded
 from repl.model.properties import TypeProperties
-from repl.model.requests import REQUEST_ID_BYTES_MAX, PushItem, PushOutcome, PushResult, WriteRequest, Written
+from repl.model.requests import REQUEST_ID_BYTES_MAX, Met, PushItem, PushOutcome, PushResult, WriteRequest, Written
 from repl.model.siblings import resolved, written
-from repl.model.vclock import Clock, counter_of, decode_clock, descends, increment, offset_of, pack_counter
+from repl.model.vclock import (
+    OFFSET_BITS,
+    Clock,
+    counter_of,
+    decode_clock,
+    descends,
+    encode_clock,
+    increment,
+    pack_counter,
+)
 from repl.model.vclock import merge as merge_clocks
 from repl.partition import Partition
 from repl.reaped_pushes import Stamp, gone_with, reap_entry
-from repl.store.port import REAPED, Store
+from repl.store.port import REAPED, DamagedChange, Store
 from repl.store.requests import request_name
 from repl.write_limits import Warned, WriteLimits, check_siblings, check_size, note_siblings
 
@@ -52,7 +61,8 @@ class StalePush(Retryable):
 
 
 Owed = Callable[[int, int, bytes, Key], bool]
-"""(partition, offset of a write of ours, cluster that pushes) -> whether some other cluster has not got it yet."""
+"""(partition, offset of a row in which a write of ours is, cluster that pushes, key) -> whether some other cluster has
+not got that row yet."""
 
 
 def nothing_owed(_partition: int, _offset: int, _pusher: bytes, _key: Key) -> bool:
@@ -97,8 +107,8 @@ class Proposal:
         self.put_count = 0
         self.delete_count = 0
         self.repeated_count = 0
-        self.condition_failed = False
-        """An item was refused by its condition: what it was judged against is yet to be confirmed."""
+        self.needs_confirmation = False
+        """An item was refused because of what a process that leads no longer does not know."""
         self.warned: list[Warned] = []
         self.entries: list[Entry] = []
         self.fresh: dict[tuple[bytes, bytes], Entry] = {}
@@ -136,12 +146,12 @@ class Proposal:
             if len(request_id) > REQUEST_ID_BYTES_MAX:
                 raise BadInput(f"a request id of {len(request_id)} bytes; at most {REQUEST_ID_BYTES_MAX} are allowed")
             found = self._known(request_id, hash64)
-            if found is not None and current is not None:
+            if found is not None:
                 return self._repeated(found, current, key)
         if condition is not None:
             failed = self._judge(condition, current, key)
             if failed is not None:
-                self.condition_failed = True
+                self.needs_confirmation = True
                 return failed, _rests_on(current)
         if context:
             self._check_context(context)
@@ -176,8 +186,8 @@ class Proposal:
     def push(self, item: PushItem, hash64: int) -> tuple[object, int]:
         """As `write`, for a change from another cluster: kept as it is, or merged by causality."""
         key, origin, payload, leaving = item
-        if len(payload) > self._limits.object_bytes + (self._limits.object_bytes >> 1):
-            raise TooLarge(f"pushed object of {len(payload)} bytes, limits.object_size is {self._limits.object_bytes}")
+        if len(payload) > self._limits.entry_bytes:
+            raise self.too_long(payload)
         if len(origin) != 16:
             raise CodecError("a push whose origin is no cluster uuid")
         summary = summarize_encoded(payload)
@@ -189,7 +199,7 @@ class Proposal:
             answer, end = self._reaped(item, summary, hash64, leaving=leaving)
             if answer is not None:
                 return answer, end
-        outcome, kind = PushOutcome.APPLIED, EntryKind.DATA
+        outcome, kind, met = PushOutcome.APPLIED, EntryKind.DATA, None
         last = self._reaped_clock((key.bucket, key.key)) if current is None else ()
         if last and not descends(decode_clock(summary.clock), last):
             merged = self._over_reaped(last, decode_object(payload))
@@ -225,14 +235,14 @@ class Proposal:
                 if leaving and summary.tombstone and self._leaves(current):
                     kind = EntryKind.LEAVING
                 origin = self._own
-                outcome = PushOutcome.MERGED
+                outcome, met = PushOutcome.MERGED, Met(row.clock, len(merged.siblings))
             else:
-                ours = counter_of(mine, self._partition.actor)
-                if ours and self._owed(self._partition.id, offset_of(ours), origin, key):
+                # The offset of the row, not of our dot: merges, and pushes that count as ours, move the row up.
+                if counter_of(mine, self._partition.actor) and self._owed(self._partition.id, row.offset, origin, key):
                     origin = self._own
-        offset = self._next
-        self._append(key, hash64, current, payload, summary, origin, b"", kind)
-        return PushResult(outcome), offset + 1
+        offset, made = self._next, outcome is not PushOutcome.APPLIED
+        self._append(key, hash64, current, payload, summary, origin, b"", kind, made=made)
+        return PushResult(outcome, None, met), offset + 1
 
     def _leaving(
         self, key: Key, hash64: int, current: Current, item: PushItem, summary: Summary
@@ -249,14 +259,17 @@ class Proposal:
             self._partition.id, current.row.offset, origin, key
         ):
             origin = self._own
-        self._append(key, hash64, current, item.payload, summary, origin, b"", EntryKind.LEAVING)
+        self._append(key, hash64, current, item.payload, summary, origin, b"", EntryKind.LEAVING, made=False)
         return PushResult(PushOutcome.APPLIED), offset + 1
 
     def _leaves(self, current: Current) -> bool:
         """Whether what the key holds is a tombstone that is about to be reaped."""
         if current.pending is not None:
             return current.pending.kind == EntryKind.LEAVING
-        found = self._store.changes(self._partition.id, current.row.offset, 1)
+        try:
+            found = self._store.changes(self._partition.id, current.row.offset, 1)
+        except DamagedChange:  # what was said is lost: it is said again, and that row goes
+            return False
         return bool(found) and found[0].offset == current.row.offset and found[0].kind == EntryKind.LEAVING
 
     def _reaped_clock(self, name: tuple[bytes, bytes]) -> Clock:
@@ -303,10 +316,11 @@ class Proposal:
         return StalePush("the key was reaped here: what is there now is to be fetched once more"), 0
 
     def too_long(self, wire: bytes) -> TooLarge:
-        """The refusal of an entry that other nodes do not take."""
-        size, limit = len(wire), self._limits.entry_bytes
+        """The refusal of an entry that other nodes, or other clusters, do not take."""
         return TooLarge(
-            f"the object with all its siblings would make an entry of {size} bytes; other nodes take {limit}"
+            f"the object with all its siblings would make an entry of {len(wire)} bytes; at most "
+            f"{self._limits.made_bytes} are taken, which follows from limits.object_size "
+            f"({self._limits.object_bytes}): resolve its siblings, or raise that in all clusters"
         )
 
     def _stamp(self) -> Stamp:
@@ -325,10 +339,18 @@ class Proposal:
             found = self._pending_requests.get(name)
         return self._store.request_offset(self._partition.id, hash64, request_id) if found is None else found
 
-    def _repeated(self, found: int, current: Current, key: Key) -> tuple[object, int]:
-        """The answer to a request that took effect at the offset `found`: what the key holds now."""
+    def _repeated(self, found: int, current: Current | None, key: Key) -> tuple[object, int]:
+        """The answer to a request that took effect at the offset `found`: what the key holds now; of one that was
+        deleted and reaped since, what its tombstone had seen."""
         self.repeated_count += 1
-        end = max(_rests_on(current), found + 1 if found >= self._partition.replica.applied else 0)
+        end = found + 1 if found >= self._partition.replica.applied else 0
+        if current is None:
+            name = (key.bucket, key.key)
+            reap = self.fresh.get(name) or self._partition.pending_rows.get(name)
+            last = self._reaped_clock(name)
+            answer = Written(b"", encode_clock(last) if last else b"", 0, repeated=True)
+            return answer, end if reap is None else max(end, reap.offset + 1)
+        end = max(end, _rests_on(current))
         data = self._bytes(current, key)
         return Written(data, current.row.clock, current.row.sibling_count, repeated=True), end
 
@@ -346,13 +368,23 @@ class Proposal:
     def _check_context(self, context: Clock) -> None:
         """A context may not have seen writes of ours that were never made: their dots would be lost."""
         if counter_of(context, self._partition.actor) >= pack_counter(self._epoch, self._next):
-            raise BadInput("X-Riak-Vclock names writes that this cluster has not made: read the key again")
+            error = BadInput("X-Riak-Vclock names writes that this cluster has not made: read the key again")
+            raise self._never_made(error, context)
 
     def _check_ours(self, clock: Clock) -> None:
         """A pushed clock may not have seen writes of ours that were never made: ours to come would look old
         (R-FORGED)."""
         if counter_of(clock, self._partition.actor) >= pack_counter(self._epoch, self._next):
-            raise ForgedClock("the pushed object's clock names writes that this cluster has not made")
+            raise self._never_made(
+                ForgedClock("the pushed object's clock names writes that this cluster has not made"), clock
+            )
+
+    def _never_made(self, error: BadInput, clock: Clock) -> BadInput:
+        """`error` about a clock that is ahead of this partition. In the epoch of this leader that is certain. A counter
+        of a higher epoch may be its successor's: then the refusal must wait until leadership is confirmed."""
+        if counter_of(clock, self._partition.actor) >> OFFSET_BITS > self._epoch:
+            error.needs_confirmation = self.needs_confirmation = True
+        return error
 
     def _append(
         self,
@@ -364,7 +396,10 @@ class Proposal:
         origin: bytes,
         request_id: bytes,
         kind: EntryKind = EntryKind.DATA,
+        *,
+        made: bool = True,
     ) -> None:
+        """`made`: the object is made here; else it is taken as another cluster has it."""
         bucket, name = key.bucket, key.key
         change = leaf(bucket, name, summary.clock, summary.hash64, tombstone=summary.tombstone)
         previous = NO_OFFSET
@@ -388,7 +423,7 @@ class Proposal:
             row=encode_key_row(summary, offset),
             payload=encoded,
         )
-        if len(entry.wire) > self._limits.entry_bytes:
+        if len(entry.wire) > (self._limits.made_bytes if made else self._limits.entry_bytes):
             raise self.too_long(entry.wire)
         self._take(entry)
         if request_id:

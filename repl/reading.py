@@ -13,7 +13,6 @@ from typing import Final, cast
 
 from repl.forwarding import Forwarding
 from repl.kv_wire import LATER
-from repl.model.conditions import ConditionFailed
 from repl.model.errors import IsthmusError, NotLeader, NotReady, Overloaded
 from repl.model.keys import Key, key_hash
 from repl.model.requests import Isolation
@@ -58,17 +57,21 @@ async def wait_confirmed(confirmed: asyncio.Future[None]) -> None:
         await asyncio.shield(confirmed)
 
 
+def _needs_confirmation(result: object) -> bool:
+    return isinstance(result, IsthmusError) and result.needs_confirmation
+
+
 def confirm_refusals(runtime: Runtime, place: Partition, slots: Sequence[tuple[Waiter, int]]) -> None:
-    """Hold back the answers of `slots` that are refusals by a condition until a committed read would be answered: they
-    tell what the key holds. They become the read's error where it is refused."""
-    held = [(waiter, slot) for waiter, slot in slots if isinstance(waiter.results[slot], ConditionFailed)]
+    """Hold back the refusals among the answers of `slots` that need confirmation, until a committed read would be
+    answered. They become the read's error where it is refused."""
+    held = [(waiter, slot) for waiter, slot in slots if _needs_confirmation(waiter.results[slot])]
     for waiter, _ in held:
         waiter.remaining += 1
 
     def decided(confirmed: asyncio.Future[None]) -> None:
         error = confirmed.exception()
         for waiter, slot in held:
-            if error is not None and isinstance(waiter.results[slot], ConditionFailed):
+            if error is not None and _needs_confirmation(waiter.results[slot]):
                 waiter.results[slot] = error
             waiter.release()
 

@@ -31,6 +31,7 @@ from repl.reading import not_led
 from repl.reap_proposal import ReapProposal
 from repl.routes import Routes
 from repl.runtime import Runtime
+from repl.store.port import DamagedChange
 from repl.telemetry import Sample
 from repl.tombstones import Tombstone, due_at_ms
 from repl.transport.port import Links
@@ -47,8 +48,13 @@ TICK_S: Final = 0.5
 CANDIDATES_MAX: Final = 10_000
 """Tombstones of one partition that are remembered until they may go; the others are found again by a walk: 2 MB."""
 
-REAPS_AT_ONCE: Final = 500
+ENTRIES_AT_ONCE: Final = 500
 """Most entries of one partition in one turn, so that reaping many takes its time and writes do not wait for it."""
+
+REAPS_AT_ONCE: Final = 50
+"""Most of them that reap: 100 a second. So the 10,000 reaped keys that a partition remembers (`repl.store.reaped`) go
+back 100 s at least: longer than a queue's lease (30 s) and the time that a write may take (60 s) together, after which
+no sink pushes an old value any more. Beyond that rate tombstones stay until there are fewer deletes."""
 
 LOOKS_AT_ONCE: Final = 500
 """Most tombstones of one partition that are asked about in one turn, 8 us each: while a sink is away all of them wait,
@@ -218,10 +224,18 @@ class Reaper:
         found, count, last = [], 0, after
         for listed in islice(keys, PAGE_KEYS):
             count, last = count + 1, (listed.bucket, listed.key)
-            row = decode_key_row(listed.row)
+            try:
+                row = decode_key_row(listed.row)
+            except CodecError as error:  # whoever mends rows finds it; those behind it are reaped all the same
+                log.error("reap.row_unreadable", partition=place.id, key=repr(last), error=str(error))
+                continue
             properties = kind.of(listed.bucket)
             if row.tombstone and (properties.reap_after_ms is not None or properties.repl_reap):
-                tombstone = self._tombstone_of(place.id, listed.bucket, listed.key, row)
+                try:
+                    tombstone = self._tombstone_of(place.id, listed.bucket, listed.key, row)
+                except DamagedChange as error:  # likewise
+                    log.error("reap.row_unreadable", partition=place.id, key=repr(last), error=str(error))
+                    continue
                 if due_at_ms(kind, tombstone) is not None:
                     found.append(tombstone)
         keys.close()  # type: ignore[attr-defined]
@@ -248,10 +262,10 @@ class Reaper:
             led.waits = ""
         if not due:
             return
-        proposal = self._proposal(place)
+        proposal, reaped_before = self._proposal(place), self.reaped_count
         told = ""
         for found in due[:LOOKS_AT_ONCE]:
-            if len(proposal.entries) >= REAPS_AT_ONCE:
+            if len(proposal.entries) >= ENTRIES_AT_ONCE or self.reaped_count - reaped_before >= REAPS_AT_ONCE:
                 break
             waits = self._propose(place, proposal, found)
             name = found.bucket, found.key

@@ -17,12 +17,15 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from config.options import MIN_ISR
+from config.texts import quantity
 from repl.creation import PARTITIONS_PATH, counter_bytes, read_counter, whole
 from repl.isr.moves import Kind, Order, Records, Registrations
 from repl.isr.relocation import Board, Move, PlanRefused, Site
 from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable, Unmoved
-from repl.model.errors import BadInput, NotReady
+from repl.model.errors import BadInput, Corruption, NotReady
 from repl.model.record import PartitionRecord
+from repl.option_settings import OptionSettings, read_options
 from repl.placement_orders import WHO_MAX, Placement, change_placement, read_placement
 
 log = structlog.get_logger(__name__)
@@ -79,13 +82,20 @@ class Ground(NamedTuple):
     registrations: Registrations
     counted: int | None
     """The version of that counter; None before anything was created."""
+    options: OptionSettings | None = None
+    """The dynamic options, which say what min-ISR will be; None where they cannot be read."""
 
     @staticmethod
     async def read(metastore: Metastore) -> Ground:
         """As it is now."""
         counted = (await read_counter(metastore, PARTITIONS_PATH))[1]
         placement, records = await read_placement(metastore), await whole(metastore)
-        return Ground(placement, records, await metastore.registrations(), counted)
+        try:
+            options = await read_options(metastore)
+        except Corruption as error:
+            log.warning("placement.options_unreadable", error=str(error))
+            options = None
+        return Ground(placement, records, await metastore.registrations(), counted, options)
 
     def known(self) -> set[str]:
         """The nodes that live or hold a replica."""
@@ -150,7 +160,7 @@ def plan_of(wish: Wish, ground: Ground) -> Plan:
         tuple(moves),
         {node: before[node] for node in names},
         {node: after[node] for node in names},
-        tuple(_notes(wish, moves, ground)),
+        tuple(_notes(moves, ground)),
     )
 
 
@@ -214,24 +224,52 @@ def _check_free(moves: Sequence[Move], ground: Ground) -> None:
             )
 
 
-def _notes(wish: Wish, moves: Sequence[Move], ground: Ground) -> list[str]:
+def _notes(moves: Sequence[Move], ground: Ground) -> list[str]:
     """What an operator should know of a plan."""
     found: list[str] = []
     alone = [move.partition for move in moves if len(move.after) == 1]
     if alone:
-        found.append(f"{len(alone)} partitions would have one replica: a disk that is lost loses them")
+        found.append(f"{quantity(len(alone), 'partition')} would have one replica: a disk that is lost loses them")
     for partition in [m.partition for m in moves]:
         record = ground.records[partition]
         if len(record.isr) < record.factor:
             found.append("some of the partitions have replicas out of sync now: these change more slowly")
             break
-    if wish.kind is Kind.FACTOR and moves:
-        kind = [record for record in ground.records.values() if record.bucket_type == wish.bucket_type]
-        clamped = {min(record.min_isr, wish.factor) for record in kind}
-        found.append(f"min-ISR is {', '.join(map(str, sorted(clamped)))} then, unless it is set otherwise")
-        if 1 < wish.factor <= max(clamped):
-            found.append("that is all replicas: while one of them is away, its partitions take no writes")
-    return found
+    return found + _min_isr_notes(moves, ground)
+
+
+def _min_isr_notes(moves: Sequence[Move], ground: Ground) -> list[str]:
+    """What min-ISR will be wherever the number of replicas changes, by whatever order.
+
+    It is worked out from the options and the new number of replicas, as the node that controls does it, since the
+    record still has the min-ISR of the old number."""
+    changes = {
+        (ground.records[move.partition].bucket_type, len(move.before), len(move.after))
+        for move in moves
+        if len(move.before) != len(move.after)
+    }
+    return [_min_isr_note(bucket_type, before, after, ground.options) for bucket_type, before, after in sorted(changes)]
+
+
+def _min_isr_note(bucket_type: str, before: int, after: int, options: OptionSettings | None) -> str:
+    where = f"bucket type {bucket_type}, {before} to {quantity(after, 'replica')}"
+    if options is None:
+        return f"{where}: min-ISR is not known, since the options of the cluster cannot be read"
+    setting = options.setting(MIN_ISR, bucket_type)
+    number = min(options.min_isr(bucket_type, after), after)
+    if setting is None:
+        why = f"{MIN_ISR} is not set: one less than there are replicas, 1 at least"
+    else:
+        own = MIN_ISR in options.of(bucket_type)
+        why = f"{MIN_ISR} is set to {setting.value} for {'this bucket type' if own else 'the cluster'}"
+    note = f"{where}: min-ISR is {number} then ({why})"
+    if after == 1:
+        return note  # that one replica is one disk is said of each such plan
+    if number == 1:
+        return f"{note}. An acknowledged write may be on one disk alone"
+    if number == after:
+        return f"{note}. That is all replicas: while one of them is away, writes are refused"
+    return note
 
 
 # -- ordering ---------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from repl.isr import effects as fx
 from repl.isr import events as ev
 from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
 from repl.model.errors import IsthmusError, LocalFault
-from repl.model.record import Member, PartitionRecord
+from repl.model.record import Incarnation, Member, PartitionRecord
 from repl.partition import Partition
 from repl.registering import Registrar
 
@@ -47,7 +47,7 @@ class RoundTrips:
         self._dispatch = dispatch
         self._fail = fail
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="identity")
-        self._wanted: dict[int, tuple[Partition, int]] = {}
+        self._wanted: dict[int, tuple[Partition, int, Incarnation | None]] = {}
         self._epochs_task: asyncio.Task[None] | None = None
         self._writes: dict[int, asyncio.Task[None]] = {}
         self._renewals: dict[int, asyncio.Task[None]] = {}
@@ -62,8 +62,8 @@ class RoundTrips:
     ) -> None:
         """Carry out one of the core's effects of this kind."""
         match effect:
-            case fx.PersistEpoch(epoch):
-                self.persist_epoch(partition, epoch)
+            case fx.PersistEpoch(epoch, owner):
+                self.persist_epoch(partition, epoch, owner)
             case fx.WriteRecord(record, needs):
                 self.write_record(partition, record, needs)
             case fx.SyncRecord(nonce):
@@ -75,23 +75,23 @@ class RoundTrips:
 
     # -- the data directory -----------------------------------------------------------------------
 
-    def persist_epoch(self, partition: Partition, epoch: int) -> None:
-        """Make `epoch` durable as the highest seen; many partitions share one fsync."""
-        before = self._wanted.get(partition.id)
-        self._wanted[partition.id] = (partition, epoch if before is None else max(before[1], epoch))
+    def persist_epoch(self, partition: Partition, epoch: int, owner: Incarnation | None) -> None:
+        """Make `epoch` durable as the highest seen, and whose it is; many partitions share one fsync. The core asks for
+        epochs in rising order."""
+        self._wanted[partition.id] = (partition, epoch, owner)
         if self._epochs_task is None or self._epochs_task.done():
             self._epochs_task = asyncio.get_running_loop().create_task(self._persist_epochs())
 
     async def _persist_epochs(self) -> None:
         while self._wanted:
             wanted, self._wanted = self._wanted, {}
-            epochs = {partition_id: epoch for partition_id, (_, epoch) in wanted.items()}
+            epochs = {partition_id: (epoch, owner) for partition_id, (_, epoch, owner) in wanted.items()}
             try:
                 await asyncio.get_running_loop().run_in_executor(self._disk, self._identity.note_epochs, epochs)
             except LocalFault as error:
                 self._fail(error)
                 return
-            for partition, epoch in wanted.values():
+            for partition, epoch, _ in wanted.values():
                 self._dispatch(partition, ev.EpochPersisted(epoch))
 
     def renew_gen(self, partition: Partition, reason: str) -> None:

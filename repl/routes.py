@@ -60,6 +60,10 @@ class Routes:
         self._leaders = {r.partition: r.leader.node for r in records.values() if r.leader is not None}
         self.wake()
 
+    def known_types(self) -> frozenset[bytes] | None:
+        """The bucket types of this cluster; None where it is not known whether there are more."""
+        return None if self._unread or not self._types else frozenset(self._types)
+
     def check(self, bucket_type: bytes) -> None:
         """Raises UnknownBucketType when there is none of this name, NotReady when that is not known."""
         self.places(bucket_type)

@@ -32,6 +32,7 @@ from repl.isr import effects as fx
 from repl.isr import events as ev
 from repl.isr.options import Options
 from repl.isr.replica import Role
+from repl.isr_changes import TELLING, IsrChanges
 from repl.metastore.port import Metastore
 from repl.model.entry import Entry, EntryKind
 from repl.model.errors import IsthmusError, NotReady
@@ -103,6 +104,7 @@ class Runtime:
             fail=self._fail,
         )
         self.mend = self._storage.mend
+        self.drop_change = self._storage.drop_change
         self._round_trips = RoundTrips(identity, metastore, registrar, self.dispatch, self._fail)
         self._outbox = Outbox(links, replog, time, self._fail, lambda p: self._inbox.look_where_the_log_begins(p))
         self._far = FarHorizon(links, store, self._storage, time, self._feed, self._fail)
@@ -142,6 +144,7 @@ class Runtime:
             flush=self._storage.flush,
         )
         self._rollback_alarm = RollbackAlarm()
+        self._isr_changes = IsrChanges()
         self._second: asyncio.TimerHandle | None = None
         self._fatal: Exception | None = None
         self._stopping = self._closed = False
@@ -239,7 +242,7 @@ class Runtime:
                 self._ticking.arm()
                 return None
             error = refusal(partition, refused.reason)
-        self.entry_times.refused(partition, entries, error.reason)
+        self.entry_times.refused(partition, entries, error.reason, self.time.now_ms())
         return error
 
     def committed(self, partition: Partition) -> asyncio.Future[None]:
@@ -283,7 +286,12 @@ class Runtime:
         if self._closed:
             return
         try:
-            effects = partition.replica.step(event, now_ms)
+            if isinstance(event, TELLING):
+                before = partition.replica.record
+                effects = partition.replica.step(event, now_ms)
+                self._isr_changes.saw(before, partition.replica)
+            else:
+                effects = partition.replica.step(event, now_ms)
             if effects:
                 self._perform(partition, effects, now_ms)
         except Exception as bug:  # noqa: BLE001 - an effect may be lost: this copy must not go on as if it were not
@@ -345,7 +353,7 @@ class Runtime:
     def _role_changed(self, partition: Partition, effect: fx.RoleChanged) -> None:
         tell = log.error if effect.role is Role.FAILED else log.info
         tell("isr.role", partition=partition.id, role=effect.role.value, epoch=effect.epoch, reason=effect.reason)
-        self.entry_times.role_changed(partition, effect.role)
+        self.entry_times.role_changed(partition, effect.role, self.time.now_ms())
         if effect.role is Role.RESIGNING:
             self._outbox.share_cursors(partition, at_once=True)
 
@@ -382,8 +390,13 @@ class Runtime:
         for partition in self._full_disk.look(self.partitions.values(), self.time.now_ms()):
             self.hand_over(partition, None, HAND_OVER_MS)
 
+    def report_damage(self, on_damaged: Callable[[int, int | None], None]) -> None:
+        """Have `on_damaged(partition, segment)` called for each row that could not be given to a follower."""
+        self._far.report_damage(on_damaged)
+
     def metrics(self) -> list[Sample]:
         """The node's log, apply, replicas and messages, as samples of `repl.telemetry.HELP`."""
         parts = (self.entry_times, self._storage, self._outbox, self._full_disk, self._inbox, self._far, self._copies)
         own = measures.samples(self.partitions.values(), self.replog, self.store, self.time.now_ms())
+        own += self._isr_changes.metrics()
         return own + [sample for part in parts for sample in part.metrics()]

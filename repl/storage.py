@@ -116,7 +116,7 @@ class Storage:
             led = sum(p.unapplied.held_bytes for p in self._partitions.values() if p.leads)
             if led and led + size > self._window_bytes:
                 window = self._window_bytes
-                return Overloaded(f"{led} bytes wait to be applied, replication.window is {window} bytes: retry")
+                return Overloaded(f"{led} bytes wait to be applied, replication.window_size is {window} bytes: retry")
         limit = self._entry_limit_bytes
         if size > limit and any(len(entry.wire) > limit for entry in entries):
             return TooLarge(f"an object that takes more than {limit} bytes with all its siblings is not replicated")
@@ -193,6 +193,13 @@ class Storage:
     async def mend(self, partition: Partition, chunk: bytes, seen: bytes | None, upto: int) -> bool:
         """Write a key's row again between two batches: see `FarStore.mend`. One at a time of a partition. Raises
         Corruption, LocalFault."""
+        return await self._between(partition, lambda: self._store.far.mend(partition.id, chunk, seen, upto))
+
+    async def drop_change(self, partition: Partition, offset: int, seen: bytes) -> bool:
+        """Delete a change row that stands for nothing, as `mend` writes: see `FarStore.drop_change`."""
+        return await self._between(partition, lambda: self._store.far.drop_change(partition.id, offset, seen))
+
+    async def _between(self, partition: Partition, act: Callable[[], bool]) -> bool:
         if partition.replica.far_position is not None or partition.id in self.mending:
             return False
         done: Future[bool] = Future()
@@ -200,7 +207,7 @@ class Storage:
 
         def work() -> None:
             try:
-                done.set_result(self._store.far.mend(partition.id, chunk, seen, upto))
+                done.set_result(act())
             except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
                 done.set_exception(error)
             self._call(self.mending.discard, partition.id)

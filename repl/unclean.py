@@ -115,7 +115,7 @@ async def order(metastore: Metastore, record: PartitionRecord, by: str, why: str
     log.error(
         "UNCLEAN_ELECTION",
         partition=record.partition,
-        node=member.node,
+        leader=member.node,
         gen=member.gen,
         epoch=record.epoch,
         lineage=record.lineage,

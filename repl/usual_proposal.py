@@ -50,7 +50,7 @@ class UsualProposal(Proposal):
         partition, fresh, pending = self._partition, self.fresh, self._partition.pending_rows
         partition_id, actor, epoch = partition.id, partition.actor, self._epoch
         own, now_ms, now_s = self._own, self._now_ms, self._now_ms // 1000
-        key_row, entries, entry_limit = self._store.key_row, self.entries, self._limits.entry_bytes
+        key_row, entries, entry_limit = self._store.key_row, self.entries, self._limits.made_bytes
         reaped = self._store.reaped_clocks(partition_id)
         bucket, bucket_head, quiet_bytes = b"", b"", -1
         end = puts = 0

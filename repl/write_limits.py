@@ -6,7 +6,7 @@ window take. Pushes are reported and never refused for their siblings: what anot
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from repl.model.errors import BadInput, TooLarge
 from repl.model.keys import Key
@@ -17,6 +17,11 @@ class TooManySiblings(BadInput):
     """The write would leave more siblings than limits.siblings; read, resolve, and write with the context."""
 
     reason = "too-many-siblings"
+
+
+INTEGERS_BYTES: Final = 64
+"""By how much two entries of one object may differ in length: seven integers (epoch, offset twice, previous offset,
+time, hash of the leaf) that take one to nine bytes each, and a request id's place."""
 
 
 class WriteLimits(NamedTuple):
@@ -32,6 +37,12 @@ class WriteLimits(NamedTuple):
 
     sibling_warn_count: int = 0
     """Objects with more siblings are reported; 0: none."""
+
+    @property
+    def made_bytes(self) -> int:
+        """Longest entry of an object that is made here, by a write or a merge. Any cluster with the same settings then
+        takes it as a push: there the entry differs by its integers alone."""
+        return self.entry_bytes - INTEGERS_BYTES
 
 
 class Warned(NamedTuple):

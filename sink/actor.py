@@ -13,11 +13,13 @@ import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from typing import Any, Final, TypeVar
 
 import structlog
 
 from config.settings import PeerSettings, SinkSettings
+from config.texts import clause, quantity
 from queues.throttle import Rates
 from queues.wire import UnknownVersion
 from repl.metastore.port import Metastore, Unavailable
@@ -26,12 +28,14 @@ from repl.model.keys import Key
 from repl.model.ports import KeyValue, TimeSource
 from repl.telemetry import Sample
 from repl.transport.http_client import Access, HttpPeer
-from sink import discovery, limits, listing, suspensions
-from sink.crew import Crew, Properties, Seed
+from sink import discovery, limits, listing, peers, suspensions
+from sink.conflicts import Conflicts
+from sink.crew import Crew, Places, Properties, Seed, Types
 from sink.dead_letters import DeadLetters
-from sink.discovery import Aim
+from sink.discovery import Aim, PassedOver
 from sink.fetch import Home
 from sink.limits import ALL_NODES, InForce, Limits
+from sink.peers import PeerEntry, QueueWorkers, SetPeers
 from sink.push import Tally
 from sink.retrying import Retrying
 from sink.roster import LinkName
@@ -59,11 +63,16 @@ TALLIES_MAX: Final = 1_024
 """Most (source cluster, queue) pairs that are counted apart; the links of one more count for the last of them."""
 
 
+SETTLED_AT_ONCE: Final = 64
+"""Dead letters that are looked at, each WATCH_INTERVAL_S, whether their keys were settled otherwise: all that there may
+be by default within minutes, for few reads a second."""
+
+
 class Sink:
     """The actor. All of it belongs to the event loop.
 
-    `nodes()` names the nodes of this cluster that an operator may mean; `properties()` are told to sources, and theirs
-    compared with them.
+    `nodes()` names the nodes of this cluster that an operator may mean; `properties()` and `places()`, digests of
+    properties, are told to sources, and theirs compared with them.
     """
 
     def __init__(
@@ -77,22 +86,32 @@ class Sink:
         metastore: Metastore,
         time: TimeSource,
         letters: DeadLetters,
+        conflicts: Conflicts,
         access_to: Callable[[PeerSettings], Access],
         nodes: Callable[[], Collection[str]],
         properties: Properties = dict,
+        types: Types = lambda: None,
+        places: Places = lambda: None,
     ) -> None:
         self._settings = settings
         self._kv = kv
         self._metastore = metastore
         self._time = time
         self._letters = letters
+        self._conflicts = conflicts
         self._node = node_name
         self._nodes = nodes
+        self._access_to = access_to
         self._seeds = {LinkName(p.queue, p.url): Seed(p.cluster, access_to(p)) for p in settings.peers}
+        self._seed_entries: dict[LinkName, PeerEntry] = {}
+        """Those of the seeds that an operator has added."""
+        self._unusable: dict[LinkName, str] = {}
+        """Peers that an operator has added and this node cannot fetch from, with the reason."""
+        self._set_peers = SetPeers()
         self._tallies: dict[tuple[bytes, str], Tally] = {}
         self._stopping = asyncio.Event()
         self._home = Home(cluster_uuid, cluster_name)
-        shop = Shop(kv, time, letters, self._tally, self._stopping)
+        shop = Shop(kv, time, letters, conflicts, self._tally, self._stopping)
         default = (
             settings.workers,
             settings.peer_limit_count,
@@ -111,6 +130,8 @@ class Sink:
             incarnation=secrets.token_bytes(8),
             rates=rates,
             properties=properties,
+            types=types,
+            places=places,
         )
         self._retrying = Retrying(
             letters,
@@ -122,12 +143,20 @@ class Sink:
         )
         self._askers = {name.peer: HttpPeer(name.peer, 1, seed.access) for name, seed in self._seeds.items()}
         self._asking = ThreadPoolExecutor(ASKING_MAX, thread_name_prefix="discovery")  # as many as there are seeds
-        self._suspensions: tuple[Suspension, ...] = (suspensions.unread(time.wall_ms()),) if self._seeds else ()
+        self._suspensions: tuple[Suspension, ...] = (suspensions.unread(time.wall_ms()),)
+        now_ms = time.wall_ms()
+        self._unread = {limits.PATH: limits.unread(now_ms), peers.PATH: peers.unread(now_ms)}
+        """Suspend all links while nobody could read what operators have set there."""
+        self._told_last: dict[str, discovery.Told | None] = {}
         self._listed: set[str] = set()
         """URLs that peers told of when they were last asked."""
+        self._passed: dict[LinkName, PassedOver] = {}
+        """Listed nodes from which nothing is fetched."""
         self._tasks: list[asyncio.Task[None]] = []
         self._hinted = asyncio.Event()
         self._started = False
+        self._settled_upto = 0
+        """The letter up to which it was looked whether they are settled."""
 
     # ---------------------------------------------------------------- life
 
@@ -135,8 +164,6 @@ class Sink:
         """Read what operators have set and start the workers."""
         self._started = True
         await self._look_at_letters()
-        if not self._seeds:
-            return
         await self._read_all()
         self._metastore.watch(self._hint)
         self._crew.set_links({name: Aim(None, name) for name in self._seeds}, self._held)
@@ -159,6 +186,7 @@ class Sink:
             asker.cut()
         self._asking.shutdown(wait=False, cancel_futures=True)
         self._letters.close()
+        await self._conflicts.stop()
 
     def _tally(self, cluster: bytes, cluster_name: str, queue: str) -> Tally:
         """The count of a source cluster's queue."""
@@ -185,24 +213,33 @@ class Sink:
         loop = asyncio.get_running_loop()
         urls = list(self._askers)
         answers = await asyncio.gather(*(loop.run_in_executor(self._asking, self._told, url) for url in urls))
-        listed = {url for answer in answers if answer is not None for url in answer.urls}
+        told = self._told_last = {url: answer for url, answer in zip(urls, answers, strict=True) if url in self._askers}
+        listed = {url for teller, answer in told.items() if answer for url in discovery.dialled(answer, teller)}
         self._crew.hurry(listed - self._listed)
         self._listed = listed
         known = dict(self._crew.each(lambda name, link: (name, Aim(link.cluster, link.seed))))
-        wanted = discovery.wanted(self._seeds, known, dict(zip(urls, answers, strict=True)))
+        wanted = discovery.wanted(self._seeds, known, told)
+        passed = discovery.passed_over(self._seeds, wanted, told)
+        for name in passed.keys() - self._passed.keys():
+            log.warning("sink.peer_passed_over", queue=name.queue, peer=name.peer, reason=passed[name].reason)
+        self._passed = passed
         if {name: aim.cluster for name, aim in wanted.items()} != {name: aim.cluster for name, aim in known.items()}:
             self._crew.set_links(wanted, self._held)
 
     def _told(self, url: str) -> discovery.Told | None:
+        asker = self._askers.get(url)
+        if asker is None:
+            return None
         try:
-            told = discovery.ask(self._askers[url])
+            told = discovery.ask(asker)
         except UnknownVersion as error:
             log.warning("sink.discovery_refused", peer=url, reason=error.reason, error=str(error))
             return None
         except IsthmusError as error:
             log.debug("sink.discovery_unanswered", peer=url, error=str(error))
             return None
-        expected = {seed.cluster_name for name, seed in self._seeds.items() if name.peer == url and seed.cluster_name}
+        seeds = list(self._seeds.items())  # this runs in a thread
+        expected = {seed.cluster_name for name, seed in seeds if name.peer == url and seed.cluster_name}
         if told.cluster == self._home.cluster or (expected and told.cluster_name not in expected):
             return None  # its fetches say what is wrong
         return told
@@ -214,13 +251,13 @@ class Sink:
         self._check_named(queue, peer, node)
         new = Suspension(queue, peer, by, self._time.wall_ms(), reason, node)
         self._adopt(await suspensions.change(self._metastore, new, queue, peer, node))
-        log.info("sink.suspended", queue=queue, peer=peer, node=node, by=by, reason=reason)
+        log.info("sink.suspended", queue=queue, peer=peer, only_node=node, by=by, reason=reason)
 
     async def resume(self, queue: str | None, peer: str | None, node: str | None = None) -> None:
         """End suspensions of what is named. Raises BadInput, Overloaded."""
         self._check_named(queue, peer, node)
         self._adopt(await suspensions.change(self._metastore, None, queue, peer, node))
-        log.info("sink.resumed", queue=queue, peer=peer, node=node)
+        log.info("sink.resumed", queue=queue, peer=peer, only_node=node)
 
     async def set_limits(self, wish: Limits, node: str | None, forget: bool = False) -> None:
         """Set what `wish` names on `node` (None: on all), or with `forget` let the config count again. Raises BadInput,
@@ -229,7 +266,92 @@ class Sink:
         if wish.workers is not None and not 1 <= wish.workers <= WORKERS_MAX and not forget:
             raise BadInput(f"{wish.workers} workers: from 1 to {WORKERS_MAX} are possible")
         self._adopt_limits(await limits.change(self._metastore, node or ALL_NODES, wish, forget))
-        log.info("sink.limits_set", node=node, by=wish.by, reason=wish.reason, in_force=self._in_force[:4])
+        log.info("sink.limits_set", only_node=node, by=wish.by, reason=wish.reason, in_force=self._in_force[:4])
+
+    # ---------------------------------------------------------------- peers
+
+    async def add_peer(self, peer: PeerSettings, by: str, reason: str) -> None:
+        """Fetch from a peer, on all nodes and over restarts, that no file need list. Raises BadInput, NotReady, and
+        what its token or certificates meet."""
+        name = LinkName(peer.queue, peer.url)
+        if name in self._seeds:
+            raise BadInput(f"queue {name.queue} of {name.peer} is fetched from already (isthmus sink list)")
+        self._access_to(peer)
+        token_file = None if peer.token_file is None else str(peer.token_file)
+        entry = PeerEntry(peer.queue, peer.url, peer.cluster, token_file, False, by, self._time.wall_ms(), reason)
+        self._adopt_peers(await peers.change_peer(self._metastore, entry, in_file=self._in_file(name)))
+        log.info("sink.peer_added", queue=name.queue, peer=name.peer, by=by, reason=reason)
+
+    async def remove_peer(self, name: LinkName, by: str, reason: str) -> None:
+        """Fetch from a peer no more, on all nodes and over restarts; running cycles are finished. Raises BadInput,
+        NotReady."""
+        known = {*self._seeds, *self._unusable}
+        if name not in known:
+            listed = ", ".join(sorted(f"{one.queue} {one.peer}" for one in known)) or "none"
+            via = self._crew.links.get(name)
+            hint = f"; it is fetched from since {via.seed.peer} lists it" if via is not None else ""
+            raise BadInput(f"queue {name.queue} of {name.peer} is no peer that was set{hint}; there are: {listed}")
+        entry = PeerEntry(name.queue, name.peer, "", None, True, by, self._time.wall_ms(), reason)
+        self._adopt_peers(await peers.change_peer(self._metastore, entry, in_file=self._in_file(name)))
+        log.info("sink.peer_removed", queue=name.queue, peer=name.peer, by=by, reason=reason)
+
+    async def set_queue_workers(self, queue: str, node: str | None, workers: int | None, by: str, reason: str) -> None:
+        """At most so many workers are busy with a queue at once (None: no limit of its own), on one node or on all.
+        Raises BadInput, NotReady."""
+        named = {one.queue for one in self._set_peers.workers}
+        self._check_named(None if workers is None and queue in named else queue, None, node)
+        wish = None if workers is None else QueueWorkers(queue, node, workers, by, self._time.wall_ms(), reason)
+        self._adopt_peers(await peers.change_workers(self._metastore, queue, node, wish))
+        log.info("sink.queue_workers_set", queue=queue, only_node=node, workers=workers, by=by, reason=reason)
+
+    def _in_file(self, name: LinkName) -> bool:
+        return any((one.queue, one.url) == name for one in self._settings.peers)
+
+    def _adopt_peers(self, found: SetPeers) -> None:
+        """Have the seeds that are wanted now, and links to them. A seed whose settings changed goes first, and comes
+        back with a later look, once its link is gone."""
+        self._end_unread(peers.PATH)
+        self._set_peers = found
+        wanted = {
+            LinkName(p.queue, p.url): (p, entry) for p, entry in peers.in_force(self._settings.peers, found.peers)
+        }
+        self._unusable = {}
+        replaced: set[LinkName] = set()
+        added = False
+        for name in list(self._seeds):
+            entry = self._seed_entries.get(name)
+            if name not in wanted or _of_peer(wanted[name][1]) != _of_peer(entry):
+                del self._seeds[name]
+                self._seed_entries.pop(name, None)
+                replaced.add(name)
+        for name, (peer, entry) in wanted.items():
+            going = name in self._crew.links and (name in replaced or self._crew.roster.leaving(name))
+            if name in self._seeds or going:
+                continue
+            try:
+                self._seeds[name] = Seed(peer.cluster, self._access_to(peer))
+            except (IsthmusError, OSError) as error:
+                self._unusable[name] = str(error)
+                log.error("sink.peer_unusable", queue=name.queue, peer=name.peer, error=str(error))
+                continue
+            if entry is not None:
+                self._seed_entries[name] = entry
+            added = True
+        if replaced or added:
+            self._follow_seeds()
+        self._crew.limit_queues(peers.workers_of(self._node, found.workers))
+
+    def _follow_seeds(self) -> None:
+        """Have links as the seeds that there are say, and nobody else to ask."""
+        urls = {name.peer: seed.access for name, seed in self._seeds.items()}
+        for url in self._askers.keys() - urls.keys():
+            self._askers.pop(url).cut()
+            self._told_last.pop(url, None)
+        for url in urls.keys() - self._askers.keys():
+            self._askers[url] = HttpPeer(url, 1, urls[url])
+        known = dict(self._crew.each(lambda name, link: (name, Aim(link.cluster, link.seed))))
+        kept = {name: aim for name, aim in known.items() if aim.seed in self._seeds}
+        self._crew.set_links(discovery.wanted(self._seeds, kept, self._told_last), self._held)
 
     def _check_named(self, queue: str | None, peer: str | None, node: str | None) -> None:
         """What is named must be there, or have been suspended when it was."""
@@ -246,19 +368,28 @@ class Sink:
             raise BadInput(f"there is no node {node!r} in this cluster; there are: {listed}")
 
     def _held(self, name: LinkName) -> bool:
-        return any(s.fits(name, self._node) for s in self._suspensions)
+        return self._suspension_of(name) is not None
+
+    def _suspension_of(self, name: LinkName) -> Suspension | None:
+        found = next((s for s in self._suspensions if s.fits(name, self._node)), None)
+        return found or next(iter(self._unread.values()), None)
+
+    def _end_unread(self, path: str) -> None:
+        if self._unread.pop(path, None) is not None:
+            self._crew.suspend(self._held)
 
     def _adopt(self, found: tuple[Suspension, ...]) -> None:
         self._suspensions = found
         self._crew.suspend(self._held)
 
     def _adopt_limits(self, entries: Mapping[str, Limits]) -> None:
+        self._end_unread(limits.PATH)
         self._in_force = now = limits.settings_for(self._node, entries, self._default)
         workers = max(1, min(WORKERS_MAX, now.workers))
         self._crew.limit(workers, now.peer_limit, Rates(now.bytes_per_second, now.objects_per_second))
 
     def _hint(self, path: str) -> None:
-        if path in (suspensions.PATH, limits.PATH):
+        if path in (suspensions.PATH, limits.PATH, peers.PATH):
             self._hinted.set()
 
     async def _watch(self) -> None:
@@ -269,10 +400,12 @@ class Sink:
             self._hinted.clear()
             await self._read_all()
             await self._look_at_letters()
+            await self._settle_letters()
 
     async def _read_all(self) -> None:
         await self._read_settings(suspensions.PATH, suspensions.read, self._adopt)
         await self._read_settings(limits.PATH, limits.read, self._adopt_limits)
+        await self._read_settings(peers.PATH, peers.read, self._adopt_peers)
 
     async def _read_settings(
         self, path: str, read: Callable[[Metastore], Awaitable[Read]], adopt: Callable[[Read], None]
@@ -297,6 +430,13 @@ class Sink:
         loop = asyncio.get_running_loop()
         return [letter.shown() for letter in await loop.run_in_executor(None, self._letters.of_key, key)]
 
+    async def conflicts(self, count: int) -> dict[str, Any]:
+        """The newest writes that were concurrent with ours, newest first: {"conflicts", "noted", "dropped", "limit"};
+        the numbers are since the node began, `dropped` of those that were too many."""
+        kept = self._conflicts
+        return {"conflicts": await kept.listed(count), "noted": kept.noted, "dropped": kept.dropped,
+                "limit": kept.limit_count}  # fmt: skip
+
     async def drop_dead_letters(self, numbers: Sequence[int] | None) -> int:
         """Forget these (None: all); returns how many there were. Raises LocalFault."""
         chosen = await self._chosen(numbers)
@@ -317,6 +457,17 @@ class Sink:
             except LocalFault as error:
                 log.error("sink.dead_letters_unread", error=str(error))
 
+    async def _settle_letters(self) -> None:
+        """Forget some letters whose keys were settled otherwise."""
+        if not (self._letters.counts() or (0,))[0]:
+            return
+        try:
+            _, self._settled_upto = await self._retrying.settled(self._settled_upto, SETTLED_AT_ONCE)
+        except IsthmusError as error:
+            log.info("sink.dead_letters_not_settled", reason=error.reason)
+        except Exception:
+            log.exception("sink.dead_letters_bug")  # the settings must go on being read
+
     async def _chosen(self, numbers: Sequence[int] | None) -> list[int]:
         if numbers is not None:
             return list(dict.fromkeys(numbers))
@@ -334,12 +485,13 @@ class Sink:
         links = list(self._crew.links) or list(self._seeds)
         suspended = sum(map(self._held, links))
         if suspended == len(links):
-            held = next(one for one in self._suspensions if one.fits(links[0], self._node))
+            held = self._suspension_of(links[0])
+            assert held is not None
             return {"actor": "sink", "state": "suspended", "reason": listing.by_whom(held)}
-        failing = self.failing()
+        troubles = [sentence for sentence in (self.failing(), self.passed_over()) if sentence]
         letters, _ = self._letters.counts() or (0, 0)
-        told = [f"{suspended} links suspended"] * (suspended > 0)
-        told += [failing] if failing else []
+        told = [f"{quantity(suspended, 'link')} suspended"] * (suspended > 0)
+        told += troubles
         told += [f"dead letters: {letters} (isthmus sink dead-letters list)"] * (letters > 0)
         return {"actor": "sink", "state": "running", "reason": "; ".join(told)}
 
@@ -347,17 +499,33 @@ class Sink:
         """How many links fail, and why the first does; "" when none."""
         errors = {name: self._crew.roster.errors(name) for name in self._crew.links}
         failing = [link.last_error or listing.in_a_row(errors[n]) for n, link in self._crew.links.items() if errors[n]]
-        return f"{len(failing)} of {len(errors)} links fail: {failing[0]}" if failing else ""
+        return f"{len(failing)} of {clause(len(errors), 'link', 'fails', 'fail')}: {failing[0]}" if failing else ""
+
+    def passed_over(self) -> str:
+        """How many listed nodes nothing is fetched from, and why from the first; "" when there are none."""
+        if not self._passed:
+            return ""
+        urls = sorted({name.peer for name in self._passed})
+        first = next(one for _, one in sorted(self._passed.items()))
+        nodes = f"{len(urls)} nodes" if len(urls) > 1 else "a node"
+        return f"nothing is fetched from {nodes} of {first.cluster_name} ({listing.some(urls)}): {first.reason}"
 
     def listing(self) -> list[dict[str, Any]]:
-        """One row a link."""
+        """One row a link, and one a node that is passed over."""
         now_ms, binding = self._time.wall_ms(), self._crew.shown()["throttle"]["binding"] or ""
 
         def row(name: LinkName, link: Link) -> dict[str, Any]:
-            held = next((s for s in self._suspensions if s.fits(name, self._node)), None)
-            return listing.row(link, self._crew.roster, held, now_ms, seed=name in self._seeds, binding=binding)
+            held = self._suspension_of(name)
+            return listing.row(link, self._crew.roster, held, now_ms, origin=self._origin_of(name), binding=binding)
 
-        return self._crew.each(row)
+        return [*self._crew.each(row), *(listing.passed_row(one) for _, one in sorted(self._passed.items()))]
+
+    def _origin_of(self, name: LinkName) -> dict[str, Any]:
+        """Where a link comes from: "config", "operator" (who, when and why) or "discovery"."""
+        entry = self._seed_entries.get(name)
+        if entry is not None:
+            return {"from": "operator", "set": {"by": entry.by, "at_ms": entry.at_ms, "reason": entry.reason}}
+        return {"from": "config" if name in self._seeds else "discovery", "set": None}
 
     def overview(self) -> dict[str, Any]:
         """The node's sink as a whole: workers, throttle, what came from each source cluster, dead letters."""
@@ -371,6 +539,9 @@ class Sink:
             "sources": [tally.shown() for tally in list(self._tallies.values())],
             "dead_letters": {"kept": kept, "given_up": overflowed},
             "suspensions": [s.shown() for s in self._suspensions],
+            "peers_set": [asdict(one) for one in self._set_peers.peers],
+            "queue_workers_set": [asdict(one) for one in self._set_peers.workers],
+            "peers_unusable": [{"queue": n.queue, "url": n.peer, "reason": why} for n, why in self._unusable.items()],
         }
 
     def metrics(self) -> list[Sample]:
@@ -381,4 +552,10 @@ class Sink:
         roster = self._crew.roster
         links = self._crew.each(lambda name, link: listing.samples(link, roster, self._held(name), now_ms))
         whole = listing.overall(self._crew.shown(), self._letters.counts())
+        whole.append(("isthmus_sink_peers_passed_over", {}, len({name.peer for name in self._passed})))
         return [sample for samples in links for sample in samples] + whole
+
+
+def _of_peer(entry: PeerEntry | None) -> PeerEntry | None:
+    """What of an entry decides how its peer is reached."""
+    return None if entry is None else replace(entry, by="", at_ms=0, reason="")

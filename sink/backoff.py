@@ -55,8 +55,8 @@ class Backoff:
                 before = 0 if self.errors else self.delay_ms
                 return Backoff(delays, min(delays.empty_max_ms, before * delays.factor + delays.empty_min_ms))
             case Result.FAILED | Result.ERROR:
-                before = self.delay_ms if self.errors else 0
-                delay = min(delays.max_ms, max(delays.min_ms, before * delays.factor))
+                # Never below the delay that empties had come to: an error is no reason to ask sooner.
+                delay = min(delays.max_ms, max(delays.min_ms, self.delay_ms * delays.factor))
                 return replace(self, delay_ms=delay, errors=self.errors + 1)
 
     def pause_ms(self, random: Random) -> int:

@@ -18,6 +18,8 @@ import structlog
 
 from config.settings import SinkSettings
 from queues.throttle import Rates, Throttle
+from repl.property_digests import PlaceDigests
+from repl.timers import DeadlineTimer
 from repl.transport.http_client import Access
 from repl.transport.loop_client import LoopPeer
 from sink.backoff import Delays, Result
@@ -64,6 +66,14 @@ Properties = Callable[[], Mapping[bytes, bytes]]
 """Digests of the properties that must agree between clusters, by bucket type."""
 
 
+Places = Callable[[], PlaceDigests | None]
+"""The same by bucket and bucket type; None where they are not told."""
+
+
+Types = Callable[[], frozenset[bytes] | None]
+"""The bucket types of this cluster; None where it is not known whether there are more."""
+
+
 class Seed(NamedTuple):
     """What the config says of a peer: the name of its cluster ("": any), and how to come in."""
 
@@ -85,11 +95,15 @@ class Crew:
         incarnation: bytes,
         rates: Rates,
         properties: Properties,
+        types: Types,
+        places: Places,
     ) -> None:
         self._settings = settings
         self._shop = shop
         self._home = home
         self._properties = properties
+        self._types = types
+        self._places = places
         self._seeds = seeds
         self._node = node
         self._incarnation = incarnation
@@ -102,7 +116,7 @@ class Crew:
         self._workers: set[asyncio.Task[None]] = set()
         self._tellers: set[asyncio.Task[None]] = set()
         """Acknowledge by themselves; each ends with its request's time-out at the latest."""
-        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm = DeadlineTimer(self._look)
         self._peers: dict[LinkName, LoopPeer] = {}
         self._slots: dict[LinkName, list[Slot]] = {}
         self.links: dict[LinkName, Link] = {}
@@ -179,6 +193,11 @@ class Crew:
 
     # ---------------------------------------------------------------- limits
 
+    def limit_queues(self, workers: Mapping[str, int]) -> None:
+        """Most workers of each queue from now on; one that is not named has no limit of its own."""
+        self.roster.queue_limits = dict(workers)
+        self._hire()
+
     def limit(self, workers: int, peer_limit: int, rates: Rates) -> None:
         """Other limits from now on; cycles that run are finished."""
         self.roster.workers, self.roster.peer_limit_set = workers, peer_limit
@@ -197,8 +216,7 @@ class Crew:
         """No new cycle begins; those under way go on."""
         self._shop.stopping.set()
         self._running = False
-        if self._alarm is not None:
-            self._alarm.cancel()
+        self._alarm.cancel()
 
     def pushing(self) -> bool:
         """True while a batch is being pushed."""
@@ -254,7 +272,7 @@ class Crew:
             turn = self._next_turn()
             self._hire()
             if turn is None and slot.fetcher.ack is not None:
-                self._look_in(TELL_S)
+                self._alarm.call_within(TELL_S)
 
     def _next_turn(self) -> Turn | None:
         """The next slot to work on, if one is due; else somebody looks again when one will be."""
@@ -266,20 +284,10 @@ class Crew:
         if turn is None:
             due_ms = self.roster.next_due_ms()
             wait_s = IDLE_WAIT_S if due_ms is None else max(due_ms - now_ms, held_ms, 1) / 1000
-            self._look_in(min(IDLE_WAIT_S, wait_s))
+            self._alarm.call_within(min(IDLE_WAIT_S, wait_s))
         return turn
 
-    def _look_in(self, wait_s: float) -> None:
-        """Look for turns after `wait_s` at the latest."""
-        loop = asyncio.get_running_loop()
-        if self._alarm is not None:
-            if self._alarm.when() <= loop.time() + wait_s and not self._alarm.cancelled():
-                return
-            self._alarm.cancel()
-        self._alarm = loop.call_later(wait_s, self._look)
-
     def _look(self) -> None:
-        self._alarm = None
         self._hire()
         self._tell()
 
@@ -313,7 +321,7 @@ class Crew:
         try:
             count, size = self._throttle.room(settings.batch_count, settings.batch_bytes, self._shop.time.now_ms())
             poll_ms = settings.poll_ms if may_wait else min(settings.poll_ms, SHORT_POLL_MS)
-            asked = Asked(count, size, poll_ms, self._properties())
+            asked = Asked(count, size, poll_ms, self._properties(), self._types(), self._places())
             result, waited_ms = await slot.cycle(asked, lambda *what: self._fetched(name, number, *what))
             if self.roster.suspended(name) or self.roster.leaving(name):
                 await slot.acknowledge()
@@ -342,6 +350,7 @@ class Crew:
                 "count": self.roster.workers,
                 "busy": self.roster.running_count(),
                 "peer_limit": self.roster.peer_limit(),
+                "queue_limits": dict(self.roster.queue_limits),
             },
             "throttle": self._throttle.shown(self._shop.time.now_ms()),
         }

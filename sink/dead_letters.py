@@ -2,8 +2,9 @@
 
 One row a key, queue and source: a newer refusal of the same key replaces the older, so a batch that comes again after
 a crash is not listed twice. A row is on disk before its change is acknowledged. The object is kept with it as long as
-there is room, so that a retry can push it again; beyond the limits the oldest objects go first (their names stay), then
-the oldest rows, which are counted. Values are never shown. SQLite keeps the file; no other room opens it.
+there is room, so that a retry can push it again; beyond the limit of bytes the oldest objects go first (their names
+stay). Beyond the limit of rows a new one is not kept, but counted, and becomes a gap at its source. Values are never
+shown. SQLite keeps the file; no other room opens it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -44,6 +45,8 @@ INSERT INTO letters (at_ms, queue, peer, source, source_name, bucket_type, bucke
 ON CONFLICT DO UPDATE SET at_ms=excluded.at_ms, peer=excluded.peer, source_name=excluded.source_name,
     reason=excluded.reason, error=excluded.error, size=excluded.size, payload=excluded.payload, tries=tries+1
 """
+
+_KNOWN: Final = "SELECT 1 FROM letters WHERE source=? AND queue=? AND bucket_type=? AND bucket=? AND name=?"
 
 _COUNTS: Final = (
     "SELECT (SELECT COUNT(*) FROM letters), COALESCE((SELECT count FROM totals WHERE name='overflowed'), 0)"
@@ -104,15 +107,31 @@ class DeadLetters:
         self._counts: tuple[int, int] | None = None
         """As they were when the file was last looked into."""
 
-    def add(self, letters: Iterable[DeadLetter]) -> None:
-        """On disk when it returns."""
+    def add(self, letters: Sequence[DeadLetter]) -> list[int]:
+        """On disk when it returns, but for those of which there is no room: their indexes. A newer letter of a key that
+        has one takes its place."""
 
-        def write(connection: sqlite3.Connection) -> None:
-            for letter in letters:
+        def write(connection: sqlite3.Connection) -> list[int]:
+            left_out = []
+            count = connection.execute("SELECT COUNT(*) FROM letters").fetchone()[0]
+            for at, letter in enumerate(letters):
+                known = connection.execute(_KNOWN, (letter.source, letter.queue, *letter.key)).fetchone()
+                if known is None and count >= self._limit_count:
+                    left_out.append(at)
+                    continue
+                count += known is None
                 self._put(connection, letter)
-            self._keep_within_limits(connection)
+            self._objects_within_limit(connection)
+            if left_out:
+                connection.execute(
+                    "INSERT INTO totals VALUES ('overflowed', ?) ON CONFLICT (name) DO UPDATE SET count = count + ?",
+                    (len(left_out), len(left_out)),
+                )
+                log.warning("sink.dead_letters_overflow", given_up=len(left_out), limit=self._limit_count)
+            return left_out
 
-        self._run(write)
+        found: list[int] = self._run(write)
+        return found
 
     def replace(self, before: DeadLetter, after: DeadLetter | None) -> None:
         """`after` stands where `before` stood, as it was found; with None nothing does. What was written, or forgotten,
@@ -126,7 +145,7 @@ class DeadLetters:
                 connection.execute("DELETE FROM letters WHERE id=?", (before.id,))
             else:
                 self._put(connection, after)
-                self._keep_within_limits(connection)
+                self._objects_within_limit(connection)
 
         self._run(write)
 
@@ -135,7 +154,7 @@ class DeadLetters:
         row = (letter.at_ms, letter.queue, letter.peer, letter.source, letter.source_name, *letter.key)
         connection.execute(_WRITE, (*row, letter.reason, letter.error, letter.size, payload))
 
-    def _keep_within_limits(self, connection: sqlite3.Connection) -> None:
+    def _objects_within_limit(self, connection: sqlite3.Connection) -> None:
         held = connection.execute("SELECT id, size FROM letters WHERE payload IS NOT NULL ORDER BY id").fetchall()
         excess = sum(size for _, size in held) - self._limit_bytes
         for number, size in held:
@@ -143,15 +162,6 @@ class DeadLetters:
                 break
             connection.execute("UPDATE letters SET payload=NULL WHERE id=?", (number,))
             excess -= size
-        count = connection.execute("SELECT COUNT(*) FROM letters").fetchone()[0]
-        if count > self._limit_count:
-            over = count - self._limit_count
-            connection.execute("DELETE FROM letters WHERE id IN (SELECT id FROM letters ORDER BY id LIMIT ?)", (over,))
-            connection.execute(
-                "INSERT INTO totals VALUES ('overflowed', ?) ON CONFLICT (name) DO UPDATE SET count = count + ?",
-                (over, over),
-            )
-            log.warning("sink.dead_letters_overflow", given_up=over, limit=self._limit_count)
 
     def letters(self) -> list[DeadLetter]:
         """All letters, the oldest first; of those whose object is kept `payload` is empty, not None."""
@@ -167,6 +177,11 @@ class DeadLetters:
         """One letter with its object."""
         rows = self._rows(f"SELECT {_COLUMNS} FROM letters WHERE id=?", (number,))  # noqa: S608
         return _letter(rows[0]) if rows else None
+
+    def next_kept(self, after: int, count: int) -> list[DeadLetter]:
+        """Up to `count` letters behind the one of that number whose objects are kept, with these."""
+        statement = f"SELECT {_COLUMNS} FROM letters WHERE id>? AND payload IS NOT NULL ORDER BY id LIMIT ?"  # noqa: S608
+        return [_letter(row) for row in self._rows(statement, (after, count))]
 
     def drop(self, numbers: Sequence[int]) -> int:
         """Forget these; how many there were."""

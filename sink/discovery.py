@@ -8,8 +8,10 @@ all. `parse` and `wanted` are pure; `ask` is one request. Who runs this, and whe
     a cluster that answers    the union of what its nodes list; one that is no longer listed, and no seed, goes
     a cluster that does not   what was known of it stays, and back-off paces it
 
-A listed address that can only mean the node itself (loopback, any) is passed over unless its teller was reached at
-such an address, too, and so is one of another scheme; where all of them are, the seed that told stays.
+A cluster whose `http` listeners take TLS and plain text (`tls.http = "allow"`) lists its nodes with http://. A seed
+that is dialled with TLS passes its scheme on to them (`dialled`). What is left is passed over: addresses of another
+scheme, and addresses that can only mean the node itself (loopback, any) unless the seed was reached at such an address,
+too. Where all of them are, the seed stays. What is passed over is shown (`passed_over`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from urllib.parse import urlsplit
 from config.rules import check_peer_url
 from queues.wire import UnknownVersion
 from repl.model.errors import CodecError
-from repl.transport.http_client import HttpPeer
+from repl.transport.http_client import HttpPeer, as_protected
 from sink.roster import LinkName
 
 PATH: Final = "/cluster/nodes"
@@ -43,6 +45,9 @@ NODES_MAX: Final = 256
 
 NAME_MAX: Final = 64
 
+TLS_MODES: Final = ("off", "allow", "require")
+"""What a list may say of its node's `http` listener (`tls.http`)."""
+
 
 class Aim(NamedTuple):
     """Where a link points: the uuid of the cluster that must answer there (None: not known yet), and the seed of the
@@ -53,11 +58,23 @@ class Aim(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What one peer says of its cluster: uuid, name, and the URLs of its live nodes."""
+    """What one peer says of its cluster: uuid, name, and the URLs of its live nodes. `tls`: the mode of its own `http`
+    listener, None from programs that do not say it."""
 
     cluster: bytes
     cluster_name: str
     urls: tuple[str, ...]
+    tls: str | None = None
+
+
+class PassedOver(NamedTuple):
+    """A listed node of another cluster from which nothing is fetched."""
+
+    name: LinkName
+    seed: LinkName
+    cluster: bytes
+    cluster_name: str
+    reason: str
 
 
 def parse(body: bytes) -> Told:
@@ -72,7 +89,8 @@ def parse(body: bytes) -> Told:
         raise CodecError(f"not a list of a cluster's nodes: {error!r:.200}") from error
     if len(uuid) != 16 or type(name) is not str or not 0 < len(name) <= NAME_MAX or len(urls) > NODES_MAX:
         raise CodecError("not a list of a cluster's nodes: uuid, name or number of nodes is out of range")
-    return Told(uuid, name, urls)
+    tls = fields.get("tls")
+    return Told(uuid, name, urls, tls if tls in TLS_MODES else None)
 
 
 def ask(peer: HttpPeer) -> Told:
@@ -97,7 +115,7 @@ def wanted(
             if answer is None or (seed in known and known[seed].cluster not in (None, answer.cluster)):
                 continue
             answered.add(answer.cluster)
-            usable = [url for url in answer.urls if _reachable(url, seed.peer)]
+            usable = [url for url in dialled(answer, seed.peer) if not _obstacle(url, seed.peer)]
             for url in usable:
                 found.setdefault(LinkName(queue, url), Aim(answer.cluster, seed))
             if usable and seed.peer not in usable:
@@ -109,13 +127,53 @@ def wanted(
         for name, aim in known.items():
             if name.queue == queue and aim.cluster is not None and aim.cluster not in answered:
                 found.setdefault(name, aim)
-    return found
+    return {name: aim for name, aim in found.items() if name in by_queue[name.queue] or not _doubled(name, found)}
 
 
-def _reachable(url: str, teller: str) -> bool:
-    """Whether an address that `teller` listed may be dialled: with no less protection than the teller's, too."""
-    same_scheme = url.partition("://")[0] == teller.partition("://")[0]
-    return same_scheme and (not _only_here(url) or _only_here(teller))
+def _doubled(name: LinkName, found: Mapping[LinkName, Aim]) -> bool:
+    """Whether another link leads to the same node, by the other scheme: that of a seed stays, else the one with TLS.
+    So it is where seeds of one queue have both schemes."""
+    scheme, _, place = name.peer.partition("://")
+    other = name._replace(peer=f"{'http' if scheme == 'https' else 'https'}://{place}")
+    return other in found and (scheme == "http" or found[other].seed == other)
+
+
+def passed_over(
+    seeds: Iterable[LinkName], found: Mapping[LinkName, Aim], told: Mapping[str, Told | None]
+) -> dict[LinkName, PassedOver]:
+    """The nodes that seeds listed and that no link of `found` (see `wanted`) leads to, with the reason. None of a
+    cluster to which there are as many links as it lists nodes: its addresses differ, and each node is fetched from."""
+    result: dict[LinkName, PassedOver] = {}
+    for seed in seeds:
+        answer = told.get(seed.peer)
+        if answer is None or (seed in found and found[seed].cluster not in (None, answer.cluster)):
+            continue
+        links = sum(n.queue == seed.queue and (n == seed or a.cluster == answer.cluster) for n, a in found.items())
+        if links >= len(answer.urls):
+            continue
+        for url in dialled(answer, seed.peer):
+            name = LinkName(seed.queue, url)
+            if name not in found and (why := _obstacle(url, seed.peer)):
+                result.setdefault(name, PassedOver(name, seed, answer.cluster, answer.cluster_name, why))
+    return result
+
+
+def dialled(answer: Told, seed_url: str) -> list[str]:
+    """The listed addresses as they are to be dialled: with TLS where the seed was reached with it and its cluster takes
+    both. A program that does not say so takes both if it lists the seed's own address with http://."""
+    plain = "http://" + seed_url.removeprefix("https://")
+    takes_both = answer.tls == "allow" or (answer.tls is None and plain in answer.urls)
+    return [as_protected(url, seed_url) if takes_both else url for url in answer.urls]
+
+
+def _obstacle(url: str, seed_url: str) -> str:
+    """Why an address that a seed lists is not dialled: protection as the seed's, and no address of the seed's own
+    machine; "" when it is."""
+    if url.partition("://")[0] != seed_url.partition("://")[0]:
+        return f"it is listed with another scheme than the peer {seed_url} has in the config"
+    if _only_here(url) and not _only_here(seed_url):
+        return "it is listed with an address that only its own machine can reach (there: listen.http, listen.advertise)"
+    return ""
 
 
 def _only_here(url: str) -> bool:

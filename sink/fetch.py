@@ -20,6 +20,7 @@ from queues.wire import (
     BYTES_MAX,
     MEDIA_TYPE,
     OFF_LOOP_FROM_BYTES,
+    TYPES_MAX,
     ZSTD,
     Ack,
     FetchReply,
@@ -28,6 +29,7 @@ from queues.wire import (
     encode_request,
 )
 from repl.model.errors import PeerFault
+from repl.property_digests import PlaceDigests
 from repl.transport.loop_client import LoopPeer
 
 ANSWER_OVERHEAD_BYTES: Final = 200_000_000
@@ -49,12 +51,15 @@ class OwnAnswer(PeerFault):
 
 class Asked(NamedTuple):
     """What a fetch asks for: changes, bytes, and how long the source may hold it; and the digests of this cluster's
-    properties by bucket type, which it tells."""
+    properties by bucket type, and which types it has (None: not known), which it tells."""
 
     changes: int
     size: int
     wait_ms: int
     properties: Mapping[bytes, bytes] = MappingProxyType({})
+    types: frozenset[bytes] | None = None
+    places: PlaceDigests | None = None
+    """Digests of this cluster's properties by bucket and bucket type; None: not told."""
 
 
 class Home(NamedTuple):
@@ -114,6 +119,8 @@ class Fetcher:
             asked.wait_ms,
             self._compress,
             dict(asked.properties),
+            asked.types if asked.types is not None and len(asked.types) <= TYPES_MAX else None,
+            asked.places,
         )
         body = await self._peer.post(
             self._path,

@@ -12,9 +12,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, NamedTuple
 
+import structlog
+
 from queues.ownership import change_value, json_object, read_value
 from repl.metastore.port import Metastore
 from repl.model.errors import BadInput, CodecError
+from sink.suspensions import Suspension
+
+log = structlog.get_logger(__name__)
 
 PATH: Final = "/sink/limits"
 
@@ -88,12 +93,32 @@ async def read(metastore: Metastore) -> dict[str, Limits]:
     return {} if found is None else decode(found.value)
 
 
+def unread(at_ms: int) -> Suspension:
+    """Stands, since `at_ms` (wall clock), where nobody could read yet which limits are set."""
+    why = f"the limits that operators have set cannot be read (metastore: {PATH}): {_ANEW}"
+    return Suspension(None, None, "?", at_ms, why)
+
+
+_ANEW: Final = "isthmus sink throttle --default, on all nodes, ends all that is set; then set what is to be set"
+
+
+def _to_change(value: bytes | None, *, anew: bool) -> dict[str, Limits]:
+    """What stands there, for who changes it; with `anew` what cannot be read is nothing. Raises BadInput."""
+    try:
+        return {} if value is None else decode(value)
+    except CodecError as error:
+        if not anew:
+            raise BadInput(f"the limits that are set cannot be read ({error}): {_ANEW}") from error
+        log.warning("sink.unreadable_limits_ended", value=repr(value)[:200])
+        return {}
+
+
 async def change(metastore: Metastore, node: str, wish: Limits, forget: bool = False) -> dict[str, Limits]:
     """Set the fields of `wish` that are not None for `node` (or ALL_NODES), with `forget` instead unset them; returns
     what is set then. Raises NotReady, BadInput at the limit."""
 
     def changed(current: bytes | None) -> bytes:
-        entries = {} if current is None else decode(current)
+        entries = _to_change(current, anew=forget and node == ALL_NODES)
         before = entries.get(node, Limits())
         given = {name: None if forget else getattr(wish, name) for name in NUMBERS if getattr(wish, name) is not None}
         after = replace(before, **given, by=wish.by, at_ms=wish.at_ms, reason=wish.reason)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from config.texts import quantity
 from repl.model.requests import PushOutcome
+from repl.property_digests import differences_shown, types_of
 from repl.telemetry import Sample
+from sink.discovery import PassedOver
 from sink.roster import Roster
 from sink.suspensions import Suspension
 from sink.worker import Link
+
+SHOWN_MAX: Final = 4
+"""Addresses that a sentence names."""
 
 HELP: Final[Mapping[str, str]] = {
     "isthmus_sink_changes_total": "Changes fetched and pushed into this cluster, by outcome.",
@@ -18,7 +24,9 @@ HELP: Final[Mapping[str, str]] = {
     "isthmus_sink_errors_total": "Cycles that failed; nothing of them was acknowledged.",
     "isthmus_sink_lag_seconds": "Lag of the last minute by quantile; absent when nothing was stored in it.",
     "isthmus_sink_delay_seconds": "Delay of a link before its next fetch.",
+    "isthmus_sink_peers_passed_over": "Listed nodes of other clusters that this node does not fetch from.",
     "isthmus_sink_suspended": "1 while an operator has suspended the link.",
+    "isthmus_sink_held_types": "Bucket types that this cluster lacks, whose changes the source holds back.",
     "isthmus_sink_workers": "Workers that may fetch at once.",
     "isthmus_sink_workers_busy": "Workers that fetch or push now.",
     "isthmus_sink_throttled_seconds_total": "Time in which no fetch could begin because of a rate limit.",
@@ -38,7 +46,7 @@ def state_of(
     if suspended is not None:
         return "suspended", by_whom(suspended)
     if leaving:
-        return "leaving", "its cluster lists it no longer"
+        return "leaving", "it is no peer any more, and its cluster lists it no longer"
     if errors:
         return "failing", link.last_error or in_a_row(errors)
     silent_ms = link.unanswered_ms(now_ms)
@@ -49,8 +57,13 @@ def state_of(
         return "running", silent
     if link.source_state != "serving":
         return "waiting", f"the source is {link.source_state}"
+    if link.held:
+        names = [name.decode("utf-8", "backslashreplace") for name in sorted(link.held)]
+        since = f"since {(now_ms - min(link.held.values())) / 1000:.0f} s" if min(link.held.values()) <= now_ms else ""
+        what = f"this cluster has no bucket type {', '.join(names)}: its changes wait at the source {since}".rstrip()
+        return "holding", f"{what} (isthmus bucket-type create {names[0]})"
     if link.properties_differ:
-        return "running", f"properties differ from the source's: {', '.join(link.properties_differ)}"
+        return "running", f"properties differ from the source's: {differences_shown(link.properties_differ)}"
     return "running", f"the node's limit of {binding} a second binds (isthmus sink show)" if binding else ""
 
 
@@ -61,13 +74,19 @@ def by_whom(suspension: Suspension) -> str:
 
 def in_a_row(errors: int) -> str:
     """What is told of a link that fails while a fetch was answered and what it brought is not stored yet."""
-    return f"{errors} error{'s' * (errors != 1)} in a row"
+    return f"{quantity(errors, 'error')} in a row"
 
 
 def row(
-    link: Link, roster: Roster, suspended: Suspension | None, now_ms: int, *, seed: bool, binding: str = ""
+    link: Link,
+    roster: Roster,
+    suspended: Suspension | None,
+    now_ms: int,
+    *,
+    origin: Mapping[str, Any],
+    binding: str = "",
 ) -> dict[str, Any]:
-    """One link; None where a number is unknown. `seed`: the config lists it."""
+    """One link; None where a number is unknown. `origin`: "from" and "set", where it comes from."""
     name = link.name
     errors = roster.errors(name)
     state, reason = state_of(link, errors, suspended, roster.leaving(name), now_ms, binding)
@@ -80,10 +99,12 @@ def row(
         "peer": name.peer,
         "source_cluster": link.source_cluster or None,
         "source_uuid": None if link.cluster is None else link.cluster.hex(),
-        "from": "config" if seed else "discovery",
+        **origin,
         "since_ms": link.since_ms,
         "state": state,
-        "properties_differ": list(link.properties_differ),
+        "properties_differ": types_of(link.properties_differ),
+        "property_differences": [one.row() for one in link.properties_differ],
+        "held_types": [name.decode("utf-8", "backslashreplace") for name in sorted(link.held or ())],
         "reason": reason,
         "suspended": None if suspended is None else suspended.shown(),
         "delay_ms": roster.delay_ms(name),
@@ -105,6 +126,39 @@ def row(
     }
 
 
+def passed_row(passed: PassedOver) -> dict[str, Any]:
+    """A listed node without a link: as a row of a link that has not begun."""
+    return {
+        "queue": passed.name.queue,
+        "peer": passed.name.peer,
+        "source_cluster": passed.cluster_name,
+        "source_uuid": passed.cluster.hex(),
+        "from": "discovery",
+        "set": None,
+        "since_ms": None,
+        "state": "passed-over",
+        "properties_differ": [],
+        "property_differences": [],
+        "held_types": [],
+        "reason": f"{passed.reason}; name it as a peer, or set sink.discover = false if that is meant",
+        "suspended": None,
+        "delay_ms": None,
+        "errors_in_a_row": 0,
+        "running": 0,
+        **{outcome.value: 0 for outcome in PushOutcome},
+        "fetches": 0,
+        "batches": 0,
+        "errors": 0,
+        **dict.fromkeys(("lag_ms_p50", "lag_ms_p99", "recent_lag_ms_p50", "recent_lag_ms_p99")),
+        **dict.fromkeys(("last_answer_ms", "last_batch_ms", "last_error", "last_error_reason", "last_error_ms")),
+    }
+
+
+def some(names: Sequence[str]) -> str:
+    """The first names of a list, and that there are more."""
+    return ", ".join(names[:SHOWN_MAX]) + (", ..." if len(names) > SHOWN_MAX else "")
+
+
 def samples(link: Link, roster: Roster, suspended: bool, now_ms: int) -> list[Sample]:
     """One link's samples."""
     name = link.name
@@ -119,6 +173,7 @@ def samples(link: Link, roster: Roster, suspended: bool, now_ms: int) -> list[Sa
         ("isthmus_sink_errors_total", labels, link.errors),
         ("isthmus_sink_delay_seconds", labels, roster.delay_ms(name) / 1000),
         ("isthmus_sink_suspended", labels, suspended),
+        ("isthmus_sink_held_types", labels, len(link.held or ())),
     ]
     for quantile in (0.5, 0.99):
         lag_ms = recent.quantile_ms(quantile)

@@ -13,8 +13,10 @@ from typing import Any, Final
 
 from queues.rules import Item
 from repl.model.keys import Key
+from repl.model.objects import summarize_encoded
 from repl.model.reference import ReferenceKind
 from repl.model.requests import PushItem, PushOutcome, PushResult
+from sink.conflicts import Conflict
 from sink.dead_letters import DeadLetter
 from sink.roster import LinkName
 
@@ -54,6 +56,20 @@ def dead_letters(
         )
         for item, result in zip(items, results, strict=True)
         if result.outcome is PushOutcome.REJECTED and result.error is not None
+    ]  # fmt: skip
+
+
+def conflicts_of(
+    name: LinkName, source: bytes, source_name: str, items: Sequence[Item], results: Sequence[PushResult], now_ms: int
+) -> list[Conflict]:
+    """What of a batch was concurrent with what was here, as far as the leaders say with what."""
+    return [
+        Conflict(
+            now_ms, name.queue, name.peer, source, source_name, Key(item[3], item[4], item[5]), result.met.clock,
+            summarize_encoded(item[8]).clock, result.met.siblings,
+        )
+        for item, result in zip(items, results, strict=True)
+        if result.met is not None
     ]  # fmt: skip
 
 

@@ -11,20 +11,37 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
+
+import structlog
 
 from queues.by_reference import ANSWER_HEAD_BYTES, ObjectRequest, decode_object_reply, encode_asking
 from queues.wire import MEDIA_TYPE
-from repl.model.errors import IsthmusError, PeerFault
+from repl.model.errors import CodecError, IsthmusError, PeerFault
+from repl.model.objects import summarize_encoded
 from repl.model.ports import KeyValue, TimeSource
 from repl.model.requests import PushItem, PushOutcome
+from repl.model.vclock import decode_clock, descends
 from repl.transport.loop_client import LoopPeer
 from sink.dead_letters import DeadLetter, DeadLetters
 from sink.fetch import ANSWER_OVERHEAD_BYTES, Home, OtherCluster
 
+log = structlog.get_logger(__name__)
+
+SETTLED_BYTES: Final = 64_000_000
+"""Objects that are read at once to see whether letters are settled; of what is beyond, the next round knows."""
+
 Peers = Callable[[str, bytes, str], Iterable[LoopPeer]]
 """(queue, source cluster's uuid, URL that is best) -> nodes of that cluster to ask, the best first."""
+
+
+def _has_seen(here: bytes, refused: bytes) -> bool:
+    """Whether the object that is here has seen all of the refused one; one that cannot be read has not."""
+    try:
+        return descends(decode_clock(summarize_encoded(here).clock), decode_clock(summarize_encoded(refused).clock))
+    except CodecError:
+        return False
 
 
 class Retrying:
@@ -57,6 +74,20 @@ class Retrying:
                 return answer | {"reason": "gone-at-source", "error": words}
             letter = replace(letter, payload=payload, size=len(payload))
         return answer | await self._pushed(letter)
+
+    async def settled(self, after: int, count: int) -> tuple[int, int]:
+        """Forget letters whose key was settled otherwise: this cluster has the object by now, or one that has seen it,
+        whichever way it came. (How many, the number to go on from) of the next `count` letters behind `after`; 0 once
+        there are no more. A letter whose object is not kept is left for people. Raises LocalFault."""
+        letters = await asyncio.to_thread(self._letters.next_kept, after, count)
+        found = await self._kv.get_batch([letter.key for letter in letters], None, SETTLED_BYTES, waits=False)
+        settled = 0
+        for letter, here in zip(letters, found, strict=True):
+            if isinstance(here, bytes) and letter.payload is not None and _has_seen(here, letter.payload):
+                await asyncio.to_thread(self._letters.replace, letter, None)
+                log.info("sink.dead_letter_settled", id=letter.id, queue=letter.queue, source=letter.source_name)
+                settled += 1
+        return settled, letters[-1].id if len(letters) == count else 0
 
     async def _pushed(self, letter: DeadLetter) -> dict[str, Any]:
         assert letter.payload is not None

@@ -105,6 +105,9 @@ class Roster:
         self._busy: dict[str, int] = {}
         """Workers of each peer in a cycle; a peer without any is not in it."""
         self._busy_count = 0
+        self.queue_limits: dict[str, int] = {}
+        """Queue -> most workers that may be busy with it, at all its peers together; one that is not in it has no
+        limit."""
         self.workers = workers
         self.peer_limit_set = peer_limit
         """Workers that one peer may have; 0: an equal share."""
@@ -170,7 +173,7 @@ class Roster:
                 if enough:
                     continue
             limit = limit or self.peer_limit()
-            if self._busy.get(name.peer, 0) >= limit:
+            if self._busy.get(name.peer, 0) >= limit or self._queue_is_full(name.queue):
                 continue
             for slot, since in enumerate(link.rested_since):
                 if (best is None or since < best[0]) and link.rests(slot):
@@ -182,7 +185,7 @@ class Roster:
         link.fetching.add(slot)
         self._busy_count += 1
         self._busy[name.peer] = self._busy.get(name.peer, 0) + 1
-        return Turn(name, slot, not link.probing and not self._crowded(name.peer, limit))
+        return Turn(name, slot, not link.probing and not self._crowded(name, limit))
 
     def _doubted_enough(self) -> bool:
         """True when links that answer could want the workers that are left."""
@@ -194,15 +197,27 @@ class Roster:
                 some_answer = True
         return some_answer and held >= max(1, self.workers // 2)
 
-    def _crowded(self, peer: str, limit: int) -> bool:
-        """True when more workers are wanted than there are, in the pool or for this peer."""
-        total = here = 0
+    def _queue_is_full(self, queue: str) -> bool:
+        """True when as many workers are busy with it as may be."""
+        limit = self.queue_limits.get(queue)
+        if limit is None:
+            return False
+        return (
+            sum(len(link.fetching) + len(link.pushing) for n, link in self._links.items() if n.queue == queue) >= limit
+        )
+
+    def _crowded(self, link_name: LinkName, limit: int) -> bool:
+        """True when more workers are wanted than there are, in the pool, for this peer or for this queue."""
+        total = here = of_queue = 0
         for name, link in self._links.items():
             demand = link.demand()
             total += demand
-            if name.peer == peer:
+            if name.peer == link_name.peer:
                 here += demand
-        return total > self.workers or here > limit
+            if name.queue == link_name.queue:
+                of_queue += demand
+        queue_limit = self.queue_limits.get(link_name.queue, self.workers)
+        return total > self.workers or here > limit or of_queue > queue_limit
 
     def fetched(self, name: LinkName, slot: int, *, full: bool = False) -> None:
         """A fetching slot found something and pushes it now: the link's other slots may fetch meanwhile. `full`: as
@@ -256,7 +271,7 @@ class Roster:
         may_run = [
             (name.peer, link.due_ms)
             for name, link in self._links.items()
-            if link.may_run() and not (link.doubtful and enough)
+            if link.may_run() and not (link.doubtful and enough) and not self._queue_is_full(name.queue)
         ]
         if not may_run:
             return None

@@ -13,18 +13,21 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from config.texts import clause, quantity
 from queues.batches import Session
-from queues.rules import REAL_TIME, Item
+from queues.rules import REAL_TIME
 from queues.wire import Ack, FetchReply
-from repl.model.errors import IsthmusError, LocalFault, OutcomeUnknown
+from repl.model.errors import IsthmusError, LocalFault, OutcomeUnknown, Retryable
 from repl.model.ports import KeyValue, TimeSource
 from repl.model.requests import PushOutcome, PushResult
+from repl.property_digests import PropertyDifference, differences
 from sink.backoff import Result
+from sink.conflicts import Conflicts
 from sink.dead_letters import DeadLetters
 from sink.discovery import Aim
 from sink.fetch import Asked, Fetcher
 from sink.lag import Lag
-from sink.push import Tally, dead_letters, failed_indexes, outcomes_of, pushes
+from sink.push import Tally, conflicts_of, dead_letters, failed_indexes, outcomes_of, pushes
 from sink.roster import LinkName
 
 log = structlog.get_logger(__name__)
@@ -37,9 +40,18 @@ PUSH_TIMEOUT_S: Final = 120.0
 request time-out of the write path, which decides first."""
 
 
+TYPE_LACKING: Final = "unknown-bucket-type"
+"""The reason of what cannot be stored since this cluster has no such bucket type."""
+
 OVERDUE_MS: Final = 5_000
 """How much later than it should an answer may come before the link tells so: well above a busy source's pauses, well
 below `sink.request_timeout`, after which the fetch has failed."""
+
+
+class LeaseOver(Retryable):
+    """A batch is older than its lease: it was not pushed, and comes again."""
+
+    reason = "lease-over"
 
 
 class Link:
@@ -65,8 +77,11 @@ class Link:
         self.last_answer_ms: int | None = None
         self.source_cluster = ""
         self.source_state = ""
-        self.properties_differ: tuple[str, ...] = ()
-        """Bucket types whose properties are not those of the source."""
+        self.properties_differ: tuple[PropertyDifference, ...] = ()
+        """Properties that are not those of the source."""
+        self.held: Mapping[bytes, int] | None = None
+        """Bucket types that the source holds back since this cluster lacks them, with the time of the oldest change of
+        each; None: the source is of a version that holds none back."""
         self.under_way: dict[int, tuple[int, int]] = {}
         """Slot (by identity) -> since when it asks, and when the answer is due, in wall-clock ms."""
 
@@ -83,6 +98,7 @@ class Shop(NamedTuple):
     kv: KeyValue
     time: TimeSource
     letters: DeadLetters
+    conflicts: Conflicts
     tally_of: Callable[[bytes, str, str], Tally]
     stopping: asyncio.Event
 
@@ -100,7 +116,7 @@ class Slot:
         """(result, how long the source held the fetch in ms). `fetched(changes, bytes)` is called when there are some,
         before they are pushed."""
         link, time = self.link, self._shop.time
-        began_ms, wall_ms = time.now_ms(), time.wall_ms()
+        asked_ms, wall_ms = time.now_ms(), time.wall_ms()
         link.under_way[id(self)] = wall_ms, wall_ms + asked.wait_ms
         try:
             reply = await self.fetcher.fetch(asked, link.cluster, link.expected_name)
@@ -109,12 +125,14 @@ class Slot:
             return Result.ERROR, 0
         finally:
             del link.under_way[id(self)]
-        waited_ms = time.now_ms() - began_ms
+        came_ms = time.now_ms()
+        waited_ms = came_ms - asked_ms
         link.fetches += 1
         link.cluster = reply.cluster
         link.source_cluster = reply.cluster_name
         link.source_state = reply.state
-        link.properties_differ = _differing(asked.properties, reply.properties)
+        link.held = reply.held
+        link.properties_differ = differences(asked.properties, reply.properties, asked.places, reply.places)
         link.last_answer_ms = time.wall_ms()
         link.last_error = link.last_error_reason = ""
         if not reply.items or self._shop.stopping.is_set():
@@ -123,7 +141,10 @@ class Slot:
         self.pushing = True
         try:
             fetched(len(reply.items), self.fetcher.answer_bytes)
-            return await self._taken_in(reply), waited_ms
+            # The source took the batch no earlier than this, by durations alone; one that does not tell how long it
+            # waited before that is believed to have answered at once.
+            taken_ms = came_ms if reply.waited_ms is None else asked_ms + reply.waited_ms
+            return await self._taken_in(reply, taken_ms), waited_ms
         finally:
             self.pushing = False
 
@@ -138,17 +159,22 @@ class Slot:
             return False
         return True
 
-    async def _taken_in(self, reply: FetchReply) -> Result:
-        """Push a batch and note what became of it."""
+    async def _taken_in(self, reply: FetchReply, taken_ms: int) -> Result:
+        """Push a batch that the source took at `taken_ms` at the earliest, and note what became of it."""
         link, time = self.link, self._shop.time
         tally = self._shop.tally_of(reply.cluster, reply.cluster_name, link.name.queue)
         tally.fetched(len(reply.items), self.fetcher.answer_bytes)
-        results = await self._push(reply.items, reply.cluster)
+        results = await self._push(reply, taken_ms)
         outcomes = outcomes_of(results)
+        given_up: tuple[int, ...] = ()
         if PushOutcome.REJECTED in outcomes:
-            results = await self._kept(reply, results)
+            if reply.held is not None:
+                results = [held_back(result) for result in results]
+            results, given_up = await self._kept(reply, results)
             outcomes = outcomes_of(results)
         now_ms = time.wall_ms()
+        if PushOutcome.MERGED in outcomes:
+            self._note_conflicts(reply, results, now_ms)
         times = [item[7] for item in reply.items]
         failed: tuple[int, ...] = ()
         if PushOutcome.FAILED in outcomes:
@@ -156,7 +182,8 @@ class Slot:
             again = set(failed)
             times = [time_ms for n, time_ms in enumerate(times) if n not in again]
         applied, merged, superseded, rejected = [outcomes.get(outcome, 0) for outcome in ENDS]
-        self.fetcher.ack = Ack(reply.batch, reply.owner_version, failed, (applied, merged, superseded, rejected))
+        counts = (applied, merged, superseded, rejected)
+        self.fetcher.ack = Ack(reply.batch, reply.owner_version, failed, counts, given_up)
         tally.pushed(outcomes, now_ms)
         link.batches += 1
         link.last_batch_ms = now_ms
@@ -166,15 +193,35 @@ class Slot:
             link.lag.note(times, now_ms)
         if failed:
             why = results[failed[0]].error
-            self._failed(why or OutcomeUnknown(f"{len(failed)} changes were not stored"))
+            self._failed(why or OutcomeUnknown(f"{clause(len(failed), 'change', 'was', 'were')} not stored"))
             return Result.FAILED
         return Result.ITEMS
 
-    async def _push(self, items: Sequence[Item], source: bytes) -> Sequence[PushResult]:
-        """The outcome of each item; all FAILED when the cluster gave no answer in time."""
+    def _note_conflicts(self, reply: FetchReply, results: Sequence[PushResult], now_ms: int) -> None:
+        """Name the changes that met others which they had not seen."""
+        name = self.link.name
+        found = conflicts_of(name, reply.cluster, reply.cluster_name, reply.items, results, now_ms)
+        if found:
+            self._shop.conflicts.note(found)
+            first = [part.decode("utf-8", "backslashreplace") for part in found[0].key]
+            log.info("sink.conflicts", queue=name.queue, peer=name.peer, count=len(found), first_key=first)
+
+    async def _push(self, reply: FetchReply, taken_ms: int) -> Sequence[PushResult]:
+        """The outcome of each item; all FAILED when the cluster gave no answer in time, and when the lease is over: the
+        source may have given the changes to another worker since, and tombstones of their keys may have been reaped,
+        which an old value must not meet (docs/protocol.md R-REAP)."""
+        items = reply.items
+        age_ms = self._shop.time.now_ms() - taken_ms
+        if age_ms >= reply.lease_ms:
+            over = LeaseOver(
+                f"a batch of {quantity(len(items), 'change')} ({self.fetcher.answer_bytes} bytes) was "
+                f"{age_ms / 1000:g} s on its way, its lease is {reply.lease_ms / 1000:g} s: it is not pushed, and "
+                "comes again; if that goes on, raise lease of the queue, or lower sink.batch_size here"
+            )
+            return [PushResult(PushOutcome.FAILED, over)] * len(items)
         try:
             async with asyncio.timeout(PUSH_TIMEOUT_S):
-                return await self._shop.kv.push(pushes(items, source))
+                return await self._shop.kv.push(pushes(items, reply.cluster))
         except IsthmusError as error:
             return [PushResult(PushOutcome.FAILED, error)] * len(items)
         except TimeoutError:
@@ -185,17 +232,21 @@ class Slot:
             log.exception("sink.push_bug", queue=self.link.name.queue, peer=self.link.name.peer)
             return [PushResult(PushOutcome.FAILED, OutcomeUnknown(f"a fault in this program: {error!r}"))] * len(items)
 
-    async def _kept(self, reply: FetchReply, results: Sequence[PushResult]) -> Sequence[PushResult]:
-        """The results, once what was rejected is kept on disk; when that cannot be, it has failed and comes again."""
+    async def _kept(
+        self, reply: FetchReply, results: Sequence[PushResult]
+    ) -> tuple[Sequence[PushResult], tuple[int, ...]]:
+        """The results, once what was rejected is kept on disk, and the indexes of those for which there is no room,
+        which become a gap at the source; when nothing can be kept now, it has failed and comes again."""
         now_ms = self._shop.time.wall_ms()
         name = self.link.name
         letters = dead_letters(name, reply.cluster, reply.cluster_name, reply.items, results, now_ms)
         try:
-            await asyncio.to_thread(self._shop.letters.add, letters)
+            left_out = set(await asyncio.to_thread(self._shop.letters.add, letters)) if letters else set()
         except LocalFault as error:
             refused = PushResult(PushOutcome.FAILED, error)
-            return [refused if r.outcome is PushOutcome.REJECTED else r for r in results]
-        return results
+            return [refused if r.outcome is PushOutcome.REJECTED else r for r in results], ()
+        rejected = [at for at, r in enumerate(results) if r.outcome is PushOutcome.REJECTED and r.error is not None]
+        return results, tuple(at for number, at in enumerate(rejected) if number in left_out)
 
     def _failed(self, error: IsthmusError) -> None:
         link = self.link
@@ -205,12 +256,12 @@ class Slot:
         link.last_error_ms = self._shop.time.wall_ms()
 
 
-def _differing(ours: Mapping[bytes, bytes], theirs: Mapping[bytes, bytes]) -> tuple[str, ...]:
-    """Bucket types whose digests are not the same on both sides; one that is not told is the default on that side."""
-    if ours == theirs:
-        return ()
-    names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
-    return tuple(name.decode("utf-8", "backslashreplace") for name in names)
+def held_back(result: PushResult) -> PushResult:
+    """What becomes of a push: of a bucket type that this cluster lacks nothing is refused for good. The source holds it
+    back once it knows, and offers it again when the type is made here."""
+    if result.outcome is PushOutcome.REJECTED and result.error is not None and result.error.reason == TYPE_LACKING:
+        return PushResult(PushOutcome.FAILED, result.error)
+    return result
 
 
 def slot_session(cluster_uuid: bytes, node: str, incarnation: bytes, number: int) -> Session:

@@ -11,9 +11,10 @@ from typing import Any
 
 
 def register(spark: Any) -> None:
-    """Make `spark.read.format("isthmus")`, `df.write` and `spark.readStream` of it known to a session, and let Spark
-    hand it filters: it refuses a source that takes them while that is off, which is Spark's default."""
+    """Make `spark.read.format("isthmus")`, `df.write` and `spark.readStream` of it known to a session. No setting of
+    the session is changed. Raises BadInput where the workers' interpreter, on this machine, has no Isthmus."""
     from aae.reconcile.datasource import IsthmusSource
+    from aae.reconcile.interpreters import check_workers
 
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    check_workers(spark)
     spark.dataSource.register(IsthmusSource)

@@ -21,7 +21,7 @@ from aae import row_wire
 from aae.row_wire import Frame, Frames, Head, Passed, Rows, Tail
 from repl.model.errors import BadConfig, BadInput, CodecError, PeerFault
 from repl.model.keys import SEGMENT_COUNT
-from repl.transport.http_client import Access, HttpPeer, Refused
+from repl.transport.http_client import Access, HttpPeer, Refused, as_protected
 from repl.transport.tls import TlsFiles, client_contexts
 from repl.transport.tokens import read_token
 
@@ -115,7 +115,7 @@ def asked_plan(urls: Sequence[str], credentials: Credentials, bucket_type: str) 
         peer = HttpPeer(url, 1, access)
         try:
             path = f"{row_wire.PLAN_PATH}?bucket_type={quote(bucket_type, safe='')}"
-            return parse_plan(peer.get(path, timeout_ms=PLAN_TIMEOUT_MS, limit_bytes=PLAN_BYTES_MAX))
+            return parse_plan(peer.get(path, timeout_ms=PLAN_TIMEOUT_MS, limit_bytes=PLAN_BYTES_MAX), url)
         except Refused as error:
             if error.reason == "unknown-bucket-type":
                 raise BadInput(f"option bucket_type: {error}") from error
@@ -127,11 +127,11 @@ def asked_plan(urls: Sequence[str], credentials: Credentials, bucket_type: str) 
     raise PeerFault(f"no node says who holds what: {'; '.join(trouble)}")
 
 
-def parse_plan(data: bytes) -> Plan:
-    """A node's plan. Raises CodecError."""
+def parse_plan(data: bytes, asked_url: str) -> Plan:
+    """The plan of the node at `asked_url`: copies are read with TLS where that has it. Raises CodecError."""
     try:
         raw = json.loads(data)
-        partitions = tuple(_partition(row) for row in raw["partitions"])
+        partitions = tuple(_partition(row, asked_url) for row in raw["partitions"])
         plan = Plan(bytes.fromhex(raw["cluster_uuid"]), str(raw["cluster"]), str(raw["bucket_type"]), partitions)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CodecError(f"not a plan of rows: {error!r:.200}") from error
@@ -147,13 +147,20 @@ def parse_plan(data: bytes) -> Plan:
     return plan
 
 
-def _partition(row: Any) -> PartitionPlan:
+def _partition(row: Any, asked_url: str) -> PartitionPlan:
     first, end = row["segments"]
     estimate = row["rows_estimate"]
     return PartitionPlan(
         int(row["partition"]), int(first), int(end), None if estimate is None else int(estimate),
         tuple(
-            Copy(str(c["node"]), str(c["http"]), bool(c["leads"]), bool(c["whole"]), int(c["epoch"]), int(c["offset"]))
+            Copy(
+                str(c["node"]),
+                as_protected(str(c["http"]), asked_url),
+                bool(c["leads"]),
+                bool(c["whole"]),
+                int(c["epoch"]),
+                int(c["offset"]),
+            )
             for c in row["copies"]
         ),
         int(row.get("lineage", 0)),

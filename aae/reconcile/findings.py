@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -108,3 +109,19 @@ def counted(directory: Path) -> list[dict[str, Any]]:
         found[row["verdict"], row["difference"], row["side"], row["bucket"].decode(errors="backslashreplace")] += 1
     names = ("verdict", "difference", "side", "bucket", "count")
     return [dict(zip(names, (*named, count), strict=True)) for named, count in found.most_common()]
+
+
+NAMED_COLUMNS: Final = (
+    "bucket_type", "bucket", "key", "verdict", "difference", "side", "left_fault", "right_fault"
+)  # fmt: skip
+
+
+def named(directory: Path, most: int, first: Sequence[str]) -> list[dict[str, Any]]:
+    """Up to `most` findings by name, those of the verdicts `first` before all others. Names that are no text have \\x..
+    for their bytes."""
+    found: list[dict[str, Any]] = []
+    for verdict in first:
+        for row in islice(read_findings(directory, NAMED_COLUMNS, verdict), most - len(found)):
+            text = {name: row[name].decode(errors="backslashreplace") for name in ("bucket", "key")}
+            found.append({**row, **text})
+    return found

@@ -38,25 +38,36 @@ def write_json(directory: Path, name: str, document: object) -> None:
 
 
 def read_manifest(directory: Path) -> tuple[list[Piece], list[tuple[int, int, int]]]:
-    """What the latest read with the option `manifest` was as of, and the ranges (partition, first, end) that are
-    missing: a read that was broken off, or goes on. Each action on a table is a read of its own; earlier ones are read
-    from their own directories, `DIR/read=...`. Raises BadInput where there is none."""
-    reads = list(directory.glob("read=*"))
-    if reads:  # Spark may plan a read more often than it does it: the latest is the one that came furthest last
-        directory = max(reads, key=_newest_ns)
-    elif not (directory / "plan.json").exists():
+    """What the latest action on a table with the option `manifest` was as of, and the ranges (partition, first, end)
+    that are missing: an action that was broken off, or goes on. A range that the action read several times (a table
+    joined with itself) has pieces of each time. Earlier actions are read from their own directories,
+    `DIR/read=.../action=...`. Raises BadInput where there is none."""
+    known = (directory, *directory.glob("read=*"), *directory.glob("**/action=*"))
+    actions = [path for path in known if _documents(path)]
+    if actions:
+        directory = max(actions, key=_newest_ns)
+    elif plans := list(directory.glob("read=*/plan.json")):
+        directory = max(plans, key=lambda path: path.stat().st_mtime_ns).parent
+    home = directory.parent if directory.name.startswith("action=") else directory
+    if not (home / "plan.json").exists():
         raise BadInput(f"{directory} has no manifest of a read")
-    plan = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
+    plan = json.loads((home / "plan.json").read_text(encoding="utf-8"))
+    documents = _documents(directory)
     pieces: list[Piece] = []
     missing: list[tuple[int, int, int]] = []
     for partition, first, end in plan["ranges"]:
-        path = directory / f"range-{partition}-{first}-{end}.json"
-        if path.exists():
+        found = [path for path in documents if path.name.startswith(f"range-{partition}-{first}-{end}.")]
+        for path in found:
             pieces += [Piece(**raw) for raw in json.loads(path.read_text(encoding="utf-8"))["pieces"]]
-        else:
+        if not found:
             missing.append((partition, first, end))
     return pieces, missing
 
 
-def _newest_ns(read: Path) -> int:
-    return max((path.stat().st_mtime_ns for path in read.glob("range-*.json")), default=0)
+def _documents(directory: Path) -> list[Path]:
+    """What the tasks of an action left."""
+    return sorted(directory.glob("range-*.json"))
+
+
+def _newest_ns(directory: Path) -> int:
+    return max(path.stat().st_mtime_ns for path in _documents(directory))

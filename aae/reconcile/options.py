@@ -56,8 +56,23 @@ class Options(NamedTuple):
     credentials: Credentials = Credentials()
 
 
+NO_TABLE: Final = (
+    "a table in Spark's catalog cannot keep options: Spark passes none of them to a data source in Python when the"
+    " table is read. Use CREATE TEMPORARY VIEW name USING isthmus OPTIONS (...), or spark.read...load()"
+)
+"""What CREATE TABLE is told; Spark adds the option `provider` to those of the statement."""
+
+OF_A_TABLE: Final = (
+    "; a table in Spark's catalog keeps no options, give them where it is used:"
+    " spark.read.options(urls='...').table(name), or SELECT ... FROM name WITH (urls = '...')"
+)
+"""What is added when there is no option at all, as of a table that CREATE TABLE with columns or saveAsTable made."""
+
+
 def parse_options(given: Mapping[str, str]) -> Options:
     """The options of a read or a write. Raises BadInput with all that is wrong."""
+    if "provider" in {name.lower() for name in given}:
+        raise BadInput(NO_TABLE)
     faults: list[str] = []
     found: dict[str, object] = {}
     for name, text in given.items():
@@ -84,7 +99,8 @@ def parse_options(given: Mapping[str, str]) -> Options:
         if not options.path:
             faults.append("option path is missing: the directory of a run's findings, or .load(PATH)")
     elif not options.urls and "urls" not in given:
-        faults.append("option urls is missing: the http URLs of some nodes of the cluster, separated by commas")
+        missing = "option urls is missing: the http URLs of some nodes of the cluster, separated by commas"
+        faults.append(missing + ("" if given else OF_A_TABLE))
     if options.prefix and not options.bucket:
         faults.append("option prefix is of the keys of a bucket: set the option bucket, too")
     if faults:

@@ -9,15 +9,15 @@ Spark reads the range anew. Each row says in `apply_offset` what it is as of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import datasource as ds
 from pyspark.sql import types as t
 
@@ -249,70 +249,21 @@ def _behind(asked: RowsAsked | ChangesAsked, rows: Rows | Passed) -> RowsAsked |
 
 
 class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]
-    """Reads `keys` and `objects`. Made on the driver, travels to the executors."""
+    """Reads `keys` and `objects`. Made on the driver, travels to the executors.
+
+    Spark keeps one reader with its ranges for each `load()` and uses it for every plan of the table. So there is no
+    `pushFilters`: Spark (4.3) keeps the reader that filters were pushed into, too, and would apply them to later
+    actions that do not have them. What is to be read is said by options alone, which hold for the whole table.
+    """
 
     def __init__(self, options: Options, schema: t.StructType) -> None:
         self._options = options
         self._schema = schema
 
-    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
-        """Takes bounds on bucket, segment and last_modified, as far as the node can apply them; Spark gets back all
-        but those that are applied in full."""
-        return [one for one in filters if not self._take(one)]
-
-    def _take(self, one: Any) -> bool:
-        """True when Spark need not look at the filter again."""
-        column: tuple[str, ...] = getattr(one, "attribute", ())
-        value = getattr(one, "value", None)
-        options = self._options
-        if column == ("bucket",) and isinstance(one, ds.EqualTo) and isinstance(value, bytes | bytearray) and value:
-            if options.bucket in (b"", bytes(value)):
-                self._options = options._replace(bucket=bytes(value))
-                return True
-        elif column == ("segment",) and type(value) is int:
-            return self._take_segments(one)
-        elif column == ("last_modified",) and isinstance(value, datetime) and value.tzinfo is not None:
-            self._take_time(one)
-        return False
-
-    def _take_segments(self, one: Any) -> bool:
-        first, end = self._options.segments
-        match one:
-            case ds.EqualTo(_, value):
-                first, end = max(first, value), min(end, value + 1)
-            case ds.GreaterThan(_, value):
-                first = max(first, value + 1)
-            case ds.GreaterThanOrEqual(_, value):
-                first = max(first, value)
-            case ds.LessThan(_, value):
-                end = min(end, value)
-            case ds.LessThanOrEqual(_, value):
-                end = min(end, value + 1)
-            case _:
-                return False
-        self._options = self._options._replace(segments=(first, max(first, end)))
-        return True
-
-    def _take_time(self, one: Any) -> None:
-        """Bounds in whole milliseconds, never too narrow; Spark compares exactly."""
-        options = self._options
-        value: datetime = one.value
-        time_ms = int(value.timestamp() * 1000)
-        match one:
-            case ds.GreaterThan() | ds.GreaterThanOrEqual():
-                self._options = options._replace(modified_since_ms=max(options.modified_since_ms, time_ms - 1, 0))
-            case ds.LessThan() | ds.LessThanOrEqual():
-                before_ms = max(time_ms + 2, 1)
-                bound_ms = options.modified_before_ms or before_ms
-                self._options = options._replace(modified_before_ms=min(bound_ms, before_ms))
-            case _:
-                pass
-
     def partitions(self) -> Sequence[Range]:
-        """Plans. Raises BadInput, PeerFault."""
+        """The ranges of a read, which Spark keeps: it asks once for each `load()`, whatever is done with the table.
+        Raises BadInput, PeerFault."""
         options = self._options
-        if options.segments[0] >= options.segments[1]:
-            return [Range(b"", 0, 0, 0, ())]
         plan, found = asked_ranges(
             self._ask, options.segments, options.splits, options.consistency, min(options.give_up_after_s, LEADERLESS_S)
         )
@@ -331,12 +282,8 @@ class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]
         return asked_plan(options.urls, options.credentials, options.bucket_type)
 
     def read(self, partition: Range) -> Iterator[pa.RecordBatch]:
-        """The batches of a range."""
-        if partition.copies:
-            yield from self._read(partition)
-
-    def _read(self, part: Range) -> Iterator[pa.RecordBatch]:
-        options = self._options
+        """The batches of a range, as it is now."""
+        options, part = self._options, partition
         asked = RowsAsked(
             options.bucket_type.encode(), part.partition, part.first, part.end, View(options.view), options.bucket,
             options.prefix, options.modified_since_ms, options.modified_before_ms, b"", options.consistency,
@@ -351,5 +298,21 @@ class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]
             yield columns.batch(head, rows)
             pace.passed(len(rows.names))
         if part.manifest:
-            name = f"range-{part.partition}-{part.first}-{part.end}.json"
-            write_json(Path(part.manifest), name, {"pieces": [piece._asdict() for piece in stream.pieces]})
+            document = {"pieces": [piece._asdict() for piece in stream.pieces]}
+            write_json(Path(part.manifest, _action()), _range_document(part), document)
+
+
+def _action() -> str:
+    """In a task: the directory of the action that it works for. All actions on a table have one plan."""
+    context = TaskContext.get()
+    if context is None:
+        return "action=0"
+    execution = context.getLocalProperty("spark.sql.execution.id")
+    return f"action={execution}" if execution is not None else f"action=stage-{context.stageId()}"
+
+
+def _range_document(part: Range) -> str:
+    """In a task: the name of what it read. An action may read a range several times: a table joined with itself."""
+    context = TaskContext.get()
+    task = 0 if context is None else context.partitionId()
+    return f"range-{part.partition}-{part.first}-{part.end}.{task}.json"

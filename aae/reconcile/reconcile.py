@@ -29,7 +29,7 @@ from aae.reconcile.summary import Outcome, summary_of
 from aae.reconcile.tasks import Job
 from aae.reconcile.waves import Waves, rows_of
 from queues.filters import parse_filter
-from repl.model.errors import BadInput, IsthmusError, PeerFault
+from repl.model.errors import BadInput, CodecError, IsthmusError, PeerFault
 
 SETTLE_S: Final = 10.0
 """Pause between the looks when nobody says how long: longer than replication takes as a rule, by far."""
@@ -135,8 +135,9 @@ def run(
 
 def check(left: str, right: str, options: ReconcileOptions) -> None:
     """All that can be said before Spark is started. Raises BadInput, BadConfig."""
-    for urls in (left, right):
-        _urls(urls)
+    both = set(_urls(left)) & set(_urls(right))
+    if both:
+        raise BadInput(f"left and right are the same cluster: {min(both)} is on both sides")
     RunDirectory(options.output, options.run_id)
     if not 0 < options.sample <= 1:
         raise BadInput(f"sample {options.sample}: a part above 0, up to 1, is right")
@@ -150,6 +151,32 @@ def check(left: str, right: str, options: ReconcileOptions) -> None:
         raise BadInput("a bucket type has a name, and a cluster is given at least a second to answer")
     if options.filter:
         parse_filter(options.filter)
+
+
+def check_apart(left: str, right: str, options: ReconcileOptions) -> None:
+    """Ask both sides which cluster they are, before Spark is started. Raises BadInput when they are one. A side that
+    does not answer is judged by the run itself."""
+    plans = []
+    for side in _sides((_urls(left), _urls(right)), options, 0):
+        try:
+            plans.append(plan_of(side))
+        except (PeerFault, CodecError):
+            return
+    if plans[0].cluster == plans[1].cluster:
+        raise BadInput(f"left and right are the same cluster, {plans[0].cluster_name}")
+
+
+def _sides(
+    urls: tuple[tuple[str, ...], tuple[str, ...]], options: ReconcileOptions, rows_per_second: float
+) -> list[SideSpec]:
+    tokens = (options.token_file, options.right_token_file or options.token_file)
+    return [
+        SideSpec(
+            one, options.bucket_type, token, options.ca_file, b"", rows_per_second, options.give_up_after_s,
+            options.certificate_file, options.key_file,
+        )
+        for one, token in zip(urls, tokens, strict=True)
+    ]  # fmt: skip
 
 
 class _Run:
@@ -170,14 +197,7 @@ class _Run:
         self._began_s = monotonic()
         self._tasks = spark.sparkContext.defaultParallelism
         rate = options.rows_per_second / self._tasks
-        tokens = (options.token_file, options.right_token_file or options.token_file)
-        self._sides = [
-            SideSpec(
-                one, options.bucket_type, token, options.ca_file, b"", rate, options.give_up_after_s,
-                options.certificate_file, options.key_file,
-            )
-            for one, token in zip(urls, tokens, strict=True)
-        ]  # fmt: skip
+        self._sides = _sides(urls, options, rate)
 
     def run(self) -> dict[str, Any]:
         try:

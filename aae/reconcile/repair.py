@@ -3,6 +3,11 @@
     plan    what of a run's findings one cluster can send: objects, bytes, direction, siblings to expect, time
     apply   the same plan: batches of references at the lowest priority of the queue, one after the other
 
+A plan names the cluster that sends and the one that lacks the objects; an apply checks that the queue is of the first
+and belongs to nobody but the second. References are in the memory of the node that took them. What that node lost
+with a crash, or an operator cleared, stands among the queue's gaps until a full-sync has closed it: a plan whose
+references may be among them begins again.
+
 The object is read from its leader when the reference is served, and the other cluster merges it by its clock, so a
 reference that goes twice, or comes late, does no harm. A batch is recorded when the queue has taken it: who is
 killed goes on behind it. A full queue, or a rate, slows it down. Only `diverged` is repaired, and `corrupt` never: no
@@ -41,8 +46,24 @@ _COLUMNS: Final = (
 )  # fmt: skip
 
 
+DONE: Final = "done"
+ALREADY_DONE: Final = "already-done"
+NOTHING: Final = "nothing-to-queue"
+LOST: Final = "references-lost"
+"""States at the end of an apply besides `done`: an earlier one queued all of it and nothing is known to be lost; the
+plan has no objects; references were given up while it ran, so it has to be applied again."""
+
+
 class Queue(Protocol):
     """Where references go."""
+
+    def check(self, sender: str, receiver: str) -> int:
+        """The wall clock of the cluster that the queue is of, in ms. Raises BadInput unless that is `sender` (a uuid in
+        hexadecimal) and no other cluster than `receiver` fetches from the queue."""
+
+    def lost(self, since_ms: int) -> list[str]:
+        """What the queue is known to have given up at its lowest priority since then and no full-sync has closed, a
+        text each. What a crashed node lost is known once it is back, or half a minute later."""
 
     def push(self, bucket_type: bytes, names: list[tuple[bytes, bytes]]) -> int:
         """Put references of (bucket, key), at the lowest priority; how many of the first ones were taken."""
@@ -75,6 +96,7 @@ def plan(directory: RunDirectory, queue: str, direction: str, rate: int = RATE_D
             size += one.size_bytes
             sized += 1
     objects = kinds.total()
+    sender, receiver = _clusters(directory, direction)
     with directory.taking("summary.json"):
         name, cut = _named(summary, queue, direction, rate), summary["findings_cut"]
     about = "" if sized else "the run did not read sizes (it asked trees); --full does"
@@ -83,6 +105,8 @@ def plan(directory: RunDirectory, queue: str, direction: str, rate: int = RATE_D
         "run": directory.run_id,
         "queue": queue,
         "direction": direction,
+        "sending_cluster": sender,
+        "receiving_cluster": receiver,
         "objects": objects,
         "differences": dict(kinds),
         "bytes": round(size * objects / sized) if sized else None if objects else 0,
@@ -101,31 +125,68 @@ def plan(directory: RunDirectory, queue: str, direction: str, rate: int = RATE_D
 
 
 def apply(
-    directory: RunDirectory, plan_id: str, queue: Queue, told: Callable[[int, int], None] | None = None
+    directory: RunDirectory,
+    plan_id: str,
+    queue: Queue,
+    told: Callable[[int, int], None] | None = None,
+    *,
+    again: bool = False,
 ) -> dict[str, Any]:
-    """Do a plan, or what is left of it; its progress at the end. Raises BadInput for a plan that is none, Overloaded
-    when the queue takes nothing for minutes, and what `queue` raises: what was taken till then is recorded."""
+    """Do a plan, or what is left of it; `again`: all of it, whatever was queued before. Its progress at the end, with
+    `queued_now` (references that this call queued), `lost` (what the queue gave up of earlier ones) and `state`. Raises
+    BadInput for a plan that is none, and for a queue of another cluster, Overloaded when the queue takes nothing for
+    minutes, and what `queue` raises: what was taken till then is recorded."""
     made = directory.read(f"repairs/{plan_id}.json")
     if made is None:
         raise BadInput(
             f"run {directory.run_id} has no plan {plan_id}: `isthmus reconcile repair` RUN-ID plan makes one"
         )
     _check_findings(directory, made)
-    began_at = _progress_of(directory, plan_id)["queued"]
-    done, began_s = began_at, monotonic()
+    before = _progress_of(directory, plan_id)
+    if not made["objects"]:
+        return {**made, "queued": 0, "queued_now": 0, "lost": [], "state": NOTHING}
+    now_ms = queue.check(*_clusters(directory, made["direction"]))
+    began_ms = before["began_ms"]
+    lost = [] if began_ms is None else queue.lost(began_ms)
+    begin_at = 0 if again or lost or began_ms is None else before["queued"]
+    if begin_at == 0:
+        began_ms = now_ms
+    elif before["state"] == DONE:
+        return {**made, "queued": begin_at, "queued_now": 0, "lost": [], "state": ALREADY_DONE}
+    done, began_s = begin_at, monotonic()
     rate = int(made["rate_per_second"])
+
+    def note(state: str) -> None:
+        document = {"queued": done, "state": state, "at_ms": _now_ms(), "began_ms": began_ms}
+        directory.write(_progress(plan_id), document)
+
     for batch in _planned(directory, made, done):
         names = [(one.bucket, one.key) for one in batch]
+        note("running")  # before the first reference: from then on some may be lost
         _pushed(queue, batch[0].bucket_type.encode(), names)
         done += len(batch)
-        directory.write(_progress(plan_id), {"queued": done, "state": "running", "at_ms": _now_ms()})
+        note("running")
         if told is not None:
             told(done, made["objects"])
-        ahead_s = began_s + (done - began_at) / rate - monotonic()
+        ahead_s = began_s + (done - begin_at) / rate - monotonic()
         if ahead_s > 0 and done < made["objects"]:
             sleep(ahead_s)
-    directory.write(_progress(plan_id), {"queued": done, "state": "done", "at_ms": _now_ms()})
-    return {**made, "queued": done, "state": "done"}
+    meanwhile = queue.lost(began_ms)
+    state = LOST if meanwhile else DONE
+    note(state)
+    lost += meanwhile
+    return {**made, "queued": done, "queued_now": done - begin_at, "lost": lost, "state": state}
+
+
+def _clusters(directory: RunDirectory, direction: str) -> tuple[str, str]:
+    """The uuids of the cluster that sends and of the one that lacks the objects, in hexadecimal. Raises BadInput."""
+    summary = directory.read("summary.json") or {}
+    with directory.taking("summary.json"):
+        clusters = summary["clusters"]
+        if clusters is None:
+            raise BadInput(f"run {directory.run_id} did not find out which clusters it compared: run it again")
+        left, right = map(str, clusters)
+    return (left, right) if direction == LEFT_TO_RIGHT else (right, left)
 
 
 def _check_findings(directory: RunDirectory, made: Mapping[str, Any]) -> None:
@@ -180,7 +241,11 @@ def _progress_of(directory: RunDirectory, plan_id: str) -> dict[str, Any]:
     if progress is None:
         progress = {"queued": 0, "state": "planned"}
     with directory.taking(name):
-        return {"queued": int(progress["queued"]), "state": str(progress["state"]), "at_ms": progress.get("at_ms")}
+        began_ms = progress.get("began_ms")  # by the sending cluster's clock; None: not known
+        return {
+            "queued": int(progress["queued"]), "state": str(progress["state"]), "at_ms": progress.get("at_ms"),
+            "began_ms": None if began_ms is None else int(began_ms),
+        }  # fmt: skip
 
 
 def _left_alone(directory: RunDirectory, direction: str) -> dict[str, int]:

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import click
 
 from config.options import MIN_ISR
+from config.texts import quantity
 from node.cli.bucket import echo_changed, echo_properties, set_properties, wanted
 from node.cli.cluster import listed
 from node.cli.exits import CommandFailed, Exit
@@ -63,7 +64,7 @@ def show(name: str, admin: AdminClient, output: str) -> None:
         echo_table(COLUMNS, [[answer.get(key) for key in KEYS]])
         if answer.get("orders"):
             then, changing = cell(answer.get("replication_factor_then")), cell(answer.get("changing"))
-            what = f"{changing} partitions change now, replication factor {then} then"
+            what = f"partitions that change now: {changing}, replication factor {then} then"
             click.echo(printable(f"order {cell(answer.get('orders'))}: {what}; `isthmus partition moves` shows it"))
         click.echo()
         keys = ("id", "partition", "leader", "nodes", "replicas", "adding", "removing", "status")
@@ -138,7 +139,7 @@ def create(
         echo_json(answer)
         return
     rows = listed(answer, "partitions")
-    what = f"bucket type {name}, {len(rows)} partitions"
+    what = f"bucket type {name}, {quantity(len(rows), 'partition')}"
     match answer.get("outcome"):
         case "created":
             click.echo(printable(f"{what}: created, {cell(answer.get('online'))} online"))

@@ -1,4 +1,4 @@
-"""`isthmus check lag|isr|sync|gaps`: probes for monitoring systems, which want one line and an exit code.
+"""`isthmus check lag|isr|sync|gaps|sink`: probes for monitoring systems, which want one line and an exit code.
 
 The codes are those of monitoring plugins (Nagios and all that call its plugins): 0 OK, 1 WARNING, 2 CRITICAL,
 3 UNKNOWN; so a slip in the command line, a node that does not answer and a refusal are UNKNOWN here, never CRITICAL or
@@ -27,6 +27,7 @@ from node.cli.probes import (
     isr_facts,
     isr_fine,
     lag_facts,
+    sink_facts,
     sync_facts,
     worst,
 )
@@ -45,6 +46,9 @@ PROVEN: Final = ("26h", "50h")
 GAPS: Final = ("0s", "2h")
 """A gap is something that is missing there, so it is told at once; full-sync closes it within two hours where it can,
 since its pauses are an hour at most."""
+
+LETTERS: Final = (0, 100)
+"""A dead letter is a change that is missing here until somebody acts; a hundred are no accident. A guess."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -170,7 +174,7 @@ def sync(warning: int, critical: int, queue: str | None, quiet: bool, admin: Adm
     nodes, at_ms = answer.get("nodes"), answer.get("at_ms")
     if not isinstance(nodes, dict) or not isinstance(at_ms, int):
         raise CommandFailed(Exit.UNAVAILABLE, "unknown", "the node does not tell what the checks of all nodes found")
-    facts, known = sync_facts(nodes, limits, at_ms=at_ms, queue=queue)
+    facts, known = sync_facts(nodes, limits, at_ms=at_ms, queue=queue, gone=answer.get("gone"))
     if not known:
         facts.append(Fact(State.UNKNOWN, "no node that answers has a [[fullsync]]: nothing is compared"))
     else:
@@ -190,6 +194,22 @@ def gaps(warning: int, critical: int, queue: str | None, quiet: bool, admin: Adm
     answer = admin.get("/admin/gaps" + (f"?queue={quote(queue, safe='')}" if queue else ""))
     facts = [*doubts(cluster), *gap_facts(answer, limits)]
     _end("gaps", facts, "nothing was given up that is not proven yet", output, limits, quiet=quiet)
+
+
+@check_group.command("sink")
+@_limits(LETTERS, click.IntRange(0), "dead letters of all nodes")
+@admin_option
+@output_option
+def sink(warning: int, critical: int, quiet: bool, admin: AdminClient, output: str) -> None:
+    """What this cluster does not take in: changes that it refused for good and keeps as dead letters, bucket types that
+    it lacks and others send, links that fail."""
+    if critical < warning:
+        raise click.UsageError(f"--critical {critical} is below --warning {warning}: nothing would be a warning")
+    limits = Limits(warning, critical)
+    cluster, rows = admin.get("/admin/cluster"), listed(admin.get("/admin/sink/nodes"), "nodes")
+    nodes = {str(row.get("node")): row.get("sink") for row in rows}
+    facts = [*doubts(cluster), *sink_facts(nodes, limits)]
+    _end("sink", facts, "no dead letters, no bucket type is lacking, no link fails", output, limits, quiet=quiet)
 
 
 PROBES: Final = tuple(check_group.commands)
@@ -214,7 +234,7 @@ def _end(probe: str, facts: Sequence[Fact], fine: str, output: str, limits: Limi
     ordered = sorted(told, key=lambda fact: -RANK.index(fact.state))
     if output == "json":
         found = [{"state": fact.state.name.lower(), "sentence": fact.sentence} for fact in ordered]
-        unit = "count" if probe == "isr" else "ms"
+        unit = "count" if probe in ("isr", "sink") else "ms"
         bounds = None if limits is None else {f"{name}_{unit}": value for name, value in limits._asdict().items()}
         echo_json({"check": probe, "state": state.name.lower(), "code": int(state), "limits": bounds, "facts": found})
     elif state is not State.OK or not quiet:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import click
 
 from node.cli.acts import reseed
+from node.cli.adopting import adopt_command
 from node.cli.exits import Exit
 from node.cli.output import cell, echo_facts, echo_json, echo_table, moment, output_option
 from node.cli.remote import AdminClient, admin_option
@@ -37,6 +38,7 @@ def cluster_group() -> None:
     """Look at a cluster as a whole, and mend it."""
 
 
+cluster_group.add_command(adopt_command)
 cluster_group.add_command(reseed)
 cluster_group.add_command(telemetry)
 
@@ -60,6 +62,7 @@ def _echo(answer: dict[str, Any], problems: list[str]) -> None:
     partitions = found if isinstance(found, dict) else {}
     counted = [f"{partitions[key]} {key.replace('_', '-')}" for key in STATUSES[1:] if partitions.get(key)]
     online = f"{cell(partitions.get('online'))} of {cell(partitions.get('total'))} online"
+    lost = ", this node is not registered" if answer.get("registered") is False else ""
     echo_facts(
         [
             ("cluster", answer.get("cluster")),
@@ -68,7 +71,7 @@ def _echo(answer: dict[str, Any], problems: list[str]) -> None:
             ("answered by", answer.get("node")),
             ("version", answer.get("version")),
             ("controller", answer.get("controller")),
-            ("metastore", f"{cell(answer.get('metastore'))}, read {moment(answer.get('read_at_ms'))}"),
+            ("metastore", f"{cell(answer.get('metastore'))}{lost}, read {moment(answer.get('read_at_ms'))}"),
             ("partitions", ", ".join([online, *counted])),
             *(("moving", each) for each in _moving(answer)),
             ("under-replicated", answer.get("under_replicated")),

@@ -5,15 +5,16 @@ The work is done in `config.loading` and `node.topology`; here it is only printe
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 
 from config.doubts import doubts_of
 from config.loading import ConfigError, Fault, effective, load_file
-from config.settings import Settings
+from config.settings import QueueSettings, Settings
 from node.cli.exits import CommandFailed, Exit
 from node.cli.output import echo_json, echo_table, output_option, printable
 from node.fullsync_gathering import sharing, warning
@@ -21,6 +22,10 @@ from node.topology import load_topology
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
 FILES = click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+
+
+OFFERS: Final = ("filter", "cascade", "overflow", "riak_fetch")
+"""Settings of a queue that decide what it offers; its limits and rates may be another node's own affair."""
 
 
 class Checked(NamedTuple):
@@ -48,7 +53,8 @@ def check(files: tuple[Path, ...], output: str) -> int:
     same name or id; they do not change the exit code.
 
     Full-sync's checks are not moved when a node is gone: given the files of all nodes of a cluster, this tells which
-    nodes compare with the same other cluster, and warns where that is one alone.
+    nodes compare with the same other cluster, and warns where that is one alone. It warns of queues that one node has
+    and another lacks, or has with another filter or `cascade`: each node offers the changes that it leads.
     """
     found = [_checked(file) for file in files]
     shared = shared_peers([one.settings for one in found if one.settings is not None])
@@ -56,7 +62,7 @@ def check(files: tuple[Path, ...], output: str) -> int:
         (one,) = found
         found = [one._replace(warnings=[*one.warnings, *_alone(one)])]
     else:
-        found = _beside_each_other(found)
+        found = _with_unequal_queues(_beside_each_other(found))
     if output == "json":
         shown = [_shown(one) for one in found]
         echo_json(shown[0] if len(shown) == 1 else {"files": shown, "fullsync": shared})
@@ -106,6 +112,44 @@ def _beside_each_other(found: Sequence[Checked]) -> list[Checked]:
                     said = f"{value} is that of {other}, too: each node of cluster {node.cluster} has its own"
                     one = one._replace(warnings=[*one.warnings, placed(settings, f"node.{key}", said)])
         told.append(one)
+    return told
+
+
+def _with_unequal_queues(found: Sequence[Checked]) -> list[Checked]:
+    """The same with a warning for each queue that is not alike in all files of a cluster."""
+    files = [(one.file, one.settings) for one in found if one.settings is not None]
+    told = []
+    for one in found:
+        mine = one.settings
+        if mine is not None:
+            others = [(file, settings) for file, settings in files if settings.node.cluster == mine.node.cluster]
+            faults = [placed(mine, path, said) for path, said in unequal_queues(mine, others)]
+            one = one._replace(warnings=[*one.warnings, *faults])
+        told.append(one)
+    return told
+
+
+def unequal_queues(mine: Settings, files: Sequence[tuple[str, Settings]]) -> list[tuple[str, str]]:
+    """(key, what is wrong) of each queue that `files`, those of the same cluster, have and `mine` lacks or has
+    otherwise. The first file that has a queue is the measure."""
+    own = {queue.name: (number, queue) for number, queue in enumerate(mine.queues)}
+    first: dict[str, tuple[str, QueueSettings]] = {}
+    for other, settings in files:
+        for queue in settings.queues:
+            first.setdefault(queue.name, (other, queue))
+    told = []
+    for name, (other, queue) in first.items():
+        if name not in own:
+            lost = "changes of the partitions that it leads are not offered by it"
+            told.append(("queues", f'this node has no queue "{name}", {other} has: {lost}'))
+            continue
+        number, here = own[name]
+        for key in OFFERS:
+            ours, theirs = getattr(here, key), getattr(queue, key)
+            if ours != theirs:
+                differs = f"{json.dumps(ours)} here and {json.dumps(theirs)} in {other}"
+                said = f'queue "{name}": {differs}: what it offers depends on the node that leads a key'
+                told.append((f"queues[{number}].{key}", said))
     return told
 
 

@@ -7,8 +7,11 @@ Expected failures become one line on standard error (`node.cli.main` prints it);
 from __future__ import annotations
 
 import os
+import re
+import sys
 from collections.abc import Mapping
 from enum import IntEnum
+from importlib.metadata import PackageNotFoundError, requires
 from typing import Final, NamedTuple
 
 from config.loading import ConfigError
@@ -78,6 +81,8 @@ def failure_of(error: Exception) -> Failure | None:
         case UnicodeEncodeError() if error.reason == "surrogates not allowed":  # what Python makes of other bytes
             raw = error.object[max(0, error.start - 20) : error.end + 20].encode("utf-8", "surrogateescape")
             return Failure(Exit.USAGE, "bad-input", [f"an argument is no UTF-8 text: {raw!r}"])
+        case ModuleNotFoundError() if missing := missing_package(error):
+            return Failure(Exit.LOCAL_FAULT, "missing-part", [missing])
         case BrokenPipeError():
             return Failure(Exit.PIPE_CLOSED, "pipe-closed", [MEANINGS[Exit.PIPE_CLOSED]])
         case OSError():
@@ -86,3 +91,27 @@ def failure_of(error: Exception) -> Failure | None:
             return Failure(Exit.LOCAL_FAULT, LocalFault.reason, [f"{where}{what}"])
         case _:
             return None
+
+
+OWN_PACKAGES: Final = ("config", "repl", "queues", "aae", "sink", "node")
+
+
+def missing_package(error: ModuleNotFoundError) -> str:
+    """What to install when a package that Isthmus needs is not there; "" where one of its own is missing: a bug."""
+    name = (error.name or "").partition(".")[0]
+    if not name or name in OWN_PACKAGES:
+        return ""
+    return (
+        f"this command needs the package {name}, which {sys.executable} does not have:"
+        f" {sys.executable} -m pip install '{_requirement(name)}' (in a checkout, make venv)"
+    )
+
+
+def _requirement(package: str) -> str:
+    """A package with the versions that Isthmus works with, as far as its own metadata names them."""
+    try:
+        wanted = requires("isthmus") or []
+    except PackageNotFoundError:
+        wanted = []
+    plain = (one.partition(";")[0].strip() for one in wanted)
+    return next((one for one in plain if re.match(rf"{re.escape(package)}(?![\w-])", one)), package)

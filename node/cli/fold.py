@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import click
 
+from config.texts import quantity
 from config.units import format_size, parse_size
 from node.cli.cluster import listed
 from node.cli.confirming import confirm
@@ -83,11 +84,13 @@ def list_buckets(output: str, **scope: Any) -> None:
     """Every bucket with a key that is not deleted, and how many."""
     buckets: Counter[str] = Counter()
 
-    def show() -> None:
+    def show(refused: Counter[str]) -> None:
         if output == "json":
-            echo_json({"buckets": [{"name": name, "keys": count} for name, count in sorted(buckets.items())]})
+            rows = [{"name": name, "keys": count} for name, count in sorted(buckets.items())]
+            echo_json({"buckets": rows, "refused": dict(refused)})
         else:
             echo_table(("bucket", "keys"), sorted(buckets.items()))
+            _warn(refused)
 
     _over(_pages("list-buckets", {}, scope), lambda page: buckets.update(page["buckets"]), show)
 
@@ -126,7 +129,7 @@ def repair_keys(mend: bool, output: str, **scope: Any) -> None:
         for page in _pages("repair-keys", {"dry_run": False}, scope):
             done += page["done"]
             refused.update(page["refused"])
-        click.echo(f"{done} keys were fetched again", err=output == "json")
+        click.echo(f"{quantity(done, 'key')} {'was' if done == 1 else 'were'} fetched again", err=output == "json")
         for reason, count in refused.most_common():
             click.echo(f"{count} not mended: {printable(reason)}", err=output == "json")
     if _found("repair-keys", {}, scope, output):
@@ -146,16 +149,19 @@ def object_stats(output: str, **scope: Any) -> None:
         sizes.update({int(bits): count for bits, count in page["sizes"].items()})
         siblings.update({int(number): count for number, count in page["siblings"].items()})
 
-    _over(_pages("object-stats", {}, scope), take, lambda: _echo_stats(sums, sizes, siblings, output))
+    _over(_pages("object-stats", {}, scope), take, lambda refused: _echo_stats(sums, sizes, siblings, refused, output))
 
 
-def _echo_stats(sums: Counter[str], sizes: Counter[int], siblings: Counter[int], output: str) -> None:
+def _echo_stats(
+    sums: Counter[str], sizes: Counter[int], siblings: Counter[int], refused: Counter[str], output: str
+) -> None:
     if output == "json":
         echo_json(
             {
                 **{name: sums[name] for name in ("objects", "tombstones", "bytes")},
                 "sizes": [{"below_bytes": 1 << bits, "objects": count} for bits, count in sorted(sizes.items())],
                 "siblings": [{"siblings": number, "objects": count} for number, count in sorted(siblings.items())],
+                "refused": dict(refused),
             }
         )
         return
@@ -208,37 +214,48 @@ def _act(kind: str, done: str, more: dict[str, Any], scope: dict[str, Any], outp
         where = ", ".join(f"{said} {scope[name]}" for name, said in SCOPE.items() if scope.get(name))
         confirm(yes, f"{kind} over {where}: go on? (--dry-run counts first)", output)
     sums: Counter[str] = Counter()
-    refused: Counter[str] = Counter()
 
     def take(page: dict[str, Any]) -> None:
         sums.update({name: page[name] for name in ("matched", "done")})
-        refused.update(page["refused"])
 
-    def show() -> None:
+    def show(refused: Counter[str]) -> None:
         matched, acted = sums["matched"], sums["done"]
         if output == "json":
             echo_json({"kind": kind, "dry_run": dry, "matched": matched, "done": acted, "refused": dict(refused)})
             return
-        click.echo(f"{matched} keys match; nothing was changed" if dry else f"{acted} of {matched} keys {done}")
+        click.echo(
+            f"{quantity(matched, 'key')} {'matches' if matched == 1 else 'match'}; nothing was changed"
+            if dry
+            else f"{acted} of {quantity(matched, 'key')} {done}"
+        )
         for reason, count in refused.most_common():
             click.echo(f"{count}: {printable(reason)}")
 
     _over(_pages(kind, {**more, "dry_run": dry}, scope), take, show)
 
 
-def _over(pages: Iterator[dict[str, Any]], take: Callable[[dict[str, Any]], None], show: Callable[[], None]) -> None:
-    """Take every page, then show what they come to. Of a fold that ends early what came before is shown, too: `--from`
-    goes on behind that, and what was changed has been changed."""
+def _warn(refused: Counter[str]) -> None:
+    for reason, count in refused.most_common():
+        click.echo(f"isthmus: {count}: {printable(reason)}", err=True)
+
+
+def _over(
+    pages: Iterator[dict[str, Any]], take: Callable[[dict[str, Any]], None], show: Callable[[Counter[str]], None]
+) -> None:
+    """Take every page, then show what they come to, with what was left out by reason. Of a fold that ends early what
+    came before is shown, too: `--from` goes on behind that, and what was changed has been changed."""
     taken = False
+    refused: Counter[str] = Counter()
     try:
         for page in pages:
             take(page)
+            refused.update(page["refused"])
             taken = True
     except (CommandFailed, KeyboardInterrupt):
         if taken:
-            show()
+            show(refused)
         raise
-    show()
+    show(refused)
 
 
 def _found(kind: str, more: dict[str, Any], scope: dict[str, Any], output: str) -> int:
@@ -259,11 +276,12 @@ def _found(kind: str, more: dict[str, Any], scope: dict[str, Any], output: str) 
                 ([*(one[key] for key in keys), moment(one["modified_ms"]), one["note"]] for one in page["found"]),
             )
 
-    def show() -> None:
+    def show(refused: Counter[str]) -> None:
         if output == "json":
-            echo_json({"found": rows})
+            echo_json({"found": rows, "refused": dict(refused)})
         else:
-            click.echo(f"{count} keys")
+            click.echo(quantity(count, "key"))
+            _warn(refused)
 
     _over(_pages(kind, more, scope), take, show)
     return count
@@ -278,17 +296,20 @@ def _pages(kind: str, more: dict[str, Any], scope: dict[str, Any]) -> Iterator[d
     if not partitions:
         raise CommandFailed(Exit.USAGE, "bad-input", f"there is no bucket type {scope['bucket_type']!r}")
     begin_at, place = _resumed(scope["resume"], len(partitions))
-    told = sys.stderr.isatty()
+    told, begun = sys.stderr.isatty(), False
     for index, partition in partitions:
         if index < begin_at:
             continue
         while True:
             try:
                 page = _page(admin, {**wish, "partition": partition, "next": place})
-            except (CommandFailed, KeyboardInterrupt):
-                segment, name = (place or {"segment": 0, "name": ""}).values()
-                click.echo(f"ended; --from {index}:{segment}:{name} goes on from here", err=True)
+            except (CommandFailed, KeyboardInterrupt) as end:
+                refused = isinstance(end, CommandFailed) and end.exit_code is Exit.REFUSED
+                if begun or not refused:  # what was refused at once has not begun, and would be refused again
+                    segment, name = (place or {"segment": 0, "name": ""}).values()
+                    click.echo(f"ended; --from {index}:{segment}:{name} goes on from here", err=True)
                 raise
+            begun = True
             yield page
             place = page["next"]
             if told:
@@ -327,7 +348,7 @@ def _resumed(text: str | None, partitions: int) -> tuple[int, dict[str, Any] | N
         return 0, None
     found = _PLACE.fullmatch(text)
     if found is None or int(found[1]) >= partitions or int(found[2]) > SEGMENTS:
-        of = f"of one of {partitions} partitions, "
+        of = f"of one of {quantity(partitions, 'partition')}, "
         raise CommandFailed(
             Exit.USAGE, "bad-input", f"--from {text!r}: write what the fold said when it ended, {of}such as 3:4711:"
         )

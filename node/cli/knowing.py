@@ -12,6 +12,7 @@ from urllib.parse import quote
 import click
 
 from config.rules import check_peer_url
+from config.texts import quantity
 from node.cli.cluster import listed
 from node.cli.credentials import access_from
 from node.cli.exits import CommandFailed, Exit
@@ -51,7 +52,7 @@ def lag_command(over: float | None, admin: AdminClient, output: str) -> None:
             click.echo("no queue is registered: no change is sent in real time (`isthmus queue register`)")
         gaps = Counter(str(gap.get("queue")) for gap in listed(admin.get("/admin/gaps"), "gaps"))
         for queue, count in sorted(gaps.items()):
-            gaps_of = "1 gap" if count == 1 else f"{count} gaps"
+            gaps_of = quantity(count, "gap")
             click.echo(printable(f"{queue}: {gaps_of} that no full-sync has proven yet (`isthmus gaps {queue}`)"))
     if over is None:
         return

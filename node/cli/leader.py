@@ -72,6 +72,10 @@ def _echo_plan(status: dict[str, Any], plan: list[dict[str, Any]]) -> None:
             node = str(move.get(key))
             after[node] = after.get(node, 0) + more
     echo_table(("node", "leaders", "then"), ([node, leaders.get(node), after[node]] for node in sorted(after)))
+    types = status.get("bucket_types")
+    if isinstance(types, dict) and len(types) > 1:
+        click.echo()
+        echo_table(("bucket type", "node", "leaders"), _of_types(types))
     click.echo()
     if not plan:
         moving = status.get("state") == "leadership-balancing"
@@ -79,6 +83,14 @@ def _echo_plan(status: dict[str, Any], plan: list[dict[str, Any]]) -> None:
         click.echo(f"leaderships are being moved: {cell(status.get('reason'))}" if moving else even)
         return
     echo_table(("partition", "from", "to"), ([each.get(key) for key in ("partition", "from", "to")] for each in plan))
+
+
+def _of_types(types: dict[str, Any]) -> list[list[object]]:
+    return [
+        [name, node, count]
+        for name, about in sorted(types.items())
+        for node, count in sorted(_leaders(about).items() if isinstance(about, dict) else ())
+    ]
 
 
 def _followed(admin: AdminClient, status: dict[str, Any], *, quiet: bool) -> dict[str, Any]:

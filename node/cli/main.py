@@ -19,10 +19,8 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from node.cli.exits import MEANINGS, CommandFailed, Exit, Failure, failure_of
+from node.cli.exits import MEANINGS, OWN_PACKAGES, CommandFailed, Exit, Failure, failure_of, missing_package
 from node.cli.output import Invocation, printable
-
-PACKAGES: Final = ("config", "repl", "queues", "aae", "sink", "node")
 
 
 class Noun(NamedTuple):
@@ -85,7 +83,8 @@ class LazyNouns(click.Group):
         try:
             command = getattr(importlib.import_module(noun.module), noun.attribute)
         except ImportError as error:
-            sentence = f"`isthmus {cmd_name}` lacks a part: {error}; `make venv` installs what is missing"
+            missing = missing_package(error) if isinstance(error, ModuleNotFoundError) else ""
+            sentence = missing or f"`isthmus {cmd_name}` lacks a part: {error}; install Isthmus again"
             raise CommandFailed(Exit.LOCAL_FAULT, "missing-part", sentence) from error
         assert isinstance(command, click.Command)
         return command
@@ -168,7 +167,7 @@ def check_house() -> None:
     Raises CommandFailed (LOCAL_FAULT) with both places.
     """
     home = Path(__file__).resolve().parents[2]
-    for name in PACKAGES:
+    for name in OWN_PACKAGES:
         file = importlib.import_module(name).__file__
         if file is None or Path(file).resolve().parents[1] != home:
             found = "a folder without code" if file is None else str(Path(file).parent)

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import click
 
 from config.rules import check_name
+from config.texts import quantity
 from node.cli.cluster import listed
 from node.cli.confirming import confirm
 from node.cli.exits import CommandFailed, Exit
@@ -262,7 +263,12 @@ def _echo_plan(plan: dict[str, Any]) -> None:
     click.echo()
     nodes = listed(plan, "nodes")
     echo_table(("node", "replicas", "then"), ([n.get("node"), n.get("replicas"), n.get("then")] for n in nodes))
-    click.echo(f"{len(rows)} partitions change, {cell(plan.get('copies'))} replicas are copied")
+    copies = plan.get("copies")
+    copied = quantity(copies, "replica") if isinstance(copies, int) else f"{cell(copies)} replicas"
+    click.echo(
+        f"{quantity(len(rows), 'partition')} {'changes' if len(rows) == 1 else 'change'}, "
+        f"{copied} {'is' if copies == 1 else 'are'} copied"
+    )
     for note in plan.get("notes") or ():
         click.echo(printable(f"note: {note}"))
 

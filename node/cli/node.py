@@ -6,11 +6,13 @@ All of the daemon is `node.daemon`, imported only when it is to run; what a data
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import click
 
 from config.loading import load_file
+from config.texts import quantity
 from node.cli.moves import drain, list_nodes, remove
 from node.cli.output import echo_json, output_option, printable
 from node.cli.remote import whoami
@@ -32,11 +34,15 @@ for command in (list_nodes, drain, remove):
 @node_group.command("run")
 @FILE
 def run(file: Path) -> int:
-    """Run the node that FILE describes, until SIGTERM or Ctrl-C; it stops gracefully."""
+    """Run the node that FILE describes, until SIGTERM or Ctrl-C; it stops gracefully.
+
+    On SIGHUP certificates, keys, tokens, and log.level of FILE are read again; nothing stops.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the daemon handles it: a hang-up ends no node that starts
     settings = load_file(file)
     from node import daemon
 
-    return daemon.run(settings)
+    return daemon.run(settings, file)
 
 
 @node_group.command("new-identity")
@@ -67,4 +73,8 @@ def new_identity(file: Path, dry_run: bool, by: str, output: str) -> None:
     if output == "json":
         echo_json({"node": node, "data_dir": str(directory), "outcome": outcome, "partitions": sorted(gens)})
     else:
-        click.echo(printable(f"node {node}: {len(gens)} copies in {directory} {outcome}: new gens at the next start"))
+        click.echo(
+            printable(
+                f"node {node}: {quantity(len(gens), 'copy')} in {directory} {outcome}: new gens at the next start"
+            )
+        )

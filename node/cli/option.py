@@ -65,7 +65,7 @@ def set_option(
 ) -> None:
     """Set option NAME to VALUE, on all nodes at once and for as long as it is not unset."""
     wish = {"value": value, "bucket_type": bucket_type, "by": by, "dry_run": dry_run}
-    _changed(admin.post(f"{_path(name)}/set", wish), name, output)
+    _changed(admin.post(f"{_path(name)}/set", wish), name, output, dry_run=dry_run)
 
 
 @option_group.command("unset")
@@ -77,9 +77,8 @@ def set_option(
 @output_option
 def unset(name: str, bucket_type: str | None, by: str, dry_run: bool, admin: AdminClient, output: str) -> None:
     """Take back what option NAME was set to: the cluster's setting, each node's file, or the default counts again."""
-    _changed(
-        admin.post(f"{_path(name)}/unset", {"bucket_type": bucket_type, "by": by, "dry_run": dry_run}), name, output
-    )
+    wish = {"bucket_type": bucket_type, "by": by, "dry_run": dry_run}
+    _changed(admin.post(f"{_path(name)}/unset", wish), name, output, dry_run=dry_run)
 
 
 def _path(name: str) -> str:
@@ -90,27 +89,28 @@ def _query(bucket_type: str | None) -> str:
     return f"?bucket_type={quote(bucket_type, safe='')}" if bucket_type else ""
 
 
-def _changed(answer: dict[str, Any], name: str, output: str) -> None:
+def _changed(answer: dict[str, Any], name: str, output: str, *, dry_run: bool) -> None:
     if output != "json":
         before = answer.get("before")
         was = "" if before is None else f" (it was set to {cell(before)})"
         click.echo(printable(f"{name}: {cell(answer.get('outcome'))}{was}"))
         for warning in answer.get("warnings") or ():
             click.echo(printable(f"note: {warning}"))
-    _echo(answer, output)
+    _echo(answer, output, dry_run=dry_run)
 
 
-def _echo(answer: dict[str, Any], output: str) -> None:
+def _echo(answer: dict[str, Any], output: str, *, dry_run: bool = False) -> None:
+    """The rows, and which partitions wait for the controller: nothing does that was not set."""
     if output == "json":
         echo_json(answer)
         return
     rows = listed(answer, "options")
     echo_table(COLUMNS, (_row(each) for each in rows))
-    for each in rows:
-        waiting = each.get("waiting")
-        if isinstance(waiting, list) and waiting:
-            numbers = ", ".join(map(str, waiting[:8])) + (", ..." if len(waiting) > 8 else "")
-            click.echo(f"not yet in force in partitions {numbers}: their records wait for the controller")
+    found = [each.get("waiting") for each in rows]
+    waiting = sorted({number for numbers in found if isinstance(numbers, list) for number in numbers})
+    if waiting and not dry_run:
+        numbers = ", ".join(map(str, waiting[:8])) + (", ..." if len(waiting) > 8 else "")
+        click.echo(f"not yet in force in partitions {numbers}: their records wait for the controller")
 
 
 def _row(each: dict[str, Any]) -> list[Any]:

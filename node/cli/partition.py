@@ -16,6 +16,7 @@ from urllib.parse import quote
 import click
 
 from config.rules import check_name
+from config.texts import quantity
 from node.cli.acts import force_leader
 from node.cli.cluster import listed
 from node.cli.exits import CommandFailed, Exit
@@ -79,7 +80,11 @@ def _row(each: dict[str, Any]) -> list[Any]:
 
 
 @partition_group.command("plan")
-@click.option("--nodes", type=click.IntRange(1, NODES_MAX), required=True, help="Nodes, with the ids 0, 1, ...")
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, NODES_MAX),
+    help="Nodes, with the ids 0, 1, ...; without it those of --racks.",
+)
 @click.option("--partitions", type=click.IntRange(1, PARTITIONS_MAX), required=True, help="Partitions to place.")
 @click.option(
     "--replication-factor", type=click.IntRange(1, REPLICAS_MAX), required=True, help="Replicas of each partition."
@@ -95,7 +100,7 @@ def _row(each: dict[str, Any]) -> list[Any]:
 )
 @output_option
 def plan(
-    nodes: int,
+    nodes: int | None,
     partitions: int,
     replication_factor: int,
     racks: str,
@@ -114,8 +119,11 @@ def plan(
     _echo_plan(found, _racks(racks, nodes), output)
 
 
-def _racks(text: str, nodes: int) -> dict[int, str]:
-    """Node id -> its rack. Raises CommandFailed (usage)."""
+def _racks(text: str, nodes: int | None) -> dict[int, str]:
+    """Node id -> its rack; as many nodes as are named where `nodes` does not say. Raises CommandFailed (usage)."""
+    if nodes is None and not text:
+        raise CommandFailed(Exit.USAGE, "usage", "how many nodes there are is missing: --nodes, or --racks a:3,b:3")
+    most = NODES_MAX if nodes is None else nodes
     names: list[str] = []
     for part in text.split(",") if text else []:
         rack, colon, count = part.partition(":")
@@ -126,11 +134,11 @@ def _racks(text: str, nodes: int) -> dict[int, str]:
         except ValueError as error:
             raise CommandFailed(Exit.USAGE, "bad-input", f"--racks: {error}") from None
         names += [rack] * int(count)
-        if len(names) > nodes:
-            raise CommandFailed(
-                Exit.USAGE, "bad-input", f"--racks: {text[:80]} has more nodes than --nodes, which is {nodes}"
-            )
-    return {number: names[number] if number < len(names) else "" for number in range(nodes)}
+        if len(names) > most:
+            than = f"the most there may be, {NODES_MAX}" if nodes is None else f"--nodes, which is {nodes}"
+            raise CommandFailed(Exit.USAGE, "bad-input", f"--racks: {text[:80]} has more nodes than {than}")
+    names += [""] * (0 if nodes is None else nodes - len(names))
+    return dict(enumerate(names))
 
 
 def _echo_plan(found: ReplicaMap, racks: dict[int, str], output: str) -> None:
@@ -186,7 +194,9 @@ def read_map(path: Path) -> ReplicaMap:
 
 def _sentence(answer: dict[str, Any], path: Path, bucket_type: str) -> str:
     outcome = cell(answer.get("outcome"))
-    what = f"bucket type {bucket_type}, {cell(answer.get('partitions'))} partitions"
+    number = answer.get("partitions")
+    share = quantity(number, "partition") if isinstance(number, int) else f"{cell(number)} partitions"
+    what = f"bucket type {bucket_type}, {share}"
     match outcome:
         case "created":
             return f"{what}: created"

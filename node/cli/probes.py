@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
+from config.texts import quantity
 from node.cli.output import cell, milliseconds
 
 NAMED_MAX: Final = 8
@@ -59,6 +60,8 @@ def doubts(cluster: Mapping[str, Any]) -> list[Fact]:
         why = f"node {node}: its session with the metastore is {cell(metastore)}: what it shows may be old"
     elif cluster.get("read_at_ms") is None:
         why = f"node {node} has not read the metastore yet"
+    elif cluster.get("registered") is False:
+        why = f"node {node} is not registered and takes no part: {cell(cluster.get('reason'))}"
     else:
         return []
     return [Fact(State.UNKNOWN, why)]
@@ -140,27 +143,72 @@ def _absent(cluster: Mapping[str, Any], gone: State) -> list[Fact]:
 
 
 def sync_facts(
-    nodes: Mapping[str, Any], limits: Limits, *, at_ms: int, queue: str | None = None
+    nodes: Mapping[str, Any],
+    limits: Limits,
+    *,
+    at_ms: int,
+    queue: str | None = None,
+    gone: Mapping[str, Any] | None = None,
 ) -> tuple[list[Fact], list[str]]:
     """A fact for each queue and bucket type that full-sync compares, and the names of the queues: `nodes` and `at_ms`
-    of `/admin/fullsync/nodes`. Checks of all nodes count; `queue`: of this one only."""
-    facts = [
-        Fact(State.UNKNOWN, f"node {node} does not answer: what its checks found is not known")
-        for node, said in nodes.items()
-        if said is None
-    ]
+    of `/admin/fullsync/nodes`. Checks of all nodes count; `queue`: what is compared for this one only, whichever queue
+    its repairs go by. What a queue sends and none compares is a warning. `gone`: since when nodes are down."""
+    facts = _silent(nodes, gone or {}, at_ms)
     known: dict[str, dict[str, list[tuple[str, Mapping[str, Any]]]]] = {}
     for node, said in nodes.items():
         for peer in () if said is None else said.get("peers") or ():
             for bucket_type in peer.get("bucket_types") or ():
-                known.setdefault(str(peer.get("queue")), {}).setdefault(bucket_type, []).append((node, peer))
-    wanted = [name for name in sorted(known) if queue in (None, name)]
+                if queue is None or queue in (peer.get("queue"), *_for_queues(peer, bucket_type)):
+                    known.setdefault(str(peer.get("queue")), {}).setdefault(bucket_type, []).append((node, peer))
     facts += [
         _synced(name, bucket_type, peers, limits, at_ms)
-        for name in wanted
+        for name in sorted(known)
         for bucket_type, peers in sorted(known[name].items())
     ]
-    return facts, sorted(known)
+    told = [said for said in nodes.values() if said is not None]
+    peers = [peer for said in told for peer in said.get("peers") or ()]
+    names = {str(peer.get("queue")) for peer in peers} | {name for peer in peers for name in peer.get("compares") or ()}
+    sent = {str(row.get("queue")): row for said in told for row in said.get("sent") or ()}
+    silent = len(told) < len(nodes)
+    for name, row in sorted(sent.items()) if names else ():
+        for bucket_type in row.get("bucket_types") or () if queue in (None, name) else ():
+            if not any(name in _for_queues(peer, bucket_type) for peer in peers):
+                words = f"queue {name} sends bucket type {bucket_type} to {cell(row.get('cluster'))}, and no full-sync"
+                state = State.UNKNOWN if silent else State.WARNING
+                facts.append(Fact(state, f"{words} {'of a node that answers ' if silent else ''}compares it"))
+    return facts, sorted(names | sent.keys()) if names else []
+
+
+def _for_queues(peer: Mapping[str, Any], bucket_type: str) -> list[str]:
+    """Queues of which a peer's comparisons of a bucket type prove that nothing is missing. A node of an older version
+    tells of the one that its repairs go by."""
+    compares = peer.get("compares")
+    if not isinstance(compares, dict):
+        return [str(peer.get("queue"))] if bucket_type in (peer.get("bucket_types") or ()) else []
+    return [str(name) for name, types in compares.items() if bucket_type in types]
+
+
+GONE_MARGIN_MS: Final = 5_000
+"""How much later than a node's end a check must have begun to count as later: clocks of machines differ."""
+
+
+def _silent(nodes: Mapping[str, Any], gone: Mapping[str, Any], at_ms: int) -> list[Fact]:
+    """A fact for each node that does not answer. What a node that is down has found no longer matters once others have
+    proven later than its end all that they compare; `gone`: since when nodes are down, at the latest."""
+    newest: dict[tuple[str, str], float] = {}
+    for peer in (peer for said in nodes.values() if said is not None for peer in said.get("peers") or ()):
+        for bucket_type in peer.get("bucket_types") or ():
+            of, at = (str(peer.get("queue")), str(bucket_type)), (peer.get("proven_ms") or {}).get(bucket_type)
+            newest[of] = max(newest.get(of, 0), _number(at) or 0)
+    facts = []
+    for node in (node for node, said in nodes.items() if said is None):
+        down_ms = _number(gone.get(node))
+        if down_ms is not None and newest and min(newest.values()) > down_ms + GONE_MARGIN_MS:
+            old = milliseconds(max(0, at_ms - down_ms))
+            facts.append(Fact(State.OK, f"node {node} is down for {old}, and other nodes have proven all since"))
+        else:
+            facts.append(Fact(State.UNKNOWN, f"node {node} does not answer: what its checks found is not known"))
+    return facts
 
 
 def _synced(
@@ -169,6 +217,10 @@ def _synced(
     """What the nodes that compare a bucket type have found, the newest of each."""
     where = f"{cell(peers[0][1].get('name'))}, bucket type {bucket_type} (queue {queue})"
     newest, looked = _newest(peers, bucket_type, "newest"), _newest(peers, bucket_type, "newest_looked")
+    if newest is not None and newest[1].get("lacking"):
+        there = cell(peers[0][1].get("cluster") or peers[0][1].get("name"))
+        what = f"{there} has no such bucket type: its changes are held back until it is made there"
+        return Fact(State.WARNING, f"{where}: {what} (isthmus bucket-type create {bucket_type})")
     proven = [_number((peer.get("proven_ms") or {}).get(bucket_type)) for _, peer in peers]
     proven_ms = max((at for at in proven if at is not None), default=None)
     notes = [f"{node} is {cell(peer.get('state'))}: {peer.get('reason')}" for node, peer in peers if _rests(peer)]
@@ -234,8 +286,49 @@ def gap_facts(answer: Mapping[str, Any], limits: Limits) -> list[Fact]:
         state = State.WARNING if oldest is None else limits.state(oldest)
         if dated:  # as old as can be: it is no less than a warning
             state = max(state, State.WARNING, key=RANK.index)
-        count = "1 gap" if len(found) == 1 else f"{len(found)} gaps"
+        count = quantity(len(found), "gap")
         facts.append(Fact(state, f"queue {name}: {count} not proven yet, {old}{dated}{growing}"))
+    return facts
+
+
+def sink_facts(nodes: Mapping[str, Any], limits: Limits) -> list[Fact]:
+    """What this cluster's nodes cannot take in. `nodes`: what `/admin/sink/nodes` tells of each, None: nothing.
+    `limits`: dead letters of all nodes together. Bucket types that are lacking, and links that fail, are a warning."""
+    facts = [
+        Fact(State.UNKNOWN, f"node {node} does not answer: what its sink does is not known")
+        for node, said in nodes.items()
+        if said is None
+    ]
+    kept: dict[str, int] = {}
+    held: dict[str, set[str]] = {}
+    for node, said in nodes.items():
+        if said is None:
+            continue
+        letters = _number((said.get("dead_letters") or {}).get("kept"))
+        if letters is None:
+            facts.append(Fact(State.UNKNOWN, f"node {node}: its dead letters cannot be counted"))
+        elif letters:
+            kept[node] = int(letters)
+        rows = said.get("sinks") or ()
+        failing = [row for row in rows if row.get("state") == "failing"]
+        if failing:
+            words = f"node {node}: {len(failing)} of {len(rows)} links fail: {failing[0].get('reason')}"
+            facts.append(Fact(State.WARNING, words))
+        for row in rows:
+            for name in row.get("held_types") or ():
+                held.setdefault(str(name), set()).add(cell(row.get("source_cluster")))
+    if kept:
+        where = ", ".join(f"{count} at {node}" for node, count in sorted(kept.items()))
+        words = f"dead letters: {where} (isthmus sink dead-letters list)"
+        facts.append(Fact(limits.state(sum(kept.values())), words))
+    facts += [
+        Fact(
+            State.WARNING,
+            f"bucket type {name} of {', '.join(sorted(sources))} is lacking here: its changes wait there "
+            f"(isthmus bucket-type create {name})",
+        )
+        for name, sources in sorted(held.items())
+    ]
     return facts
 
 

@@ -14,8 +14,9 @@ from urllib.parse import quote
 
 import click
 
-from config.units import parse_size
+from config.units import parse_duration, parse_size
 from node.cli.cluster import listed
+from node.cli.confirming import confirm
 from node.cli.exits import CommandFailed, Exit
 from node.cli.output import cell, echo_json, echo_table, milliseconds, moment, output_option, printable
 from node.cli.queue_looks import filter_tested, gaps_of_queues, ledger, peek, show
@@ -25,12 +26,10 @@ from node.cli.where import node_options
 
 NAME = click.argument("name")
 POSITIONS = click.Path(exists=True, dir_okay=False, path_type=Path)
-SERVING = click.option(
-    "--serving", "what", flag_value="serving", default="serving", help="Giving out changes: they wait (the default)."
-)
-PUBLISHING = click.option(
-    "--publishing", "what", flag_value="publishing", help="Making references: what comes is left out, as a gap."
-)
+SERVING = click.option("--serving", is_flag=True, help="Giving out changes: they wait (the default).")
+PUBLISHING = click.option("--publishing", is_flag=True, help="Making references: what comes is left out, as a gap.")
+YES = click.option("--yes", is_flag=True, help="Do not ask.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show what would be left out.")
 BY = click.option("--by", default=whoami, show_default="USER@HOST", help="Who does it; shown to others.")
 REASON = click.option("--reason", default="", help="Why; shown to others.")
 
@@ -55,7 +54,18 @@ def list_queues(everywhere: bool, admin: AdminClient, output: str) -> None:
     if output == "json":
         echo_json(answer)
         return
-    columns = ("queue", "filter", "owner", "waiting", "in flight", "oldest", "publishing", "serving", "reason")
+    columns = (
+        "queue",
+        "filter",
+        "owner",
+        "waiting",
+        "repairs",
+        "in flight",
+        "oldest",
+        "publishing",
+        "serving",
+        "reason",
+    )
     if not everywhere:
         echo_table(("node", *columns), ([queue.get("node"), *_row(queue)] for queue in listed(answer, "queues")))
         return
@@ -72,14 +82,32 @@ def list_queues(everywhere: bool, admin: AdminClient, output: str) -> None:
 @SERVING
 @PUBLISHING
 @node_options
+@YES
+@DRY_RUN
 @BY
 @REASON
 @admin_option
 @output_option
-def suspend(name: str, what: str, node: str | None, by: str, reason: str, admin: AdminClient, output: str) -> None:
+def suspend(
+    name: str,
+    serving: bool,
+    publishing: bool,
+    node: str | None,
+    yes: bool,
+    dry_run: bool,
+    by: str,
+    reason: str,
+    admin: AdminClient,
+    output: str,
+) -> None:
     """Give out no changes of queue NAME (they wait), or with --publishing make no references (what comes is left out),
-    until it is resumed, over restarts too."""
-    _act(admin, output, name, "suspend", f"{what} suspended", what=what, node=node, by=by, reason=reason)
+    or with both do neither, until it is resumed, over restarts too. --publishing asks before."""
+    wish = {"what": _what(serving, publishing), "node": node, "by": by, "reason": reason}
+    sentence = f"{_whats(serving, publishing)} suspended"
+    if publishing or dry_run:
+        _planned_act(admin, output, name, "suspend", sentence, wish, yes=yes, dry_run=dry_run)
+    else:
+        _act(admin, output, name, "suspend", sentence, **wish)
 
 
 @queue_group.command("resume")
@@ -90,33 +118,46 @@ def suspend(name: str, what: str, node: str | None, by: str, reason: str, admin:
 @BY
 @admin_option
 @output_option
-def resume(name: str, what: str, node: str | None, by: str, admin: AdminClient, output: str) -> None:
-    """Give out changes of queue NAME again, from its cursor on, or with --publishing make references again."""
-    _act(admin, output, name, "resume", f"{what} resumed", what=what, node=node, by=by)
+def resume(
+    name: str, serving: bool, publishing: bool, node: str | None, by: str, admin: AdminClient, output: str
+) -> None:
+    """Give out changes of queue NAME again, from its cursor on, or with --publishing make references again, or with
+    both both."""
+    sentence = f"{_whats(serving, publishing)} resumed"
+    _act(admin, output, name, "resume", sentence, what=_what(serving, publishing), node=node, by=by)
 
 
 @queue_group.command("clear")
 @NAME
+@YES
+@DRY_RUN
 @BY
 @REASON
 @admin_option
 @output_option
-def clear(name: str, by: str, reason: str, admin: AdminClient, output: str) -> None:
-    """Give up what waits in queue NAME, at every priority and on all nodes: a gap, until a full-sync has closed it."""
-    _act(admin, output, name, "clear", "cleared", by=by, reason=reason)
+def clear(name: str, yes: bool, dry_run: bool, by: str, reason: str, admin: AdminClient, output: str) -> None:
+    """Give up what waits in queue NAME, at every priority and on all nodes: a gap, until a full-sync has closed it.
+    Tells how much, and asks."""
+    wish = {"by": by, "reason": reason}
+    _planned_act(admin, output, name, "clear", "cleared", wish, yes=yes, dry_run=dry_run)
 
 
 @queue_group.command("release")
 @NAME
 @click.option("--from", "start", default="0", show_default=True, metavar="0|now|TIME", help="Where the next begins.")
+@YES
+@DRY_RUN
 @BY
 @REASON
 @admin_option
 @output_option
-def release(name: str, start: str, by: str, reason: str, admin: AdminClient, output: str) -> None:
+def release(
+    name: str, start: str, yes: bool, dry_run: bool, by: str, reason: str, admin: AdminClient, output: str
+) -> None:
     """Take queue NAME from the cluster that owns it: the next that fetches owns it, for a minute not the same. TIME is
-    written as 2026-02-03T04:05, which is UTC unless it names a zone."""
-    _act(admin, output, name, "release", "released", **{"from": _start(start)}, by=by, reason=reason)
+    written as 2026-02-03T04:05, which is UTC unless it names a zone. Tells what waits, and asks."""
+    wish = {"from": _start(start), "by": by, "reason": reason}
+    _planned_act(admin, output, name, "release", "released", wish, yes=yes, dry_run=dry_run)
 
 
 @queue_group.command("register")
@@ -129,6 +170,7 @@ def release(name: str, start: str, by: str, reason: str, admin: AdminClient, out
 @click.option("--queue-limit", type=click.IntRange(1), help="References in memory.")
 @click.option("--object-limit", type=click.IntRange(0), help="Whole objects in memory.")
 @click.option("--object-size-limit", metavar="SIZE", help='Largest object that is kept whole, such as "200KB".')
+@click.option("--riak-fetch", is_flag=True, help="For a Riak alone, which takes each change at most once.")
 @BY
 @REASON
 @admin_option
@@ -143,6 +185,7 @@ def register(
     queue_limit: int | None,
     object_limit: int | None,
     object_size_limit: str | None,
+    riak_fetch: bool,
     by: str,
     reason: str,
     admin: AdminClient,
@@ -152,10 +195,62 @@ def register(
     unless it names a zone."""
     begins = {"from": _start(start)} if positions is None else {"positions": _positions(positions)}
     wish = {"name": name, **begins, "filter": filter_, "cascade": cascade, "overflow": overflow}
-    limits = {"queue_limit": queue_limit, "object_limit": object_limit}
+    limits = {"queue_limit": queue_limit, "object_limit": object_limit, "riak_fetch": riak_fetch or None}
     limits["object_size_limit"] = _size(object_size_limit, "--object-size-limit")
     answer = admin.post("/admin/queues/register", {**wish, **limits, "by": by, "reason": reason})
     _echo(answer, output, f"queue {name}: registered")
+    _warn_of(answer)
+
+
+@queue_group.command("set")
+@NAME
+@click.option("--filter", "filter_", metavar="RULES", help="What it offers from now on.")
+@click.option("--cascade/--no-cascade", default=None, help="Offer also what came from another cluster, or not.")
+@click.option("--overflow", type=click.Choice(["replay", "discard"]), help="What becomes of changes at the limit.")
+@click.option("--queue-limit", type=click.IntRange(1), help="References in memory.")
+@click.option("--object-limit", type=click.IntRange(0), help="Whole objects in memory.")
+@click.option("--object-size-limit", metavar="SIZE", help='Largest object that is kept whole, such as "200KB".')
+@click.option("--lease", metavar="TIME", help='How long a sink may take to acknowledge a batch, such as "30s".')
+@click.option("--riak-fetch/--no-riak-fetch", default=None, help="For a Riak alone, or for a sink of Isthmus.")
+@click.option("--from", "start", type=click.Choice(["0"]), help="Offer everything once more, instead of a gap.")
+@click.option("--default", is_flag=True, help="Let the registration or the config files count again.")
+@YES
+@DRY_RUN
+@BY
+@REASON
+@admin_option
+@output_option
+def set_queue(
+    name: str,
+    filter_: str | None,
+    cascade: bool | None,
+    overflow: str | None,
+    queue_limit: int | None,
+    object_limit: int | None,
+    object_size_limit: str | None,
+    lease: str | None,
+    riak_fetch: bool | None,
+    start: str | None,
+    default: bool,
+    yes: bool,
+    dry_run: bool,
+    by: str,
+    reason: str,
+    admin: AdminClient,
+    output: str,
+) -> None:
+    """Give queue NAME another filter or other limits while it runs, on all nodes and over restarts; its cursors stay.
+    Where it offers more than before, what it passed over until then is a gap. Another filter is told, and asked for."""
+    values = {"filter": filter_, "cascade": cascade, "overflow": overflow, "queue_limit": queue_limit}
+    values |= {"object_limit": object_limit, "object_size_limit": _size(object_size_limit, "--object-size-limit")}
+    values |= {"lease_ms": _duration(lease, "--lease"), "riak_fetch": riak_fetch}
+    wish: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
+    if default == bool(wish or start):
+        raise click.UsageError("say what: --filter, --cascade, limits, --riak-fetch, --from 0; or --default alone")
+    offers = default or start is not None or "filter" in wish or "cascade" in wish
+    wish |= ({"default": True} if default else {}) | ({} if start is None else {"from": start})
+    wish |= {"by": by, "reason": reason}
+    _planned_act(admin, output, name, "set", "set", wish, yes=yes or not offers, dry_run=dry_run)
 
 
 @queue_group.command("place")
@@ -172,13 +267,17 @@ def place(name: str, positions: Path, by: str, reason: str, admin: AdminClient, 
 
 @queue_group.command("delist")
 @NAME
+@YES
+@DRY_RUN
 @BY
 @REASON
 @admin_option
 @output_option
-def delist(name: str, by: str, reason: str, admin: AdminClient, output: str) -> None:
-    """There is no queue NAME any more, on all nodes, even if a config file has it."""
-    _act(admin, output, name, "delist", "delisted", by=by, reason=reason)
+def delist(name: str, yes: bool, dry_run: bool, by: str, reason: str, admin: AdminClient, output: str) -> None:
+    """There is no queue NAME any more, on all nodes, even if a config file has it. Tells what goes with it, and
+    asks."""
+    wish = {"by": by, "reason": reason}
+    _planned_act(admin, output, name, "delist", "delisted", wish, yes=yes, dry_run=dry_run)
 
 
 @queue_group.command("throttle")
@@ -244,10 +343,61 @@ def _act(admin: AdminClient, output: str, name: str, act: str, sentence: str, **
     _echo(answer, output, f"queue {name}: {sentence}")
 
 
+def _planned_act(
+    admin: AdminClient,
+    output: str,
+    name: str,
+    act: str,
+    sentence: str,
+    wish: dict[str, Any],
+    *,
+    yes: bool,
+    dry_run: bool,
+) -> None:
+    """Show what the act would leave out, ask, and do it."""
+    plan = {}
+    if dry_run or not yes:
+        plan = admin.post(f"/admin/queues/{quote(name, safe='')}/{act}", {**wish, "dry_run": True})
+        effect = f"queue {name}: {'' if act == 'set' else act + ' '}{plan.get('effect')}"
+        silent = ", ".join(str(node) for node in plan.get("silent") or ())
+        effect += f" (no answer from {silent})" if silent else ""
+        if dry_run:
+            _echo(plan, output, effect)
+            return
+        confirm(yes, f"{printable(effect)}. Do it?", output)
+    answer = admin.post(f"/admin/queues/{quote(name, safe='')}/{act}", wish)
+    _echo(answer, output, f"queue {name}: {sentence}")
+    _warn_of(answer)
+
+
+def _what(serving: bool, publishing: bool) -> str | list[str]:
+    """What "what" is in a request: a text, which every version understands, unless both are meant."""
+    return ["serving", "publishing"] if serving and publishing else "publishing" if publishing else "serving"
+
+
+def _whats(serving: bool, publishing: bool) -> str:
+    found = _what(serving, publishing)
+    return found if isinstance(found, str) else " and ".join(found)
+
+
+def _warn_of(answer: dict[str, Any]) -> None:
+    """What the node found odd and took all the same."""
+    for note in answer.get("notes") or ():
+        click.echo(printable(f"isthmus: warning: {note}"), err=True)
+
+
 def _size(text: str | None, option: str) -> int | None:
     """Bytes, as a number or a size."""
     try:
         return None if text is None else int(text) if text.isdigit() else parse_size(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint=option) from error
+
+
+def _duration(text: str | None, option: str) -> int | None:
+    """Milliseconds."""
+    try:
+        return None if text is None else parse_duration(text)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint=option) from error
 
@@ -289,11 +439,20 @@ def _row(queue: dict[str, Any]) -> list[Any]:
     the oldest change that waits, so when nothing waits there is none."""
     owner = queue.get("owner")
     owner = "" if "owner" in queue and owner is None else owner.get("cluster") if isinstance(owner, dict) else owner
-    plain = [queue.get(key) for key in ("waiting", "in_flight")]
+    plain = [queue.get("waiting"), _lower_waiting(queue), queue.get("in_flight")]
     age_ms = queue.get("oldest_age_ms")
-    oldest = "" if age_ms is None and plain == [0, 0] else milliseconds(age_ms)
+    oldest = "" if age_ms is None and plain[0] == plain[2] == 0 else milliseconds(age_ms)
     states = [queue.get(key) for key in ("publishing", "serving")]
     return [queue.get("name"), queue.get("filter"), owner, *plain, oldest, *states, _reason(queue)]
+
+
+def _lower_waiting(queue: dict[str, Any]) -> int | None:
+    """References that wait at the full-sync and fold priorities."""
+    priorities = queue.get("priorities")
+    lower = [priorities.get(name) for name in ("full_sync", "fold")] if isinstance(priorities, dict) else []
+    counts = [one.get("waiting") for one in lower if isinstance(one, dict)]
+    known = [count for count in counts if isinstance(count, int)]
+    return sum(known) if counts and len(known) == len(counts) else None
 
 
 def _reason(queue: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from config.texts import quantity
 from node.cli.output import NOTHING, milliseconds, moment
 
 PRIORITIES: Final = (("real_time", "real time"), ("full_sync", "full-sync"), ("fold", "fold"))
@@ -30,6 +31,7 @@ def queue_facts(queue: Mapping[str, Any]) -> list[tuple[str, Any]]:
         ("filter", queue["filter"]),
         ("cascade", queue["cascade"]),
         ("overflow", queue["overflow"]),
+        ("riak fetch", queue.get("riak_fetch")),
         ("owner", _owner(queue["owner"])),
         ("publishing", queue["publishing"]),
         ("serving", queue["serving"]),
@@ -37,14 +39,17 @@ def queue_facts(queue: Mapping[str, Any]) -> list[tuple[str, Any]]:
         ("last decree", _decree(queue["decree"])),
         (
             "limits",
-            f"{limits['queue']} references, {_held(limits['objects'])}, {limits['object_bytes']} bytes an object",
+            (
+                f"{quantity(limits['queue'], 'reference')}, {_held(limits['objects'])}, "
+                f"{limits['object_bytes']} bytes an object"
+            ),
         ),
         ("throttle", _throttle(queue["throttle"])),
-        ("properties differ at", [f"{node}: {', '.join(types)}" for node, types in queue["properties_differ"].items()]),
+        ("properties differ at", [f"{node}: {_differing(queue, node)}" for node in queue["properties_differ"]]),
         ("partitions led here", queue["partitions"]),
         ("waiting", None if queue["waiting"] is None else f"{queue['waiting']}{at}"),
         ("oldest", milliseconds(queue["oldest_age_ms"]) if queue["oldest_age_ms"] is not None else NOTHING),
-        ("in memory", f"{queue['references_in_memory']} references, {_held(queue['objects_in_memory'])}"),
+        ("in memory", f"{quantity(queue['references_in_memory'], 'reference')}, {_held(queue['objects_in_memory'])}"),
         ("since the node began", ", ".join(f"{queue[name]} {name}" for name in COUNTED)),
         ("acknowledgements", f"{queue['late_acknowledgements']} late, {queue['refused_acknowledgements']} refused"),
         ("gaps", queue["gaps"]),
@@ -61,8 +66,23 @@ def priority_rows(queue: Mapping[str, Any]) -> list[Sequence[Any]]:
     return rows
 
 
+def _differing(queue: Mapping[str, Any], node: str) -> str:
+    """What differs at a sink node; a node of an older version names bucket types alone."""
+    rows = queue.get("property_differences", {}).get(node)
+    if rows is None:
+        return ", ".join(queue["properties_differ"][node])
+    return "; ".join(_difference(**row) for row in rows)
+
+
+def _difference(bucket_type: str, bucket: str | None, properties: Sequence[str], **_later: Any) -> str:
+    if not properties:
+        return bucket_type
+    place = f"bucket type {bucket_type}" if bucket is None else f"bucket {bucket_type}/{bucket}"
+    return f"{place}: {', '.join(properties)}"
+
+
 def _held(objects: int) -> str:
-    return f"{objects} whole objects"
+    return quantity(objects, "whole object")
 
 
 def _owner(owner: Mapping[str, Any] | None) -> str:

@@ -16,17 +16,26 @@ import click
 
 from aae.reconcile.runs import SEED, RunDirectory, known_runs
 from node.cli.exits import CommandFailed, Exit
-from node.cli.output import echo_facts, echo_json, echo_table, printable
+from node.cli.output import echo_facts, echo_json, echo_table, moment, printable
 from node.cli.queue import BY
-from node.cli.reconcile_files import FORMAT, duration_s
+from node.cli.reconcile_files import FORMAT, absolute, duration_s, refuse_token_variable
 from node.cli.reconcile_jobs import export, import_, java_home, stats, trees
 from node.cli.reconcile_seed import SEED_COLUMNS, seed, seed_row, show_seed
 from node.cli.remote import AdminClient, admin_option
 from node.cli.times import time_of
-from repl.model.errors import LocalFault
+from queues.rules import FOLD
+from repl.model.errors import BadInput, LocalFault
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+
+KEYS_MAX: Final = 10_000
+"""Keys that `show` names: more is a table for Spark, whose view `findings` has all."""
+
+VERDICTS_SHOWN: Final = ("diverged", "unreachable", "transient", "filtered")
+"""In the order in which their keys are named."""
+
+SIDES: Final = {"source": "left", "sink": "right"}
 
 OUTPUT = click.option(
     "--output", required=True, metavar="DIR", help="Where runs are kept; driver and workers reach it."
@@ -71,18 +80,31 @@ def _bytes(_context: click.Context, _parameter: click.Parameter, value: str | No
 )
 @click.option("--rate-limit", type=click.IntRange(0), default=0, help="Rows a second of each cluster; 0: no limit.")
 @click.option("--give-up-after", callback=duration_s, default="30s", show_default=True, help="Patience with a cluster.")
-@click.option("--token-file", default="", help="A token for both clusters; the path is read on every worker.")
-@click.option("--right-token-file", default="", help="One for the right cluster, if it has others.")
-@click.option("--ca-file", default="", help="Whom to believe.")
-@click.option("--certificate-file", default="", help="What to show where nodes want a certificate.")
-@click.option("--key-file", default="", help="Its key.")
+@click.option(
+    "--token-file", default="", envvar="ISTHMUS_TOKEN_FILE", show_envvar=True, callback=absolute,
+    help="A token for both clusters; the path is read on every worker.",
+)  # fmt: skip
+@click.option("--right-token-file", default="", callback=absolute, help="One for the right cluster, if it has others.")
+@click.option(
+    "--ca-file", "--ca", "ca_file", default="", envvar="ISTHMUS_CA", show_envvar=True, callback=absolute,
+    help="Who may sign for the nodes' certificates.",
+)  # fmt: skip
+@click.option(
+    "--certificate-file", "--cert", "certificate_file", default="", envvar="ISTHMUS_CERT", show_envvar=True,
+    callback=absolute, help="A certificate to show.",
+)  # fmt: skip
+@click.option(
+    "--key-file", "--key", "key_file", default="", envvar="ISTHMUS_KEY", show_envvar=True, callback=absolute,
+    help="Its private key.",
+)  # fmt: skip
 @OUTPUT
 @click.option("--run-id", help="The same id goes on with a run; without it a new one is made.")
 @click.option("--master", default="", help="A Spark master; without it local[*].")
 @FORMAT
 def run(**given: Any) -> None:
     """Compare two clusters. Ctrl-C, or a killed driver, loses nothing: the same --run-id goes on."""
-    from aae.reconcile.reconcile import ReconcileOptions, check
+    refuse_token_variable(given["token_file"])
+    from aae.reconcile.reconcile import ReconcileOptions, check, check_apart
     from aae.reconcile.reconcile import run as run_it
     from aae.reconcile.sessions import session
 
@@ -110,6 +132,7 @@ def run(**given: Any) -> None:
         given["key_file"],
     )
     check(given["left"], given["right"], options)
+    check_apart(given["left"], given["right"], options)
     spark = session(f"isthmus reconcile {run_id}", given["master"], stand_back=True)
     try:
         summary = run_it(spark, given["left"], given["right"], options, lambda line: click.echo(line, err=True))
@@ -126,11 +149,14 @@ def run(**given: Any) -> None:
 @reconcile_group.command("show")
 @click.argument("run_id", required=False)
 @OUTPUT
+@click.option("--keys", type=click.IntRange(0, KEYS_MAX), default=0, help="Name so many keys that differ (RUN_ID).")
 @FORMAT
-def show(run_id: str | None, output: str, format_: str) -> None:
+def show(run_id: str | None, output: str, keys: int, format_: str) -> None:
     """The runs and seeds of a directory; of RUN_ID its totals, its findings by verdict and bucket, and its repairs, of
     a seed how far it is, and where its queue goes on."""
     if run_id is None:
+        if keys:
+            raise CommandFailed(Exit.USAGE, "usage", "--keys names the findings of one run: say which, RUN_ID")
         rows = [_shown(_listed, one, "run", RUN_COLUMNS) for one in known_runs(output)]
         seeds = [_shown(seed_row, one, "seed", SEED_COLUMNS) for one in known_runs(output, SEED)]
         if format_ == "json":
@@ -144,7 +170,7 @@ def show(run_id: str | None, output: str, format_: str) -> None:
             click.echo()
             echo_table(SEED_COLUMNS, ([row[column] for column in SEED_COLUMNS] for row in seeds))
         return
-    from aae.reconcile.findings import counted
+    from aae.reconcile.findings import counted, named
     from aae.reconcile.repair import repairs_of
 
     as_seed = RunDirectory(output, run_id, SEED)
@@ -154,9 +180,11 @@ def show(run_id: str | None, output: str, format_: str) -> None:
     directory = _known(output, run_id)
     summary = directory.read("summary.json")
     found = counted(directory.path / "findings")
+    rows = named(directory.path / "findings", keys, VERDICTS_SHOWN)
     repairs = repairs_of(directory)
     if format_ == "json":
-        echo_json({"run": run_id, "summary": summary, "findings": found, "repairs": repairs})
+        shown = {"keys": rows} if keys else {}
+        echo_json({"run": run_id, "summary": summary, "findings": found, "repairs": repairs, **shown})
         return
     if summary is None:
         click.echo(f"run {run_id} has not ended; `isthmus reconcile run` with its id goes on")
@@ -164,10 +192,26 @@ def show(run_id: str | None, output: str, format_: str) -> None:
         with directory.taking("summary.json"):
             _echo_summary(summary)
     names = ("verdict", "difference", "side", "bucket", "count")
-    echo_table(names, ([row[name] for name in names] for row in found))
+    echo_table(names, ([_side(row, name) for name in names] for row in found))
+    if rows:
+        columns = ["bucket", "key", "verdict", "difference", "side"]
+        if any(row["left_fault"] or row["right_fault"] for row in rows):
+            columns += ["left_fault", "right_fault"]
+        click.echo()
+        head = [name.replace("_", " ") for name in columns]
+        echo_table(head, ([_side(row, name) for name in columns] for row in rows))
+        differing = sum(row["count"] for row in found)
+        if len(rows) < differing:
+            click.echo(f"{len(rows)} of {differing} keys; --keys names up to {KEYS_MAX}")
     if repairs:
         of_repairs = ("plan", "direction", "queue", "objects", "queued", "state")
         echo_table(of_repairs, ([row[column] for column in of_repairs] for row in repairs))
+
+
+def _side(row: dict[str, Any], name: str) -> Any:
+    """A field of a finding; the side by both of its names."""
+    value = row[name]
+    return f"{value} ({SIDES[value]})" if name == "side" and value in SIDES else value
 
 
 class AdminQueue:
@@ -175,8 +219,49 @@ class AdminQueue:
 
     def __init__(self, admin: AdminClient, name: str, by: str) -> None:
         self._admin = admin
+        self._name = name
         self._path = f"/admin/queues/{quote(name, safe='')}/push"
         self._by = by
+
+    def check(self, sender: str, receiver: str) -> int:
+        """See Queue."""
+        told = self._admin.get("/admin/cluster")
+        if told.get("cluster_uuid") != sender:
+            raise BadInput(
+                f"{self._admin.url} is of cluster {told.get('cluster')}, uuid {told.get('cluster_uuid')}; the plan is"
+                f" sent by cluster {sender}: name a node of that one with --admin"
+            )
+        queues = self._admin.get("/admin/queues").get("queues", [])
+        found = next((one for one in queues if one.get("name") == self._name), None)
+        if found is None:
+            names = ", ".join(str(one.get("name")) for one in queues) or "none"
+            raise BadInput(f"cluster {told.get('cluster')} has no queue {self._name}; it has {names}: plan anew")
+        owner = found.get("owner") or {}
+        if owner.get("uuid") not in (None, receiver):
+            raise BadInput(
+                f"queue {self._name} belongs to cluster {owner.get('cluster')}, uuid {owner.get('uuid')}; what the plan"
+                f" repairs is lacking in cluster {receiver}: plan anew for a queue that it fetches from"
+            )
+        return self._clock_ms(self._gaps())
+
+    def lost(self, since_ms: int) -> list[str]:
+        """See Queue."""
+        return [
+            f"{row.get('what')} at node {row.get('node')}, at most {row.get('count_at_most')} references,"
+            f" {moment(row['upto_ms'])}"
+            for row in self._gaps().get("gaps", [])
+            if row.get("priority") == FOLD and (row.get("upto_ms") or since_ms) >= since_ms
+        ]
+
+    def _gaps(self) -> dict[str, Any]:
+        return self._admin.get(f"/admin/gaps?queue={quote(self._name, safe='')}")
+
+    @staticmethod
+    def _clock_ms(answer: dict[str, Any]) -> int:
+        at_ms = answer.get("at_ms")
+        if type(at_ms) is not int:
+            raise CommandFailed(Exit.UNAVAILABLE, "unavailable", "the node does not say what time it is there")
+        return at_ms
 
     def push(self, bucket_type: bytes, names: list[tuple[bytes, bytes]]) -> int:
         """See Queue: those of the first bucket, as far as there is room."""
@@ -208,6 +293,7 @@ class AdminQueue:
 )
 @click.option("--rate", type=click.IntRange(1), default=1_000, show_default=True, help="References a second (plan).")
 @click.option("--plan", "plan_id", help="Which plan to apply; without it the only one.")
+@click.option("--again", is_flag=True, help="Queue all of it once more, whatever was queued before (apply).")
 @BY
 @admin_option
 @FORMAT
@@ -219,12 +305,13 @@ def repair(
     to: str,
     rate: int,
     plan_id: str | None,
+    again: bool,
     by: str,
     admin: AdminClient,
     format_: str,
 ) -> None:
     """Plan what a cluster sends again, or put the references of a plan into its queue, at the lowest priority. --admin
-    is a node of the cluster that sends: the left one, or with --to left the right one."""
+    is a node of the cluster that sends: the left one, or with --to left the right one; any other is refused."""
     from aae.reconcile import repair as repairs
 
     directory = _known(output, run_id)
@@ -243,12 +330,21 @@ def repair(
         def told(done: int, objects: int) -> None:
             click.echo(f"{done} of {objects} references queued", err=True)
 
-        found = repairs.apply(directory, found["plan"], AdminQueue(admin, found["queue"], by), told)
+        found = repairs.apply(directory, found["plan"], AdminQueue(admin, found["queue"], by), told, again=again)
     if format_ == "json":
         echo_json(found)
     else:
-        echo_facts((name.replace("_", " "), value) for name, value in found.items() if not isinstance(value, dict))
+        shown = ((name.replace("_", " "), value) for name, value in found.items() if not isinstance(value, dict | list))
+        echo_facts(shown)
         echo_facts((f"left alone, {reason}", count) for reason, count in found["left_alone"].items())
+        echo_facts(("lost", one) for one in found.get("lost", ()))
+    state = found.get("state")
+    if state == repairs.ALREADY_DONE:
+        click.echo("nothing was queued now: an earlier apply queued all of it; --again queues it once more", err=True)
+    if state == repairs.LOST:
+        raise CommandFailed(
+            Exit.UNAVAILABLE, "references-lost", "references were lost while the plan was applied: apply it again"
+        )
 
 
 def _plan(every: list[dict[str, Any]], plan_id: str | None) -> dict[str, Any]:

@@ -38,14 +38,24 @@ FORMAT = click.option(
 def files_of(context: click.Context) -> Credentials:
     """The files of this call, as absolute paths. Raises CommandFailed (usage)."""
     given = context.ensure_object(Invocation).credentials
-    if os.environ.get(TOKEN_VARIABLE) and "token_file" not in given:
-        raise CommandFailed(
-            Exit.USAGE, "usage", f"{TOKEN_VARIABLE} does not reach Spark's workers: give the token as --token-file FILE"
-        )
+    refuse_token_variable(given.get("token_file", ""))
     if ("certificate" in given) != ("key" in given):
         raise CommandFailed(Exit.USAGE, "usage", "--cert and --key belong together")
     names = ("token_file", "authority", "certificate", "key")
     return Credentials(*(os.path.abspath(given[name]) if name in given else "" for name in names))
+
+
+def refuse_token_variable(token_file: str) -> None:
+    """Raises CommandFailed (usage) where a token stands in the environment alone."""
+    if os.environ.get(TOKEN_VARIABLE) and not token_file:
+        raise CommandFailed(
+            Exit.USAGE, "usage", f"{TOKEN_VARIABLE} does not reach Spark's workers: give the token as --token-file FILE"
+        )
+
+
+def absolute(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    """The path as workers find it, wherever they run; "" for none."""
+    return os.path.abspath(value) if value else ""
 
 
 def duration_s(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float:

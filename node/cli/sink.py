@@ -45,7 +45,7 @@ def list_sinks(everywhere: bool, admin: AdminClient, output: str) -> None:
     if output == "json":
         echo_json(answer)
         return
-    columns = ("queue", "peer", "state", "delay", *OUTCOMES, "lag p50", "lag p99", "reason", "last error")
+    columns = ("queue", "peer", "from", "state", "delay", *OUTCOMES, "lag p50", "lag p99", "reason", "last error")
     if not everywhere:
         echo_table(("node", *columns), ([answer.get("node"), *_row(sink)] for sink in listed(answer, "sinks")))
         return
@@ -73,6 +73,8 @@ def show(admin: AdminClient, output: str) -> None:
             ("state", f"{answer.get('state')} {answer.get('reason') or ''}".strip()),
             ("workers", f"{workers.get('count')}, {workers.get('busy')} busy"),
             ("workers per peer", workers.get("peer_limit")),
+            ("workers per queue", _per_queue(workers.get("queue_limits"))),
+            *(("peer that cannot be used", _unusable(one)) for one in listed(answer, "peers_unusable")),
             ("limit", _rates(_inner(throttle, "configured"), "none")),
             ("binding", throttle.get("binding") or ""),
             ("achieved", _rates(achieved, "0")),
@@ -86,6 +88,25 @@ def show(admin: AdminClient, output: str) -> None:
     sources = [s for s in answer.get("sources", ()) if isinstance(s, dict)]
     if sources:
         echo_table(columns, ([*(s.get(key) for key in keys), moment(s.get("last_batch_ms"))] for s in sources))
+
+
+@sink_group.command("conflicts")
+@click.option("--count", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many at most.")
+@admin_option
+@output_option
+def conflicts(count: int, admin: AdminClient, output: str) -> None:
+    """Newest changes that the node that answers fetched and that were concurrent with what was here, newest first: key,
+    peer, siblings since, and what each side had seen."""
+    answer = admin.get(f"/admin/sink/conflicts?count={count}")
+    if output == "json":
+        echo_json(answer)
+        return
+    columns = ("at", "queue", "source", "peer", "key", "siblings", "ours had seen", "theirs had seen")
+    rows = listed(answer, "conflicts")
+    echo_table(columns, (_conflict(row) for row in rows))
+    dropped = answer.get("dropped")
+    if dropped:
+        click.echo(f"{dropped} of {answer.get('noted')} since this node began are not kept (sink.conflicts)")
 
 
 @sink_group.command("suspend")
@@ -117,9 +138,74 @@ def resume(queue: str | None, peer: str | None, node: str | None, by: str, admin
     _echo(admin.post("/admin/sink/resume", wish), output, f"{_what(queue, peer, node)}: resumed")
 
 
+@sink_group.command("add-peer")
+@click.argument("url")
+@click.argument("queue")
+@click.option("--cluster", default="", help="The cluster that must answer there; its certificate must name it.")
+@click.option("--peer-token-file", metavar="PATH", help="On every node of this cluster: the token to show there.")
+@BY
+@REASON
+@admin_option
+@output_option
+def add_peer(
+    queue: str,
+    url: str,
+    cluster: str,
+    peer_token_file: str | None,
+    by: str,
+    reason: str,
+    admin: AdminClient,
+    output: str,
+) -> None:
+    """Fetch from QUEUE at URL, a node of another cluster, on all nodes, from now on and over restarts. `isthmus sink
+    check` says before whether it would work."""
+    wish = {"queue": queue, "url": url, "cluster": cluster, "token_file": peer_token_file, "by": by, "reason": reason}
+    _echo(admin.post("/admin/sink/peers/add", wish), output, f"sink: fetches from queue {queue} at {url}")
+
+
+@sink_group.command("check")
+@click.argument("url")
+@click.argument("queue")
+@click.option("--cluster", default="", help="The cluster that must answer there; its certificate must name it.")
+@click.option("--peer-token-file", metavar="PATH", help="On the node that is asked: the token to show there.")
+@admin_option
+@output_option
+def check(url: str, queue: str, cluster: str, peer_token_file: str | None, admin: AdminClient, output: str) -> Exit:
+    """Look, before it is configured, whether a link to QUEUE at URL, a node of another cluster, would work: from the
+    node that is asked, with its TLS. Nothing is fetched and nothing changes. Exit code 1 when a line fails, 3 when one
+    is unknown."""
+    wish = {"queue": queue, "url": url, "cluster": cluster, "token_file": peer_token_file}
+    answer = admin.post("/admin/sink/check", wish)
+    rows = listed(answer, "checks")
+    if output == "json":
+        echo_json(answer)
+    else:
+        echo_table(
+            ("check", "state", "found", "right"),
+            ([r.get(k) for k in ("what", "state", "found", "right")] for r in rows),
+        )
+    states = {row.get("state") for row in rows}
+    return Exit.DIFFERS if "fail" in states else Exit.UNAVAILABLE if "unknown" in states else Exit.OK
+
+
+@sink_group.command("remove-peer")
+@click.argument("url")
+@click.argument("queue")
+@BY
+@REASON
+@admin_option
+@output_option
+def remove_peer(queue: str, url: str, by: str, reason: str, admin: AdminClient, output: str) -> None:
+    """Fetch from QUEUE at URL no more, on all nodes, from now on and over restarts, though a config file may list it.
+    Changes wait at the source; nothing is lost."""
+    wish = {"queue": queue, "url": url, "by": by, "reason": reason}
+    _echo(admin.post("/admin/sink/peers/remove", wish), output, f"sink: fetches no more from queue {queue} at {url}")
+
+
 @sink_group.command("set-workers")
 @click.argument("count", type=click.IntRange(1, 256), required=False)
 @click.option("--per-peer", type=click.IntRange(0, 256), help="Most at one peer, up to COUNT; 0: an equal share.")
+@click.option("--queue", help="Most that may be busy with this queue, of the node's; --default: no limit of its own.")
 @DEFAULT
 @node_options
 @BY
@@ -129,6 +215,7 @@ def resume(queue: str | None, peer: str | None, node: str | None, by: str, admin
 def set_workers(
     count: int | None,
     per_peer: int | None,
+    queue: str | None,
     forget: bool,
     node: str | None,
     by: str,
@@ -138,12 +225,20 @@ def set_workers(
 ) -> None:
     """Let COUNT workers fetch at once on each node, from now on and over restarts. A --per-peer above the workers of a
     node comes to as many as it has."""
+    wish: dict[str, Any]
+    if queue is not None:
+        if per_peer is not None or (count is None) != forget:
+            raise CommandFailed(Exit.USAGE, "bad-input", "--queue: give COUNT, or --default, and no --per-peer")
+        wish = {"queue": queue, "workers": count, "forget": forget, "node": node, "by": by, "reason": reason}
+        sentence = f"queue {queue}{_at(node)}: " + ("no limit of its own" if forget else f"at most {count} workers")
+        _echo(admin.post("/admin/sink/limits", wish), output, sentence)
+        return
     if (count is None and per_peer is None) != forget:
         raise CommandFailed(Exit.USAGE, "bad-input", "give COUNT, --per-peer, or both; or --default alone")
     if count is not None and per_peer is not None and per_peer > count:
         sentence = f"--per-peer is at most COUNT, {count}: more of them there are not; 0 is an equal share"
         raise CommandFailed(Exit.USAGE, "bad-input", sentence)
-    wish: dict[str, Any] = {"workers": count, "per_peer": per_peer}
+    wish = {"workers": count, "per_peer": per_peer}
     if forget:
         wish = {"workers": 1, "per_peer": 0, "forget": True}
     wish |= {"node": node, "by": by, "reason": reason}
@@ -211,6 +306,33 @@ def _set_by(value: Any) -> str:
     return f"by {value.get('by')}, {moment(value.get('at_ms'))}{reason}"
 
 
+def _conflict(row: dict[str, Any]) -> list[Any]:
+    key = row.get("key")
+    name = " ".join(map(str, key)) if isinstance(key, list) else None
+    clocks = [_seen(_inner(row, side)) for side in ("ours", "theirs")]
+    plain = [row.get(key) for key in ("queue", "source_cluster", "peer")]
+    return [moment(row.get("at_ms")), *plain, name, row.get("siblings"), *clocks]
+
+
+def _seen(clock: dict[str, Any]) -> str:
+    """Dots as CLUSTER/PARTITION@EPOCH:OFFSET, the cluster by the first of its uuid."""
+    found = [one for one in clock.get("seen") or () if isinstance(one, dict)]
+    return ", ".join(
+        f"{str(one.get('uuid') or one.get('actor'))[:8]}/{one.get('partition')}@{one.get('epoch')}:{one.get('offset')}"
+        for one in found
+    )
+
+
+def _per_queue(limits: Any) -> str:
+    """Queues with a limit of their own."""
+    found = limits if isinstance(limits, dict) else {}
+    return ", ".join(f"{queue} {count}" for queue, count in sorted(found.items()))
+
+
+def _unusable(peer: dict[str, Any]) -> str:
+    return f"queue {peer.get('queue')} at {peer.get('url')}: {peer.get('reason')}"
+
+
 def _kept(letters: dict[str, Any]) -> str:
     if letters.get("kept") is None:
         return "unknown: their file cannot be read (the node's log says why)"
@@ -245,4 +367,5 @@ def _row(sink: dict[str, Any]) -> list[Any]:
     times = [milliseconds(sink.get(key)) for key in ("delay_ms", "lag_ms_p50", "lag_ms_p99")]
     outcomes = [sink.get(key) for key in OUTCOMES]
     reason = sink.get("reason") or ""
-    return [sink.get("queue"), sink.get("peer"), sink.get("state"), times[0], *outcomes, *times[1:], reason, error]
+    names = [sink.get(key) for key in ("queue", "peer", "from", "state")]
+    return [*names, times[0], *outcomes, *times[1:], reason, error]

@@ -36,7 +36,8 @@ def telemetry(admin: AdminClient, output: str) -> None:
     echo_table(columns, (row for name, level in levels for row in _replogs(name, level)))
     click.echo()
     columns = (
-        "of", "entry", "replicated", "/s", "avg", "max", "failures", "applied", "applied/s", "apply avg", "apply max",
+        "of", "entry", "replicated", "/s", "avg", "max", "failures", "failures/s",
+        "applied", "applied/s", "apply avg", "apply max",
     )  # fmt: skip
     echo_table(columns, (row for name, level in levels for row in _kinds(name, level)))
     click.echo()
@@ -65,14 +66,15 @@ def _replogs(name: str, level: dict[str, Any]) -> Iterator[list[Any]]:
 
 def _kinds(name: str, level: dict[str, Any]) -> Iterator[list[Any]]:
     replicate, apply = level.get("replicate"), level.get("apply")
-    failures = _mapping(level.get("failures"))
+    failures, rates = _mapping(level.get("failures")), _mapping(level.get("failures_per_s"))
     if replicate is None or apply is None:
-        yield [name, *[None] * 10]
+        yield [name, *[None] * 11]
         return
     for kind in sorted({*replicate, *apply, *failures}):
         done, applied = _mapping(replicate.get(kind)), _mapping(apply.get(kind))
         failed = ", ".join(f"{count} {cell(reason)}" for reason, count in _mapping(failures.get(kind)).items())
-        yield [name, kind, *_pace(done), failed or 0, *_pace(applied)]
+        lately = [rate for rate in _mapping(rates.get(kind)).values() if isinstance(rate, int | float)]
+        yield [name, kind, *_pace(done), failed or 0, round(sum(lately), 3), *_pace(applied)]
 
 
 def _pace(pace: dict[str, Any]) -> list[Any]:

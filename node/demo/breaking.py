@@ -18,6 +18,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Final, Protocol
 
+from config.texts import quantity
 from node import places, supervisor
 from node.demo.sights import ClusterSight, ProcessSight, Sight
 
@@ -121,7 +122,9 @@ class Breaker:
         self._note(seen.told())
         self._hand.kill_node(self._victim)
         self._since_s = self._clock()
-        self._tell(f"killed {self._victim} (kill -9 {pid}), the leader of {seen.leaders[self._victim]} partitions")
+        self._tell(
+            f"killed {self._victim} (kill -9 {pid}), the leader of {quantity(seen.leaders[self._victim], 'partition')}"
+        )
         self.stage = Stage.NODE_DOWN
 
     def _is_time_to_start(self, seen: ClusterSight) -> bool:
@@ -133,7 +136,11 @@ class Breaker:
         away_s = self._for_s()
         self._hand.start_node(self._victim)
         self._since_s = self._clock()
-        others = "the others lead its partitions" if not left else f"it still is named leader of {left} partitions"
+        others = (
+            "the others lead its partitions"
+            if not left
+            else f"it still is named leader of {quantity(left, 'partition')}"
+        )
         self._tell(f"started {self._victim} again after {away_s:.0f} s; {others}")
         self.stage = Stage.COMING_BACK
 

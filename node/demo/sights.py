@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from config.texts import quantity
+
 UNTOLD: Final = "unknown"
 """Stands for the queues of a cluster none of whose nodes told of any; each cluster of a demo has one."""
 
@@ -48,7 +50,9 @@ class ClusterSight:
     def told(self) -> str:
         """Leaders and replicas in one line."""
         led = ", ".join(f"{name} {count}" for name, count in sorted(self.leaders.items()))
-        offline = f"; {self.partitions - self.online} partitions without a leader" * (self.online < self.partitions)
+        offline = f"; {quantity(self.partitions - self.online, 'partition')} without a leader" * (
+            self.online < self.partitions
+        )
         return f"{self.name}: leaders {led}; {self.in_sync} of {self.replicas} replicas in sync{offline}"
 
 

@@ -89,15 +89,21 @@ class Admin(Face):
         if controller.read_at_ms is None:
             doubts.append("this node has not read the metastore yet")
         elif node.session is not SessionState.CONNECTED:
-            doubts.append(f"this node's session with the metastore is {node.session.value}: what is shown may be old")
+            why = controller.metastore.trouble
+            doubts.append(
+                f"this node's session with the metastore is {node.session.value}: "
+                + (f"{why}; what is shown is of before (docs/runbooks.md)" if why else "what is shown may be old")
+            )
+        if controller.read_at_ms is not None and not node.registrar.inc:
+            doubts.append(f"this node, {node.settings.node.name}, is not registered: {node.registrar.why}")
         live = [name for name, found in registrations.items() if found.active]
         balancing, facts = await asyncio.gather(glance(node), self._gathering.gather(live, GLANCE_MS))
         drained, seen = controller.placement.drained, (records, registrations)
         problems = [*doubts, *cluster_view.problems(*seen, controller.waiting, drained, facts, controller.unread.why)]
         moving = moves_view.glance_of(controller.placement, records, registrations)
         state, state_reason = cluster_view.state_of(balancing, problems, moving["reason"])
-        failing = node.sink.failing()
-        links = [f"to other clusters, at node {node.settings.node.name}: {failing}"] if failing else []
+        troubles = (node.sink.failing(), node.sink.passed_over())
+        links = [f"to other clusters, at node {node.settings.node.name}: {why}" for why in troubles if why]
         return json_reply(
             {
                 "cluster": node.settings.node.cluster,
@@ -110,6 +116,7 @@ class Admin(Face):
                 "version": program_version(),
                 "controller": controller.controller,
                 "metastore": node.session.value,
+                "registered": node.registrar.inc != 0,
                 "read_at_ms": controller.read_at_ms,
                 "started_ms": node.started_ms,
                 "partitions": cluster_view.partition_counts(records),

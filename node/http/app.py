@@ -25,6 +25,7 @@ from node.http.program import program_version
 from node.http.queue_pushes import Pushing, QueuePushes
 from node.http.queues import FETCH_ROUTE, ByReference, Fetching, QueueRoutes
 from node.http.riak_views import RiakViews, Sights
+from node.http.router import unknown_path
 from node.http.statuses import Refused, Reply
 from node.http.whole import Whole
 from repl.model.errors import IsthmusError
@@ -89,6 +90,8 @@ class HttpFace(Face):
                 await super().answer(scope, receive, send)
             except Refused as refused:
                 unknown = refused.reason == "unknown-path"
+                if unknown and not parts[-1]:
+                    refused = unknown_path(b"/".join(parts))  # as the client wrote it
                 unread = refused.reason == "method-not-allowed" and scope["method"] in ("GET", "HEAD")
                 raise (lacking(parts) if unknown or unread else None) or refused from None
 

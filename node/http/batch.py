@@ -76,7 +76,7 @@ class BatchRoutes:
                 if isinstance(result, IsthmusError):
                     answers[slot] = _failed(result)
                 elif result.created:
-                    answers[slot] = (204, result.clock, "repeated" if result.repeated else None)
+                    answers[slot] = (204, result.clock or None, "repeated" if result.repeated else None)
                 else:
                     answers[slot] = (404, result.clock or None, "not-found")
         return Reply(200, _HEADERS, msgpack.packb(answers))
@@ -109,7 +109,7 @@ class BatchRoutes:
     async def _items(self, request: Request) -> Sequence[Any]:
         """The items of the body. Raises TooLarge (413) and Refused (400) for the whole request."""
         limits = self._limits
-        body = await request.body(limits.batch_bytes, "limits.batch_bytes")
+        body = await request.body(limits.batch_bytes, "limits.batch_size")
         count = _array_length(body)
         if count > limits.batch_items:
             raise TooLarge(f"a batch of {count} items, limits.batch_items is {limits.batch_items}")
@@ -207,7 +207,7 @@ def _write_request(item: Any, limit: int) -> WriteRequest:
     if type(value) is not bytes:
         raise BadInput("a value must be bytes, or nil for a delete")
     if len(value) > limit:
-        raise TooLarge(f"value of {len(value)} bytes, limits.object_bytes is {limit}")
+        raise TooLarge(f"value of {len(value)} bytes, limits.object_size is {limit}")
     content_type = item[4] if size > 4 else None
     if content_type is None:
         content_type = CONTENT_TYPE

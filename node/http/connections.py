@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from email.utils import formatdate
+from time import time
 from typing import Any, Final, Protocol
 
 from uvicorn.config import Config
@@ -68,15 +69,24 @@ class SharedState(ServerState):
         self.head_limit_bytes = settings.header_limit_bytes
         self.body_timeout_s = settings.body_timeout_ms / 1000
         self.refused_count = 0
-        self.date_line = b""
+        self._date_s = -1
+        self._date_line = b""
         self.emptied: asyncio.Event | None = None
         self.set_date(0)
 
     def set_date(self, seconds: int) -> None:
-        """Let answers from now on bear the date of `seconds` since 1970."""
+        """Let answers from now on bear the date of `seconds` since 1970, those under way, too."""
         date = formatdate(seconds, usegmt=True).encode()
-        self.default_headers = [(b"date", date)]
-        self.date_line = b"date: %b\r\n" % date
+        self.default_headers[:] = [(b"date", date)]  # in place: requests under way hold this list
+        self._date_s, self._date_line = seconds, b"date: %b\r\n" % date
+
+    def date_line(self) -> bytes:
+        """The Date header of an answer that is sent now. It never lags: what was written in this very second has a
+        Last-Modified that must not be after it (RFC 9110, 8.8.2.1)."""
+        now_s = int(time())
+        if now_s != self._date_s:
+            self.set_date(now_s)
+        return self._date_line
 
 
 def loaded_config(app: Application) -> Config:
@@ -325,7 +335,8 @@ class Connection(HttpToolsProtocol):
         end = b"\r\n" if status in _BODILESS else b"\r\ncontent-length: %d\r\n" % len(body)
         if not keep_alive:
             end += b"connection: close\r\n"
-        return b"".join((STATUS_LINE[status], self.server_state.date_line, lines, end, b"\r\n", b"" if head else body))
+        date = self.server_state.date_line()
+        return b"".join((STATUS_LINE[status], date, lines, end, b"\r\n", b"" if head else body))
 
     # -- refusing ---------------------------------------------------------------------------------------
 

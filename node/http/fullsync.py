@@ -6,24 +6,39 @@ docs/fullsync.md what the words mean.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from aae import listing
+import structlog
+
+from aae import listing, operators
 from aae.manager import Manager, UnknownPeer
+from aae.operators import Act, Suspension
 from aae.schedule import Kind, TimeRange
+from config.fullsync import FullSyncSettings
+from config.fullsync_values import WHERE_TO, changed_settings
+from config.rules import check_name, is_own
 from node.cluster_view import with_gone
-from node.fullsync_gathering import SuspendWish, sharing, warning
+from node.fullsync_gathering import sharing, warning
 from node.http.asgi import Face, Request, json_reply
 from node.http.statuses import Refused, Reply
-from node.http.wishes import count, initiator, text, wish_of
+from node.http.wishes import count, flag, initiator, text, wish_of
+from node.suggestions import no_such
+from repl.model.errors import BadInput
 
 if TYPE_CHECKING:
     from node.parts import Parts
 
+log = structlog.get_logger(__name__)
+
 RUN_KEYS: Final = frozenset({"peer", "kind", "by"})
 ACT_KEYS: Final = frozenset({"peer", "node", "by", "reason"})
+SET_KEYS: Final = frozenset({"peer", "node", "values", "default", "by", "reason"})
 RANGE_KEYS: Final = frozenset({"peer", "since_ms", "before_ms", "bucket", "by"})
 REBUILD_KEYS: Final = frozenset({"partition", "by"})
+
+SUPPRESSED_MAX: Final = 240
+"""Most checks of kind auto that are left out by one act: a day of the most that there can be. More is a suspension."""
 
 RESULTS_DIGITS_MAX: Final = 9
 """Longest `results`; no peer has so many."""
@@ -48,8 +63,12 @@ class FullSyncAdmin:
         router.add("POST", "/admin/fullsync/run", self._run)
         router.add("POST", "/admin/fullsync/suspend", self._suspend)
         router.add("POST", "/admin/fullsync/resume", self._resume)
+        router.add("POST", "/admin/fullsync/set", self._set)
+        router.add("POST", "/admin/fullsync/peers/add", self._add)
+        router.add("POST", "/admin/fullsync/peers/remove", self._remove)
         router.add("POST", "/admin/fullsync/set-range", self._set_range)
         router.add("POST", "/admin/fullsync/clear-range", self._clear_range)
+        router.add("POST", "/admin/fullsync/suppress-auto", self._suppress_auto)
         router.add("GET", "/admin/trees", self._trees)
         router.add("POST", "/admin/trees/rebuild", self._rebuild)
 
@@ -76,10 +95,10 @@ class FullSyncAdmin:
 
     async def _run(self, request: Request) -> Reply:
         wish = await wish_of(request, RUN_KEYS)
-        name, kind, by = _needed(wish, "peer"), _kind(_needed(wish, "kind")), initiator(wish)
+        name, kind, by = _peer_of(wish), _kind(_needed(wish, "kind")), initiator(wish)
         at_ms = self._parts.time.wall_ms()
-        self._manager.begin(name, kind, by)
-        return json_reply({"peer": name, "kind": kind.value, "by": by, "at_ms": at_ms}, 202)
+        names = self._manager.begin(name, kind, by)
+        return json_reply({"peer": name, "peers": names, "kind": kind.value, "by": by, "at_ms": at_ms}, 202)
 
     async def _suspend(self, request: Request) -> Reply:
         return await self._acted(request, suspended=True)
@@ -88,20 +107,114 @@ class FullSyncAdmin:
         return await self._acted(request, suspended=False)
 
     async def _acted(self, request: Request, *, suspended: bool) -> Reply:
-        """On the node that is named, or on all; what each did stands beside this node's status."""
+        """Written to the metastore, for the node that is named, or for all; what each live node made of it stands
+        beside this node's status."""
         wish = await wish_of(request, ACT_KEYS)
-        peer, node = _peer_of(wish), text(wish, "node")
-        nodes = {self._parts.settings.node.name, *self._parts.nodes()}
-        if node is not None and node not in nodes:
-            raise Refused(
-                404, "unknown-node", f"there is no node {node!r} that lives; there are {', '.join(sorted(nodes))}"
-            )
-        act = SuspendWish(suspended, peer, initiator(wish), text(wish, "reason") or "")
-        acted = await self._parts.fullsync_gathering.act(nodes if node is None else {node}, act)
-        if not any(names is None or names for names in acted.values()):
-            name, where = f" {peer!r}" if peer else "", node or "any node"
-            raise UnknownPeer(f"there is no full-sync{name} on {where}")
-        return json_reply({**await self._shown(RESULTS_SHOWN), "acted": acted})
+        peer, node, parts = _peer_of(wish), self._node_of(wish), self._parts
+        by, reason = initiator(wish), text(wish, "reason") or ""
+        standing = parts.fullsync.documents.suspensions or ()
+        if peer is not None and peer not in {one.peer for one in standing}:
+            await self._known(peer)
+        if suspended:
+            new = Suspension(peer, node, by, parts.time.wall_ms(), reason)
+            await operators.suspend(parts.controller.metastore, new)
+        else:
+            await operators.resume(parts.controller.metastore, peer, node)
+        event = "fullsync.suspended" if suspended else "fullsync.resumed"
+        log.info(event, peer=peer, only_node=node, by=by, reason=reason)
+        return await self._followed(peer, node, resumed=not suspended)
+
+    async def _add(self, request: Request) -> Reply:
+        wish = await wish_of(request, SET_KEYS - {"default"})
+        name, node, act, values = _needed(wish, "peer"), self._node_of(wish), self._act_of(wish), _values(wish)
+        if name in self._manager.peers:
+            raise BadInput(f"there is a full-sync {name!r} already: change it (set), or remove it first")
+        try:
+            check_name(name)
+            settings = changed_settings(FullSyncSettings(name, "", ""), values)
+        except ValueError as error:
+            raise BadInput(str(error)) from error
+        if not (settings.urls and settings.queue):
+            raise BadInput("urls and queue are needed: where the other cluster is, and the queue that repairs go into")
+        own = self._parts.settings.listen.http
+        for url in settings.urls.split(","):
+            if is_own(url, own):
+                raise BadInput(f"{url} is this node itself; what it is compared with is another cluster")
+        self._known_queue(values)
+        await operators.add_peer(self._parts.controller.metastore, name, node, values, act)
+        log.info("fullsync.peer_added", peer=name, only_node=node, by=act.by, reason=act.reason, values=values)
+        return await self._followed(name, node, resumed=False)
+
+    async def _set(self, request: Request) -> Reply:
+        wish = await wish_of(request, SET_KEYS)
+        name, node, act, values = _needed(wish, "peer"), self._node_of(wish), self._act_of(wish), _values(wish)
+        if flag(wish, "default") == bool(values):
+            raise Refused(400, "bad-json", 'give values, such as {"all": 24, "auto": 0}, or default alone')
+        if flag(wish, "default"):
+            await self._parts.fullsync.documents.refresh()
+            entries = self._parts.fullsync.documents.entries.get(name, {})
+            if not entries or (node is not None and node not in entries):
+                where = "" if node is None else f" on node {node} alone"
+                raise UnknownPeer(f"nothing is set of a full-sync {name!r}{where}: what files say counts already")
+            await operators.forget_peer(self._parts.controller.metastore, name, node)
+        else:
+            await self._known(name)
+            here = self._manager.peers.get(name)
+            fixed = sorted(WHERE_TO & values.keys())
+            if fixed and not (here is not None and any(one.added for one in here.entries)):
+                raise BadInput(
+                    f"{', '.join(fixed)} of a full-sync that a file has can only change there: a token goes to it"
+                )
+            try:
+                changed_settings(
+                    FullSyncSettings(name, "", "", peer_queue="-") if here is None else here.settings, values
+                )
+            except ValueError as error:
+                raise BadInput(str(error)) from error
+            self._known_queue(values)
+            await operators.set_peer(self._parts.controller.metastore, name, node, values, act)
+        log.info("fullsync.peer_set", peer=name, only_node=node, by=act.by, reason=act.reason, values=values)
+        return await self._followed(name, node, resumed=False)
+
+    async def _remove(self, request: Request) -> Reply:
+        wish = await wish_of(request, ACT_KEYS)
+        name, node, act = _needed(wish, "peer"), self._node_of(wish), self._act_of(wish)
+        await self._known(name)
+        await operators.remove_peer(self._parts.controller.metastore, name, node, act)
+        log.info("fullsync.peer_removed_by", peer=name, only_node=node, by=act.by, reason=act.reason)
+        return await self._followed(name, node, resumed=False)
+
+    async def _followed(self, peer: str | None, node: str | None, *, resumed: bool) -> Reply:
+        """What was written is in force on the nodes that live; which are down, and follow later."""
+        live = {self._parts.settings.node.name, *self._parts.nodes()}
+        meant = set(self._parts.known_nodes()) if node is None else {node}
+        acted = await self._parts.fullsync_gathering.refresh(meant & live, peer, resumed=resumed)
+        return json_reply({**await self._shown(RESULTS_SHOWN), "acted": acted, "later": sorted(meant - live)})
+
+    def _node_of(self, wish: dict[str, Any]) -> str | None:
+        """The node that is named, which may be down; None for all."""
+        node, known = text(wish, "node"), self._parts.known_nodes()
+        if node is not None and node not in known:
+            raise Refused(404, "unknown-node", f"there is no node {node!r}; there are {', '.join(sorted(known))}")
+        return node
+
+    def _act_of(self, wish: dict[str, Any]) -> Act:
+        return Act(initiator(wish), self._parts.time.wall_ms(), text(wish, "reason") or "")
+
+    async def _known(self, peer: str) -> None:
+        """Some node that lives has the peer, or its file has it, or operators have set it."""
+        nodes = await self._gathered("checks")
+        said = [rows for answer in nodes.values() if answer is not None for rows in
+                (answer.get("peers") or (), answer.get("removed") or ())]  # fmt: skip
+        known = {one["name"] for rows in said for one in rows} | set(self._parts.fullsync.documents.entries)
+        if peer not in known:
+            there = ", ".join(sorted(known)) or "none"
+            raise UnknownPeer(f"there is no full-sync {peer!r} on any node that answers; there are: {there}")
+
+    def _known_queue(self, values: Mapping[str, Any]) -> None:
+        queue, known = values.get("queue"), self._parts.queues.machines()
+        if queue is not None and queue not in known:
+            raise Refused(404, "unknown-queue", no_such("queue", str(queue), sorted(known)))
 
     async def _set_range(self, request: Request) -> Reply:
         wish = await wish_of(request, RANGE_KEYS)
@@ -112,12 +225,21 @@ class FullSyncAdmin:
         if bucket is not None and (not isinstance(bucket, str) or not bucket):
             raise Refused(400, "bad-json", "bucket is a text, or left out")
         times = TimeRange(since_ms, before_ms, None if bucket is None else bucket.encode())
-        await self._manager.set_range(_needed(wish, "peer"), times)
+        await self._manager.set_range(_peer_of(wish), times)
+        return await self._status(request)
+
+    async def _suppress_auto(self, request: Request) -> Reply:
+        wish = await wish_of(request, {"peer", "count", "by"})
+        number = count(wish, "count", 0, SUPPRESSED_MAX)
+        if number is None:
+            raise Refused(400, "bad-json", f"count is needed: a whole number from 0 to {SUPPRESSED_MAX}")
+        await self._manager.suppress_auto(_peer_of(wish), number)
+        log.info("fullsync.auto_suppressed", peer=_peer_of(wish), count=number, by=initiator(wish))
         return await self._status(request)
 
     async def _clear_range(self, request: Request) -> Reply:
         wish = await wish_of(request, RANGE_KEYS)
-        await self._manager.set_range(_needed(wish, "peer"), None)
+        await self._manager.set_range(_peer_of(wish), None)
         return await self._status(request)
 
     async def _trees(self, _request: Request) -> Reply:
@@ -128,7 +250,9 @@ class FullSyncAdmin:
 
     async def _checks_of_nodes(self, _request: Request) -> Reply:
         nodes = with_gone(self._parts.controller.records, await self._gathered("checks"))
-        return json_reply({"nodes": nodes, "at_ms": self._parts.time.wall_ms()})
+        gone = {node: self._parts.downtimes.since_ms(node) for node, said in nodes.items() if said is None}
+        down = {node: at_ms for node, at_ms in gone.items() if at_ms is not None}
+        return json_reply({"nodes": nodes, "gone": down, "at_ms": self._parts.time.wall_ms()})
 
     async def _gathered(self, what: str) -> dict[str, Any]:
         return await self._parts.fullsync_gathering.gather(self._parts.nodes(), what)
@@ -152,7 +276,11 @@ def _kind(name: str) -> Kind:
 
 
 def _peer_of(wish: dict[str, Any]) -> str | None:
-    return text(wish, "peer")
+    """The peer that is named; None for all."""
+    found = text(wish, "peer")
+    if found == "":
+        raise Refused(400, "bad-json", "peer is empty: name one, or leave it out for all")
+    return found
 
 
 def _needed(wish: dict[str, Any], name: str) -> str:
@@ -160,3 +288,11 @@ def _needed(wish: dict[str, Any], name: str) -> str:
     if not found:
         raise Refused(400, "bad-json", f"{name} is needed, a text")
     return found
+
+
+def _values(wish: dict[str, Any]) -> dict[str, Any]:
+    """Keys of [[fullsync]] with their values, as in a file."""
+    values = wish.get("values") or {}
+    if not isinstance(values, dict):
+        raise Refused(400, "bad-json", 'values must be an object, such as {"all": 24, "auto": 0}')
+    return values

@@ -57,7 +57,7 @@ class KnowingAdmin:
             for queue in (() if answer is None else answer["queues"])
             if queue["uuid"]
         }
-        rows = [*ledger_rows(ledgers, owners), *received_rows(received)]
+        rows = [*ledger_rows(ledgers, owners, self._node.controller.records), *received_rows(received)]
         return json_reply({"ledger": rows, "unknown": sorted(node for node, one in ledgers.items() if one is None)})
 
     async def explain(self, request: Request) -> Reply:

@@ -19,11 +19,8 @@ _DATATYPES: Final = "counters and data types are not spoken here: write values, 
 _WALK: Final = "link walking is not spoken here: links come back with GET, follow them in the program"
 _REPLICATION: Final = "Riak's replication and folds are not spoken here: see `isthmus queue`, `isthmus sink`"
 
-_FETCH: Final = "Riak's fetch, which forgets what it hands out, is not spoken here: sinks POST /queues/Q/fetch"
-
 _BY_FIRST: Final[Mapping[bytes, str]] = {
     b"mapred": _MAPRED,
-    b"queuename": _FETCH,
     b"search": _SEARCH,
     b"solr": _SEARCH,
     **dict.fromkeys(

@@ -20,6 +20,7 @@ from config.settings import Address, ListenSettings
 from node.http.connections import Application, Connection, SharedState, whole_refusal
 from node.http.quick import connection_factory
 from node.http.statuses import Refused
+from node.ports import outgoing_ports
 from node.timesource import SystemTime
 from repl.model.errors import LocalFault
 from repl.telemetry import Sample
@@ -63,14 +64,21 @@ def bind(key: str, address: Address) -> socket.socket:
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        raise LocalFault(f"{key}: cannot listen on {address}: {_advice(error)}") from error
+        raise LocalFault(f"{key}: cannot listen on {address}: {_advice(error, address.port)}") from error
     sock.setblocking(False)
     return sock
 
 
-def _advice(error: OSError) -> str:
+def _advice(error: OSError, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
-        return "another program uses it; stop that one or set another port"
+        first, last = outgoing_ports()
+        taken = (
+            f"; this machine gives ports {first} to {last} to outgoing connections, any of which may have it now: "
+            f"set one outside of that range"
+            if first <= port <= last
+            else ""
+        )
+        return f"another program uses it; stop that one or set another port{taken}"
     if error.errno == errno.EADDRNOTAVAIL:
         return "this machine has no such address; set one of its own"
     if error.errno in (errno.EACCES, errno.EPERM):
@@ -130,7 +138,8 @@ class Listener:
         for connection in list(self._state.connections):
             assert isinstance(connection, Connection)
             connection.sweep(now_s)
-        self._timer = loop.call_later(SWEEP_S, self._tick, loop)
+        # At the beginning of each second, for the Date of answers; so it is no longer than SWEEP_S.
+        self._timer = loop.call_later(SWEEP_S - self._time.wall_ms() % 1000 / 1000, self._tick, loop)
 
     async def stop(self, drain_s: float = DRAIN_S) -> None:
         """Accept nothing more, let what is under way be answered for up to `drain_s`, then cut the rest."""

@@ -12,7 +12,8 @@ from node.http.asgi import Face, Request, json_reply
 from node.http.statuses import Reply
 
 Members = Callable[[], dict[str, Any]]
-"""{"v", "cluster", "cluster_uuid", "nodes": [{"node", "http"}, ...]}: the nodes that live and are not leaving."""
+"""{"v", "cluster", "cluster_uuid", "tls", "nodes": [{"node", "http"}, ...]}: the nodes that live and are not leaving,
+and the mode of the answering node's own listener."""
 
 
 def add_members(face: Face, members: Members) -> None:

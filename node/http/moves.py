@@ -23,7 +23,7 @@ from repl.isr.replica_map import NODE_ID_MAX, REPLICAS_MAX, BadReplicaMap, check
 from repl.metastore.port import Ambiguous, Conflict, Unavailable
 from repl.model.errors import NotReady
 from repl.relocating import NoSuch, Wish, cancel, ordered, planned, undrain
-from repl.removing import STANDING_PATH, remove_node
+from repl.removing import STANDING_PATH, ids_of_nodes, remove_node
 
 if TYPE_CHECKING:
     from node.daemon import Node
@@ -155,10 +155,11 @@ class MovesAdmin:
         controller = self._node.controller
         try:
             known = await controller.metastore.children(STANDING_PATH)
+            ids = {node: number for node, (number, _) in (await ids_of_nodes(controller.metastore)).items()}
         except (Unavailable, Ambiguous, Conflict) as error:
             raise NotReady(f"the metastore cannot be reached: {error}") from error
         drained = controller.placement.drained
-        rows = cluster_view.node_rows(controller.records, controller.registrations, drained, known)
+        rows = cluster_view.node_rows(controller.records, controller.registrations, drained, known, ids)
         return json_reply({"nodes": rows})
 
     async def remove(self, request: Request) -> Reply:

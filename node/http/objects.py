@@ -108,7 +108,7 @@ class ObjectRoutes:
             budget.take(len(value))
         else:
             limit = self._object_limit
-            value = await read_body(cast(Receive, body), declared, limit, "limits.object_bytes", budget)
+            value = await read_body(cast(Receive, body), declared, limit, "limits.object_size", budget)
         content = _new(Content, (value, content_type, encoding, metadata, links, indexes, False))
         request = _new(WriteRequest, (place, content, context, request_id, query.returnbody, condition))
         write = self._kv.write(request)
@@ -156,7 +156,7 @@ class ObjectRoutes:
             )
         key = secrets.token_urlsafe(GENERATED_KEY_BYTES).encode()
         place = Key(request.params.get("type", DEFAULT_BUCKET_TYPE), bucket, key)
-        value = await request.body(self._object_limit, "limits.object_bytes")
+        value = await request.body(self._object_limit, "limits.object_size")
         written = await self._write(
             WriteRequest(place, _content(value, headers), headers.context, b"", query.returnbody, headers.condition),
             query.timeout_s,
@@ -222,5 +222,6 @@ def _content(value: bytes, headers: ObjectHeaders) -> Content:
 
 
 def _written_headers(written: Written) -> Headers:
-    clock = vclock_header(written.clock)
-    return [clock, _REPEATED] if written.repeated else [clock]
+    if not written.repeated:
+        return [vclock_header(written.clock)]
+    return [vclock_header(written.clock), _REPEATED] if written.clock else [_REPEATED]

@@ -132,7 +132,11 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("POST", "/batch/put"): Operation((200, 413), body=_PACKED, answer=_PACKED),
     ("POST", "/batch/get"): Operation((200, 413), body=_PACKED, answer=_PACKED),
     ("POST", "/queues/{queue}/fetch"): Operation((200, 404, 409, 413), body=_PACKED, answer=_PACKED),
+    ("GET", "/queues/{queue}/link"): Operation((200, 404)),
     ("POST", "/queues/{queue}/object"): Operation((200, 404, 409, 413), body=_PACKED, answer=_PACKED),
+    ("GET", "/queuename/{queue}"): Operation(
+        (200, 404, 409), {"object_format": {"enum": ["internal"]}}, answer="application/octet-stream"
+    ),
     ("POST", "/queuename/{queue}"): Operation((200, 404, 413), body="application/json", answer=_TEXT),
     ("GET", "/"): Operation((200,), answer=_ANY),
     ("GET", "/ping"): Operation((200,), answer=_TEXT),

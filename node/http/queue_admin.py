@@ -9,20 +9,22 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote_to_bytes
 
-from config.settings import QueueSettings
 from node.cluster_view import with_gone
 from node.http.asgi import Request, json_reply
 from node.http.router import Router
 from node.http.statuses import Refused, Reply
 from node.http.wishes import count, flag, initiator, text, wish_of
 from node.knowing import lag_rows
+from node.queue_plans import plan_of
 from node.suggestions import no_such
-from queues.decrees import SERVING, Positions
+from queues.decrees import SERVING, Applied, Positions
+from queues.filters import TYPE, parse_filter
 from queues.rules import FOLD, FULL_SYNC
-from queues.steering import Act
+from queues.steering import Act, checked_settings
 from queues.throttle import Rates
 from repl.model.keys import Key
 from repl.model.reference import ReferenceKind
@@ -32,10 +34,17 @@ if TYPE_CHECKING:
     from node.daemon import Node
 
 ACT_KEYS: Final = frozenset({"by", "reason"})
-SUSPEND_KEYS: Final = ACT_KEYS | {"what", "node"}
-RELEASE_KEYS: Final = ACT_KEYS | {"from"}
+PLANNED_KEYS: Final = ACT_KEYS | {"dry_run"}
+RESUME_KEYS: Final = ACT_KEYS | {"what", "node"}
+SUSPEND_KEYS: Final = RESUME_KEYS | {"dry_run"}
+RELEASE_KEYS: Final = PLANNED_KEYS | {"from"}
 REGISTER_KEYS: Final = ACT_KEYS | {
-    "name", "from", "positions", "filter", "cascade", "overflow", "queue_limit", "object_limit", "object_size_limit"
+    "name", "from", "positions", "filter", "cascade", "overflow", "queue_limit", "object_limit", "object_size_limit",
+    "riak_fetch",
+}  # fmt: skip
+SET_KEYS: Final = PLANNED_KEYS | {
+    "filter", "cascade", "overflow", "queue_limit", "object_limit", "object_size_limit", "lease_ms", "riak_fetch",
+    "default", "from",
 }  # fmt: skip
 PLACE_KEYS: Final = ACT_KEYS | {"positions"}
 RATE_KEYS: Final = ACT_KEYS | {"bytes_per_second", "objects_per_second", "default"}
@@ -81,7 +90,7 @@ class QueueAdmin:
         router.add("GET", "/admin/queues/nodes", self.nodes)
         router.add("GET", "/admin/gaps", self.gaps)
         router.add("POST", "/admin/queues/register", self.register)
-        for what in ("suspend", "resume", "clear", "release", "place", "delist", "throttle", "push"):
+        for what in ("suspend", "resume", "clear", "release", "place", "delist", "throttle", "push", "set"):
             router.add("POST", f"/admin/queues/{{queue}}/{what}", getattr(self, what))
         router.add("POST", "/admin/queues/{queue}/gaps/close", self.close_gaps)
         router.add("GET", "/admin/queues/{queue}/peek", self.peek)
@@ -164,21 +173,33 @@ class QueueAdmin:
         name = text(wish, "name")
         if not name:
             raise Refused(400, "bad-json", 'the body must name the queue: {"name": "to-west"}')
-        values: dict[str, Any] = {"filter": text(wish, "filter"), "overflow": text(wish, "overflow")}
-        if values["overflow"] not in (None, "replay", "discard"):
-            raise Refused(400, "bad-json", 'overflow must be "replay" or "discard"')
-        values["cascade"] = flag(wish, "cascade")
-        values["queue_limit_count"] = count(wish, "queue_limit", 1, 10_000_000)
-        values["object_limit_count"] = count(wish, "object_limit", 0, 10_000_000)
-        values["object_size_limit_bytes"] = count(wish, "object_size_limit", 0, 1_000_000_000)
-        default = QueueSettings(name)
-        known = {key: value for key, value in values.items() if value is not None and hasattr(default, key)}
+        known = _settings_of({**wish, "cascade": flag(wish, "cascade")})
         act = self._act(wish)
         positions = self._positions(wish)
         if positions and "from" in wish:
             raise Refused(400, "bad-json", "a queue begins at from, or at positions: not both")
-        await self._node.queue_acts.register(name, known, _start(wish, act, "now"), act, positions)
-        return await self.queues(request)
+        start_ms = _start(wish, act, "now")
+        now = await self._applied() if start_ms is None and not positions else None
+        await self._node.queue_acts.register(name, known, start_ms or 0, act, positions, now=now)
+        return await self._listed_with_notes(known.get("filter"))
+
+    async def set(self, request: Request) -> Reply:
+        """Another filter, cascading or limits of a queue that is there, whose cursors stay; with "dry_run" what would
+        come of it."""
+        wish, name = await wish_of(request, SET_KEYS), request.text("queue")
+        values, default, again = _settings_of(wish), flag(wish, "default"), wish.get("from") is not None
+        if wish.get("from") not in (None, "0", 0) or wish.get("from") is False:
+            raise Refused(400, "bad-json", 'from must be "0" (everything once more), or null: the queue goes on')
+        if default == bool(values) and not (again and not default):
+            raise Refused(
+                400, "bad-json", f"say what: of {', '.join(sorted(SET_KEYS - PLANNED_KEYS))}; or default alone"
+            )
+        queue = self._node.queues.named(name)
+        if flag(wish, "dry_run"):
+            wanted = queue.defined if default else replace(queue.settings, **_checked(name, values))
+            return await self._planned("set", name, settings=queue.settings, wanted=wanted, again=again)
+        await self._node.queue_acts.change_settings(name, values, self._act(wish), default=default, again=again)
+        return await self._listed_with_notes(values.get("filter"))
 
     async def place(self, request: Request) -> Reply:
         """Cursors go to the offsets that a seed has recorded."""
@@ -190,8 +211,10 @@ class QueueAdmin:
         return await self.queues(request)
 
     async def delist(self, request: Request) -> Reply:
-        """No such queue any more, on all nodes."""
-        wish = await wish_of(request, ACT_KEYS)
+        """No such queue any more, on all nodes; with "dry_run" only what would be lost."""
+        wish = await wish_of(request, PLANNED_KEYS)
+        if flag(wish, "dry_run"):
+            return await self._planned("delist", request.text("queue"))
         await self._node.queue_acts.delist(request.text("queue"), self._act(wish))
         return await self.queues(request)
 
@@ -199,27 +222,38 @@ class QueueAdmin:
         """Give out no references (the cursor waits), or make none (a gap), on one node or on all."""
         wish = await wish_of(request, SUSPEND_KEYS)
         what, name = _what(wish), request.text("queue")
-        await self._node.queue_acts.suspend(name, what, self._wanted_node(name, wish), self._act(wish))
+        node = self._wanted_node(name, wish)
+        if flag(wish, "dry_run"):
+            return await self._planned("suspend", name, what=what, node=node)
+        await self._node.queue_acts.suspend(name, what, node, self._act(wish))
         return await self.queues(request)
 
     async def resume(self, request: Request) -> Reply:
         """End that."""
-        wish = await wish_of(request, SUSPEND_KEYS)
+        wish = await wish_of(request, RESUME_KEYS)
         what, name = _what(wish), request.text("queue")
         await self._node.queue_acts.resume(name, what, self._wanted_node(name, wish), self._act(wish))
         return await self.queues(request)
 
     async def clear(self, request: Request) -> Reply:
-        """Give up what waits."""
-        wish = await wish_of(request, ACT_KEYS)
-        await self._node.queue_acts.clear(request.text("queue"), self._act(wish))
+        """Give up what waits, as far as the leaders that answer have applied it; with "dry_run" only how much."""
+        wish, name = await wish_of(request, PLANNED_KEYS), request.text("queue")
+        if flag(wish, "dry_run"):
+            return await self._planned("clear", name)
+        self._node.queues.named(name)
+        await self._node.queue_acts.clear(name, self._act(wish), await self._applied())
         return await self.queues(request)
 
     async def release(self, request: Request) -> Reply:
         """The queue belongs to nobody; the next owner begins where "from" says."""
-        wish = await wish_of(request, RELEASE_KEYS)
+        wish, name = await wish_of(request, RELEASE_KEYS), request.text("queue")
         act = self._act(wish)
-        await self._node.queue_acts.release(request.text("queue"), _start(wish, act, "0"), act)
+        start_ms = _start(wish, act, "0")
+        if flag(wish, "dry_run"):
+            return await self._planned("release", name, start=start_ms)
+        self._node.queues.named(name)
+        now = await self._applied() if start_ms is None else None
+        await self._node.queue_acts.release(name, start_ms or 0, act, now)
         return await self.queues(request)
 
     async def throttle(self, request: Request) -> Reply:
@@ -278,6 +312,23 @@ class QueueAdmin:
         silent = sorted(node for node, one in found.items() if one is None)
         return json_reply({"closed": sum(one or 0 for one in found.values()), "unknown": silent})
 
+    async def _applied(self) -> Applied:
+        return await self._node.queue_gathering.applied(self._nodes())
+
+    async def _planned(self, act: str, name: str, **wish: Any) -> Reply:
+        self._node.queues.named(name)
+        listings = await self._node.queue_gathering.gather(self._nodes(), "listing")
+        types = {record.bucket_type for record in self._node.controller.records.values()}
+        return json_reply(plan_of(act, name, listings, bucket_types=types, **wish))
+
+    async def _listed_with_notes(self, filter_: str | None) -> Reply:
+        """The listing, with `notes` of bucket types that the filter names and that are not there."""
+        known = sorted({record.bucket_type for record in self._node.controller.records.values()})
+        named = [] if filter_ is None else [rule.value for rule in parse_filter(filter_).rules if rule.kind == TYPE]
+        types = [bucket_type.decode(errors="backslashreplace") for bucket_type in named]
+        notes = [no_such("bucket type", one, known) for one in types if known and one not in known]
+        return json_reply({"queues": await self._node.queues.listing(), "notes": notes})
+
     def _act(self, wish: dict[str, Any]) -> Act:
         return Act(initiator(wish), self._node.time.wall_ms(), text(wish, "reason") or "")
 
@@ -305,10 +356,32 @@ class QueueAdmin:
         return node
 
 
-def _what(wish: dict[str, Any]) -> str:
-    """What is to be suspended or resumed; serving, unless it is said."""
-    what = text(wish, "what")
-    return SERVING if what is None else what
+def _settings_of(wish: dict[str, Any]) -> dict[str, Any]:
+    """Fields of QueueSettings that a body names, as values."""
+    values: dict[str, Any] = {"filter": text(wish, "filter"), "overflow": text(wish, "overflow")}
+    if values["overflow"] not in (None, "replay", "discard"):
+        raise Refused(400, "bad-json", 'overflow must be "replay" or "discard"')
+    for name in ("cascade", "riak_fetch"):
+        values[name] = None if wish.get(name) is None else flag(wish, name)
+    values["queue_limit_count"] = count(wish, "queue_limit", 1, 10_000_000)
+    values["object_limit_count"] = count(wish, "object_limit", 0, 10_000_000)
+    values["object_size_limit_bytes"] = count(wish, "object_size_limit", 0, 1_000_000_000)
+    values["lease_ms"] = count(wish, "lease_ms", 100, 3_600_000)
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _checked(name: str, values: dict[str, Any]) -> dict[str, Any]:
+    checked_settings(name, values)
+    return values
+
+
+def _what(wish: dict[str, Any]) -> list[str]:
+    """What is to be suspended or resumed, a text or a list of texts; serving, unless it is named."""
+    what = wish.get("what")
+    found = [SERVING] if what is None else [what] if isinstance(what, str) else what
+    if not isinstance(found, list) or not found or not all(isinstance(one, str) for one in found):
+        raise Refused(400, "bad-json", 'what must be "serving", "publishing", a list of both, or null')
+    return found
 
 
 def _percent_decoded(name: str) -> bytes:
@@ -317,16 +390,18 @@ def _percent_decoded(name: str) -> bytes:
     return unquote_to_bytes(name)
 
 
-def _start(wish: dict[str, Any], act: Act, default: str) -> int:
-    """The wall-clock time that "from" names: "now", "0", or milliseconds since 1970."""
+def _start(wish: dict[str, Any], act: Act, default: str) -> int | None:
+    """The wall-clock time that "from" names: "now" (None, since clocks differ), "0", or milliseconds since 1970."""
     wanted = wish.get("from", default)
     if wanted == "now":
-        return act.at_ms
+        return None
     if wanted == "0" or (type(wanted) is int and wanted == 0):
         return 0
     if type(wanted) is int and 0 < wanted <= TIME_MAX_MS:
         if wanted > act.at_ms + CLOCKS_APART_MS:
-            raise Refused(400, "bad-json", "from must not lie ahead: a queue begins at 0, now, or a time that is past")
+            ahead_s = (wanted - act.at_ms) // 1_000
+            told = f"from must not lie ahead, as it does by {ahead_s} s of this node's clock"
+            raise Refused(400, "bad-json", f"{told}: a queue begins at 0, now, or a time that is past")
         return wanted
     raise Refused(400, "bad-json", 'from must be "now", "0", or a time in milliseconds since 1970')
 

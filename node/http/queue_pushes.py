@@ -2,8 +2,7 @@
 
 The body is Riak's, `{"keys-clocks": [{"bucket-type", "bucket", "key", "clock"}, ...]}`, and so is the answer's line.
 What is queued stands at the second priority; docs/http.md tells what is not as in Riak. The story goes on in
-`queues.acts`. Riak's GET of the same path, which takes an object from the queue before anybody has stored it, is not
-answered: sinks fetch by `node.http.queues`.
+`queues.acts`. Riak's GET of the same path is in `node.http.queues`.
 """
 
 from __future__ import annotations

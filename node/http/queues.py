@@ -1,5 +1,5 @@
 """POST /queues/Q/fetch: a sink of another cluster asks for the next batch and acknowledges the one before;
-/queues/Q/object: for one object that it has not kept.
+/queues/Q/object: for one object that it has not kept. GET /queuename/Q: a Riak takes one change out of a queue.
 
 Moves bodies only; what is in them is `queues.wire`'s, what is given out is decided in `queues.registry`. A long poll
 ends when its client goes, so that no batch is leased to nobody, and at once when the node stops. The usual fetch is
@@ -9,14 +9,19 @@ answered by its connection itself (`quick`), any other by way of ASGI.
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
 
-from node.http.asgi import MSGPACK, Face, Request
-from node.http.router import decode_segment
+from node.http.asgi import MSGPACK, SMALL_BODY_BYTES, Face, Request, json_reply
+from node.http.object_headers import OCTETS
+from node.http.router import decode_segment, method_not_allowed
 from node.http.statuses import Headers, Refused, Reply
 from node.http.whole import Whole
 from queues.by_reference import ASKING_BYTES_MAX, ObjectReply, ObjectRequest, decode_asking, encode_object_reply
 from queues.polls import Until
+from queues.registry import RIAK_NAME
+from queues.riak_form import EMPTY_QUEUE, encode_answer
+from queues.rules import Item
 from queues.wire import (
     OFF_LOOP_FROM_BYTES,
     REQUEST_BYTES_MAX,
@@ -41,6 +46,14 @@ counted as held; with FETCHES_MAX they come to 4 MB."""
 _HEADERS: Final[Headers] = [(b"content-type", MSGPACK)]
 
 
+RIAK_ROUTE: Final = "/queuename/{queue}"
+
+INTERNAL: Final = "internal"
+AAE_HASH: Final = "internal_aaehash"
+"""`object_format` of Riak's fetch: with the second the answer also has hashes that Riak's trees hold."""
+
+_RIAK_HEADERS: Final[Headers] = [(b"content-type", OCTETS), (b"cache-control", b"no-store")]
+
 _CUT_SHORT: Final = "the connection was closed for sending while the fetch waited"
 
 
@@ -52,12 +65,22 @@ class Fetching(Protocol):
         Retryable. When it is cancelled while it waits, or `until` raises, nothing is given out. It may run in no task,
         so it awaits futures alone."""
 
+    def is_for_riak(self, name: str) -> bool:
+        """Whether the queue has `riak_fetch`. Raises UnknownQueue."""
+
+    async def pop(self, name: str, render: Callable[[Item], Awaitable[bytes]]) -> bytes | None:
+        """Take one change out of such a queue for good, rendered; None when there is nothing to give now. What `render`
+        raises puts it back. Raises UnknownQueue, OwnedByOther, Retryable."""
+
 
 class ByReference(Protocol):
     """What gives single objects (`queues.acts.QueueActs`)."""
 
     async def object_of(self, name: str, wanted: ObjectRequest) -> ObjectReply:
         """The object of a key, for the owner of the queue. Raises UnknownQueue, OwnedByOther, BadInput, Retryable."""
+
+    def link(self, name: str) -> dict[str, Any]:
+        """What a sink would want to know of a queue before it fetches. Raises UnknownQueue."""
 
 
 class QueueRoutes:
@@ -67,6 +90,7 @@ class QueueRoutes:
     def __init__(self, queues: Fetching, objects: ByReference, face: Face, *, certified: bool = False) -> None:
         self._queues = queues
         self._objects = objects
+        self._budget = face.budget
         self._certified = certified
         self._stopping = False
         self._waits: set[asyncio.Future[None]] = set()
@@ -78,6 +102,8 @@ class QueueRoutes:
         self.running = 0
         face.router.add("POST", FETCH_ROUTE, self._fetch)
         face.router.add("POST", "/queues/{queue}/object", self._object)
+        face.router.add("GET", "/queues/{queue}/link", self._link)
+        face.router.add("GET", RIAK_ROUTE, self._pop)
 
     def stop(self) -> None:
         """End all long polls; every fetch from now on is refused."""
@@ -113,10 +139,7 @@ class QueueRoutes:
             waiter.cancel()
 
     async def _fetched(self, queue: str, wanted: FetchRequest, until: Until) -> Reply:
-        if self._stopping:
-            raise NotReady("this node is stopping")
-        if self.running >= FETCHES_MAX:
-            raise Overloaded(f"{FETCHES_MAX} fetches wait on this node, which is its limit")
+        self._check_room()
         self.running += 1
         try:
             reply = await self._queues.fetch(queue, wanted, until)
@@ -126,12 +149,57 @@ class QueueRoutes:
             return Reply(200, _HEADERS, encode_reply(reply, wanted.compress))
         return Reply(200, _HEADERS, await asyncio.to_thread(encode_reply, reply, wanted.compress))
 
+    def _check_room(self) -> None:
+        if self._stopping:
+            raise NotReady("this node is stopping")
+        if self.running >= FETCHES_MAX:
+            raise Overloaded(f"{FETCHES_MAX} fetches wait on this node, which is its limit")
+
+    async def _pop(self, request: Request) -> Reply:
+        """The next change of a queue with `riak_fetch`, as Riak's fetch answers it; the queue forgets the change."""
+        if request.method != "GET":
+            raise method_not_allowed(request.method, ["GET", "POST"])
+        queue, object_format = request.text("queue"), request.query.get("object_format", INTERNAL)
+        if not self._queues.is_for_riak(queue):
+            sentence = (
+                f"queue {queue} has no riak_fetch: Riak's fetch forgets what it hands out. Sinks of Isthmus POST "
+                f"/queues/{queue}/fetch; a Riak needs a queue of its own with riak_fetch = true"
+            )
+            raise Refused(501, "not-implemented", sentence)
+        if object_format == AAE_HASH:
+            sentence = (
+                f"{AAE_HASH} is not answered: the hashes of Riak's trees are not computed here; ask for {INTERNAL}"
+            )
+            raise Refused(501, "not-implemented", sentence)
+        if object_format != INTERNAL:
+            raise Refused(400, "bad-query", f"object_format {object_format[:64]!r} is unknown: {INTERNAL} is answered")
+        self._check_certificate(request, RIAK_NAME)
+        self._check_room()
+        self.running += 1
+        try:
+            body = await self._queues.pop(queue, self._riak_answer)
+        finally:
+            self.running -= 1
+        return Reply(200, _RIAK_HEADERS, EMPTY_QUEUE if body is None else body)
+
+    async def _riak_answer(self, item: Item) -> bytes:
+        """Encode a change for a Riak. Raises Overloaded when the answer could not be sent: the change would be lost."""
+        large = len(item[8]) >= OFF_LOOP_FROM_BYTES
+        body = await asyncio.to_thread(encode_answer, item) if large else encode_answer(item)
+        if len(body) > SMALL_BODY_BYTES and self._budget.used_bytes + len(body) > self._budget.limit_bytes:
+            raise self._budget.overloaded()
+        return body
+
     async def _object(self, request: Request) -> Reply:
         """One object by its key, for the sink that a queue belongs to."""
         wanted = decode_asking(await request.body(ASKING_BYTES_MAX, "the limit of a request for an object"))
         self._check_certificate(request, wanted.cluster_name)
         reply = await self._objects.object_of(request.text("queue"), wanted)
         return Reply(200, _HEADERS, encode_object_reply(reply))
+
+    async def _link(self, request: Request) -> Reply:
+        """What a queue offers, to whom, and what a sink must share with it; nothing of it changes."""
+        return json_reply(self._objects.link(request.text("queue")))
 
     def _check_certificate(self, request: Request, cluster_name: str) -> None:
         if self._certified and cluster_name not in {name.cluster for name in request.peer_names}:

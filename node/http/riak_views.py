@@ -29,7 +29,20 @@ RESOURCES: Final[Mapping[str, str]] = {
     "riak_kv_wm_raw": "/riak",
     "riak_kv_wm_stats": "/stats",
 }
-"""Riak's name of a resource -> where it begins."""
+"""Riak's name of a resource -> where it begins: what Riak's clients read."""
+
+PATHS: Final[Mapping[str, str]] = {
+    "riak_kv_wm_bucket_type": "/types/{type}/props",
+    "riak_kv_wm_buckets": "/buckets?buckets=true",
+    "riak_kv_wm_keylist": "/buckets/{bucket}/keys?keys=true",
+    "riak_kv_wm_object": "/buckets/{bucket}/keys/{key}",
+    "riak_kv_wm_ping": "/ping",
+    "riak_kv_wm_preflist": "/buckets/{bucket}/keys/{key}/preflist",
+    "riak_kv_wm_props": "/buckets/{bucket}/props",
+    "riak_kv_wm_raw": "/riak/{bucket}/{key}",
+    "riak_kv_wm_stats": "/stats",
+}
+"""The same for people: a path that answers as it stands, or a template with names in braces."""
 
 _HTML: Final = b"text/html; charset=utf-8"
 
@@ -64,7 +77,10 @@ class RiakViews:
         headers: Headers = [(b"link", links.encode()), (b"vary", b"Accept")]
         if prefers(request.header(b"accept"), b"application/json", b"text/html"):
             return Reply(200, [*headers, (b"content-type", JSON)], json.dumps(RESOURCES).encode())
-        items = "".join(f'<li><a href="{path}">{name}</a></li>' for name, path in RESOURCES.items())
+        items = "".join(
+            f"<li>{name}: <code>{path}</code></li>" if "{" in path else f'<li><a href="{path}">{name}</a></li>'
+            for name, path in PATHS.items()
+        )
         page = f"<html><body><ul>{items}</ul></body></html>\n"
         return Reply(200, [*headers, (b"content-type", _HTML)], page.encode())
 

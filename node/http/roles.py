@@ -21,6 +21,7 @@ from config.security import TokenSettings
 from node.http.statuses import Headers, Refused
 from repl.telemetry import Sample
 from repl.transport.tokens import digest_of, is_among, watched_digests
+from repl.transport.watched_files import Watched
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +62,8 @@ PUSH: Final = b"/batch/push"
 """Objects with their clocks, as sinks bring them; batch jobs do the same."""
 
 REFERENCES: Final = b"queuename"
-"""First piece of the path of Riak's push of references: operators push them, and other clusters that compare."""
+"""First piece of the path of Riak's push of references, which operators send, too, and of Riak's fetch, which takes
+changes out of a queue as sinks do."""
 
 READING_POSTS: Final = frozenset({b"/batch/get"})
 """Requests that read, and have their question in a body."""
@@ -128,7 +130,8 @@ def http_roles(method: str, raw_path: bytes) -> frozenset[Role]:
     if parts[0] in REPLICATION or path == PUSH:
         return frozenset({Role.REPLICATE})
     if parts[0] == REFERENCES:
-        return frozenset({Role.OPERATE, Role.REPLICATE})
+        pushes = method not in ("GET", "HEAD")
+        return frozenset({Role.OPERATE, Role.REPLICATE} if pushes else {Role.REPLICATE})
     if path == NODES:
         return ANYBODY
     if method in ("GET", "HEAD") or path in READING_POSTS:
@@ -169,6 +172,10 @@ class Guard:
         more than the files hold; what is not known is compared each time, in a time that tells nothing."""
         self.refused: dict[int, int] = {}
         self._said_s = -LOG_INTERVAL_S
+
+    def watched(self) -> list[Watched[tuple[bytes, ...]]]:
+        """The files of tokens."""
+        return [watched for _, watched in self._digests]
 
     def check(self, method: str, raw_path: bytes, headers: Headers) -> None:
         """Raises Refused, 401 or 403."""

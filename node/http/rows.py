@@ -104,7 +104,7 @@ class RowRoutes:
             raise Overloaded(f"{PUSHES_MAX} batches are being pushed to this node, which is its limit")
         self.pushes += 1
         try:
-            rows, origin = self._read(await request.body(self._limits.batch_bytes, "limits.batch_bytes"))
+            rows, origin = self._read(await request.body(self._limits.batch_bytes, "limits.batch_size"))
             answers: list[tuple[str, str | None]] = []
             items: list[PushItem] = []
             slots: list[int] = []
@@ -153,9 +153,7 @@ class RowRoutes:
         match row:
             case [bytes(bucket_type), bytes(bucket), bytes(key), bytes(data)] if bucket_type and bucket and key:
                 if len(data) > 2 * self._limits.object_bytes:
-                    raise TooLarge(
-                        f"an object of {len(data)} bytes, limits.object_bytes is {self._limits.object_bytes}"
-                    )
+                    raise TooLarge(f"an object of {len(data)} bytes, limits.object_size is {self._limits.object_bytes}")
                 return PushItem(Key(bucket_type, bucket, key), origin, data)
         raise BadInput("an item to push is bucket type, bucket, key and the object's canonical bytes")
 

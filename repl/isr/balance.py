@@ -1,11 +1,15 @@
 """Leadership balancing: who should lead what, so that the work is spread as evenly as it can be, with fewest switches.
 
 A pure function of who leads what and who may lead it. A flow of convex cost: each partition goes to one of its eligible
-nodes, the k-th leadership of a node costs more than the one before, a switch costs a little. We begin with what is and
-send single leaderships along shortest paths (Johnson's potentials, Dijkstra) from nodes that lead many to nodes
-that lead few: after each the plan has the fewest switches for its loads, and when no path helps any more the loads
-are the most even ones that can be reached (least sum of squares). When plans are made and carried out is
-`repl.balancing`'s affair (docs/protocol.md I-BAL-OPT, H46).
+nodes, the k-th leadership of a node costs more than the one before, a switch costs a little. Even comes in this order:
+for each bucket type by itself, then in the sum over all of them, with the fewest switches for these.
+
+For each bucket type we begin with what is and send single leaderships along shortest paths (Johnson's potentials,
+Dijkstra) from nodes that lead many to nodes that lead few: after each the plan has the fewest switches for its loads,
+and when no path helps any more the loads are the most even ones that can be reached (least sum of squares). Then, where
+there are several bucket types, cycles of negative cost are cancelled in the flow of all together (Klein), which is the
+best there is once it has none (`_Joined`). When plans are made and carried out is decided in `repl.balancing`
+(docs/protocol.md I-BAL-OPT, H46).
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ class Seat(NamedTuple):
 
     leader: str
     eligible: frozenset[str]
+    bucket_type: str = ""
 
 
 class Move(NamedTuple):
@@ -66,8 +71,16 @@ def seats(
                     eligible.add(member.node)
         if leader in drained and len(eligible) > 1:
             eligible.remove(leader)
-        found[partition] = Seat(leader, frozenset(eligible))
+        found[partition] = Seat(leader, frozenset(eligible), record.bucket_type)
     return found
+
+
+def by_type(found: Mapping[int, Seat]) -> dict[str, dict[int, Seat]]:
+    """The leaderships of each bucket type, by its name."""
+    types: dict[str, dict[int, Seat]] = {}
+    for partition, seat in found.items():
+        types.setdefault(seat.bucket_type, {})[partition] = seat
+    return dict(sorted(types.items()))
 
 
 def loads(found: Mapping[int, Seat]) -> Counter[str]:
@@ -84,17 +97,26 @@ def imbalance(counted: Mapping[str, int]) -> int:
 
 
 def plan(found: Mapping[int, Seat], reluctant: Collection[int] = ()) -> list[Move]:
-    """The moves after which the loads are as even as they can be: the least sum of their squares, with the fewest
-    moves, and of those with the fewest `reluctant` partitions. The busiest to the idlest first. Empty when nothing can
-    be more even."""
-    flow = _Flow(found, frozenset(reluctant))
-    flow.spread()
-    flow.save_switches()
+    """The moves after which the loads of each bucket type are as even as they can be (the least sum of their squares),
+    and of such plans the one whose loads in all are the most even, with the fewest moves, and of those with the fewest
+    `reluctant` partitions. The busiest to the idlest first. Empty when nothing can be more even."""
+    reluctant = frozenset(reluctant)
+    leaders: dict[int, str] = {}
+    types = by_type(found)
+    for seats_of_type in types.values():
+        flow = _Flow(seats_of_type, reluctant)
+        flow.spread()
+        flow.save_switches()
+        leaders |= flow.leaders
+    if len(types) > 1:
+        joined = _Joined(found, leaders, reluctant)
+        joined.improve()
+        leaders = joined.leaders
     before = loads(found)
     moves = [
-        Move(partition, seat.leader, flow.leaders[partition])
+        Move(partition, seat.leader, leaders[partition])
         for partition, seat in found.items()
-        if flow.leaders[partition] != seat.leader
+        if leaders[partition] != seat.leader
     ]
     return sorted(moves, key=lambda move: (before[move.target] - before[move.source], move.partition))
 
@@ -131,7 +153,7 @@ class _Flow:
             return kept
         made: dict[str, tuple[int, int]] = {}
         for partition in self._has[node]:
-            leader, eligible = self._seats[partition]
+            leader, eligible, _ = self._seats[partition]
             switch = self._switch + (partition in self._reluctant)
             back = switch if node != leader else 0
             for other in eligible:
@@ -231,3 +253,129 @@ def _steps(source: str, target: str, way: Mapping[str, tuple[str, int]]) -> Iter
         before, partition = way[target]
         yield before, target, partition
         target = before
+
+
+Spot = tuple[str, str]
+"""A vertex of the flow of all bucket types: (bucket type, node), or ("", node) for all that the node leads, or ALL."""
+
+ALL: Final[Spot] = ("", "")
+
+
+class _Joined:
+    """The flow of all bucket types: each partition goes to a (bucket type, node), from there to the node, from there to
+    ALL. What is on the first two has a convex cost, that of a bucket type before that of the sum, that before any
+    number of switches. An edge is what one leadership more or less, or in another place, adds to the cost."""
+
+    def __init__(self, found: Mapping[int, Seat], leaders: Mapping[int, str], reluctant: frozenset[int]) -> None:
+        self._seats = found
+        self._reluctant = reluctant
+        self.leaders = dict(leaders)
+        self._switch = len(found) + 1
+        self._of_sum = (len(found) + 2) ** 2
+        """Above all switches of one cycle: it has at most as many as there are partitions."""
+        self._of_type = self._of_sum * 4 * (len(found) + 1)
+        """Above what one cycle changes in the sum: that is the load of two nodes, by one each."""
+        self._load: Counter[Spot] = Counter()
+        self._has: dict[Spot, set[int]] = {}
+        for partition, seat in found.items():
+            for node in {*seat.eligible, leaders[partition]}:
+                self._has.setdefault((seat.bucket_type, node), set())
+            spot = (seat.bucket_type, leaders[partition])
+            self._has[spot].add(partition)
+            self._load[spot] += 1
+            self._load["", leaders[partition]] += 1
+        self._types_at: dict[str, list[Spot]] = {}
+        for spot in sorted(self._has):
+            self._types_at.setdefault(spot[1], []).append(spot)
+        self._kept: dict[Spot, list[tuple[Spot, int, int]]] = {}
+
+    def improve(self) -> None:
+        """Cancel cycles of negative cost until there is none: each makes the plan better, so this ends."""
+        while cycle := self._negative_cycle():
+            for spot, other, partition in cycle:
+                if partition >= 0:
+                    self._has[spot].remove(partition)
+                    self._has[other].add(partition)
+                    self.leaders[partition] = other[1]
+                elif self._lessens(spot, other):
+                    self._load[other] -= 1
+                else:
+                    self._load[spot] += 1
+                for _, node in (spot, other):
+                    self._kept.pop(("", node), None)
+                    for each in self._types_at.get(node, ()):
+                        self._kept.pop(each, None)
+
+    def _edges_of(self, spot: Spot) -> list[tuple[Spot, int, int]]:
+        """(to, cost, partition or -1); kept until a load or what is led there changes."""
+        kept = self._kept.get(spot)
+        if kept is not None:
+            return kept
+        made: list[tuple[Spot, int, int]] = []
+        kind, node = spot
+        if spot == ALL:
+            made = [(("", each), -self._of_sum * (2 * self._load["", each] - 1), -1) for each in self._types_at]
+        elif not kind:
+            made.append((ALL, self._of_sum * (2 * self._load[spot] + 1), -1))
+            made += [(each, -self._of_type * (2 * self._load[each] - 1), -1) for each in self._types_at[node]]
+        else:
+            made.append((("", node), self._of_type * (2 * self._load[spot] + 1), -1))
+            cheapest: dict[str, tuple[int, int]] = {}
+            for partition in self._has[spot]:
+                leader, eligible, _ = self._seats[partition]
+                switch = self._switch + (partition in self._reluctant)
+                back = switch if node != leader else 0
+                for other in eligible:
+                    edge = ((switch if other != leader else 0) - back, partition)
+                    if other != node and (other not in cheapest or edge < cheapest[other]):
+                        cheapest[other] = edge
+            made += [((kind, other), cost, partition) for other, (cost, partition) in cheapest.items()]
+        # nothing can be taken away where nothing is
+        made = [each for each in made if each[2] >= 0 or not self._lessens(spot, each[0]) or self._load[each[0]]]
+        if spot != ALL:
+            self._kept[spot] = made
+        return made
+
+    def _lessens(self, spot: Spot, other: Spot) -> bool:
+        """True of an edge that takes one away from `other`: from ALL to a node, from a node to a bucket type there; the
+        reverse ones add one to `spot`."""
+        return spot == ALL or (not spot[0] and other[0] != "")
+
+    def _negative_cycle(self) -> list[tuple[Spot, Spot, int]]:
+        """The edges of one, by Bellman and Ford from everywhere at once; empty when there is none."""
+        distance: dict[Spot, int] = dict.fromkeys([*self._has, *(("", node) for node in self._types_at), ALL], 0)
+        way: dict[Spot, tuple[Spot, int]] = {}
+        changed = set(distance)
+        while changed:
+            before, changed = changed, set()
+            for spot in sorted(before):
+                base = distance[spot]
+                for other, cost, partition in self._edges_of(spot):
+                    if base + cost < distance[other]:
+                        distance[other] = base + cost
+                        way[other] = (spot, partition)
+                        changed.add(other)
+            if cycle := _cycle_in(way):
+                return cycle
+        return []
+
+
+def _cycle_in(way: Mapping[Spot, tuple[Spot, int]]) -> list[tuple[Spot, Spot, int]]:
+    """A cycle among the last steps to each vertex; there is one only where its cost is negative."""
+    over: set[Spot] = set()
+    for start in way:
+        seen: dict[Spot, None] = {}
+        spot = start
+        while spot in way and spot not in over and spot not in seen:
+            seen[spot] = None
+            spot = way[spot][0]
+        if spot in seen:
+            cycle: list[tuple[Spot, Spot, int]] = []
+            at = spot
+            while not cycle or at != spot:
+                before, partition = way[at]
+                cycle.append((before, at, partition))
+                at = before
+            return cycle
+        over.update(seen)
+    return []

@@ -7,14 +7,14 @@ event (`events.py`). Asking twice for the same thing is allowed where a docstrin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
 from repl.isr.epochs import EpochTable
 from repl.isr.messages import FarAsk, Forward, Message
 from repl.model.entry import Entry
-from repl.model.record import Member, PartitionRecord
+from repl.model.record import Incarnation, Member, PartitionRecord
 
 
 class Role(StrEnum):
@@ -30,9 +30,11 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PersistEpoch:
-    """Make `epoch` durable as the highest seen, then say EpochPersisted; nothing is done in it before."""
+    """Make `epoch` durable as the highest seen, with who leads or stands in it (None: not known), then say
+    EpochPersisted; nothing is done in it before."""
 
     epoch: int
+    owner: Incarnation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +144,12 @@ class RenewGen:
 @dataclass(frozen=True, slots=True)
 class GoFar:
     """Mark this copy as far, durably, once all that Apply asked for is written; where the store may lack rows, empty it
-    durably, too (`empty`: in any case). Answered by FarStored."""
+    durably, too (`empty`: in any case). Answered by FarStored. `reason`, and `again` where rows were taken already: for
+    people."""
 
     empty: bool
+    reason: str = field(default="", compare=False)
+    again: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ write on the record's version, so the later one is refused (H30). The transition
     Online         -> Online          members that are gone, or have another log, leave the ISR (the leader stays);
                                       so do members that are leaving, while min-ISR others stay
     Online         -> Election        the leader's session is over, which it stays for ever, or its log is another
+                                      (also by the leader's own write: it resigns, or gives way, R-GIVE-WAY)
     Offline        -> Election        somebody who may be elected has come back
     Election       -> CandidateFound  the eligible with the smallest lag, in a new epoch; one that is to be no replica
                                       any more only where no other is eligible
@@ -269,11 +270,12 @@ def _election(
     resume_ms = since_ms + back_off_ms(attempt, timers)
     if now_ms < resume_ms:
         return Wait(resume_ms, f"pauses after {attempt} candidates that did not answer")
-    nodes = [m.node for m in look.eligible]
+    members = [m for m in look.eligible if m.node not in record.tried] or look.eligible
+    nodes = [m.node for m in members]
     silent = [node for node in nodes if node not in reported]
     if len(nodes) > 1 and silent and record.preferred not in nodes and now_ms < since_ms + timers.ask_ms:
         return Wait(since_ms + timers.ask_ms, f"asks {', '.join(silent)} how far they are")
-    return Write(_nominated(look, look.eligible, frozenset(), reported, leaderships))
+    return Write(_nominated(look, members, record.tried, reported, leaderships))
 
 
 def _candidate_found(

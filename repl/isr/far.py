@@ -94,6 +94,36 @@ def why(copy: FarCopy, leader: str, rounds: int) -> str:
     )
 
 
+def why_rows(leader: str, standing: Standing) -> str:
+    """Why a follower that its leader's log does not serve takes rows, and what to raise where it took some already."""
+    near, least, rounds = (
+        standing.options.max_near_sync_message_lag,
+        standing.options.far_min_transfer_rounds,
+        standing.far_rounds,
+    )
+    if 0 < rounds < least:
+        return f"round {rounds + 1} of at least {least} (replication.far.horizon.min.transfer.rounds)"
+    missing = (
+        f"entries that it lacks are missing from the log of {leader}, or are more than "
+        f"replication.max.near.sync.message.lag ({near:,})"
+    )
+    if not rounds:
+        return missing
+    return (
+        f"after {rounds} transfer round{'s' * (rounds > 1)} {missing}: raise the option "
+        "replication.far.horizon.min.transfer.rounds, or replication.catch.up.rate where the transfer is slow"
+    )
+
+
+def why_from_nothing(leader: str) -> str:
+    """Why a copy that has rows gives them up and begins with none, and what makes that rarer."""
+    return (
+        f"begins from nothing again: its rows are of a later state than {leader} has applied, since the leader changed "
+        "during the transfer, and too few are in sync without this copy; a larger option replication.catch.up.rate "
+        "makes transfers shorter"
+    )
+
+
 def horizon(electable: bool, common: int, rounds: int, standing: Standing) -> Refusal | None:
     """Why a leader cannot send a follower that agrees below `common` on from its log, None when it can. Who may be
     elected never takes rows: a log that should hold all that is committed and does not is not that log any more. While

@@ -76,10 +76,11 @@ class Follower:
         self.nonce = standing.next_nonce()
         self.hello_at_ms = now_ms + HELLO_REPEAT_MS
         self.heard_ms = now_ms
+        self.outside = standing.member not in standing.known.isr
         if standing.far is None and standing.found is not None and self.baseless:
             self._give_up_rows(standing, now_ms)
         elif standing.far is None and progress.applied > progress.leo:
-            self._go_far(standing)
+            self._go_far(standing, "its log ends below what its store has applied")
         elif standing.far is None:
             hello = Hello(
                 self.epoch,
@@ -95,11 +96,11 @@ class Follower:
             self.hello_at_ms = now_ms + FAR_REPEAT_MS
             standing.effects.append(Send(self.leader, far.ask(standing, self.epoch, self.nonce)))
 
-    def _go_far(self, standing: Standing, *, empty: bool = False) -> None:
+    def _go_far(self, standing: Standing, reason: str, *, empty: bool = False) -> None:
         """Have this copy marked as far, unless something of its log is still on its way."""
         if not standing.truncating:
             standing.far = FarCopy(standing.progress.applied, 0, whole=False, busy=True)
-            standing.effects.append(GoFar(empty=empty))
+            standing.effects.append(GoFar(empty, reason, again=standing.far_rounds > 0))
 
     def _is_baseless(self, standing: Standing) -> bool:
         """Whether the store has rows of entries that this leader never had, or has lost, too. What was applied was
@@ -117,7 +118,7 @@ class Follower:
         if standing.member in guard(standing.known):
             standing.effects.append(RenewGen("its store has rows of entries that are in no log"))
         else:
-            self._go_far(standing, empty=True)
+            self._go_far(standing, f"its store has rows of entries that {self.leader} does not have", empty=True)
 
     def named(self, record: PartitionRecord, standing: Standing, now_ms: int) -> bool:
         """Whether `record` wants it to follow this leader still. A copy that is being added anew was removed before,
@@ -198,10 +199,10 @@ class Follower:
                 standing.doubted = True
                 standing.effects.append(RenewGen(f"{self.leader} was acknowledged more than this log holds"))
             case Refusal.BEYOND_LOG if standing.far is None:
-                self._go_far(standing)
+                self._go_far(standing, far.why_rows(self.leader, standing))
             case Refusal.AHEAD if standing.far is not None and not standing.far.busy:
                 standing.far.busy = True
-                standing.effects.append(GoFar(empty=True))
+                standing.effects.append(GoFar(True, far.why_from_nothing(self.leader), again=True))
             case Refusal.DIVERGED if standing.far is not None:
                 self.diverged = (
                     f"committed-divergence: {self.leader} contradicts what is applied here, below "

@@ -128,6 +128,20 @@ def moved(before: PartitionRecord, after: PartitionRecord) -> None:
         raise Violation("I-REMOVE", f"in sync are {sorted(after.isr)} of {sorted(before.isr)} without {sorted(gone)}")
 
 
+def factor_in_force(began: Collection[str], record: PartitionRecord) -> None:
+    """I-FACTOR: while replicas change, effective min-ISR asks for no more of them than there were when the change began
+    (`began`), nor than there will be; and the change ends only when every newcomer that stays is in sync."""
+    in_sync = {member.node for member in record.isr}
+    if record.adding or record.removing:
+        count = min(len(began), len(record.staying))
+        if record.effective_min_isr > max(1, min(record.min_isr, count)):
+            raise Violation(
+                "I-FACTOR", f"effective min-ISR is {record.effective_min_isr}, of {sorted(began)} and {record.staying}"
+            )
+    elif not {*record.replicas} <= {*began} | in_sync:
+        raise Violation("I-FACTOR", f"{sorted({*record.replicas} - {*began} - in_sync)} count and never were in sync")
+
+
 def asked_before_removing(stay: Collection[Member], me: str, answered: Mapping[Member, int], floor: int) -> None:
     """I-REMOVE-ASKED: whoever is in sync and stays has said, since the leader knew the record that it changes, that
     it is that very copy and holds all that was committed then (`floor`). `answered`: member -> durable end it said."""

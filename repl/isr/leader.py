@@ -15,6 +15,7 @@ from repl.isr import far
 from repl.isr.effects import Role, Send, SendFar, WriteRecord
 from repl.isr.epochs import common_prefix
 from repl.isr.events import Append
+from repl.isr.giving_way import GiveWay, Solitude
 from repl.isr.membership import drop_members, maximal_isr, too_few_in_sync, with_member
 from repl.isr.messages import Ack, FarAsk, Hello, HelloOk, HelloRefused, Nack, Refusal
 from repl.isr.pauses import Pauses
@@ -50,6 +51,7 @@ class Leadership:
     pauses: Pauses = field(default_factory=Pauses)
     reassignment: Reassignment = field(default_factory=Reassignment)
     rows_below: dict[str, int] = field(default_factory=dict)
+    solitude: Solitude = field(default_factory=Solitude)
     ticked_ms: int = 0
 
     # -- committing -----------------------------------------------------------------------------
@@ -126,6 +128,7 @@ class Leadership:
         refusal = far.serve(node, asked, electable, standing, later=later)
         if refusal is None and standing.effects and isinstance(standing.effects[-1], SendFar):
             self.rows_below[node] = asked.position
+            self.solitude.hear()
         if refusal is not None:
             self.rows_below.pop(node, None)
             standing.effects.append(Send(node, HelloRefused(self.epoch, asked.nonce, refusal, standing.log_start)))
@@ -135,6 +138,7 @@ class Leadership:
         peer = self.peers.get(node)
         if peer is None or peer.member.gen != ack.gen or ack.leo > standing.progress.leo:
             return
+        self.solitude.hear()
         member = peer.member
         if ack.durable > self.acked.get(member, 0):
             self.acked[member] = ack.durable
@@ -255,7 +259,7 @@ class Leadership:
         if leaving:
             self.stalled, self.lagging = frozenset(), ()
             for member in leaving:
-                self.pauses.leaves(member.node, now_ms)
+                self.pauses.leaves(member.node, now_ms, leaving[member])
             why = ", ".join(f"{member.node} {reason}" for member, reason in leaving.items())
             self.write(
                 replace(drop_members(record, frozenset(leaving)), reason=f"out of sync: {why}"), standing, now_ms
@@ -267,6 +271,10 @@ class Leadership:
             self.pauses.joins(peer.member.node, now_ms)
             self.write(joined, standing, now_ms, needs=(peer.member,), adds=joined.isr)
             return None
+        way = self._alone(standing, now_ms) if self.role is Role.LEADER else None
+        if way is not None:
+            self.write(way.record, standing, now_ms, needs=(way.to,))
+            return None
         if not (record.adding or record.removing) or self.role is not Role.LEADER:
             return None
         step = self.reassignment.next(standing, self.epoch, self.barrier, self.acked, now_ms)
@@ -274,6 +282,12 @@ class Leadership:
             self.write(step.record, standing, now_ms, needs=step.needs)
             return None
         return step
+
+    def _alone(self, standing: Standing, now_ms: int) -> GiveWay | None:
+        """Whether it is time to give way, since no follower is heard of (R-GIVE-WAY)."""
+        leo = standing.progress.leo
+        keeps_up = any(peer.linked and peer.leo >= leo for peer in self.peers.values())
+        return self.solitude.look(standing.known, standing.member, self.acked, keeps_up=keeps_up, now_ms=now_ms)
 
     def write(
         self,
@@ -319,6 +333,9 @@ class Leadership:
                 due_ms = again_ms
         if self.pending is not None and (due_ms is None or self.pending.repeat_at_ms < due_ms):
             due_ms = self.pending.repeat_at_ms
+        look_at_ms = self.solitude.look_at_ms
+        if look_at_ms is not None and self.pending is None and (due_ms is None or look_at_ms < due_ms):
+            due_ms = look_at_ms
         current = self.reads.round
         if current is not None and (due_ms is None or current.repeat_at_ms < due_ms):
             due_ms = current.repeat_at_ms

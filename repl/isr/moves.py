@@ -143,11 +143,15 @@ def paused(records: Records, overdue: Collection[int] = ()) -> str:
 
 
 def wanted(record: PartitionRecord, target: Sequence[str], why: str) -> PartitionRecord:
-    """The record that orders its leader to come to the replicas `target`, from wherever a change is."""
+    """The record that orders its leader to come to the replicas `target`, from wherever a change is. Who was no replica
+    when the change began stays a newcomer until it ends, also one that was to go again."""
+    before = record.replicas_before
     replicas = record.replicas + tuple(node for node in target if node not in record.replicas)
-    adding = tuple(n for n in replicas if n in target and (n in record.adding or n not in record.replicas))
+    adding = tuple(node for node in replicas if node in target and node not in before)
     removing = tuple(node for node in replicas if node not in target)
-    return replace(record, replicas=replicas, adding=adding, removing=removing, reason=why)
+    implied = tuple(node for node in replicas if node not in adding)
+    kept = () if set(before) == set(implied) else before
+    return replace(record, replicas=replicas, adding=adding, removing=removing, before=kept, reason=why)
 
 
 def due(

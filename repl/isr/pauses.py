@@ -31,13 +31,16 @@ after it has registered."""
 @dataclass(slots=True)
 class Pauses:
     """`left`: node -> (when it may come back, or did; after which pause). `refused`: node -> (when it may be proposed
-    again, after which pause), of those whose registration a write did not find."""
+    again, after which pause), of those whose registration a write did not find. `reasons`: node -> (why it was taken
+    out, when), for people, as long as it is out."""
 
     left: dict[str, tuple[int, int]] = field(default_factory=dict)
     refused: dict[str, tuple[int, int]] = field(default_factory=dict)
+    reasons: dict[str, tuple[str, int]] = field(default_factory=dict)
 
-    def leaves(self, node: str, now_ms: int) -> None:
+    def leaves(self, node: str, now_ms: int, reason: str = "") -> None:
         """A member is taken out of the ISR as too slow."""
+        self.reasons[node] = reason, now_ms
         since_ms, pause_ms = self.left.get(node, (now_ms, 0))
         pause_ms >>= min(REJOIN_MAX_MS.bit_length(), max(0, now_ms - since_ms) // REJOIN_HALF_MS)
         pause_ms = max(REJOIN_MIN_MS, min(REJOIN_MAX_MS, 2 * pause_ms))
@@ -57,6 +60,24 @@ class Pauses:
         """These are members: their registrations were found."""
         for node in [node for node in self.refused if node in nodes]:
             del self.refused[node]
+        for node in [node for node in self.reasons if node in nodes]:
+            del self.reasons[node]
+
+    def why(self, node: str, now_ms: int) -> str:
+        """Why a node is out of the ISR and what it waits for, as far as this leader knows; "" for nothing."""
+        found: list[str] = []
+        if node in self.reasons:
+            reason, at_ms = self.reasons[node]
+            found.append(f"{reason}, taken out {max(0, now_ms - at_ms) / 1000:.0f} s ago")
+            end_ms, pause_ms = self.left[node]
+            if now_ms < end_ms:
+                found.append(f"waits out its back-off of {pause_ms / 1000:g} s, {-(-(end_ms - now_ms) // 1000)} s left")
+        end_ms, pause_ms = self.refused.get(node, (0, 0))
+        if now_ms < end_ms:
+            found.append(
+                f"the metastore did not find it registered with this log, asked again after {pause_ms / 1000:g} s"
+            )
+        return "; ".join(found)
 
     def allow(self, node: str, now_ms: int, *, needed: bool) -> bool:
         """True when a node may be proposed; one that is `needed`, since too few are in sync, does not wait for having

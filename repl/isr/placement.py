@@ -39,7 +39,9 @@ def placed(
     if without:
         names = ", ".join(without)
         raise BadInput(
-            f"node ids {names} have no rack while others have one: give every node its rack, or ignore racks"
+            f"node ids {names} have no rack while others have one: give every node its rack (node.rack), or place "
+            "without regard to racks (`bucket-type create --placement computed`, `partition plan "
+            "--ignore-rack-assignment`, replication.ignore_rack_assignment)"
         )
     return chained(partition_count, replication_factor, rack_sequence(racks), start_index)
 

@@ -36,6 +36,23 @@ def used_before(record_epoch: int, epoch_been: int) -> str:
     )
 
 
+def another_leader(epoch: int, noted: Incarnation, named: Incarnation) -> str:
+    """A record that gives an epoch to another process than before (H32): each epoch has one."""
+    return (
+        f"metastore-rollback: the record gives epoch {epoch} to {named.node} (session {named.inc}), it was "
+        f"that of {noted.node} (session {noted.inc}): the metastore lost what it had confirmed, or was restored from "
+        "an older copy"
+    )
+
+
+def older_version(record: PartitionRecord, version: int) -> str:
+    """A synced read that is older than what was known when it began (H32)."""
+    return (
+        f"metastore-rollback: the record is at version {record.version}, this replica has seen version {version}: "
+        "the metastore lost what it had confirmed, or was restored from an older copy"
+    )
+
+
 def overtaken(record: PartitionRecord, epoch: int, node: str) -> PartitionRecord:
     """`record`, which the metastore went back to, as it is to be once a replica on `node` has been in `epoch`: nobody
     leads, and nobody is elected, by whichever controller, before an operator has made it anew (H32). What the record

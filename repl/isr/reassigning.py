@@ -145,7 +145,8 @@ def obstacle(record: PartitionRecord, stay: tuple[Member, ...]) -> str:
 
 def _done(record: PartitionRecord, stay: tuple[Member, ...], needs: tuple[Member, ...]) -> Done:
     gone = f"{', '.join(record.removing)} removed" if record.removing else "all replicas are in sync"
-    after = replace(record, replicas=record.staying, isr=frozenset(stay), adding=(), removing=(), reason=gone)
+    after = replace(record, replicas=record.staying, isr=frozenset(stay), adding=(), removing=(), before=())
+    after = replace(after, reason=gone)
     return Done(after, needs)
 
 

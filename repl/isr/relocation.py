@@ -106,7 +106,7 @@ class Board:
         """Nothing on the nodes `gone`. Raises PlanRefused."""
         self._open = [node for node in self._open if node not in gone]
         concerned = [p for p, nodes in self._sets.items() if any(node in gone for node in nodes)]
-        self._check(max((len(self._sets[p]) for p in concerned), default=0))
+        self._check(max((len(self._sets[p]) for p in concerned), default=0), gone)
         for p in concerned:
             count = len(self._sets[p])
             for node in [node for node in self._sets[p] if node in gone]:
@@ -118,7 +118,7 @@ class Board:
         """The same of one partition alone. Raises PlanRefused."""
         self._open = [node for node in self._open if node not in gone]
         count = len(self._sets[partition])
-        self._check(count)
+        self._check(count, gone)
         for node in [node for node in self._sets[partition] if node in gone]:
             self._take(partition, node)
         self._fill(partition, count)
@@ -156,12 +156,13 @@ class Board:
 
     # -- one partition ------------------------------------------------------------------------------------
 
-    def _check(self, factor: int) -> None:
+    def _check(self, factor: int, gone: Collection[str] = ()) -> None:
         held = len(self._open)
         if factor > held:
+            without = f" without {', '.join(sorted(gone))}" if gone else ""
             raise PlanRefused(
-                f"a replication factor of {factor} needs as many nodes: {held} live and are not drained "
-                f"({', '.join(self._open) or 'none'})"
+                f"a replication factor of {factor} needs as many nodes: {held}{without} "
+                f"{'lives and is' if held == 1 else 'live and are'} not drained ({', '.join(self._open) or 'none'})"
             )
 
     def _fill(self, p: int, count: int) -> None:

@@ -44,13 +44,13 @@ from repl.isr.leader import Leader, Leadership, refusal
 from repl.isr.options import Options
 from repl.isr.pending import WRITE_REPEAT_MS
 from repl.isr.progress import Progress
-from repl.isr.reasons import rolled_back, why_idle
+from repl.isr.reasons import another_leader, older_version, rolled_back, why_idle
 from repl.isr.resigning import Resigning
 from repl.isr.roles import LEAVING, Roles
 from repl.isr.standing import FarCopy, Standing
 from repl.isr.states import Failed, Idle, Quarantined
 from repl.model.errors import NotLeader, NotReady
-from repl.model.record import Member, PartitionRecord
+from repl.model.record import Incarnation, Member, PartitionRecord
 
 __all__ = ["Replica", "Role"]
 
@@ -63,9 +63,9 @@ class Replica(Roles):
 
     `leo` and `epoch_table` are the recovered log's, `durable` the first offset of it that a power loss may
     still take, `log_start` its first entry; `applied` is the store's offset (or its floor while rows are
-    replayed), `committed` how far this very log is known to be, by what was applied before; `epoch_seen` and `gen` come
-    from the data directory's identity. `nonce_base`, random and below 2^62, keeps the nonces of this process apart
-    from those of earlier ones. `options` may be replaced (`reconfigure`).
+    replayed), `committed` how far this very log is known to be, by what was applied before; `epoch_seen`, who
+    led or stood in it (`epoch_owner`) and `gen` come from the data directory's identity. `nonce_base`, random and below
+    2^62, keeps the nonces of this process apart from those of earlier ones. `options` may be replaced (`reconfigure`).
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Replica(Roles):
         nonce_base: int = 0,
         far: ev.FarStored | None = None,
         committed: int = 0,
+        epoch_owner: Incarnation | None = None,
     ) -> None:
         assert max(0, committed) <= durable <= leo
         assert options.window_entries > 0
@@ -95,6 +96,7 @@ class Replica(Roles):
             options=options,
             epoch_seen=epoch_seen,
             epoch_wanted=epoch_seen,
+            epoch_owner=epoch_owner,
             nonce=nonce_base,
             far=None if far is None else FarCopy(far.position, far.epoch, far.whole),
         )
@@ -175,26 +177,43 @@ class Replica(Roles):
     # -- the metastore --------------------------------------------------------------------------
 
     def _see(self, record: PartitionRecord, now_ms: int) -> None:
-        """Believe `record` if it is newer than the known one and not older than what is durable here."""
+        """Believe `record` if it is newer than the known one and contradicts nothing that is durable here. An older one
+        is late, as a rule; whether the metastore went back behind this process a synced read tells."""
         standing = self._standing
         assert record.partition == standing.partition
-        if standing.record is not None and record.version <= standing.record.version:
+        newest = self._newest
+        if newest is not None and record.version < newest.version and record.lineage <= newest.lineage:
+            self._suspect(now_ms)
+        known = standing.record
+        if known is not None and record.version <= known.version and record.lineage <= known.lineage:
             return
         if record.epoch < standing.epoch_wanted or record.lineage == self._rolled_back_lineage:
             self._disbelieve(record, standing.epoch_wanted, rolled_back(record.epoch, standing.epoch_wanted))
             return
+        owner, noted = record.owner, standing.epoch_owner
+        if record.epoch == standing.epoch_wanted and owner is not None and noted is not None and owner != noted:
+            self._went_back(record, another_leader(record.epoch, noted, owner))
+            return
         standing.record = record
+        if newest is None or (record.lineage, record.version) >= (newest.lineage, newest.version):
+            self._newest = record
         self._object("")
-        if record.epoch > standing.epoch_wanted:
-            standing.epoch_wanted = record.epoch
-            standing.effects.append(fx.PersistEpoch(record.epoch))
+        if record.epoch > standing.epoch_wanted or (record.leader is not None and noted is None):
+            standing.epoch_wanted, standing.epoch_owner = record.epoch, owner
+            standing.effects.append(fx.PersistEpoch(record.epoch, owner))
         if isinstance(self._state, Leadership):
             self._state.record_moved(record)
         self._follow_record(now_ms)
 
     def _synced(self, nonce: int, record: PartitionRecord, now_ms: int) -> None:
-        """A record read after a sync: what a read waits for whose leadership is to be sure."""
-        standing = self._standing
+        """A record read after a sync: what a read waits for whose leadership is to be sure. One that is older than
+        what was known when it was asked for proves that the metastore went back."""
+        standing, asked = self._standing, self._suspicion
+        if asked is not None and nonce == asked.nonce:
+            self._suspicion = None
+            if record.version < asked.version and record.lineage <= asked.lineage and standing.epoch_wanted:
+                self._went_back(record, older_version(record, asked.version))
+                return
         self._see(record, now_ms)
         state = self._state
         if isinstance(state, Leadership):

@@ -75,11 +75,12 @@ def checked_replica_map(document: object) -> ReplicaMap:
     faults: list[str] = []
     found = tuple(_replicas(index, each, faults) for index, each in enumerate(partitions))
     counts = [_replica_count(each) for each in partitions]
+    first = next((index for index, count in enumerate(counts) if count), 0)
     faults += [
-        f"partitions[{index}].replicas has {count} elements where partitions[0] has {counts[0]}: "
+        f"partitions[{index}].replicas has {count} elements where partitions[{first}] has {counts[first]}: "
         "all must have the same number"
         for index, count in enumerate(counts)
-        if count and counts[0] and count != counts[0]
+        if count and count != counts[first]
     ]
     if faults:
         raise BadReplicaMap(faults)
@@ -120,18 +121,16 @@ def _replicas(index: int, value: object, faults: list[str]) -> tuple[int, ...]:
         return ()
     if len(replicas) > REPLICAS_MAX:
         faults.append(f"{where}.replicas has {len(replicas)} elements, at most {REPLICAS_MAX} are right")
-        return ()
+        replicas = replicas[:FAULTS_SHOWN]  # no more of it would be told
     wrong = [place for place, node in enumerate(replicas) if type(node) is not int or not 0 <= node <= NODE_ID_MAX]
     faults += [
         f"{where}.replicas[{place}] is {replicas[place]!r:.40}: a node id is a whole number from 0 to {NODE_ID_MAX}"
         for place in wrong
     ]
-    if wrong:
-        return ()
     faults += [
         f"{where}.replicas[{place}] is node id {node} once more: replicas are on different nodes"
         for place, node in enumerate(replicas)
-        if node in replicas[:place]
+        if place not in wrong and node in [each for each in replicas[:place] if type(each) is int]
     ]
     return tuple(replicas)
 

@@ -7,7 +7,7 @@ transitions. What a role does while it lasts stands in `follower.py`, `candidate
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Final
+from typing import Final, NamedTuple
 
 from repl.isr import effects as fx
 from repl.isr import events as ev
@@ -31,15 +31,32 @@ LEAVING: Final = "resigned: this process is leaving"
 """Why a process that was told to resign leads and stands no more."""
 
 
+SUSPICION_PAUSE_MS: Final = 2_000
+"""Least time between two synced reads because of records that are older than what is known: most are late watches, and
+each costs the metastore a sync."""
+
+
+class Suspicion(NamedTuple):
+    """A synced read under way: below `version` of `lineage`, what it brings is from before the metastore went back."""
+
+    nonce: int
+    version: int
+    lineage: int
+    again_at_ms: int
+
+
 class Roles(View):
-    """The transitions of `Replica`. `_epoch_floor` is the highest epoch that this log or an earlier process of it has
-    been in."""
+    """The transitions of `Replica`. `_epoch_floor` is the highest epoch that this log has been in, or that this process
+    or an earlier one has followed or stood in; `_newest` the newest record that was believed, also in an earlier
+    session of this process; `_suspicion` the synced read that is to tell whether the metastore went back behind it."""
 
     def __init__(self, standing: Standing) -> None:
         super().__init__(standing)
         self._epoch_floor = max(standing.epoch_seen, last_epoch(standing.table))
         self._rolled_back_lineage: int | None = None
         """Of records that are not believed, whatever their epoch: the metastore went back, and that is certain."""
+        self._newest: PartitionRecord | None = None
+        self._suspicion: Suspicion | None = None
         self._told_to_resign = False
 
     def must_replay(self, epoch: int, end: int) -> None:
@@ -62,11 +79,11 @@ class Roles(View):
                 if record.epoch <= self._epoch_floor and not self._told_to_resign:
                     # Of this session it was made after that had begun, and epochs never come again. (Who was told to
                     # resign may have stood in it: that one's own nomination.)
-                    self._rolled_back_lineage = record.lineage
-                    self._disbelieve(record, self._epoch_floor, used_before(record.epoch, self._epoch_floor))
+                    self._went_back(record, used_before(record.epoch, self._epoch_floor))
                 else:
                     self._stand(record.epoch)
         elif leader is not None and leader.node != member.node and member.node in record.replicas:
+            self._epoch_floor = max(self._epoch_floor, record.epoch)
             follower = Follower(record.epoch, leader.node, added=member.node in record.adding)
             self._become(follower, f"led: by {leader.node} in epoch {record.epoch}")
             follower.ask(standing, now_ms)
@@ -182,6 +199,23 @@ class Roles(View):
     def _object(self, reason: str) -> None:
         if isinstance(self._state, Idle):
             self._state.objection = reason
+
+    def _suspect(self, now_ms: int) -> None:
+        """A record came that is older than one that was believed: ask for the one that stands, at most once in a
+        while."""
+        standing, newest = self._standing, self._newest
+        assert newest is not None
+        asked = self._suspicion
+        if asked is None or now_ms >= asked.again_at_ms:
+            nonce = standing.next_nonce()
+            self._suspicion = Suspicion(nonce, newest.version, newest.lineage, now_ms + SUSPICION_PAUSE_MS)
+            standing.effects.append(fx.SyncRecord(nonce))
+
+    def _went_back(self, record: PartitionRecord, reason: str) -> None:
+        """The metastore went back behind this process, for certain: of this lineage nothing is believed any more."""
+        self._rolled_back_lineage = record.lineage
+        self._disbelieve(record, max(self._epoch_floor, self._standing.epoch_wanted), reason)
+        self._standing.record = None
 
     def _disbelieve(self, record: PartitionRecord, epoch: int, reason: str) -> None:
         """Leave what `record` is not to be believed about, and say so in the record, for whoever does not know better

@@ -36,7 +36,8 @@ class FarCopy:
 
 @dataclass(slots=True)
 class Standing:
-    """`epoch_wanted` is the highest epoch heard of, `epoch_seen` the highest that is durable here. `truncating`
+    """`epoch_wanted` is the highest epoch heard of, `epoch_owner` who leads or stands in it, None while that is not
+    known; `epoch_seen` is the highest that is durable here. `truncating`
     counts Truncate effects that are not answered: reports of durability are about the log as it was until then."""
 
     partition: int
@@ -48,6 +49,7 @@ class Standing:
     epoch_seen: int
     epoch_wanted: int
     nonce: int
+    epoch_owner: Incarnation | None = None
     record: PartitionRecord | None = None
     inc: int | None = None
     truncating: int = 0

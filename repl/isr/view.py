@@ -130,6 +130,20 @@ class View:
         """Its store has rows of entries that its log does not hold (H36)."""
         return self._standing.unfounded
 
+    def why_out(self, now_ms: int) -> dict[str, str]:
+        """Why replicas are out of the ISR and what they wait for, as this leader knows; empty when it does not lead."""
+        state, standing = self._state, self._standing
+        if not isinstance(state, Leadership):
+            return {}
+        in_sync = {member.node for member in standing.known.isr}
+        found = {node: state.pauses.why(node, now_ms) for node in standing.known.replicas if node not in in_sync}
+        return {node: why for node, why in found.items() if why}
+
+    def taken_out(self, node: str) -> str:
+        """The code of the reason for which this leader took a node out of the ISR; "" when it did not."""
+        state = self._state
+        return state.pauses.reasons.get(node, ("", 0))[0] if isinstance(state, Leadership) else ""
+
     def followers(self) -> list[FollowerView]:
         """The followers as this leader sees them; empty when it does not lead."""
         state = self._state

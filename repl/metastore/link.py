@@ -169,6 +169,11 @@ class ZooKeeperLink:
         error = self._handler.tls_error
         return "" if error is None else f"; the last TLS handshake: {' '.join(str(error).split())}"
 
+    @property
+    def rolled_back(self) -> str:
+        """What `watch_for_rollback` found since the connection was lost; "" for nothing."""
+        return self._rolled_back
+
     # --- life ---
 
     def start(self) -> None:

@@ -61,7 +61,7 @@ class MemoryEnsemble:
 
     def children(self, path: str) -> list[str] | None:
         """Names directly below `path`; None when it is not there."""
-        if path not in self._nodes:
+        if path and path not in self._nodes:
             return None
         below = path + "/"
         return [name for other in self._nodes if other.startswith(below) and "/" not in (name := other[len(below) :])]

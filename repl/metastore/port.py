@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from repl.model.errors import Retryable
 from repl.model.record import Member, PartitionRecord, Registration
 
 
@@ -58,6 +59,12 @@ class Ambiguous(Exception):
     until the version has moved (docs/protocol.md R-AMBIG)."""
 
 
+class NameTaken(Retryable):
+    """Another process is registered by this node's name, and is not to be replaced."""
+
+    reason = "name-taken"
+
+
 class Unavailable(Exception):
     """The metastore cannot be reached now; the call had no effect."""
 
@@ -75,11 +82,12 @@ class Metastore(Protocol):
     async def cluster_uuid(self, proposed: bytes) -> bytes:
         """The cluster's 16-byte uuid; `proposed` becomes it when the metastore is empty."""
 
-    async def register(self, registration: Registration) -> int:
-        """Write down the node's gens (persistent: `needs` of `write_record` go by them), then create its ephemeral
-        registration in the current session and return its inc (the creation zxid); in the same session it renews
-        the data and keeps the inc. A stale one of an older session of this node is replaced
-        (docs/protocol.md H28). Raises WrongIdentity when another live node has the same `id`."""
+    async def register(self, registration: Registration, takes: Collection[int] | None = None) -> int:
+        """Write down the node's id and gens (persistent: `needs` of `write_record` go by the latter), then create its
+        ephemeral registration in the current session and return its inc (the creation zxid); in the same session it
+        renews the data and keeps the inc. One that another session left at the name is replaced (docs/protocol.md
+        H28), or with `takes` only if its inc is one of those. Raises NameTaken when it is none of them, and
+        WrongIdentity when another node has the same `id`, be it live or down."""
 
     async def claim(self, path: str, value: bytes) -> bool:
         """Create the ephemeral `path` with `value` unless somebody has it; True when this session has it now. It
@@ -99,6 +107,11 @@ class Metastore(Protocol):
     def unreadable(self) -> Mapping[str, str]:
         """Path ("/p/3", "/nodes/n1") -> why it cannot be read, of the records and registrations as they were read last.
         A node whose registration cannot be read is not among `registrations()`."""
+
+    @property
+    def trouble(self) -> str:
+        """Why there is no connection, where more is known than that: the ensemble went back behind what this process
+        has seen (H32). "" else."""
 
     async def synced_record(self, partition: int) -> PartitionRecord:
         """One record, read after a sync that began after the call: at least as new as anything that was confirmed

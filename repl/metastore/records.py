@@ -21,9 +21,9 @@ from repl.model.vclock import MAX_EPOCH
 
 FORM_VERSION: Final = 1
 
-RECORD_FORM_VERSION: Final = 3
-"""Form 1 had no adding and removing, form 2 no overtaken: that is nearly always 0, and form 2 is written then, which
-programs of the version before read."""
+RECORD_FORM_VERSION: Final = 4
+"""Form 1 had no adding and removing, form 2 no overtaken, form 3 no before. The last two are nearly always empty, and
+the oldest form that holds a record is written, which programs of the versions before read."""
 
 REGISTRATION_FORM_VERSION: Final = 2
 """Form 1 had no spare_gen, cluster_address, id, rack."""
@@ -47,10 +47,14 @@ T = TypeVar("T")
 
 def encode_record(record: PartitionRecord) -> bytes:
     """Canonical bytes of `record`, without its metastore version."""
-    overtaken = {"overtaken": record.overtaken} if record.overtaken else {}
+    late: dict[str, object] = {}
+    if record.overtaken or record.before:
+        late["overtaken"] = record.overtaken
+    if record.before:
+        late["before"] = list(record.before)
     return _dump(
         {
-            "v": RECORD_FORM_VERSION if overtaken else 2,
+            "v": 2 + len(late),
             "partition": record.partition,
             "bucket_type": record.bucket_type,
             "index": record.index,
@@ -68,7 +72,7 @@ def encode_record(record: PartitionRecord) -> bytes:
             "lineage": record.lineage,
             "adding": list(record.adding),
             "removing": list(record.removing),
-            **overtaken,
+            **late,
             "reason": record.reason,
         }
     )
@@ -95,7 +99,8 @@ def decode_record(data: bytes, version: int) -> PartitionRecord:
         lineage=fields.take("lineage", _count),
         adding=tuple(fields.take("adding", _list_of(_name), since=2, before=[])),
         removing=tuple(fields.take("removing", _list_of(_name), since=2, before=[])),
-        overtaken=fields.take("overtaken", _epoch_been_in, since=3, before=0),
+        overtaken=fields.take("overtaken", _to(MAX_EPOCH) if fields.form > 3 else _epoch_been_in, since=3, before=0),
+        before=tuple(fields.take("before", _list_of(_name), since=4, before=[])),
         reason=fields.take("reason", _text),
         version=version,
     )
@@ -107,6 +112,10 @@ def decode_record(data: bytes, version: int) -> PartitionRecord:
     changing = (*record.adding, *record.removing)
     if len(set(changing)) != len(changing) or not set(changing) <= set(record.replicas) or not record.staying:
         raise CodecError("not a partition record: adding and removing overlap, leave none, or are no replicas")
+    if fields.form == RECORD_FORM_VERSION and not (changing and record.before):
+        raise CodecError("not a partition record: before is named without a change under way, or is empty")
+    if len(set(record.before)) != len(record.before) or not set(record.before) <= set(record.replicas):
+        raise CodecError("not a partition record: before names a node twice, or one that is no replica")
     return record
 
 
@@ -218,14 +227,14 @@ class _Fields:
         version = self._raw.pop("v", None)
         if type(version) is not int or not (newest if older is None else older) <= version <= newest:
             raise CodecError(f"{noun} of version {version!r:.80}, this program reads {newest}")
-        self._form = version
+        self.form = version
 
     def _refuse(self, why: str) -> NoReturn:
         raise CodecError(f"not a {self._noun}: {why}")
 
     def take(self, field: str, check: Callable[[Any], T], *, since: int = 0, before: T | None = None) -> T:
         """The field, checked. Forms older than `since` have it not; there it is `before`."""
-        if self._form < since:
+        if self.form < since:
             assert before is not None
             return before
         if field not in self._raw:

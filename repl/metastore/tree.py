@@ -126,9 +126,9 @@ class TreeMetastore:
                 return gen
         raise Unavailable(f"{path} could not be raised")
 
-    async def register(self, registration: Registration) -> int:
+    async def register(self, registration: Registration, takes: Collection[int] | None = None) -> int:
         """See the port."""
-        return await self._presence.register(registration)
+        return await self._presence.register(registration, takes)
 
     async def claim(self, path: str, value: bytes) -> bool:
         """See the port. `on_change(path)` follows when it goes or changes; to give it up: `delete(path, 0)`."""

@@ -78,6 +78,11 @@ class ZooKeeperMetastore(TreeMetastore):
             else:
                 return
 
+    @property
+    def trouble(self) -> str:
+        """See the port."""
+        return "" if self._link is None else self._link.rolled_back
+
     async def stop(self) -> None:
         """See the port."""
         if self._link is not None:

@@ -29,6 +29,7 @@ class ConditionFailed(BadInput):
     """A write's condition does not hold: nothing was written. What was refused may be read and decided anew."""
 
     reason = "precondition-failed"
+    needs_confirmation = True
 
 
 class Modified(ConditionFailed):

@@ -17,6 +17,9 @@
       LocalFault           this machine's disk, data or set-up is at fault: an operator must act
         Corruption         stored bytes fail their checksum or contradict each other
           Unreadable       one document of the metastore; it stops what it is about and nothing else
+          DamagedRow       one row of a copy; the others of the partition can be read
+            DamagedChange  of the change index (`repl.store.port`)
+          DamagedChunk     rows that came from another node and are not what that made
         WrongIdentity      a data directory or metastore of another cluster or node
       BadConfig            a setting is wrong (all faults at once: see `config.loading`)
 
@@ -35,6 +38,10 @@ class IsthmusError(Exception):
     """Base of all of ours; never raised itself. `reason` is a stable code in kebab case."""
 
     reason: str = "internal"
+
+    needs_confirmation: bool = False
+    """The refusal is right only while the process that made it leads: it is answered once a committed read would be
+    (docs/protocol.md R-READ), and becomes that read's error otherwise."""
 
 
 class BadInput(IsthmusError):
@@ -135,6 +142,19 @@ class Corruption(LocalFault):
 class Unreadable(Corruption):
     """One document of the metastore is damaged, or of a form that this program does not know. The message names its
     path; what it is about stands still until an operator mends it, and nothing else does."""
+
+
+class DamagedRow(Corruption):
+    """One row of a copy is missing or cannot be read; all others of the partition can. `segment`: where it is, None
+    where the row does not say."""
+
+    def __init__(self, sentence: str, segment: int | None = None) -> None:
+        super().__init__(sentence)
+        self.segment = segment
+
+
+class DamagedChunk(Corruption):
+    """A chunk of rows is not what the node that sent it made; nothing that is stored here is damaged."""
 
 
 class WrongIdentity(LocalFault):

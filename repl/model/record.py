@@ -43,6 +43,8 @@ class PartitionRecord:
     `partition_count`. `min_isr` is as set; the effective one is clamped to 1 .. RF. `lineage`
     counts unclean elections. While a placement changes, `adding` and `removing` name the replicas that are to join and
     those that go once all of the former are in sync; both are among `replicas` and never overlap (R-RF).
+    `before` names the replicas as they were when the change began, where that is not `replicas` without `adding`: a
+    change that was sent elsewhere or taken back has newcomers in `removing`.
     `overtaken` is 0 but where the metastore went back (H32): the epoch that a replica has been in, which the record
     knows nothing of. Then nobody is elected until an operator's act makes the record anew.
     """
@@ -64,9 +66,15 @@ class PartitionRecord:
     lineage: int = 0
     adding: tuple[str, ...] = ()
     removing: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
     overtaken: int = 0
     reason: str = ""
     version: int = field(default=-1, compare=False)
+
+    @property
+    def owner(self) -> Incarnation | None:
+        """Who leads or stands in this epoch, as far as the record says: nobody else ever does (I-EPOCH-ONE)."""
+        return self.leader or self.candidate
 
     @property
     def effective_min_isr(self) -> int:
@@ -76,8 +84,15 @@ class PartitionRecord:
     @property
     def factor(self) -> int:
         """The replication factor: of a changing placement the smaller of before and after, so that nobody needs the
-        acknowledgement of a replica that is still to come, or is about to go."""
-        return len(self.replicas) - max(len(self.adding), len(self.removing))
+        acknowledgement of a replica that is still to come, or is about to go. A newcomer that is to go again counts on
+        neither side."""
+        before = len(self.before) or len(self.replicas) - len(self.adding)
+        return min(before, len(self.replicas) - len(self.removing))
+
+    @property
+    def replicas_before(self) -> tuple[str, ...]:
+        """The replicas as they were when the change under way began; without one, as they are."""
+        return self.before or tuple(node for node in self.replicas if node not in self.adding)
 
     @property
     def staying(self) -> tuple[str, ...]:

@@ -50,8 +50,9 @@ class WriteRequest(NamedTuple):
 class Written(NamedTuple):
     """A durable, applied write: the canonical bytes of the object as it stands and its encoded clock. `created`
     is False when a delete found nothing to delete (nothing was written, `payload` is empty). `repeated`: its request
-    id was known, so nothing was written now, and this is what the key holds. `payload` is empty, too, when it was not
-    wanted, and when it is too large to come from another node."""
+    id was known, so nothing was written now, and this is what the key holds; of a key that was reaped since, `payload`
+    is empty, and `clock` is what its tombstone had seen (empty once that is forgotten). `payload` is empty, too, when
+    it was not wanted, and when it is too large to come from another node."""
 
     payload: bytes
     clock: bytes
@@ -85,8 +86,16 @@ class PushOutcome(StrEnum):
     """Not done or not known; it must be pushed again; see the error."""
 
 
+class Met(NamedTuple):
+    """What a merged push met: the encoded clock that the key had, and how many siblings it has since."""
+
+    clock: bytes
+    siblings: int
+
+
 class PushResult(NamedTuple):
-    """The outcome of one push; `error` says why for REJECTED and FAILED."""
+    """The outcome of one push; `error` says why for REJECTED and FAILED, `met` what MERGED was concurrent with."""
 
     outcome: PushOutcome
     error: IsthmusError | None = None
+    met: Met | None = None

@@ -9,19 +9,24 @@ there, so then they all go: `reopened` does that at open, before the boot id is 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
+from itertools import islice
 from typing import Any, Final, Protocol
 
-from repl.model.errors import Corruption
+import structlog
+
+from repl.model.errors import Corruption, DamagedChunk, DamagedRow
 from repl.model.keys import segment_of
 from repl.store import rows, transfer
 from repl.store.opening import found_marks, read_remembered
-from repl.store.port import Applied, Chunk, FarMark, StateChunk
+from repl.store.port import Applied, Chunk, DamagedChange, FarMark, StateChunk
 from repl.store.progress import Progress
 from repl.store.reads import Source, scan_key_pages, scan_key_rows, scan_segments
 from repl.store.remembered import Remembered
 from repl.store.rows import FarKind, Position
 from repl.store.transfer import ROW_BYTES, STATE_TAGS
+
+log = structlog.get_logger(__name__)
 
 WIPE_ROWS: Final = 4_096
 """Rows that one batch deletes when a partition is emptied: about 300 KB of names."""
@@ -50,25 +55,54 @@ class LevelSnapshot:
         self.end = Applied(epoch, offset)
 
     def rows(self, from_offset: int, limit_bytes: int) -> Chunk:
-        """See the port. Raises Corruption for a change without its key or object."""
+        """See the port. A row is damaged, too, whose change is without its key or object."""
         prefix = self._prefixes.change
-        get = self._source.get
         found: list[tuple[int, bytes, bytes, bytes]] = []
         size = 0
         stop = prefix + rows.U64.pack(self.end.offset)
         with closing(self._source.scan(prefix + rows.U64.pack(from_offset), stop)) as scan:
             for name, value in scan:
                 offset = rows.decode_u64(name[len(prefix) :])
-                key_hash, tail = rows.change_place(offset, value)
-                key_row = get(self._prefixes.key + rows.segment_name(segment_of(key_hash)) + tail)
-                data = get(self._prefixes.object + tail)
-                if key_row is None or data is None:
-                    raise Corruption(f"the change at offset {offset} has no key row or no object")
+                try:
+                    key_row, data = self._whole(offset, value)
+                except DamagedRow:
+                    if found:  # these first; the next question begins with it
+                        return Chunk(transfer.encode(found), offset, len(found))
+                    raise
                 size += len(value) + len(key_row) + len(data) + ROW_BYTES
                 if found and size > limit_bytes:
                     return Chunk(transfer.encode(found), offset, len(found))
                 found.append((offset, value, key_row, data))
         return Chunk(transfer.encode(found), self.end.offset, len(found))
+
+    def _whole(self, offset: int, change: bytes) -> tuple[bytes, bytes]:
+        """(key row, object) of the key that changed at `offset`. Raises DamagedRow."""
+        try:
+            key_hash, tail = rows.change_place(offset, change)
+        except Corruption as error:
+            raise DamagedChange(str(error), offset) from error
+        segment = segment_of(key_hash)
+        key_row = self._source.get(self._prefixes.key + rows.segment_name(segment) + tail)
+        data = self._source.get(self._prefixes.object + tail)
+        if key_row is None or data is None:
+            what = "key row" if key_row is None else "object"
+            bucket, key = rows.split_tail(tail)
+            raise DamagedRow(f"the change at offset {offset}, of {bucket!r}/{key!r}, has no {what}", segment)
+        return key_row, data
+
+    def damaged_changes(self, from_offset: int, limit: int) -> tuple[Mapping[int, bytes], int | None]:
+        """See the port."""
+        prefix = self._prefixes.change
+        found: dict[int, bytes] = {}
+        count = offset = 0
+        with closing(self._source.scan(prefix + rows.U64.pack(from_offset), rows.after_prefix(prefix))) as scan:
+            for name, value in islice(scan, limit):
+                count, offset = count + 1, rows.decode_u64(name[len(prefix) :])
+                try:
+                    rows.change_place(offset, value)
+                except Corruption:
+                    found[offset] = value
+        return found, offset + 1 if count == limit else None
 
     def state(self, after: bytes, limit_bytes: int) -> StateChunk:
         """See the port."""
@@ -240,7 +274,11 @@ class LevelFar:
         ) as scan:
             for name, value in scan:
                 offset = rows.decode_u64(name[len(prefixes.change) :])
-                key_hash, tail = rows.change_place(offset, value)
+                try:
+                    key_hash, tail = rows.change_place(offset, value)
+                except Corruption as error:  # whose it is nobody knows: it stays until it is mended
+                    log.error("store.change_row_damaged", error=str(error))
+                    continue
                 row = get(prefixes.key + rows.segment_name(segment_of(key_hash)) + tail)
                 if row is None or transfer.offset_seen(row) not in (None, offset):
                     yield name  # of a damaged row nobody knows: its change stays until the row is mended
@@ -254,8 +292,8 @@ class LevelFar:
         get, put = self._source.get, batch.put
         for row in found:
             if not before.position <= row.offset < upto:
-                raise Corruption(f"a row of offset {row.offset} came among those of {before.position} to {upto - 1}")
-            key_hash, tail = rows.change_place(row.offset, row.change)
+                raise DamagedChunk(f"a row of offset {row.offset} came among those of {before.position} to {upto - 1}")
+            key_hash, tail = row.place()
             name = prefixes.key + rows.segment_name(segment_of(key_hash)) + tail
             mine = get(name)
             for stale in () if mine is None else self._changes_of(prefixes.change, tail, mine, before.position):
@@ -269,13 +307,22 @@ class LevelFar:
 
     def _changes_of(self, prefix: bytes, tail: bytes, key_row: bytes, end: int) -> Iterable[int]:
         """Where the change of a key stands. Of a row that is damaged it is looked for below `end`, in the whole index:
-        the row is about to be written anew, and must not keep the copy from that."""
+        the row is about to be written anew, and must not keep the copy from that. Raises DamagedRow where a change of
+        that index cannot be read: it may be the one of this key."""
         offset = transfer.offset_seen(key_row)
         if offset is not None:
             return (offset,)
         with closing(self._source.scan(prefix, prefix + rows.U64.pack(end))) as scan:
-            found = ((rows.decode_u64(name[len(prefix) :]), value) for name, value in scan)
-            return [offset for offset, value in found if rows.change_place(offset, value)[1] == tail]
+            found = []
+            for name, value in scan:
+                at = rows.decode_u64(name[len(prefix) :])
+                try:
+                    _, whose = rows.change_place(at, value)
+                except Corruption as error:
+                    raise DamagedRow(f"the key row of {tail!r} is damaged, and {error}") from error
+                if whose == tail:
+                    found.append(at)
+            return found
 
     def install_state(self, partition: int, chunk: bytes, *, first: bool) -> FarMark:
         """See the port."""
@@ -314,7 +361,7 @@ class LevelFar:
         """See the port."""
         row = transfer.decode_one(chunk)
         prefixes = rows.prefixes(partition)
-        key_hash, tail = rows.change_place(row.offset, row.change)
+        key_hash, tail = row.place()
         name = prefixes.key + rows.segment_name(segment_of(key_hash)) + tail
         applied = self._progress.applied(partition).offset
         if partition in self._marks or self._progress.is_replaying(partition) or self._source.get(name) != seen:
@@ -325,12 +372,24 @@ class LevelFar:
         stale = transfer.offset_seen(seen)
         if stale is not None and stale != row.offset:
             before = self._source.get(prefixes.change + rows.U64.pack(stale))
-            if before is not None and rows.change_place(stale, before)[1] == tail:
-                batch.delete(prefixes.change + rows.U64.pack(stale))
+            # One that cannot be decoded may be another key's: it stays, and goes once no key row points to it.
+            with suppress(Corruption):
+                if before is not None and rows.change_place(stale, before)[1] == tail:
+                    batch.delete(prefixes.change + rows.U64.pack(stale))
         batch.put(prefixes.object + tail, row.object)
         self._remembered.names.note(name)
         batch.put(name, row.key_row)
         batch.put(prefixes.change + rows.U64.pack(row.offset), row.change)
+        self._write(batch)
+        return True
+
+    def drop_change(self, partition: int, offset: int, seen: bytes) -> bool:
+        """See the port."""
+        name = rows.prefixes(partition).change + rows.U64.pack(offset)
+        if partition in self._marks or self._progress.is_replaying(partition) or self._source.get(name) != seen:
+            return False
+        batch = self._new_batch()
+        batch.delete(name)
         self._write(batch)
         return True
 

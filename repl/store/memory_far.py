@@ -6,7 +6,7 @@ from bisect import insort
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from repl.model.errors import Corruption
+from repl.model.errors import DamagedChunk
 from repl.model.keys import key_hash, segment_of
 from repl.store import rows, transfer
 from repl.store.port import Applied, Change, Chunk, FarMark, StateChunk
@@ -55,6 +55,10 @@ class MemorySnapshot:
                     return Chunk(transfer.encode(found), row.offset, len(found))
                 found.append(row)
         return Chunk(transfer.encode(found), self.end.offset, len(found))
+
+    def damaged_changes(self, from_offset: int, limit: int) -> tuple[Mapping[int, bytes], int | None]:  # noqa: ARG002 - see below
+        """See the port: rows that were never bytes are whole."""
+        return {}, None
 
     def state(self, after: bytes, limit_bytes: int) -> StateChunk:
         """See the port."""
@@ -154,7 +158,7 @@ class MemoryFar:
         found = transfer.decode_rows(chunk)
         before = self._marks[partition]
         if any(not before.position <= row.offset < upto for row in found):
-            raise Corruption(f"a row came that is not among those of {before.position} to {upto - 1}")
+            raise DamagedChunk(f"a row came that is not among those of {before.position} to {upto - 1}")
         kept = self._partitions.setdefault(partition, self._new())
         for row in found:
             change: Change = rows.decode_change(row.offset, row.change)
@@ -240,6 +244,10 @@ class MemoryFar:
             insort(kept.change_offsets, row.offset)
         kept.changes[row.offset] = change
         return True
+
+    def drop_change(self, partition: int, offset: int, seen: bytes) -> bool:  # noqa: ARG002 - none is ever damaged
+        """See the port."""
+        return False
 
     def snapshot(self, partition: int) -> MemorySnapshot:
         """See the port."""

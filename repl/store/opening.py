@@ -25,8 +25,9 @@ ROWS_NAME: Final = "rows"
 def damaged(what: str, directory: Path) -> Corruption:
     """The store's bytes are damaged, and nothing else is known to help."""
     return Corruption(
-        f"the store in {directory} is damaged ({what}): stop the node, move the directory away and start again to "
-        "rebuild it from other replicas; where this node held the only one, restore the directory from a backup"
+        f"the store in {directory} is damaged ({what}): stop the node, move the directory away (it alone: the rest of "
+        "node.data_dir stays) and start again to rebuild it from other replicas; where this node held the only one, "
+        "restore the directory from a backup"
     )
 
 

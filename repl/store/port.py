@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from repl.model.entry import Entry
+from repl.model.errors import DamagedRow
 
 REAPED: Final = b"\0reaped"
 """The row, among the cursors, of the partition's last REAP entry, whose offset it has; no queue has such a name. It
@@ -104,7 +105,12 @@ class Snapshot(Protocol):
 
     def rows(self, from_offset: int, limit_bytes: int) -> Chunk:
         """The rows whose latest change is at `from_offset` or later, in that order: at least one, if any, then until
-        `limit_bytes` are passed; `upto` is `end.offset` when there are no more."""
+        `limit_bytes` are passed, or one is damaged; `upto` is `end.offset` when there are no more. Raises DamagedRow
+        where the first one is damaged, DamagedChange where its change row cannot be decoded."""
+
+    def damaged_changes(self, from_offset: int, limit: int) -> tuple[Mapping[int, bytes], int | None]:
+        """Of the first `limit` change rows at `from_offset` or later: those that cannot be decoded, by their offsets;
+        and the offset behind these rows, None when there are no more."""
 
     def state(self, after: bytes, limit_bytes: int) -> StateChunk:
         """Cursors, soft cursors, request ids and time marks, behind the name `after`, in the same way."""
@@ -139,6 +145,15 @@ class Snapshot(Protocol):
         """Let go of the moment; idempotent."""
 
 
+class DamagedChange(DamagedRow):
+    """The change row at `offset` cannot be decoded. `before`: the sound rows that were read before it."""
+
+    def __init__(self, sentence: str, offset: int, before: Sequence[Change] = ()) -> None:
+        super().__init__(sentence)
+        self.offset = offset
+        self.before = before
+
+
 class FarStore(Protocol):
     """Taking rows of another node's store for a partition, and giving one's own. Per partition from one thread at a
     time, with nothing of it under way in `Store.write`. All raise LocalFault when the disk refuses."""
@@ -151,11 +166,11 @@ class FarStore(Protocol):
         durably. It is applied to nothing until `finish`."""
 
     def install_rows(self, partition: int, chunk: bytes, upto: int, epoch: int) -> FarMark:
-        """Write the rows of a Chunk over what is here, and the new mark, in one batch. Raises Corruption for bytes that
-        `transfer` did not make; then nothing is written."""
+        """Write the rows of a Chunk over what is here, and the new mark, in one batch. Raises DamagedChunk for bytes
+        that `transfer` did not make, DamagedRow where a row here cannot be read; then nothing is written."""
 
     def install_state(self, partition: int, chunk: bytes, *, first: bool) -> FarMark:
-        """Write the rows of a StateChunk; with `first` all that were here go. Raises Corruption."""
+        """Write the rows of a StateChunk; with `first` all that were here go. Raises DamagedChunk."""
 
     def sync(self) -> None:
         """All that was installed is on disk."""
@@ -177,6 +192,11 @@ class FarStore(Protocol):
         none; `upto` the offset to which the copy was applied that the rows are from: a key whose row is still `seen`
         has not changed since, and one without a row only if this copy is no further. Between two writes of the
         partition (`Store.commit`), never while it is far. Raises Corruption for a chunk of another shape."""
+
+    def drop_change(self, partition: int, offset: int, seen: bytes) -> bool:
+        """Delete a change row that cannot be decoded and to whose offset no key row of the partition points: the key
+        has changed since, or is there no more. False when it is not `seen` any more, and nothing was deleted. Called as
+        `mend` is."""
 
 
 class Store(Protocol):
@@ -237,7 +257,8 @@ class Store(Protocol):
         """The canonical object bytes, or None."""
 
     def changes(self, partition: int, from_offset: int, limit: int) -> list[Change]:
-        """Up to `limit` change rows at offsets >= `from_offset`, in offset order."""
+        """Up to `limit` change rows at offsets >= `from_offset`, in offset order. Raises DamagedChange at one that
+        cannot be decoded, which has those before it."""
 
     def cursor(self, partition: int, queue: bytes) -> Cursor:
         """The queue's cursor rows in this partition."""

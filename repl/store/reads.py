@@ -16,7 +16,7 @@ from repl.model.errors import Corruption
 from repl.model.keys import SEGMENT_COUNT, key_hash, segment_of
 from repl.store import rows
 from repl.store.key_names import SLOT_MASK
-from repl.store.port import Change, Cursor, ListedKey
+from repl.store.port import Change, Cursor, DamagedChange, ListedKey
 from repl.store.progress import Progress
 from repl.store.remembered import Remembered
 from repl.store.rows import Prefixes
@@ -78,13 +78,21 @@ class Reads:
         return self._source.get(prefix + rows.bucket_head(bucket) + key)
 
     def changes(self, partition: int, from_offset: int, limit: int) -> list[Change]:
-        """Up to `limit` change rows at offsets >= `from_offset`, in offset order, all of one moment."""
+        """Up to `limit` change rows at offsets >= `from_offset`, in offset order, all of one moment. Raises
+        DamagedChange at one that cannot be decoded."""
         prefix = self._prefixes_of(partition).change
         at = len(prefix)
         number = rows.U64.unpack_from
         decode = rows.decode_change
         with closing(self._source.scan(prefix + rows.U64.pack(from_offset), rows.after_prefix(prefix))) as scan:
-            return [decode(number(name, at)[0], value) for name, value in islice(scan, limit)]
+            found: list[Change] = []
+            for name, value in islice(scan, limit):
+                offset = number(name, at)[0]
+                try:
+                    found.append(decode(offset, value))
+                except Corruption as error:
+                    raise DamagedChange(f"partition {partition}: {error}", offset, found) from error
+            return found
 
     def cursor(self, partition: int, queue: bytes) -> Cursor:
         """The queue's cursor rows in this partition; `entry_offset` is NO_OFFSET while there is no CURSOR entry."""

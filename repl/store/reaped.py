@@ -21,8 +21,8 @@ GONE: Final = b"\0gone"
 """Then the offset (8 bytes) of a REAP entry: its row among the cursors; no queue has such a name."""
 
 REMEMBERED_MAX: Final = 10_000
-"""Reaped keys of one partition that are remembered: 3.4 MB of memory, half as much on disk. What is under way while ten
-thousand tombstones go, each at least as old as a round trip, is late by far more than any lease. A guess."""
+"""Reaped keys of one partition that are remembered: 3.4 MB of memory, half as much on disk. At the rate at which
+tombstones are reaped (`repl.reaping.REAPS_AT_ONCE`) they go back 100 s; sinks push nothing older than its lease."""
 
 REMEMBERED_BYTES_MAX: Final = 8_000_000
 """Most bytes of their names and clocks, so that long ones do not take more; then fewer are remembered."""

@@ -14,7 +14,7 @@ import msgpack
 from xxhash import xxh64_digest
 
 from repl.model.entry import decode_key_row
-from repl.model.errors import Corruption, IsthmusError
+from repl.model.errors import Corruption, DamagedChunk, IsthmusError
 from repl.store import rows
 
 CHECKSUM_BYTES: Final = 8
@@ -34,6 +34,13 @@ class Row(NamedTuple):
     key_row: bytes
     object: bytes
 
+    def place(self) -> tuple[int, bytes]:
+        """`rows.change_place` of its change row. Raises DamagedChunk."""
+        try:
+            return rows.change_place(self.offset, self.change)
+        except Corruption as error:
+            raise DamagedChunk(str(error)) from error
+
 
 _ROW_TYPES: Final = (int, bytes, bytes, bytes)
 
@@ -47,30 +54,30 @@ def encode(items: Sequence[tuple[Any, ...]]) -> bytes:
 def _decode(chunk: bytes) -> list[Any]:
     body = chunk[CHECKSUM_BYTES:]
     if chunk[:CHECKSUM_BYTES] != xxh64_digest(body):
-        raise Corruption("a chunk of rows fails its checksum")
+        raise DamagedChunk("a chunk of rows fails its checksum")
     items = msgpack.unpackb(body)
     if type(items) is not list:
-        raise Corruption("a chunk of rows is no list")
+        raise DamagedChunk("a chunk of rows is no list")
     return items
 
 
 def decode_rows(chunk: bytes) -> list[Row]:
-    """The rows of a chunk. Raises Corruption."""
+    """The rows of a chunk. Raises DamagedChunk."""
     found = []
     before = -1
     for item in _decode(chunk):
         if type(item) is not list or tuple(map(type, item)) != _ROW_TYPES or item[0] <= before:
-            raise Corruption("a chunk of rows has one of a wrong shape")
+            raise DamagedChunk("a chunk of rows has one of a wrong shape")
         before = item[0]
         found.append(Row._make(item))
     return found
 
 
 def decode_one(chunk: bytes) -> Row:
-    """The row of a chunk of one. Raises Corruption."""
+    """The row of a chunk of one. Raises DamagedChunk."""
     found = decode_rows(chunk)
     if len(found) != 1:
-        raise Corruption(f"a chunk of {len(found)} rows where one is expected")
+        raise DamagedChunk(f"a chunk of {len(found)} rows where one is expected")
     return found[0]
 
 
@@ -83,12 +90,12 @@ def offset_seen(key_row: bytes | None) -> int | None:
 
 
 def decode_state(chunk: bytes) -> list[tuple[bytes, bytes]]:
-    """(name, value) of a chunk of what is not rows. Raises Corruption."""
+    """(name, value) of a chunk of what is not rows. Raises DamagedChunk."""
     found = []
     for item in _decode(chunk):
         match item:
             case [bytes(name), bytes(value)] if name[:1] in STATE_TAGS:
                 found.append((name, value))
             case _:
-                raise Corruption("a chunk of state has a row of a wrong shape")
+                raise DamagedChunk("a chunk of state has a row of a wrong shape")
     return found

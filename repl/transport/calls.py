@@ -241,7 +241,7 @@ class Serving:
         except Exception as error:
             if deadline.expired():
                 return  # who asked has given up
-            log.exception("transport.request.failed", node=self._node, method=method)
+            log.exception("transport.request.failed", peer=self._node, method=method)
             item = _error_item(asked, OutcomeUnknown(f"{method} failed: {type(error).__name__}"))
         finally:
             self._under_way -= 1

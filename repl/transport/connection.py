@@ -41,7 +41,7 @@ from repl.transport.handshake import (
     encode_refusal,
 )
 from repl.transport.lanes import Outbox, RateCap, Traffic
-from repl.transport.tls import FIRST_BYTE, shown_certificate, trouble_of, wrong_certificate
+from repl.transport.tls import FIRST_BYTE, shown_address, shown_certificate, trouble_of, wrong_certificate
 
 NOTSENT_BYTES: Final = 64 * 1024
 """What the kernel holds unsent besides what is on its way: it cannot be overtaken. Less would cost wake-ups."""
@@ -160,7 +160,7 @@ class Connection(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Linux and macOS
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOTSENT_BYTES)
-        self.peer_address = str(transport.get_extra_info("peername"))
+        self.peer_address = shown_address(transport.get_extra_info("peername"))
         if self.dialled:
             wrong = wrong_certificate(transport, self._owner.introduction(self.node).cluster, self.node)
             if wrong:

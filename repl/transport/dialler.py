@@ -69,7 +69,7 @@ class Dialler:
                 self._said = ""
             elif why != self._said:
                 self._said = why
-                log.warning("transport.dial.failed", node=self.node, address=self.address, reason=why)
+                log.warning("transport.dial.failed", peer=self.node, address=self.address, reason=why)
             if loop.time() - began_s >= self._delay_max_s:
                 delay_s = first_s
             await asyncio.sleep(delay_s * self._random.uniform(0.5, 1.0))

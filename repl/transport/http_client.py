@@ -129,6 +129,13 @@ class WrongPeer(ConnectionError):
     """The other end is not of the cluster that was meant."""
 
 
+def as_protected(url: str, known_url: str) -> str:
+    """`url`, which the node at `known_url` listed, with TLS where that one is dialled with it: no token is sent in
+    plain text since a listener that takes both is listed with http://."""
+    plain = known_url.startswith("https://") and url.startswith("http://")
+    return f"https://{url.removeprefix('http://')}" if plain else url
+
+
 def system_contexts() -> ssl.SSLContext:
     """The TLS of a new connection where an Access says nothing: the system's authorities, no certificate of ours."""
     return client_contexts(TlsFiles(None, None, ()), check_host=True).current()

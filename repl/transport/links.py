@@ -306,7 +306,7 @@ class ClusterLinks:
             older.close("replaced by a newer connection with the same node")
             self.closed(older)
         standing[node] = connection
-        log.info("transport.link.up", node=node, dialled=connection.dialled, address=connection.peer_address)
+        log.info("transport.link.up", peer=node, dialled=connection.dialled, address=connection.peer_address)
         if connection.dialled:
             self._report(node, True)
 
@@ -317,7 +317,7 @@ class ClusterLinks:
             return
         del standing[connection.node]
         if not self._stopping:
-            log.info("transport.link.down", node=connection.node, dialled=connection.dialled, reason=connection.why)
+            log.info("transport.link.down", peer=connection.node, dialled=connection.dialled, reason=connection.why)
         self._report(connection.node, False)
 
     def _report(self, node: str, up: bool) -> None:
@@ -346,7 +346,7 @@ class ClusterLinks:
                 "transport.fault",
                 reason=reason,
                 sentence=sentence,
-                node=connection.node,
+                peer=connection.node,
                 address=connection.peer_address,
                 count=self._faults[reason],
             )

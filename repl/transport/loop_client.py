@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from repl.model.errors import PeerFault
+from repl.timers import DeadlineTimer
 from repl.transport import http_client
 from repl.transport.http_client import (
     CONNECT_TIMEOUT_MS_MAX,
@@ -178,7 +179,7 @@ class _Connection(asyncio.Protocol):
         self._among = among
         self._parser = HttpResponseParser(self)
         self._future: asyncio.Future[bytes] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = DeadlineTimer(self._look)
         """When somebody looks whether the patience is over. It runs on from one exchange into the next, so that none
         sets and cancels one of its own; at rest it runs out."""
         self._fault: Exception | None = None
@@ -204,7 +205,7 @@ class _Connection(asyncio.Protocol):
         self._heard_s = self._loop.time()
         future: asyncio.Future[bytes] = self._loop.create_future()
         self._future = future
-        self._look_in(patience_s)
+        self._timer.call_within(patience_s)
         self._transport.write(request)
         try:
             return await future
@@ -262,30 +263,19 @@ class _Connection(asyncio.Protocol):
         """See asyncio."""
         self.usable = False
         self._among.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         if exc is None and self._in_body and self._ends_with_connection:
             self._done()
         else:
             self._fail(exc or ConnectionError("the connection was closed before the end of the answer"))
 
-    def _look_in(self, wait_s: float) -> None:
-        """Look after `wait_s` at the latest."""
-        at_s = self._loop.time() + wait_s
-        if self._timer is not None:
-            if self._timer.when() <= at_s:
-                return
-            self._timer.cancel()
-        self._timer = self._loop.call_at(at_s, self._look)
-
     def _look(self) -> None:
         """The patience may be over."""
-        self._timer = None
         if self._future is None:
             return
         left_s = self._heard_s + self._patience_s - self._loop.time()
         if left_s > 0:
-            self._look_in(left_s)
+            self._timer.call_within(left_s)
         else:
             self._fail(TimeoutError(f"timed out: nothing came for {self._patience_s:g} s"))
 

@@ -62,6 +62,14 @@ def shown_names(certificate: Mapping[str, Any] | None) -> str:
     return (", ".join(others[:4]) or "nobody").replace("IP Address", "IP")
 
 
+def shown_address(name: object) -> str:
+    """HOST:PORT of what a socket calls its other end (a pair for IPv4, more for IPv6); "" when it does not say."""
+    if not isinstance(name, tuple | list) or len(name) < 2:
+        return str(name or "")
+    host, port = name[:2]
+    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+
+
 def shown_certificate(transport: asyncio.BaseTransport | None) -> dict[str, Any] | None:
     """What the other end of a connection showed, verified, as `ssl` shows it; None without TLS or without any."""
     return None if transport is None else transport.get_extra_info("peercert") or None

@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from repl.telemetry import Sample
-from repl.transport.tls import FIRST_BYTE, HANDSHAKE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S, Trouble, trouble_of
+from repl.transport.tls import FIRST_BYTE, HANDSHAKE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S, Trouble, shown_address, trouble_of
 
 log = structlog.get_logger(__name__)
 
@@ -102,7 +102,7 @@ class TlsServer:
                 self._refuse(Trouble("not-accepted", f"cannot accept a connection: {error}"), "")
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
-            task = loop.create_task(self._welcome(sock, str(address)))
+            task = loop.create_task(self._welcome(sock, shown_address(address)))
             self._pending[task] = loop.time()
             task.add_done_callback(self._done)
 

@@ -66,9 +66,16 @@ class Watched(Generic[T]):
                     self._check()
         return self._value
 
-    def _check(self) -> None:
+    def reload(self) -> str:
+        """Read the files again now, changed or not; "" when that went well, else why the old value stays in force."""
+        with self._lock:
+            self._check_s = self._clock() + RECHECK_S
+            self._check(forced=True)
+        return self.why
+
+    def _check(self, *, forced: bool = False) -> None:
         stamps = self._look()
-        if stamps == self._stamps:
+        if stamps == self._stamps and not forced:
             return
         try:
             self._value = self._load()

@@ -28,11 +28,16 @@ def alone(
     async def mend(partition: int, chunk: bytes, seen: bytes | None, upto: int) -> bool:
         return store.far.mend(partition, chunk, seen, upto)
 
+    async def drop_change(partition: int, offset: int, seen: bytes) -> bool:
+        return store.far.drop_change(partition, offset, seen)
+
     return Mending(
         store,
         others=lambda _: [],
         request=request,
         mend=mend,
+        drop_change=drop_change,
+        own=bytes(16),
         leaf_of=lambda _partition, _segment: None,
         elsewhere=nowhere,
         pool=pool,

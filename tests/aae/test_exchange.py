@@ -81,6 +81,8 @@ class Run:
         since_ms: int = 0,
         segments_at_once: int = 300,
         branches_at_once: int = 100,
+        segment_limit: int = 0,
+        start: int = 0,
     ) -> Verdict:
         """Drive it to its end."""
         machine = exchange(
@@ -90,6 +92,8 @@ class Run:
             partial=since_ms > 0,
             branches_at_once=branches_at_once,
             segments_at_once=segments_at_once,
+            segment_limit=segment_limit,
+            start=start,
         )
         answer: object = None
         while True:
@@ -332,6 +336,46 @@ def test_no_crowd_of_changes_that_arrived_hides_a_tree_that_is_wrong(monkeypatch
     run = Run(source, sink)
     assert run.verdict(segments_at_once=1_000, branches_at_once=1_024) is Verdict.INCOMPLETE
     assert run.findings.segments_wrong == 1
+
+
+def test_a_check_compares_no_more_segments_than_its_limit_and_the_next_ones_go_on() -> None:
+    """Each run compares so many at most, queues what differs in them, and says how many are left; with each repaired,
+    the runs come to an end in sync, in as many as it takes."""
+    source, sink = two_clusters(400)
+    for n in range(400, 1_000):
+        source.put(row(n, ((A, n + 1, 0),)))
+    differing = {key_hash(b"b", b"%d" % n) >> 64 - SIZE_BITS for n in range(400, 1_000)}
+    for turn in range(40):
+        run = Run(source, sink)
+        verdict = run.verdict(segment_limit=100, start=turn * 12_345, branches_at_once=70)
+        assert run.findings.segments_compared == min(100, len(differing))
+        if verdict is Verdict.IN_SYNC:
+            break
+        compared_now = {key_hash(b"b", key) >> 64 - SIZE_BITS for key in run.repaired}
+        assert verdict is Verdict.REPAIRED
+        assert 1 <= len(compared_now) <= 100
+        differing -= compared_now
+        assert bool(run.findings.segments_left) == bool(differing)
+        assert run.findings.segments_left <= len(differing)
+        assert run.findings.segments_unexplained == run.findings.segments_left
+        sink.put(*(source.rows[b"b", key] for key in run.repaired))
+    assert (verdict, differing) == (Verdict.IN_SYNC, set())
+    assert 6 <= turn <= 7, "600 keys are in nearly as many segments"
+
+
+def test_what_lasts_in_some_segments_does_not_keep_others_from_their_turn() -> None:
+    """Keys that are ahead on the other side differ for ever from here; runs that begin elsewhere find the one that can
+    be repaired."""
+    source, sink = two_clusters(10)
+    for n in range(10, 300):
+        sink.put(row(n, ((B, n + 1, 0),)))
+    source.put(row(1_000, ((A, 7, 0),)))
+    found = set[bytes]()
+    for start in range(0, 1 << 20, 1 << 15):
+        run = Run(source, sink)
+        run.verdict(segment_limit=20, start=start)
+        found |= {key for key, (_, side) in run.repaired.items() if side is Side.SINK}
+    assert found == {b"1000"}
 
 
 def test_what_could_not_be_queued_is_said() -> None:

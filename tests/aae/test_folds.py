@@ -14,7 +14,7 @@ from xxhash import xxh64_intdigest
 
 from aae import folds
 from aae.folding import Folding, asked_of, decode_asked, decode_page, encode_asked, encode_page, shown, text_of
-from aae.folds import Asked, Folds, Kind, Page, Place, Scope
+from aae.folds import UNREADABLE, Asked, Folds, Kind, Page, Place, Scope
 from aae.local import Led
 from repl.model.entry import NO_OFFSET, EntryKind, encode_key_row, make_entry
 from repl.model.errors import CodecError, NotLeader, NotReady
@@ -370,3 +370,24 @@ def test_a_page_whose_partition_has_moved_meanwhile_is_none(lab: Lab) -> None:
         assert not lab.hands.pushed
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.REPAIR_KEYS])
+def test_a_damaged_key_row_ends_no_fold(lab: Lab, kind: Kind) -> None:
+    """Its key is left out, counted in `refused`, and its segment is reported to be mended; all other keys are taken. A
+    row outside the scope is not reported."""
+    bucket, key = lab.names[5]
+    scope = Scope(size_over=1) if kind is Kind.FIND_KEYS else Scope()
+    before = sum(page.matched for page in lab.all_pages(Asked(kind, scope, queue="to-west", dry=True)))
+    name = rows.prefixes(PARTITION).key + rows.segment_name(segment_of(key_hash(bucket, key)))
+    lab.store._db.put(name + rows.bucket_head(bucket) + key, b"\xc1 no row")
+    reported: list[tuple[int, int | None]] = []
+    lab.folds.on_damaged = lambda partition, segment: reported.append((partition, segment))
+    pages = lab.all_pages(Asked(kind, scope, queue="to-west", dry=True))
+    assert sum(page.refused[UNREADABLE] for page in pages) == 1
+    assert sum(page.matched for page in pages) == before - (0 if kind in (Kind.FIND_TOMBS, Kind.REAP_TOMBS) else 1)
+    assert reported == [(PARTITION, segment_of(key_hash(bucket, key)))]
+    reported.clear()
+    elsewhere = lab.all_pages(Asked(kind, scope._replace(bucket=lab.names[0][0]), queue="to-west", dry=True))
+    assert not any(page.refused for page in elsewhere)
+    assert not reported

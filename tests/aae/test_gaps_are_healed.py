@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import pytest
 
@@ -19,26 +19,33 @@ from aae.runs import Outcome
 from aae.schedule import DAY_MS, Kind, Standing, TimeRange
 from config.fullsync import FullSyncSettings
 
-START = 1_700_000_000_000
+START = 1_699_920_000_000  # midnight UTC
 WEST = FullSyncSettings("west", "http://10.0.0.7:8098", "to-west", auto_count=0, hour_count=1)
-ENDED = Gap("1:10", "default", START - 60_000, START - 50_000)
-GROWING = Gap("2:10", "default", START - 60_000, None)
-FOREIGN = Gap("3:10", "other", START - 60_000, START - 50_000)
-LOWER = Gap("n2:2:9", None, START - 70_000, START - 65_000)
+WEST_UUID = b"\xb0" * 16
+DEFAULT = frozenset({"default"})
+BOTH = frozenset({"default", "other"})
+ENDED = Gap("1:10", "to-west", DEFAULT, START - 60_000, START - 50_000)
+GROWING = Gap("2:10", "to-west", DEFAULT, START - 60_000, None)
+FOREIGN = Gap("3:10", "to-west", frozenset({"other"}), START - 60_000, START - 50_000)
+LOWER = Gap("n2:2:9", "to-west", BOTH, START - 70_000, START - 65_000)
 
 
 def test_which_times_prove_a_gap_and_which_checks_do() -> None:
     """Gaps that have ended, of compared bucket types, make one range; a check that began before a gap had ended, or of
-    another bucket type, proves nothing; references of no certain type need every type."""
-    assert needed([GROWING, FOREIGN], ["default"], START) is None
-    assert needed([ENDED, LOWER, GROWING, FOREIGN], ["default"], START) == TimeRange(
+    another bucket type, proves nothing; references of a lower priority may be of every type that their queue takes, and
+    need a comparison of each of them."""
+    assert needed([GROWING, FOREIGN, LOWER], ["default"], START) is None
+    assert needed([ENDED, GROWING, FOREIGN], ["default"], START) == TimeRange(
+        START - 60_000 - MARGIN_MS, START - 50_000 + MARGIN_MS
+    )
+    assert needed([ENDED, LOWER], ["default", "other"], START) == TimeRange(
         START - 70_000 - MARGIN_MS, START - 50_000 + MARGIN_MS
     )
     gaps = [ENDED, LOWER, GROWING, FOREIGN]
-    assert proven(gaps, {"default": START}, ["default"]) == [ENDED, LOWER]
-    assert proven(gaps, {"default": START - 55_000}, ["default"]) == [LOWER]
-    assert proven(gaps, {"default": START}, ["default", "other"]) == [ENDED]
-    assert proven(gaps, {}, ["default"]) == []
+    assert proven(gaps, {"default": START}) == [ENDED]
+    assert proven(gaps, {"default": START, "other": START - 57_000}) == [ENDED, LOWER]
+    assert proven(gaps, {"default": START - 57_000, "other": START}) == [LOWER, FOREIGN]
+    assert proven(gaps, {}) == []
 
 
 class Clock:
@@ -71,12 +78,18 @@ class Told(Checker):
     def __init__(self, outcomes: Sequence[Verdict]) -> None:
         self.outcomes = list(outcomes)
         self.queues = 0
+        self.uuid = WEST_UUID
         self.unexplained = 0
         self.checks: list[Check] = []
         self.modified_ms = []
         self.buckets = set()
         self.named = {}
         self.meanwhile: Callable[[], None] = lambda: None
+
+    @property
+    def cluster(self) -> bytes | None:
+        """See Checker."""
+        return self.uuid
 
     async def check(self, check: Check, findings: Findings) -> Outcome:
         """See Checker."""
@@ -98,16 +111,19 @@ class Book(Gaps):
     def __init__(self, *gaps: Gap) -> None:
         self.gaps = list(gaps)
 
-    async def seen(self, queue: str) -> Sequence[Gap]:
+    async def seen(self, queue: str, cluster: bytes | None) -> Sequence[Gap]:
         """See Gaps."""
         assert queue == "to-west"
+        assert cluster in (None, WEST_UUID)
         return list(self.gaps)
 
     async def close(self, queue: str, ids: Sequence[str], upto_ms: int, by: str, reason: str) -> int:
         """See Gaps."""
-        assert (queue, by, reason) == ("to-west", "full-sync", "west is in sync")
+        assert (by, reason) == ("full-sync", "west is in sync")
         before = len(self.gaps)
-        self.gaps = [g for g in self.gaps if g.id not in ids or g.upto_ms is None or g.upto_ms > upto_ms]
+        self.gaps = [
+            g for g in self.gaps if g.queue != queue or g.id not in ids or g.upto_ms is None or g.upto_ms > upto_ms
+        ]
         return before - len(self.gaps)
 
     references = 0
@@ -118,17 +134,16 @@ class Book(Gaps):
         return self.references
 
 
-def manager_of(directory: Path, checker: Checker, clock: Clock) -> Manager:
+def manager_of(directory: Path, checker: Checker, clock: Clock, settings: FullSyncSettings = WEST) -> Manager:
     """One that has begun."""
     manager = Manager(
-        [WEST],
+        [settings],
         node="n1",
         checker_of=lambda _: checker,
         memory=Memory(directory, START),
         alarm_of=Bell,
         live=lambda: ["n1"],
         time=clock,
-        chance=Random(1),
     )
     manager.start()
     return manager
@@ -209,6 +224,48 @@ def test_a_check_by_hand_closes_the_gaps_that_it_proves(tmp_path: Path) -> None:
         assert book.gaps == [GROWING]
         assert len(checker.checks) == 3
         await healing.stop()
+        await manager.stop()
+
+    asyncio.run(work())
+
+
+def test_gaps_of_a_real_time_queue_close_though_repairs_go_by_another(tmp_path: Path) -> None:
+    """A proof closes the gaps of every queue that the cluster owns, each by its queue and id; of references that may be
+    of two bucket types, two proofs do. A gap of the real-time queue begins a check by itself."""
+
+    async def work() -> None:
+        real_time, lower = ENDED._replace(queue="rt"), LOWER._replace(queue="rt", upto_ms=START - 50_000)
+        clock, book = Clock(), Book(ENDED, real_time, lower)
+        checker = Told([Verdict.IN_SYNC, Verdict.INCOMPLETE, Verdict.IN_SYNC, Verdict.IN_SYNC])
+        manager = manager_of(tmp_path, checker, clock, replace(WEST, bucket_types="default,other"))
+        healing = Healing(manager, book, clock)
+        await healing.look("west")
+        assert [check.bucket_type for check in checker.checks] == ["default", "other"]
+        assert book.gaps == [lower], "of one of its types nothing is proven"
+        assert (healing.peers["west"].open_count, healing.peers["west"].open_queues) == (1, ("rt",))
+        clock.ms += WAIT_MS
+        await healing.look("west")
+        assert book.gaps == []
+        await manager.stop()
+
+    asyncio.run(work())
+
+
+def test_what_was_proven_of_another_cluster_closes_nothing(tmp_path: Path) -> None:
+    """The other cluster was made anew behind the same address: its first answer ends what was proven of the old one,
+    also after a restart."""
+
+    async def work() -> None:
+        clock, checker = Clock(), Told([Verdict.IN_SYNC, Verdict.INCOMPLETE])
+        manager = manager_of(tmp_path, checker, clock)
+        await manager.run("west", Kind.ALL, "ann")
+        await manager.stop()
+        manager = manager_of(tmp_path, checker, clock)
+        remembered = manager.peer("west").remembered
+        assert (remembered.cluster, remembered.proven_ms) == (WEST_UUID.hex(), {"default": START})
+        checker.uuid = b"\xb1" * 16
+        await manager.run("west", Kind.ALL, "ann")
+        assert (remembered.cluster, remembered.proven_ms) == (checker.uuid.hex(), {})
         await manager.stop()
 
     asyncio.run(work())
@@ -356,3 +413,5 @@ def test_what_only_the_other_side_can_mend_is_not_followed() -> None:
     assert not told(of(Verdict.REPAIRED, 5, START, "third"))
     assert not told(of(Verdict.REPAIRED, 5, START), of(Verdict.DIFFERING, 0, START + 9))
     assert not told(of(Verdict.REPAIRED, 5, START), proven_ms=START + 1)
+    assert told(replace(of(Verdict.REPAIRED, 5, START), refused=4)), "one of them was not refused before"
+    assert not told(replace(of(Verdict.REPAIRED, 5, START), refused=5)), "the other side refuses all of it for good"

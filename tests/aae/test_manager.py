@@ -29,7 +29,7 @@ from config.fullsync import FullSyncSettings
 from repl.model.errors import BadInput
 from repl.model.keys import Key
 
-START = 1_700_000_000_000
+START = 1_699_920_000_000  # midnight UTC
 
 WEST = FullSyncSettings("west", "http://10.0.0.7:8098", "to-west", auto_count=0, hour_count=24)
 
@@ -77,6 +77,12 @@ class FakeChecker(Checker):
         self.named = {}
         self.differences = self.unexplained = 0
         self.unseen = ""
+        self.lacking: set[str] = set()
+
+    @property
+    def cluster(self) -> bytes | None:
+        """See Checker."""
+        return None
 
     def counts(self, key: Key) -> bool:
         """See Checker."""
@@ -85,6 +91,8 @@ class FakeChecker(Checker):
     async def check(self, check: Check, findings: Findings) -> Outcome:
         """See Checker."""
         self.checks.append(check)
+        if check.bucket_type in self.lacking:
+            return Outcome(Verdict.ERROR, "no such bucket type there", findings, lacking=True)
         findings.by_kind.update({(DifferenceKind.BEHIND, Side.SINK): self.differences})
         findings.queued = self.differences
         findings.segments_unexplained = self.unexplained
@@ -102,23 +110,30 @@ class FakeChecker(Checker):
 class Desk:
     """A manager, its clock, its bell and its checkers."""
 
-    def __init__(self, directory: Path, *settings: FullSyncSettings, live: Sequence[str] = ("n1",)) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *settings: FullSyncSettings,
+        live: Sequence[str] = ("n1",),
+        node: str = "n1",
+        start_ms: int = START,
+    ) -> None:
         self.clock = Clock()
+        self.clock.ms = start_ms
         self.bell = Bell()
         self.checkers = {one.name: FakeChecker() for one in settings}
         self.live = list(live)
         directory.mkdir(exist_ok=True)
-        self.memory = Memory(directory, START)
+        self.memory = Memory(directory, start_ms)
         self.unplaced = ""
         self.manager = Manager(
             settings,
-            node="n1",
+            node=node,
             checker_of=lambda one: self.checkers[one.name],
             memory=self.memory,
             alarm_of=lambda: self.bell,
             live=lambda: self.live,
             time=self.clock,
-            chance=Random(7),
             unplaced=lambda _: self.unplaced,
         )
         self.manager.start()
@@ -146,7 +161,7 @@ async def ended(desk: Desk) -> None:
 class NoGaps(Gaps):
     """A queue that gave nothing up."""
 
-    async def seen(self, queue: str) -> Sequence[Gap]:
+    async def seen(self, queue: str, cluster: bytes | None) -> Sequence[Gap]:
         """See Gaps."""
         assert queue
         return []
@@ -223,6 +238,30 @@ def test_nodes_of_a_cluster_check_at_different_moments(tmp_path: Path) -> None:
         desk.live = ["n1"]
         await desk.pass_until(START + HOUR_MS // 3)
         assert desk.bell.at_ms == START + HOUR_MS
+
+    story(work)
+
+
+def test_a_check_of_all_peers_goes_from_one_to_the_next(tmp_path: Path) -> None:
+    """Asked for without a name, every peer is checked in turn, and nothing else begins in between."""
+
+    async def work() -> None:
+        desk = Desk(tmp_path, WEST, replace(WEST, name="east"))
+        gate = desk.checkers["east"].gate = asyncio.Event()
+        assert desk.manager.begin(None, Kind.ALL, "ann") == ["west", "east"]
+        while not desk.checkers["east"].checks:
+            await asyncio.sleep(0.002)
+        assert [len(desk.checkers[name].checks) for name in ("west", "east")] == [1, 1]
+        with pytest.raises(Busy, match="a check of east is running"):
+            desk.manager.begin(None, Kind.ALL, "bob")
+        gate.set()
+        await ended(desk)
+        assert {check.by for one in desk.checkers.values() for check in one.checks} == {"ann"}
+        await desk.manager.set_range(None, TimeRange(1, 2))
+        assert {peer.remembered.standing.learned for peer in desk.manager.peers.values()} == {TimeRange(1, 2)}
+        nobody = Desk(tmp_path / "nobody")
+        with pytest.raises(UnknownPeer, match="compares with no cluster"):
+            nobody.manager.begin(None, Kind.ALL, "ann")
 
     story(work)
 
@@ -390,6 +429,10 @@ class Queue(Repairs):
     def __init__(self) -> None:
         self.keys: list[Key] = []
 
+    def refused(self, queue: str) -> int:
+        """See Repairs."""
+        return 0
+
     async def push(self, queue: str, keys: Sequence[Key]) -> int:
         """See Repairs."""
         assert queue == "to-west"
@@ -470,7 +513,7 @@ def test_the_last_comparison_of_a_key_is_told(tmp_path: Path) -> None:
             checker.outcomes = [verdict]
             await desk.manager.run("west", Kind.ALL, "ann")
 
-        assert told() == ("unreachable", None)
+        assert told() == ("unknown", None), "no check has looked"
         await checked(Verdict.IN_SYNC)
         assert told() == ("match", None)
         assert told(Key(b"default", b"private", b"k")) == ("filtered", None)
@@ -551,3 +594,32 @@ def test_what_a_check_named_is_kept_within_its_limit(monkeypatch: pytest.MonkeyP
             assert set(kept.keys) == {(b"b", key) for key in [*named, b"0"][:limit]}
 
     story(work)
+
+
+def test_all_bucket_types_are_compared_also_those_made_later(tmp_path: Path) -> None:
+    """`bucket_types = "*"` is resolved at each check; a type that the other cluster lacks is said to be, is not proven,
+    is not tried again before its slot, and does not count as a failure of the others."""
+
+    async def work() -> None:
+        desk = Desk(tmp_path, WEST)
+        types = ["default"]
+        desk.manager._all_types = lambda peer: types if peer is WEST else []
+        desk.manager.start()
+        checker = desk.checkers["west"]
+        await desk.manager.run("west", Kind.ALL, "ann")
+        types.append("other")
+        checker.lacking = {"other"}
+        results = await desk.manager.run("west", Kind.ALL, "ann")
+        assert [check.bucket_type for check in checker.checks] == ["default", "default", "other"]
+        assert [(result.bucket_type, result.lacking, result.proven) for result in results] == [
+            ("default", False, True),
+            ("other", True, False),
+        ]
+        remembered = desk.manager.peer("west").remembered
+        assert remembered.proven_ms.keys() == {"default"}
+        assert not remembered.standing.failed
+        assert desk.manager.peer("west").retry is None
+        assert desk.manager.peer("west").bucket_types == ["default", "other"]
+        await desk.manager.stop()
+
+    asyncio.run(work())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from repl.model.keys import key_hash, segment_of
 from repl.model.objects import Content, Summary, seal, write
 from repl.store import rows
 from repl.store.leveldb import LevelStore
-from repl.store.port import PartitionStep
+from repl.store.port import DamagedChange, PartitionStep
 from tests.store.histories import CLUSTER, open_store
 
 PARTITION = 3
@@ -53,6 +54,8 @@ class Replica:
             others=lambda _: ["other"] if self.in_sync and self.other is not None else [],
             request=self.request,
             mend=self.mend,
+            drop_change=self.drop_change,
+            own=CLUSTER,
             leaf_of=lambda _partition, _segment: None,
             elsewhere=self.elsewhere,
             pool=self.pool,
@@ -62,6 +65,10 @@ class Replica:
     async def mend(self, partition: int, chunk: bytes, seen: bytes | None, upto: int) -> bool:
         """As the writer of the store does it."""
         return self.store.far.mend(partition, chunk, seen, upto)
+
+    async def drop_change(self, partition: int, offset: int, seen: bytes) -> bool:
+        """In the same way."""
+        return self.store.far.drop_change(partition, offset, seen)
 
     async def elsewhere(self, partition: int, segment: int) -> dict[str, dict[bytes, bytes]]:
         """What another cluster has."""
@@ -234,7 +241,7 @@ def test_alone_a_key_row_is_made_from_its_object_if_the_tree_agrees(pair: tuple[
     assert mended(mine, leaf_is).by == "their own objects"
     assert mine.all_rows() == other.all_rows()
     mine.damage(KEY_ROWS, lambda data: b"\xc1" + data)
-    assert asyncio.run(asyncio.to_thread(mine.mending.unreadable, PARTITION, 10)) == [SEGMENT]
+    assert asyncio.run(mine.mending.unreadable(PARTITION, 10)) == [SEGMENT]
     assert mended(mine).keys == ((b"b", b"7"),)
     assert mine.all_rows() == other.all_rows()
     mine.damage(OBJECTS, lambda data: data[:-4] + b"nope")
@@ -300,8 +307,9 @@ def test_whoever_looks_for_rows_that_cannot_be_read_rests(
     rests: list[float] = []
     monkeypatch.setattr(mending, "UNREADABLE_ROWS", 5)
     monkeypatch.setattr("aae.mending.clock.sleep", rests.append)
-    assert mine.mending.unreadable(PARTITION, 10) == [SEGMENT]
-    assert len(rests) == len(KEYS) // 5
+    assert asyncio.run(mine.mending.unreadable(PARTITION, 10)) == [SEGMENT]
+    pages = len(KEYS) // 5
+    assert len(rests) == pages + 1 + pages  # of change rows, with the look behind the last one, and of key rows
     assert min(rests) > 0
 
 
@@ -318,3 +326,66 @@ def test_keys_are_mended_one_by_one_and_others_told_of(pair: tuple[Replica, Repl
     other.in_sync = False
     with pytest.raises(NotReady):
         asyncio.run(mine.mending._asked("other", PARTITION, SEGMENT, None, 0))
+
+
+CHANGES = rows.prefixes(PARTITION).change
+
+
+def mended_unreadable(replica: Replica) -> list[int]:
+    """Mend what a whole reading of the copy finds; the segments."""
+
+    async def run() -> list[int]:
+        found = await replica.mending.unreadable(PARTITION, 100)
+        for segment in found:
+            await replica.mending.segment(PARTITION, segment)
+        return found
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("followers", [True, False], ids=["another replica", "alone"])
+def test_a_damaged_change_row_is_as_it_was(pair: tuple[Replica, Replica], followers: bool) -> None:
+    """The row of a key in the change index cannot be decoded, its key row can: it is found by the offset that stands in
+    the key row, and taken from another replica, or made of what the key row says."""
+    mine, other = pair
+    mine.driver.put(CHANGES + rows.U64.pack(7), b"x")
+    mine.in_sync = followers
+    with pytest.raises(DamagedChange, match="partition 3: the change row of offset 7") as damaged:
+        mine.store.changes(PARTITION, 0, 100)
+    assert (damaged.value.offset, [row.offset for row in damaged.value.before]) == (7, [0, 1, 2, 3, 4, 5, 6])
+    assert mended_unreadable(mine) == [SEGMENT]
+    assert mine.all_rows() == other.all_rows()
+    assert mended_unreadable(mine) == []
+
+
+def test_a_neighbour_of_a_damaged_change_row_is_whole(pair: tuple[Replica, Replica]) -> None:
+    """The key that changed just before is neither taken for damaged nor kept from a replica that asks for it; what
+    stands before is given to a follower first, and what is damaged is named by its offset."""
+    mine, _ = pair
+    mine.driver.put(CHANGES + rows.U64.pack(7), b"x")
+    segment = segment_of(key_hash(b"b", b"6"))
+    assert asyncio.run(mine.mending.segment(PARTITION, segment)) == mending.Mended()
+    with closing(mine.store.far.snapshot(PARTITION)) as snapshot:
+        chunk = snapshot.rows(0, 1 << 20)
+        assert (chunk.upto, chunk.row_count) == (7, 7)
+        with pytest.raises(DamagedChange, match="offset 7"):
+            snapshot.rows(chunk.upto, 1 << 20)
+
+
+def test_a_damaged_change_row_of_nothing_goes(pair: tuple[Replica, Replica]) -> None:
+    """No key row points to it: it goes, unless a key row cannot be decoded, whose it may be, or it is another by then.
+    What no key row can prove stays."""
+    mine, other = pair
+    name = CHANGES + rows.U64.pack(100)
+    mine.driver.put(name, b"x")
+    assert not mine.store.far.drop_change(PARTITION, 100, b"another")
+    mine.in_sync = False
+    mine.damage(KEY_ROWS, lambda data: b"\xc1" + data)
+    mine.damage(OBJECTS, lambda _: b"nope")
+    assert mended_unreadable(mine) == [SEGMENT]
+    assert mine.driver.get(name) == b"x"
+    mine.in_sync = True
+    assert mended_unreadable(mine) == [SEGMENT]
+    assert mended_unreadable(mine) == []
+    assert mine.driver.get(name) is None
+    assert mine.all_rows() == other.all_rows()

@@ -152,6 +152,12 @@ def test_a_clock_that_is_damaged_hides_nothing_else(side: str) -> None:
 class Taking:
     """Queues that take everything."""
 
+    refused_total = 0
+
+    def refused(self, queue: str) -> int:
+        """See Repairs."""
+        return self.refused_total
+
     async def push(self, queue: str, keys: Sequence[Key]) -> int:
         """See Repairs."""
         return len(keys)
@@ -171,12 +177,30 @@ def test_a_check_of_a_range_that_leaves_differences_unexplained_does_not_name_al
         check = Check("default", CheckKind.RANGE, times, "", 10_000)
         ended = asyncio.run(checker.check(check, Findings()))
         assert ended.verdict is Verdict.REPAIRED
-        assert ended.reason == ("1 segments differ by changes outside the range" if times is not None else "")
+        assert ended.reason == ("1 segment differs by changes outside the range" if times is not None else "")
         named.append(checker.named[b"default"])
     assert [(set(one.keys), one.every) for one in named] == [
         ({(b"b", b"new")}, False),
         ({(b"b", b"new"), (b"b", b"old")}, True),
     ]
+
+
+def test_a_check_says_that_what_it_repairs_was_refused_there_before() -> None:
+    """The other cluster refused the repairs of the check before for good: the next one says so, with how many, and
+    where to look; once equal nothing is said."""
+    source, sink, taking = Town(row(b"b", b"large", 5_000)), Town(), Taking()
+    settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=0)
+    checker = Checker(settings, source=source, sink=sink, repairs=taking, chance=Random(1))  # type: ignore[arg-type]
+    check = Check("default", CheckKind.ALL, None, "", 10_000)
+    first = asyncio.run(checker.check(check, Findings()))
+    assert (first.verdict, first.reason, first.refused) == (Verdict.REPAIRED, "", 0)
+    taking.refused_total = 1
+    again = asyncio.run(checker.check(check, Findings()))
+    assert (again.verdict, again.refused) == (Verdict.REPAIRED, 1)
+    assert again.reason == "1 of the repairs before were refused there for good (isthmus sink dead-letters list there)"
+    sink.rows = source.rows
+    taking.refused_total = 2
+    assert asyncio.run(checker.check(check, Findings())).reason == ""
 
 
 class Filling(Taking):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,22 +24,23 @@ from aae.schedule import (
     rank_of,
 )
 
-START = 1_700_000_000_000
+START = 1_699_920_000_000  # midnight UTC
 wants = st.dictionaries(st.sampled_from(list(Kind)), st.integers(0, 30))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(wants, st.integers(1, 5), st.integers(1, 3), st.integers())
+@given(wants, st.integers(1, 5), st.integers(1, 3), st.text(max_size=9))
 def test_every_want_gets_a_slot_of_its_own_on_every_node(
-    wanted: dict[Kind, int], nodes: int, peers: int, seed: int
+    wanted: dict[Kind, int], nodes: int, peers: int, seed: str
 ) -> None:
     """All checks of the day are in the plan, and no two nodes or peers have the same moment; it is within its slot."""
-    plan = planned(wanted, START, Random(seed))
+    plan = planned(wanted, START, seed)
     if plan is None:
         assert sum(n for kind, n in wanted.items() if kind is not Kind.NONE) == 0
         return
     assert sorted(plan.kinds) == sorted(kind for kind, n in wanted.items() for _ in range(n))
-    assert DAY_MS - len(plan.kinds) < plan.end_ms - START <= DAY_MS
+    assert plan.end_ms == START + DAY_MS
+    assert DAY_MS - len(plan.kinds) < plan.slot_ms * len(plan.kinds) <= DAY_MS
     moments = [
         moment(plan, slot, Place(rank, nodes, peer, peers))
         for slot in range(len(plan.kinds))
@@ -52,31 +51,60 @@ def test_every_want_gets_a_slot_of_its_own_on_every_node(
     assert all(START <= at < plan.end_ms for at in moments)
 
 
-def test_the_order_is_shuffled() -> None:
-    """Two days differ in order."""
+def test_the_order_is_shuffled_by_node_peer_and_date() -> None:
+    """Two days, and two seeds, differ in order; the same seed on the same day gives the same order, as at a restart."""
     wanted = {Kind.ALL: 5, Kind.HOUR: 20}
-    one, other = planned(wanted, START, Random(1)), planned(wanted, START, Random(2))
-    assert one is not None
-    assert other is not None
-    assert one.kinds != other.kinds
+    plans = [planned(wanted, day_ms, seed) for day_ms, seed in ((START, "a"), (START + DAY_MS, "a"), (START, "b"))]
+    assert len({plan.kinds for plan in plans if plan is not None}) == 3
+    assert planned(wanted, START, "a") == plans[0]
 
 
 def test_what_is_late_is_left_out_and_what_is_just_due_is_not() -> None:
     """A check half a slot behind its moment is skipped and named; the next one is taken; then the day is over."""
-    plan = planned({Kind.HOUR: 24}, START, Random(0))
+    plan = planned({Kind.HOUR: 24}, START, "")
     assert plan is not None
     place = Place(0, 1, 0, 1)
-    found, skipped = due(plan, place, -1, START)
+    found, skipped = due(plan, place, -1, START, START)
     assert found == (0, Kind.HOUR, START)
     assert skipped == []
-    found, skipped = due(plan, place, 0, START + HOUR_MS + HOUR_MS // 2)
+    found, skipped = due(plan, place, 0, START, START + HOUR_MS + HOUR_MS // 2)
     assert found is not None
     assert (found.slot, skipped) == (1, [])
-    found, skipped = due(plan, place, 0, START + 5 * HOUR_MS + HOUR_MS // 2 + 1)
+    found, skipped = due(plan, place, 0, START, START + 5 * HOUR_MS + HOUR_MS // 2 + 1)
     assert found is not None
     assert (found.slot, found.at_ms, skipped) == (6, START + 6 * HOUR_MS, [1, 2, 3, 4, 5])
-    assert due(plan, place, 23, START) == (None, [])
-    assert due(plan, place, 20, START + 2 * DAY_MS) == (None, [21, 22, 23])
+    assert due(plan, place, 23, START, START) == (None, [])
+    assert due(plan, place, 20, START, START + 2 * DAY_MS) == (None, [21, 22, 23])
+
+
+def test_moments_before_a_nodes_start_have_gone_by() -> None:
+    """A node that starts in mid-slot neither begins what was due before nor calls it late: the next moment of its own
+    is its first, where it would have been without the restart."""
+    plan = planned({Kind.HOUR: 24}, START, "")
+    assert plan is not None
+    started_ms = START + 5 * HOUR_MS + 30 * 60_000
+    found, skipped = due(plan, Place(1, 3, 0, 1), -1, started_ms, started_ms)
+    assert (found, skipped) == ((6, Kind.HOUR, START + 6 * HOUR_MS + 20 * 60_000), [])
+    found, skipped = due(plan, Place(2, 3, 0, 1), -1, started_ms, started_ms)
+    assert (found, skipped) == ((5, Kind.HOUR, START + 5 * HOUR_MS + 40 * 60_000), [])
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5])
+@pytest.mark.parametrize("others", [1, 2, 4])
+def test_clusters_in_slices_of_their_own_never_begin_in_anothers(nodes: int, others: int) -> None:
+    """Whatever the numbers of nodes and peers, each cluster's checks begin in its quarter of the slot."""
+    plan = planned({Kind.AUTO: 24}, START, "")
+    assert plan is not None
+    for slice_, count in ((1, nodes), (2, others), (3, nodes), (4, others)):
+        for part in range(2 * count):
+            place = Place(part // 2, count, part % 2, 2, slice_)
+            first = START + 7 * HOUR_MS + (slice_ - 1) * HOUR_MS // 4
+            at_ms = moment(plan, 7, place)
+            assert first <= at_ms < first + HOUR_MS // 4
+            found, skipped = due(plan, place, 6, START, first + HOUR_MS // 4)
+            assert (found is not None and found.slot, skipped) == (7, [])
+            found, skipped = due(plan, place, 6, START, first + HOUR_MS // 4 + 1)
+            assert (found is not None and found.slot, skipped) == (8, [7])
 
 
 def test_ranks_follow_the_names_of_those_that_live() -> None:
@@ -126,6 +154,20 @@ def test_autos_choice() -> None:
     assert kinds == [Kind.NONE, Kind.NONE, Kind.ALL, Kind.ALL]
     helpless = after(standing, Kind.ALL, START, in_sync=False, repaired=0, learned=None)
     assert chosen(helpless, night, DAY_MS, both_ways=True)[0] is Kind.ALL
+
+
+def test_an_operator_leaves_out_checks_of_kind_auto() -> None:
+    """So many, whatever was found and whatever was learned; checks in between do not end it. How many are left out by
+    themselves is a setting."""
+    standing = Standing(START, learned=TimeRange(5, 9), suppressed=2)
+    kind, standing = chosen(standing, Window(0, 0), DAY_MS, both_ways=True)
+    assert (kind, standing.suppressed) == (Kind.NONE, 1)
+    standing = after(standing, Kind.ALL, START, in_sync=True, repaired=0, learned=None)
+    standing = after(standing, Kind.ALL, START, in_sync=False, repaired=0, learned=None, quiet_checks=5)
+    assert (standing.suppressed, standing.quiet) == (1, 5)
+    kind, standing = chosen(standing, Window(0, 0), DAY_MS, both_ways=False)
+    assert (kind, standing.suppressed, standing.quiet) == (Kind.NONE, 0, 5)
+    assert chosen(standing, Window(0, 0), DAY_MS, both_ways=True)[0] is Kind.RANGE, "what was learned comes first"
 
 
 def test_what_a_check_looks_at() -> None:

@@ -229,7 +229,7 @@ def test_what_is_not_whole_is_no_answer(city: Story, monkeypatch: pytest.MonkeyP
     async def story(c: City) -> None:
         whole = c.whole()
         del c.leaders[3]
-        with pytest.raises(Incomplete, match="1 partitions have no leader that answers, 3 first"):
+        with pytest.raises(Incomplete, match="1 partition has no leader that answers, 3 first"):
             await whole.roots(RootsAsked(TYPE))
         c.leaders[3] = "a"
         c.silent = {"b"}
@@ -262,7 +262,7 @@ def test_a_deposed_leader_does_not_answer_for_a_new_one_that_is_silent(
         c.led = lambda name: [Led(1, 1, COUNT)] if name == "b" else original(name)  # type: ignore[method-assign]
         c.silent = {"b"}
         for asked in (c.whole().roots(RootsAsked(TYPE)), c.whole().clocks(ClocksAsked(TYPE, (1,), 20, 0, 0, 10))):
-            with pytest.raises(Incomplete, match=r"1 nodes do not answer .*no connection to node b"):
+            with pytest.raises(Incomplete, match=r"1 node does not answer .*no connection to node b"):
                 await asked
 
     city(story)

@@ -87,6 +87,9 @@ def test_a_node_that_may_be_blind_is_not_believed(
         listener.tell("/admin/cluster", {**CLUSTER, **blind})
         assert cli.main(["check", probe]) == UNKNOWN
         assert "metastore" in told(capsys)
+    listener.tell("/admin/cluster", {**CLUSTER, "registered": False, "reason": "another process has the name"})
+    assert cli.main(["check", probe]) == UNKNOWN
+    assert "is not registered and takes no part: another process has the name" in told(capsys)
     listener.tell("/admin/cluster", {"metastore": "connected", "read_at_ms": 5})
     for path in ("/admin/lag", "/admin/gaps", "/admin/fullsync/nodes"):
         listener.tell(path, {})
@@ -138,6 +141,30 @@ def checks(proven_ms: int | None = HOUR_MS, newest: Any = None, looked: Any = No
             "queue_delisted": False, "proven_ms": {"default": proven_ms}, "newest": {"default": newest or looked},
             "newest_looked": {"default": looked}, **changed}  # fmt: skip
     return {"peers": [peer]}
+
+
+def test_a_node_that_is_down_is_no_doubt_once_others_have_proven_later(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a dead node has found is unknown until all that the others compare is proven by a check that began after its
+    end; a node that lives and does not answer stays unknown."""
+    listener.tell("/admin/cluster", CLUSTER)
+
+    def sync(gone: Any, *proven_ms: int | None) -> int:
+        peers = [checks(at, queue=f"q{number}")["peers"][0] for number, at in enumerate(proven_ms)]
+        nodes = {"e1": {"peers": peers}, "e2": None}
+        listener.tell("/admin/fullsync/nodes", {"nodes": nodes, "at_ms": 2 * HOUR_MS, "gone": gone})
+        return cli.main(["check", "sync"])
+
+    died_ms = HOUR_MS - 60_000
+    assert sync({"e2": died_ms}, HOUR_MS, HOUR_MS) == OK
+    assert sync({"e2": died_ms}, HOUR_MS, died_ms + 1_000) == UNKNOWN, "too near to be told apart by two clocks"
+    assert sync({"e2": died_ms}, HOUR_MS, None) == UNKNOWN
+    assert sync({"e2": died_ms}) == UNKNOWN
+    assert sync({}, HOUR_MS) == sync(None, HOUR_MS) == UNKNOWN
+    capsys.readouterr()
+    sync({"e2": died_ms}, HOUR_MS)
+    assert "node e2 is down for 61" in capsys.readouterr().out
 
 
 def test_proof_of_equality_is_judged_by_its_age_and_by_what_was_found_since(
@@ -213,7 +240,7 @@ def test_gaps_are_judged_by_the_age_of_what_was_given_up(
 @pytest.mark.parametrize(
     ("words", "start"),
     [
-        ([], "CHECK UNKNOWN: say what to check: lag, isr, sync, gaps"),
+        ([], "CHECK UNKNOWN: say what to check: lag, isr, sync, gaps, sink"),
         (["lgg"], "CHECK UNKNOWN: No such command 'lgg'"),
         (["--bogus", "lag"], "CHECK UNKNOWN: No such option"),
         (["lag", "-w", "3x"], "LAG UNKNOWN: Invalid value for '-w'"),
@@ -256,3 +283,61 @@ def test_programs_get_all_facts_and_cron_gets_no_good_news(
     assert capsys.readouterr().out == ""
     assert cli.main(["check", "sync", "--quiet"]) == UNKNOWN
     assert told(capsys)
+
+
+def test_what_goes_out_and_is_compared_by_no_full_sync_is_a_warning(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A real-time queue whose repairs go by another one is compared by that one's checks; a bucket type that a queue
+    sends and no check of any node compares is a warning, and so is one that the other cluster lacks."""
+    listener.tell("/admin/cluster", CLUSTER)
+
+    def sync(*options: str, **nodes: Any) -> tuple[int, str]:
+        listener.tell("/admin/fullsync/nodes", {"nodes": nodes, "at_ms": 2 * HOUR_MS})
+        return cli.main(["check", "sync", *options]), told(capsys)
+
+    def sent(*types: str) -> list[dict[str, Any]]:
+        return [{"queue": "rt", "cluster": "west", "uuid": "b0", "bucket_types": types}]
+
+    by_both = {"compares": {"rt": ["default"], "to-west": ["default"]}}
+    fine = {**checks(**by_both), "sent": sent("default")}
+    assert sync(e1=fine)[0] == sync("--queue", "rt", e1=fine)[0] == OK
+    more = {**checks(**by_both), "sent": sent("default", "orders")}
+    words = "queue rt sends bucket type orders to west, and no full-sync compares it"
+    for options in ((), ("--queue", "rt")):
+        code, line = sync(*options, e1=more)
+        assert (code, line.split(";")[0]) == (WARNING, f"SYNC WARNING: {words}")
+    assert sync("--queue", "to-west", e1=more)[0] == OK
+    assert sync(e1=more, e2=None)[0] == UNKNOWN, "the node that does not answer may compare it"
+    lacking = check("error", HOUR_MS, lacking=True, reason="no such bucket type")
+    code, line = sync(e1=checks(None, newest=lacking, cluster="west"))
+    assert (code, "west has no such bucket type: its changes are held back" in line) == (WARNING, True)
+    assert "isthmus bucket-type create default" in line
+
+
+def test_dead_letters_lacking_types_and_failing_links_alarm(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Dead letters of all nodes are counted together; a bucket type that is lacking here, and a link that fails, are
+    warnings; a node that does not answer, or cannot count, is unknown."""
+    listener.tell("/admin/cluster", CLUSTER)
+
+    def sink(*options: str, **nodes: Any) -> tuple[int, str]:
+        rows = [{"node": name, "sink": said} for name, said in nodes.items()]
+        listener.tell("/admin/sink/nodes", {"nodes": rows})
+        return cli.main(["check", "sink", *options]), told(capsys)
+
+    def node(kept: int | None, **link: Any) -> dict[str, Any]:
+        row = {"state": "running", "reason": "", "held_types": [], "source_cluster": "east", **link}
+        return {"dead_letters": {"kept": kept, "given_up": 0}, "sinks": [row]}
+
+    assert sink(w1=node(0)) == (OK, "SINK OK: no dead letters, no bucket type is lacking, no link fails")
+    words = "dead letters: 60 at w1, 50 at w2 (isthmus sink dead-letters list)"
+    assert sink(w1=node(60), w2=node(50)) == (CRITICAL, f"SINK CRITICAL: {words}")
+    assert sink(w1=node(60), w2=node(0))[0] == WARNING
+    assert sink("-w", "60", w1=node(60))[0] == OK
+    code, line = sink(w1=node(0, held_types=["orders"], state="holding"))
+    assert (code, "bucket type orders of east is lacking here" in line) == (WARNING, True)
+    assert sink(w1=node(0, state="failing", reason="no answer"))[0] == WARNING
+    assert sink(w1=node(0), w2=None)[0] == sink(w1=node(None))[0] == UNKNOWN
+    assert sink("-w", "9", "-c", "5", w1=node(0))[0] == UNKNOWN

@@ -350,6 +350,38 @@ def test_config_check_tells_nodes_that_would_be_taken_for_each_other(
     assert "warning" not in capsys.readouterr().out
 
 
+def test_config_check_tells_queues_that_are_not_alike_on_all_nodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A queue that one node of a cluster lacks, or has with another filter or cascade, is a warning at that file; other
+    limits are not, nor is a queue of another cluster."""
+    queues = (
+        '[[queues]]\nname = "q"\nfilter = "bucketname:a"\n[[queues]]\nname = "r"\n',
+        '[[queues]]\nname = "q"\nfilter = "any"\nqueue_limit = 1000\n',
+        '[[queues]]\nname = "q"\nfilter = "bucketname:a"\ncascade = true\n[[queues]]\nname = "r"\n',
+        "",
+    )
+    files = [tmp_path / f"n{n}.toml" for n in range(4)]
+    for number, (file, text) in enumerate(zip(files, queues, strict=True)):
+        file.write_text(NODE.format(name=f"n{number}", id=number + 1, hosts="zk:1") + text)
+    files[3].write_text(files[3].read_text().replace('"east"', '"west"'))
+    assert cli.main(["config", "check", *map(str, files), "-o", "json"]) == Exit.OK
+    told = [
+        [(w["key"], w["message"].partition(": what")[0].partition(": changes")[0]) for w in one["warnings"]]
+        for one in json.loads(capsys.readouterr().out)["files"]
+    ]
+    first = files[0]
+    assert told == [
+        [],
+        [
+            ("queues[1].filter", f'queue "q": "any" here and "bucketname:a" in {first}'),
+            ("queues", f'this node has no queue "r", {first} has'),
+        ],
+        [("queues[1].cascade", f'queue "q": true here and false in {first}')],
+        [],
+    ]
+
+
 @pytest.mark.parametrize("name", ["ca", "client"])
 def test_a_secure_topology_has_no_node_named_as_another_certificate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str

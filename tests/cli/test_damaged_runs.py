@@ -19,6 +19,7 @@ SUMMARY: dict[str, Any] = {
     "verdicts": {"match": 2, "transient": 0, "diverged": 1, "filtered": 0, "unreachable": 0}, "findings_cut": False,
     "coverage": {"segments": 9, "of": 9, "read": 9, "chunks_done": 1, "chunks": 1}, "segments_open": [],
     "segments_open_ranges": 0, "reasons": [], "bytes": 5, "seconds": 1.5, "looks": 1,
+    "clusters": ["aa", "bb"],
 }  # fmt: skip
 
 DAMAGED = ["", "{", "[]", "[" * 100_000, "null", "{}", '{"outcome": "equal", "verdicts": 7}', "\x00\xff"]
@@ -88,7 +89,7 @@ def test_a_damaged_repair_is_named_and_one_without_progress_begins_anew(
     code = main([*base, "apply", "--output", str(tmp_path), "-o", "json"])
     said = capsys.readouterr()
     if text is None:
-        assert (code, json.loads(said.out)["state"]) == (0, "done")
+        assert (code, json.loads(said.out)["state"]) == (0, "nothing-to-queue")
     else:
         assert (code, progress.name in said.err) == (Exit.LOCAL_FAULT, True)
 

@@ -17,7 +17,7 @@ PEER: dict[str, Any] = {
     "name": "west", "state": "scheduled", "reason": "24 checks a day", "queue": "to-west", "next_ms": AT_MS,
     "next_kind": "auto", "proven_ms": {"default": None}, "shared_by": ["e1"], "unknown": ["e3"],
     "warning": "only e1 compares with it", "range": {"since_ms": AT_MS, "before_ms": AT_MS + 1_000, "bucket": "b"},
-    "gaps_open": 2, "results": [],
+    "gaps_open": 2, "gaps_queues": ["other", "rt"], "results": [],
     "named": [{"bucket_type": "default", "bucket": "b", "key": "k%20", "difference": "missing@sink"}],
 }  # fmt: skip
 
@@ -41,7 +41,8 @@ def result(verdict: str) -> dict[str, Any]:
 def test_status_tells_who_compares_what_is_next_and_what_is_open(
     listener: ToldListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One node alone is warned of, one that is silent named; a range that waits and gaps are told."""
+    """One node alone is warned of, one that is silent named; a range that waits and gaps are told, by the queues that
+    have them, which need not be the one of repairs; a node of a version before does not say which."""
     assert cli.main(["fullsync", "status"]) == Exit.OK
     assert listener.posted == []
     shown = capsys.readouterr().out
@@ -49,7 +50,7 @@ def test_status_tells_who_compares_what_is_next_and_what_is_open(
         "west: compared by e1; e3 does not answer",
         "warning: west: only e1 compares with it",
         "west: the next check of kind range looks at changes of 2023-11-14 22:13:20Z to 2023-11-14 22:13:21Z in bucket",
-        "west: gaps of queue to-west that are not proven yet: 2 (`isthmus gaps to-west`)",
+        "west: gaps of queues other, rt that are not proven yet: 2 (`isthmus gaps`)",
     ):
         assert line in shown
     gone = {**PEER, "queue_delisted": True, "gaps_open": None}
@@ -57,11 +58,16 @@ def test_status_tells_who_compares_what_is_next_and_what_is_open(
     assert cli.main(["fullsync", "status"]) == Exit.OK
     shown = capsys.readouterr().out
     assert "to-west (delisted)" in shown
-    assert "gaps of queue" not in shown
-    waits = {**PEER, "gaps_wait_s": 35.0}
+    assert "that are not proven yet" not in shown
+    waits = {**PEER, "gaps_wait_s": 35.0, "gaps_queues": ["rt"]}
     listener.tell("/admin/fullsync?results=5", {"node": "e1", "state": "scheduled", "peers": [waits]})
     assert cli.main(["fullsync", "status"]) == Exit.OK
-    assert "(`isthmus gaps to-west`); checked again in 35" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "gaps of queue rt that are not proven yet: 2 (`isthmus gaps rt`); checked again in 35" in shown
+    earlier = {name: value for name, value in PEER.items() if name != "gaps_queues"}
+    listener.tell("/admin/fullsync?results=5", {"node": "e1", "state": "scheduled", "peers": [earlier]})
+    assert cli.main(["fullsync", "status"]) == Exit.OK
+    assert "west: gaps that are not proven yet: 2 (`isthmus gaps`)" in capsys.readouterr().out
 
 
 def test_the_schedule_shows_what_was_left_out_what_is_tried_again_and_what_is_due(
@@ -119,6 +125,22 @@ def test_a_run_without_a_result_is_told(
     assert words in capsys.readouterr().err
 
 
+def test_a_run_without_a_peer_is_of_all_of_the_node(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both are checked, the results of both are shown, and the worst of all is the exit code."""
+    listener.tell("/admin/fullsync/run", {"peer": None, "peers": ["west", "north"], "at_ms": AT_MS}, 202)
+    peers = [
+        {**PEER, "name": name, "results": [result(verdict)]}
+        for name, verdict in (("west", "in-sync"), ("north", "differing"))
+    ]
+    listener.tell("/admin/fullsync?results=200", {"running": None, "peers": peers})
+    assert cli.main(["fullsync", "run", "all"]) == Exit.OK
+    assert listener.posted[-1][1]["peer"] is None
+    assert "west, north: a check of kind all has begun, one after the other" in capsys.readouterr().out
+    assert cli.main(["fullsync", "run", "--wait"]) == Exit.DIFFERS
+    rows = [line.split()[:1] for line in capsys.readouterr().out.splitlines()]
+    assert [row for row in rows if row in (["west"], ["north"])] == [["west"], ["north"]]
+
+
 def test_an_empty_peer_is_no_peer(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
     """A variable that nobody has set names no peer: it is not the only one that there is."""
     for words in (["run"], ["suspend"], ["resume"], ["clear-range"]):
@@ -150,11 +172,61 @@ def test_a_suspension_is_told_by_node_and_a_silent_node_is_code_3(
     assert cli.main(["fullsync", "suspend", "--by", "ann", "--reason", "move"]) == Exit.UNAVAILABLE
     said = capsys.readouterr()
     assert said.out == "e1: checks of west are suspended\n"
-    assert "does not answer, or could not save it, and may be as it was: e3" in said.err
+    assert "does not answer, and may be as it was for some seconds: e3" in said.err
     assert listener.posted[-1][1] == {"peer": None, "node": None, "by": "ann", "reason": "move"}
+    listener.tell("/admin/fullsync/suspend", {"acted": {"e1": ["west"]}, "later": ["e4"]})
+    assert cli.main(["fullsync", "suspend"]) == Exit.OK
+    assert capsys.readouterr().out.splitlines()[1] == "e4: down; follows when it is back"
     listener.tell("/admin/fullsync/resume", {"acted": {"e1": ["west"]}})
     assert cli.main(["fullsync", "resume", "--node", "e1", "--peer", "west"]) == Exit.OK
     assert capsys.readouterr().out == "e1: checks of west are due again\n"
+
+
+def test_what_is_set_of_a_peer_is_asked_for_by_the_keys_of_a_file(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is not named is not sent; --default stands alone; kinds and counts are read before anybody is asked."""
+    for path in ("set", "peers/add", "peers/remove"):
+        listener.tell(f"/admin/fullsync/{path}", {"acted": {"e1": ["west"]}, "later": []})
+    words = ["set", "west", "--wants", "all=24,auto=0", "--queue", "q", "--one-way", "--by", "ann", "--node", "e1"]
+    assert cli.main(["fullsync", *words]) == Exit.OK
+    values = {"all": 24, "auto": 0, "queue": "q", "bidirectional": False}
+    expected = {"peer": "west", "node": "e1", "values": values, "default": False, "by": "ann", "reason": ""}
+    assert listener.posted[-1] == ("/admin/fullsync/set", expected)
+    assert cli.main(["fullsync", "set", "west", "--default", "--by", "ann"]) == Exit.OK
+    assert listener.posted[-1][1] == {**expected, "node": None, "values": {}, "default": True}
+    added = ["peer", "add", "north", "--urls", "http://n1:8098", "--queue", "q", "--bucket-types", "*"]
+    assert cli.main(["fullsync", *added]) == Exit.OK
+    assert listener.posted[-1][1]["values"] == {"urls": "http://n1:8098", "queue": "q", "bucket_types": "*"}
+    assert cli.main(["fullsync", "peer", "remove", "north"]) == Exit.OK
+    assert listener.posted[-1][0] == "/admin/fullsync/peers/remove"
+    told = len(listener.posted)
+    for slip in (
+        ["--wants", "often=3"],
+        ["--wants", "all=-1"],
+        ["--wants", "all=1,all=2"],
+        [],
+        ["--default", "--queue", "q"],
+    ):
+        assert cli.main(["fullsync", "set", "west", *slip]) == Exit.USAGE
+    assert len(listener.posted) == told
+    capsys.readouterr()
+
+
+def test_status_tells_what_operators_set(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who, when and why; a peer that was removed, and what does not count on this node."""
+    act = {"by": "ann", "at_ms": AT_MS, "reason": "move"}
+    peer = {**PEER, "set": [{**act, "values": {"all": 24}}]}
+    answer = {
+        "node": "e1", "state": "scheduled", "peers": [peer], "removed": [{"name": "north", **act}],
+        "left_out": [{"name": "south", "reason": "all: 500 is out of range"}],
+    }  # fmt: skip
+    listener.tell("/admin/fullsync?results=5", answer)
+    assert cli.main(["fullsync", "status"]) == Exit.OK
+    shown = capsys.readouterr().out
+    assert "west: all = 24 set by ann, 2023-11-14 22:13:20Z: move" in shown
+    assert "north: removed by ann, 2023-11-14 22:13:20Z: move" in shown
+    assert "warning: south: does not count on this node: all: 500 is out of range" in shown
 
 
 @pytest.mark.parametrize(("since", "before"), [("yesterday", "2026-01-01"), ("2026-01-02", "2026-01-01T23:59")])

@@ -89,30 +89,71 @@ def one_ledger(**changed: Any) -> dict[str, Any]:
     return {**plain, "off_by": 0, **changed}
 
 
+LED = {0: led(0, "e1")}
+
+
 def test_ledgers_of_all_nodes_are_added_and_one_that_does_not_close_is_an_alarm() -> None:
     """Sums over the nodes; off or lost anywhere is an alarm, silent or still unknown is unknown."""
     owners = {"q": ("west", "bb")}
-    (row,) = ledger_rows({"e1": [one_ledger()], "e2": [one_ledger()]}, owners)
+    (row,) = ledger_rows({"e1": [one_ledger()], "e2": [one_ledger()]}, owners, LED)
     assert (row["state"], row["eligible"], row["cluster"], row["closes"]) == ("closed", 2, "west", True)
     for bad in ({"closes": False, "off_by": 3}, {"lost": {"4": [7]}}):
-        (row,) = ledger_rows({"e1": [one_ledger()], "e2": [one_ledger(**bad)]}, owners)
+        (row,) = ledger_rows({"e1": [one_ledger()], "e2": [one_ledger(**bad)]}, owners, LED)
         assert (row["state"], row["closes"]) == ("alarm", False)
-    (row,) = ledger_rows({"e1": [one_ledger()], "e2": None}, owners)
+    (row,) = ledger_rows({"e1": [one_ledger()], "e2": None}, owners, LED)
     assert (row["state"], row["eligible"], row["reason"]) == ("unknown", None, "node e2 does not answer")
     refused = one_ledger(outcomes={**dict.fromkeys(OUTCOMES, 0), "rejected": 5})
-    (row,) = ledger_rows({"e1": [refused]}, owners)
+    (row,) = ledger_rows({"e1": [refused]}, owners, LED)
     assert (row["state"], row["reason"]) == (
         "closed",
         "5 refused there for good: isthmus sink dead-letters list at its nodes",
     )
     waiting = one_ledger(closes=None, partitions_not_known=[3])
-    (row,) = ledger_rows({"e1": [waiting]}, owners)
+    (row,) = ledger_rows({"e1": [waiting]}, owners, LED)
     assert (row["state"], row["closes"]) == ("unknown", None)
     assert row["waiting"] is None, "what memory holds of it is not what waits"
     source = {"source_uuid": "bb", "source_cluster": "west", "queue": "r", "fetched": 5, "fetched_bytes": 50,
               **dict.fromkeys(OUTCOMES, 1), "failed": 0, "under_way": 1}  # fmt: skip
     (row,) = received_rows({"e1": {"sources": [source]}, "e2": {"sources": [source]}})
     assert (row["cluster"], row["fetched"], row["under_way"], row["state"]) == ("west", 10, 2, "closed")
+
+
+def test_a_ledger_is_unknown_while_a_leader_has_no_queue_of_that_name() -> None:
+    """Changes of a partition that no ledger covers are accounted for nowhere: of a node whose file lacks the queue, of
+    one that does not know its cursor, of no leader. A node that leads nothing need not have it."""
+    records = {0: led(0, "e1"), 1: led(1, "e2")}
+    other = one_ledger(name="r", partitions=[1])
+    rows = ledger_rows({"e1": [one_ledger(partitions=[0])], "e2": [other]}, {}, records)
+    (row,) = [row for row in rows if row["queue"] == "q"]
+    assert (row["state"], row["closes"]) == ("unknown", None)
+    assert row["reason"].startswith("node e2, which leads 1 partition, has no queue of that name")
+    both = {"e1": [one_ledger(partitions=[0])], "e2": [one_ledger(partitions=[])]}
+    (row,) = ledger_rows(both, {}, records)
+    assert (row["state"], row["reason"]) == ("unknown", "partition 1: node e2 does not know its cursor yet")
+    gone = {0: led(0, "e1"), 1: replace(led(1, "e2"), leader=None)}
+    (row,) = ledger_rows(both, {}, gone)
+    assert (row["state"], row["reason"]) == ("unknown", "partition 1 has no leader")
+    (row,) = ledger_rows({"e1": [one_ledger(partitions=[0])], "e3": []}, {}, LED)
+    assert row["state"] == "closed"
+    (row,) = ledger_rows({"e1": [one_ledger()]}, {}, {0: led(0, "e1"), 1: led(1, "e2")})
+    assert (row["state"], row["reason"]) == ("unknown", "node e2 does not answer")
+
+
+def test_a_queue_that_no_cluster_has_fetched_from_has_nothing_to_account_for(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its state is no-sink, what waits is the count of the change index, and the exit code 0; once a cluster has
+    fetched, not knowing all that waits is unknown again, and so is a silent node before."""
+    never = one_ledger(closes=None, partitions_not_known=[0], partitions=[0], fetched=False, backlog=7)
+    (row,) = ledger_rows({"e1": [never]}, {}, LED)
+    assert (row["state"], row["closes"], row["waiting"]) == ("no-sink", None, 7)
+    listener.tell("/admin/ledger", {"ledger": [row], "unknown": []})
+    assert cli.main(["ledger"]) == Exit.OK
+    assert "no cluster has fetched from it yet" in capsys.readouterr().out
+    (row,) = ledger_rows({"e1": [{**never, "fetched": True}]}, {}, LED)
+    assert row["state"] == "unknown"
+    (row,) = ledger_rows({"e1": [never], "e2": None}, {}, LED)
+    assert row["state"] == "unknown"
 
 
 def test_a_queues_ledger_does_not_tell_what_waits_while_it_is_not_known(
@@ -156,7 +197,7 @@ def test_a_ledger_that_does_not_close_is_exit_code_1(
     listener: ToldListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both halves are shown; the alarm names the queue."""
-    (row,) = ledger_rows({"e1": [one_ledger(closes=False, off_by=3)]}, {"q": ("west", "bb")})
+    (row,) = ledger_rows({"e1": [one_ledger(closes=False, off_by=3)]}, {"q": ("west", "bb")}, LED)
     listener.tell("/admin/ledger", {"ledger": [row], "unknown": []})
     assert cli.main(["ledger"]) == Exit.DIFFERS
     shown = capsys.readouterr()
@@ -168,12 +209,12 @@ def test_a_ledger_of_which_a_part_is_unknown_is_exit_code_3(
     listener: ToldListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """0 says that it closes: with a silent node nobody knows; one that is known not to close outweighs that."""
-    (unknown,) = ledger_rows({"e1": [one_ledger()], "e2": None}, {"q": ("west", "bb")})
+    (unknown,) = ledger_rows({"e1": [one_ledger()], "e2": None}, {"q": ("west", "bb")}, LED)
     listener.tell("/admin/ledger", {"ledger": [unknown], "unknown": ["e2"]})
     for output in ("table", "json"):
         assert cli.main(["ledger", "-o", output]) == Exit.UNAVAILABLE
         assert "queue q: whether its ledger closes is not known: node e2 does not answer" in capsys.readouterr().err
-    (off,) = ledger_rows({"e1": [one_ledger(closes=False, off_by=3)]}, {"q": ("west", "bb")})
+    (off,) = ledger_rows({"e1": [one_ledger(closes=False, off_by=3)]}, {"q": ("west", "bb")}, LED)
     listener.tell("/admin/ledger", {"ledger": [unknown, off], "unknown": ["e2"]})
     assert cli.main(["ledger"]) == Exit.DIFFERS
 
@@ -212,7 +253,8 @@ def test_every_queue_that_has_a_step_to_go_is_named_first_those_that_go_on_by_no
         found = {"seen": [], "siblings": []}
         return str(joined({"e1": node_says(leads=True, queues=queues, object=found)}, {})["next"])
 
-    assert step("not-read", "gap") == "queue q1: do 1; queue q0: do 0"
+    push = "isthmus queue push q1 sends it: no full-sync that runs compares it"
+    assert step("not-read", "gap") == f"queue q1: {push}; queue q0: do 0"
     assert step("acknowledged", "waiting") == "queue q1: do 1"
     assert step(*["waiting"] * 5) == "queue q0: do 0; queue q1: do 1; queue q2: do 2; and 2 more queues"
 
@@ -289,14 +331,14 @@ def test_explain_prints_what_a_node_answers(listener: ToldListener, capsys: pyte
     looked = {"verdict": "diverged", "difference": "missing@sink", "reason": "", "check": "repaired", "by": "ann"}
     compared = {"fullsync": "west", **looked, "kind": "all", "at_ms": 1_700_000_000_000, "proven_ms": None}
     compared["suspended"] = "ann"
-    never = {**compared, "fullsync": "north", "verdict": "unreachable", "difference": None, "at_ms": None}
+    never = {**compared, "fullsync": "north", "verdict": "unknown", "difference": None, "at_ms": None}
     answer = joined({"e2": {**node_says(leads=True), "compared": [compared, never]}}, {})
     listener.tell("/admin/explain?type=notes&bucket=b&key=k", answer)
     assert cli.main(["explain", "notes/b", "k"]) == Exit.OK
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "key: notes/b k"
     told = [line for line in lines if line.startswith("full-sync ")]
-    assert told[0].startswith("full-sync north of e2: unreachable; never")
+    assert told[0].startswith("full-sync north of e2: unknown; never")
     assert told[1].startswith("full-sync west of e2: diverged: missing@sink, compared 2023-11-14")
     assert told[1].endswith("Z: repaired; never proven in sync; suspended by ann")
     assert lines[-1].startswith("next: write it")

@@ -68,6 +68,17 @@ def test_a_dry_run_shows_the_plan_and_moves_nothing(
     assert told.posted == []
 
 
+def test_leaders_are_shown_by_bucket_type_where_there_are_several(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is even in the sum may not be for a bucket type: of each the table has who leads how much."""
+    types = {"a": {"imbalance": 2, "leaders": {"n1": 2, "n3": 0}}, "b": {"imbalance": 0, "leaders": {"n1": 1}}}
+    Told(monkeypatch, {**UNEVEN, "bucket_types": types})
+    assert cli.main(["leader", "balance", "--dry-run"]) == Exit.OK
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert all(row in rows for row in (["a", "n1", "2"], ["a", "n3", "0"], ["b", "n1", "1"]))
+
+
 def test_nothing_to_move_is_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """An even cluster is left alone, and nobody is asked."""
     told = Told(monkeypatch, status((2, 1, 1), []))

@@ -65,6 +65,21 @@ def test_options_are_set_and_unset(listener: ToldListener, capsys: pytest.Captur
     ]
 
 
+def test_what_waits_is_said_once_and_not_of_a_dry_run(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The cluster's row and that of a bucket type wait for the same partitions: one line names them. A dry run has set
+    nothing, so nothing waits."""
+    rows = [ROW, {**ROW, "bucket_type": "default", "waiting": [4, 3, 7]}]
+    answer = {"outcome": "set", "before": None, "options": rows, "warnings": []}
+    listener.tell("/admin/options/replication.min.isr/set", answer)
+    assert cli.main(["option", "set", "replication.min.isr", "9"]) == Exit.OK
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not yet")]
+    assert said == ["not yet in force in partitions 3, 4, 7: their records wait for the controller"]
+    assert cli.main(["option", "set", "replication.min.isr", "9", "--dry-run"]) == Exit.OK
+    assert "not yet in force" not in capsys.readouterr().out
+
+
 def test_a_refused_option_is_one_line_and_code_4(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
     """The node's sentence, as it came."""
     listener.tell("/admin/options/x/set", {"error": "no such option: x", "reason": "unknown-option"}, 404)

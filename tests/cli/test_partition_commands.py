@@ -98,6 +98,7 @@ def test_racks_are_given_by_their_sizes(capsys: pytest.CaptureFixture[str]) -> N
     ("arguments", "words"),
     [
         (["--racks", "a:1"], "node ids 1, 2 have no rack"),
+        (["--racks", "a:1"], "`bucket-type create --placement computed`, `partition plan --ignore-rack-assignment`"),
         (["--racks", "a:2,b:2"], "more nodes than --nodes, which is 3"),
         (["--racks", "a"], "'a' is not RACK:NUMBER-OF-NODES"),
         (["--racks", "a:0,b:3"], "'a:0' is not RACK:NUMBER-OF-NODES"),
@@ -117,6 +118,17 @@ def test_a_wrong_plan_is_wrong_usage(capsys: pytest.CaptureFixture[str], argumen
     err = capsys.readouterr().err
     assert words in err
     assert err.count("\n") == 1
+
+
+def test_racks_say_how_many_nodes_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """--racks a:3,b:3 are six nodes without --nodes; with neither the refusal names both."""
+    wanted = ["--partitions", "6", "--replication-factor", "3", "-o", "json"]
+    assert cli.main(plan("--racks", "a:3,b:3", *wanted)) == Exit.OK
+    alone = capsys.readouterr().out
+    assert cli.main(plan("--racks", "a:3,b:3", "--nodes", "6", *wanted)) == Exit.OK
+    assert capsys.readouterr().out == alone
+    assert cli.main(plan(*wanted)) == Exit.USAGE
+    assert "--nodes, or --racks a:3,b:3" in capsys.readouterr().err
 
 
 def test_all_faults_of_a_file_are_told_a_line_each(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

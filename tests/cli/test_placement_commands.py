@@ -87,7 +87,7 @@ def test_the_plan_is_shown_and_just_that_is_ordered(monkeypatch: pytest.MonkeyPa
     told = Told(monkeypatch, PLAN, ORDERED)
     assert cli.main(["partition", "reassign", "--spread", "--yes", "--by", "ann"]) == Exit.OK
     out = capsys.readouterr().out
-    for part in ("t/1", "n1, n2", "n1, n3", "1 partitions change, 1 replicas are copied", "note: look out", "order 7"):
+    for part in ("t/1", "n1, n2", "n1, n3", "1 partition changes, 1 replica is copied", "note: look out", "order 7"):
         assert part in out
     (path, first), (_, second) = told.posted
     assert (path, first["dry_run"], first["kind"]) == ("/admin/moves", True, "spread")

@@ -45,7 +45,7 @@ def test_a_queue_tells_in_words_what_it_has_and_what_it_has_not(
     lines = dict(line.split(": ", 1) for line in fresh.splitlines() if ": " in line)
     assert lines["owner"].startswith("nobody")
     assert (lines["last decree"], lines["oldest"], lines["properties differ at"]) == ("none", "-", "-")
-    assert lines["limits"] == "300000 references, 1000 whole objects, 200000 bytes an object"
+    assert lines["limits"] == "300,000 references, 1,000 whole objects, 200000 bytes an object"
     assert lines["throttle"].startswith("none; 0 bytes/s")
     assert "unknown" not in fresh.replace(lines["waiting"], "")
     lines = dict(line.split(": ", 1) for line in busy.splitlines() if ": " in line)

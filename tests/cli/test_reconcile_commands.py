@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from aae.reconcile import options, runs, sessions
+from aae.reconcile import options, reconcile, runs, sessions
+from aae.reconcile.client import Plan
 from node.cli import times
 from node.cli.exits import CommandFailed, Exit
 from node.cli.main import main
+from repl.model.errors import BadInput
 
 ENDS = ["--left", "http://127.0.0.1:1", "--right", "http://127.0.0.1:2", "--output", "runs"]
 URL = ["--url", "http://127.0.0.1:1"]
@@ -27,7 +34,8 @@ def no_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     monkeypatch.setattr(sessions, "session", started)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ISTHMUS_TOKEN", raising=False)
+    for name in ("TOKEN", "TOKEN_FILE", "CA", "CERT", "KEY"):
+        monkeypatch.delenv(f"ISTHMUS_{name}", raising=False)
 
 
 @pytest.mark.parametrize(
@@ -146,3 +154,130 @@ def test_a_java_home_is_printed_for_sparks_own_scripts(capsys: pytest.CaptureFix
     home = Path(capsys.readouterr().out.strip())
     assert (home / "bin" / "java").exists()
     assert home == Path("java").absolute() or not list(Path().iterdir())
+
+
+@pytest.mark.parametrize("module", ["pyspark", "pyarrow"])
+def test_a_package_that_is_missing_is_one_sentence(
+    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether a command imports it at once or when Spark is to start, the sentence names the package, this interpreter
+    and the command that installs it; it is no bug with a traceback, and a module of our own that is missing is."""
+    missing = ModuleNotFoundError(f"No module named {module!r}", name=f"{module}.sql")
+
+    def absent(*_: Any, **__: Any) -> Any:
+        raise missing
+
+    monkeypatch.setattr(sessions, "session", absent)
+    assert main(["reconcile", "stats", *URL]) == Exit.LOCAL_FAULT
+    told = capsys.readouterr().err
+    assert f"needs the package {module}, which {sys.executable} does not have" in told
+    assert f"-m pip install '{module}" in told
+    assert ">=" in told
+    assert len(told.splitlines()) == 1
+    missing.name = "aae.reconcile.none"
+    assert main(["reconcile", "stats", *URL]) == Exit.BROKEN
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_reconcile_without_pyspark_says_what_to_install(tmp_path: Path) -> None:
+    """A real process in which pyspark cannot be imported: every command that needs it, in one line."""
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Hidden:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in ('pyspark', 'py4j'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Hidden())\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(hidden), str(Path(__file__).parents[2])])}
+    for words in (["run", *ENDS], ["stats", *URL], ["export", str(tmp_path / "x"), *URL]):
+        done = subprocess.run(
+            [sys.executable, "-m", "node.cli.main", "reconcile", *words], env=env, cwd=tmp_path, capture_output=True,
+            text=True, timeout=50, check=False,
+        )  # fmt: skip
+        assert done.returncode == Exit.LOCAL_FAULT, done.stderr
+        assert "needs the package pyspark" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_one_cluster_on_both_sides_is_refused_before_spark(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a URL that stands on both sides, whatever else is named; by what nodes of different URLs answer. Nothing is
+    written."""
+    sides = ["--left", "http://n1:1,http://n2:1/", "--right", "http://n2:1", "--output", "runs"]
+    assert main(["reconcile", "run", *sides]) == Exit.USAGE
+    assert "left and right are the same cluster: http://n2:1 is on both sides" in capsys.readouterr().err
+    plan = Plan(b"e" * 16, "east", "default", ())
+    monkeypatch.setattr(reconcile, "plan_of", lambda _side: plan)
+    assert main(["reconcile", "run", *ENDS]) == Exit.USAGE
+    assert "left and right are the same cluster, east" in capsys.readouterr().err
+    assert not list(Path().iterdir())
+
+
+def test_run_takes_its_files_from_the_environment_like_other_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ISTHMUS_TOKEN_FILE, ISTHMUS_CA, ISTHMUS_CERT and ISTHMUS_KEY count, as absolute paths; an option wins; --ca,
+    --cert and --key are other names of its options; a token in the environment alone is refused."""
+    seen: list[Any] = []
+
+    def check(_left: str, _right: str, wanted: Any) -> None:
+        seen.append(wanted)
+        raise BadInput("enough")
+
+    monkeypatch.setattr(reconcile, "check", check)
+    for name in ("TOKEN_FILE", "CA", "CERT", "KEY"):
+        monkeypatch.setenv(f"ISTHMUS_{name}", f"files/{name}")
+    assert main(["reconcile", "run", *ENDS]) == Exit.USAGE
+    here = Path.cwd() / "files"
+    [wanted] = seen
+    files = (wanted.token_file, wanted.ca_file, wanted.certificate_file, wanted.key_file)
+    assert files == tuple(str(here / name) for name in ("TOKEN_FILE", "CA", "CERT", "KEY"))
+    main(["reconcile", "run", *ENDS, "--ca", "/other", "--cert", "/c", "--key-file", "/k"])
+    assert (seen[-1].ca_file, seen[-1].certificate_file, seen[-1].key_file) == ("/other", "/c", "/k")
+    assert seen[-1].token_file == str(here / "TOKEN_FILE")
+    monkeypatch.delenv("ISTHMUS_TOKEN_FILE")
+    monkeypatch.setenv("ISTHMUS_TOKEN", "t" * 32)
+    capsys.readouterr()
+    assert main(["reconcile", "run", *ENDS]) == Exit.USAGE
+    assert "--token-file" in capsys.readouterr().err
+    assert len(seen) == 2
+
+
+def test_show_names_the_keys_that_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of which loss is claimed come first; names that are no text are shown by their bytes, sides by both names;
+    as many as were asked for, and how many there are; without a run there is nothing to name."""
+    directory = runs.RunDirectory("runs", "may")
+    directory.write("run.json", {"form": 1})
+    rows = [
+        (b"k\xff", "diverged", "missing", "sink"),
+        (b"late", "transient", None, None),
+        (b"k2", "diverged", "behind", "source"),
+    ]
+    table = [
+        {
+            "bucket_type": "default", "bucket": b"b", "key": key, "verdict": verdict, "difference": kind, "side": side,
+            "left_fault": None, "right_fault": None,
+        }
+        for key, verdict, kind, side in rows
+    ]  # fmt: skip
+    pq.write_to_dataset(pa.Table.from_pylist(table), directory.path / "findings", partition_cols=["verdict"])
+    show = ["reconcile", "show", "may", "--output", "runs"]
+    assert main([*show, "--keys", "2", "-o", "json"]) == 0
+    keys = json.loads(capsys.readouterr().out)["keys"]
+    assert [(one["key"], one["difference"], one["side"]) for one in keys] == [
+        ("k\\xff", "missing", "sink"), ("k2", "behind", "source")
+    ]  # fmt: skip
+    assert main([*show, "--keys", "2"]) == 0
+    told = capsys.readouterr().out
+    assert "sink (right)" in told
+    assert "2 of 3 keys" in told
+    assert "late" not in told
+    assert main([*show, "--keys", "9"]) == 0
+    assert "late" in capsys.readouterr().out
+    assert main([*show, "-o", "json"]) == 0
+    assert "keys" not in json.loads(capsys.readouterr().out)
+    assert main(["reconcile", "show", "--output", "runs", "--keys", "1"]) == Exit.USAGE

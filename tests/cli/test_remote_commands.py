@@ -116,6 +116,7 @@ QUEUE = {
 SINK = {
     "queue": "west",
     "peer": "http://10.0.0.7:8098",
+    "from": "operator",
     "state": "fetching",
     "delay_ms": 0,
     "applied": 5,
@@ -142,16 +143,16 @@ SINK = {
             ["queue", "list"],
             "/admin/queues",
             {"queues": [QUEUE]},
-            "east-1 west any - 3 0 1.5 s running suspended repair",
+            "east-1 west any - 3 unknown 0 1.5 s running suspended repair",
         ),
         (
             ["sink", "list"],
             "/admin/sink",
             {"node": "east-1", "sinks": [SINK]},
-            "east-1 west http://10.0.0.7:8098 fetching 0.0 ms 5 1 0 0 1.8 ms unknown - -",
+            "east-1 west http://10.0.0.7:8098 operator fetching 0.0 ms 5 1 0 0 1.8 ms unknown - -",
         ),
-        (["sink", "list"], "/admin/sink", {"sinks": [{"queue": "q"}]}, "unknown q" + " unknown" * 9 + " - unknown"),
-        (["queue", "list"], "/admin/queues", {"queues": [{}]}, "unknown " * 9 + "-"),
+        (["sink", "list"], "/admin/sink", {"sinks": [{"queue": "q"}]}, "unknown q" + " unknown" * 10 + " - unknown"),
+        (["queue", "list"], "/admin/queues", {"queues": [{}]}, "unknown " * 10 + "-"),
         (["cluster", "status"], "/admin/cluster", CLUSTER, "full-sync idle not configured"),
     ],
 )
@@ -181,7 +182,9 @@ def test_a_suspended_queue_shows_who_when_and_why(listener: ToldListener, capsys
     listener.tell("/admin/queues", {"queues": [queue]})
     assert cli.main(["queue", "list"]) == Exit.OK
     row = " ".join(capsys.readouterr().out.splitlines()[-1].split())
-    assert row == "east-1 west any west 0 0 - running suspended suspended: disk (by ann@ops, 2023-11-14 22:13:20Z)"
+    assert (
+        row == "east-1 west any west 0 unknown 0 - running suspended suspended: disk (by ann@ops, 2023-11-14 22:13:20Z)"
+    )
 
 
 def test_the_queues_of_all_nodes_name_those_that_are_silent_or_gone(
@@ -197,8 +200,8 @@ def test_the_queues_of_all_nodes_name_those_that_are_silent_or_gone(
     assert cli.main(["queue", "list", "--all"]) == Exit.OK
     _, first, second, third = (" ".join(line.split()) for line in capsys.readouterr().out.splitlines())
     assert first.startswith("e1 west any")
-    assert second == "e2" + " unknown" * 8 + " the node does not answer"
-    assert third == "e3" + " unknown" * 8 + " the node is gone: others lead its share"
+    assert second == "e2" + " unknown" * 9 + " the node does not answer"
+    assert third == "e3" + " unknown" * 9 + " the node is gone: others lead its share"
 
 
 def test_cluster_status_calls_the_unknown_unknown(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,6 +261,60 @@ def test_a_queue_is_suspended_and_resumed_by_name(listener: ToldListener, capsys
         ("/admin/queues/we%2Fst/suspend", {"what": "serving", "node": None, "by": "ann@ops", "reason": "disk"}),
         ("/admin/queues/we%2Fst/resume", {"what": "serving", "node": None, "by": "ann@ops"}),
     ]
+
+
+def test_both_of_a_queue_may_be_suspended_at_once(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """--publishing --serving means both, in one act; neither flag silently wins."""
+    for verb in ("suspend", "resume"):
+        listener.tell(f"/admin/queues/q/{verb}", {"ok": True})
+        yes = ["--yes"] * (verb == "suspend")
+        assert cli.main(["queue", verb, "q", "--publishing", "--serving", *yes]) == Exit.OK
+        done = {"suspend": "suspended", "resume": "resumed"}[verb]
+        assert capsys.readouterr().out == f"queue q: serving and publishing {done}\n"
+    assert [wish["what"] for _, wish in listener.posted] == [["serving", "publishing"]] * 2
+
+
+@pytest.mark.parametrize(
+    "command", [["clear", "q"], ["delist", "q"], ["release", "q"], ["suspend", "q", "--publishing"]]
+)
+def test_what_loses_changes_says_how_many_and_is_not_done_unasked(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    """Where nobody can be asked nothing is done; --dry-run shows the numbers and does nothing; --yes does it."""
+    path = f"/admin/queues/q/{command[0]}"
+    listener.tell(path, {"effect": "gives up 1,234 changes", "silent": ["e2"], "ok": True})
+    assert cli.main(["queue", *command]) == Exit.USAGE
+    assert "--yes" in capsys.readouterr().err
+    assert cli.main(["queue", *command, "-o", "json"]) == Exit.USAGE
+    capsys.readouterr()
+    assert cli.main(["queue", *command, "--dry-run"]) == Exit.OK
+    told = capsys.readouterr().out
+    assert f"queue q: {command[0]} gives up 1,234 changes (no answer from e2)" in told
+    assert all(wish["dry_run"] is True for _, wish in listener.posted)
+    listener.posted.clear()
+    assert cli.main(["queue", *command, "--yes"]) == Exit.OK
+    assert [(where, wish.get("dry_run")) for where, wish in listener.posted] == [(path, None)]
+
+
+def test_another_filter_is_told_and_asked_for_and_limits_are_not(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`queue set` sends what is named alone; another offer asks; nothing, or --default with more, refused."""
+    listener.tell("/admin/queues/q/set", {"effect": "makes a gap", "notes": ['no such bucket type: "defualt"']})
+    assert cli.main(["queue", "set", "q", "--filter", "any"]) == Exit.USAGE
+    assert [wish.get("dry_run") for _, wish in listener.posted] == [True]
+    listener.posted.clear()
+    assert cli.main(["queue", "set", "q", "--filter", "any", "--no-cascade", "--by", "ann", "--yes"]) == Exit.OK
+    assert 'warning: no such bucket type: "defualt"' in capsys.readouterr().err
+    arguments = ["--object-limit", "5", "--object-size-limit", "1KB", "--lease", "9s", "--by", "ann"]
+    assert cli.main(["queue", "set", "q", *arguments]) == Exit.OK
+    act = {"by": "ann", "reason": ""}
+    assert [wish for _, wish in listener.posted] == [
+        {"filter": "any", "cascade": False, **act},
+        {"object_limit": 5, "object_size_limit": 1_000, "lease_ms": 9_000, **act},
+    ]
+    assert cli.main(["queue", "set", "q"]) == Exit.USAGE
+    assert cli.main(["queue", "set", "q", "--default", "--queue-limit", "4"]) == Exit.USAGE
 
 
 def test_a_sink_is_suspended_by_queue_by_peer_or_whole(

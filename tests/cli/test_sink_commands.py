@@ -65,7 +65,7 @@ def test_sinks_of_all_nodes_are_listed_and_a_silent_one_is_unknown(
     listener.tell("/admin/sink/nodes", {"nodes": nodes})
     assert cli.main(["sink", "list", "--all"]) == Exit.OK
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert rows[1].startswith("w1 west http://10.0.0.7:8098 fetching")
+    assert rows[1].startswith("w1 west http://10.0.0.7:8098 operator fetching")
     assert rows[2].startswith("w2 unknown unknown unknown")
 
 
@@ -167,3 +167,27 @@ def test_all_dead_letters_are_dropped_only_when_somebody_says_so(
     listener.tell(path, {"dead_letters": []})
     assert cli.main(["sink", "dead-letters", "drop", "--all"]) == Exit.OK
     assert capsys.readouterr().out == "dropped: 0 of 0\n"
+
+
+def test_peers_and_workers_of_a_queue_are_asked_for_as_they_are_meant(
+    listener: ToldListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is added, removed and limited goes as it was written, with who and why; contradictions are slips."""
+    for path in ("peers/add", "peers/remove", "limits"):
+        listener.tell(f"/admin/sink/{path}", OVERVIEW)
+    act = {"by": "ann", "reason": "site"}
+    said = ["--by", "ann", "--reason", "site"]
+    url = "https://10.0.0.7:8098"
+    assert cli.main(["sink", "add-peer", url, "q", "--cluster", "east", "--peer-token-file", "/t", *said]) == Exit.OK
+    assert cli.main(["sink", "remove-peer", url, "q", *said]) == Exit.OK
+    assert cli.main(["sink", "set-workers", "3", "--queue", "q", *said]) == Exit.OK
+    assert cli.main(["sink", "set-workers", "--default", "--queue", "q", "--node", "w1", *said]) == Exit.OK
+    assert [wish for _, wish in listener.posted] == [
+        {"queue": "q", "url": url, "cluster": "east", "token_file": "/t", **act},
+        {"queue": "q", "url": url, **act},
+        {"queue": "q", "workers": 3, "forget": False, "node": None, **act},
+        {"queue": "q", "workers": None, "forget": True, "node": "w1", **act},
+    ]
+    assert "queue q: at most 3 workers" in capsys.readouterr().out
+    for wrong in (["--queue", "q"], ["3", "--queue", "q", "--per-peer", "1"], ["3", "--queue", "q", "--default"]):
+        assert cli.main(["sink", "set-workers", *wrong]) == Exit.USAGE

@@ -183,10 +183,10 @@ def test_links_that_fail_are_a_warning_of_a_whole_cluster(
 ) -> None:
     """They are told in a line of their own; the code speaks of this cluster."""
     listener.tell(
-        "/admin/cluster", {"problems": [], "warnings": ["to other clusters, at node e1: 1 of 1 links fail: x"]}
+        "/admin/cluster", {"problems": [], "warnings": ["to other clusters, at node e1: 1 of 1 link fails: x"]}
     )
     assert cli.main(["cluster", "status"]) == Exit.OK
-    assert "warning: to other clusters, at node e1: 1 of 1 links fail: x" in capsys.readouterr().out.splitlines()
+    assert "warning: to other clusters, at node e1: 1 of 1 link fails: x" in capsys.readouterr().out.splitlines()
 
 
 def test_references_that_found_no_room_are_no_success(

@@ -39,7 +39,7 @@ def test_a_time_means_the_same_in_every_command(listener: ToldListener) -> None:
     listener.tell("/admin/partitions?bucket_type=default", {"partitions": [{"index": 0, "partition": 7}]})
     page = {"next": None, "matched": 0, "found": [], "done": 0, "refused": {}}
     listener.tell("/admin/folds", page)
-    assert cli.main(["queue", "release", "q", "--from", text]) == Exit.OK
+    assert cli.main(["queue", "release", "q", "--from", text, "--yes"]) == Exit.OK
     assert cli.main(["queue", "register", "q", "--from", text]) == Exit.OK
     assert cli.main(["fullsync", "set-range", text, "2026-02-04", "--peer", "p"]) == Exit.OK
     assert cli.main(["fold", "find-tombs", "--since", text]) == Exit.OK

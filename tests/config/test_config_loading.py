@@ -42,7 +42,13 @@ def test_the_sample_of_one_node_loads() -> None:
     assert settings.node.name == "east-1"
     assert settings.node.data_dir == SAMPLES / "data" / "east-1"
     assert settings.queues == (QueueSettings("west"),)
-    assert settings.sink.peers == (PeerSettings("http://127.0.0.1:8198", "east"),)
+    assert settings.sink.peers == (), "a first node begins without a warning about a peer that is not there"
+    peer = '[[sink.peers]]\nurl = "http://west-1.example:8098"\nqueue = "east"\n'
+    sample = (SAMPLES / "node.toml").read_text()
+    commented = "".join(f"# {line}\n" for line in peer.splitlines())
+    assert commented in sample
+    settings = load_text(sample.replace(commented, peer), SAMPLES / "node.toml")
+    assert settings.sink.peers == (PeerSettings("http://west-1.example:8098", "east"),)
 
 
 def test_a_file_with_the_least_gets_every_default() -> None:
@@ -216,7 +222,8 @@ def test_origins_and_effective_values_name_file_and_line() -> None:
 
 def test_effective_values_make_the_same_settings_again() -> None:
     """What `effective` prints is a config file: loading it gives equal settings."""
-    settings = load_file(SAMPLES / "node.toml")
+    peer = '[[sink.peers]]\nurl = "http://west-1.example:8098"\nqueue = "east"\n'
+    settings = load_text((SAMPLES / "node.toml").read_text() + peer, SAMPLES / "node.toml")
     plain, tables = [], []
     for path, text, _ in effective(settings):
         table, _, key = path.rpartition(".")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from config.doubts import doubts_of
 from config.loading import ConfigError, load_file
 
 BASE = """
@@ -31,6 +32,7 @@ def test_a_full_sync_needs_a_name_urls_and_a_queue(tmp_path: Path) -> None:
     (peer,) = load_file(file).fullsync
     assert peer.urls == "http://10.0.0.7:8098,http://10.0.0.8:8098"
     assert (peer.auto_count, peer.all_count, peer.bidirectional) == (24, 0, False)
+    assert peer.bucket_types == "*", "all, those made later included"
 
 
 @pytest.mark.parametrize(
@@ -38,9 +40,9 @@ def test_a_full_sync_needs_a_name_urls_and_a_queue(tmp_path: Path) -> None:
     [
         ('urls = "10.0.0.7"', "not the URL of a node"),
         ('urls = "http://a:1,http://a:1"', "once"),
-        ('queue = "nowhere"', "is no queue of this file; there are: to-west"),
         ('bucket_types = "a,a"', "each of 1 to 256 bucket types once"),
         ('bucket_types = "a b"', "is not a name"),
+        ('bucket_types = "*,a"', "is not a name"),
         ('all_window = "25-3"', '"22-6"'),
         ("all = 500", "allowed is 0 to 240"),
         ("bidirectional = true", "set peer_queue"),
@@ -56,6 +58,18 @@ def test_what_is_wrong_is_named(tmp_path: Path, line: str, message: str) -> None
     file.write_text("\n".join([*kept, line]))
     with pytest.raises(ConfigError, match=message):
         load_file(file)
+
+
+def test_a_queue_that_is_registered_later_may_be_named(tmp_path: Path) -> None:
+    """The file loads also when it has queues of its own; that this one is not among them is a doubt, not a fault."""
+    file = tmp_path / "n1.toml"
+    file.write_text(BASE.replace('queue = "to-west"\n', 'queue = "later"\n'))
+    settings = load_file(file)
+    assert settings.queues
+    (doubt,) = (one for one in doubts_of(settings) if one.path == "fullsync[0].queue")
+    assert '"later" is no queue of this file; there are: to-west' in doubt.message
+    file.write_text(BASE)
+    assert not [one for one in doubts_of(load_file(file)) if one.path == "fullsync[0].queue"]
 
 
 def test_two_of_one_name_are_one_too_many(tmp_path: Path) -> None:

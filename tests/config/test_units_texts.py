@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from config.texts import quantity
 from config.units import format_duration, format_size, parse_duration, parse_size
 
 
@@ -81,3 +82,15 @@ def test_a_wrong_duration_is_refused_with_a_hint(text: str, hint: str) -> None:
     with pytest.raises(ValueError, match='"') as caught:
         parse_duration(text)
     assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [
+        (1, "partition", "1 partition"), (0, "partition", "0 partitions"), (2, "key", "2 keys"), (1, "key", "1 key"),
+        (3, "batch", "3 batches"), (12_000, "entry", "12,000 entries"),
+    ],
+)  # fmt: skip
+def test_a_number_of_things_is_said_in_its_plural(number: int, noun: str, text: str) -> None:
+    """One thing is singular; other numbers take the plural of the noun."""
+    assert quantity(number, noun) == text

@@ -10,10 +10,11 @@ import pytest
 
 from repl import controller
 from repl.balancing import BalanceOptions, Balancing
+from repl.bucket_types import Wanted, create_bucket_type
 from repl.creation import DefaultType
 from repl.metastore.port import Conflict
 from repl.model.errors import NotReady
-from repl.model.record import Member, PartitionStatus
+from repl.model.record import Incarnation, Member, PartitionStatus
 from tests.controller.fake_cluster import Cluster, FakeNode, running, until
 
 TWELVE = DefaultType(partition_count=12, factor=3, min_isr=2, settle_ms=0)
@@ -90,6 +91,39 @@ def test_leaderships_return_to_a_node_that_came_back() -> None:
             samples = {(name, labels.get("outcome", "")): value for name, labels, value in balancing.samples()}
             assert samples["isthmus_leader_moves_total", "done"] == 4
             assert samples["isthmus_leader_imbalance", ""] == 0
+
+    asyncio.run(story())
+
+
+def test_what_is_even_in_the_sum_alone_is_made_even_for_each_bucket_type() -> None:
+    """Three partitions of one bucket type are led by two nodes, three of another by others so that all lead two: each
+    type is spread by itself, and the status and the metrics tell both."""
+
+    async def story() -> None:
+        six = DefaultType(partition_count=3, factor=3, min_isr=2, settle_ms=0)
+        async with running(six, 1, 2, 3, balance=OFF) as cluster:
+            await until(cluster.online)
+            one = cluster.living[0]
+            await create_bucket_type(one.metastore, Wanted("notes", 3, 3), dry_run=False)
+            await until(lambda: cluster.online() and len(one.controller.records) == 6)
+            led = dict(zip(sorted(one.controller.records), ("n1", "n1", "n2", "n3", "n3", "n2"), strict=True))
+            for partition, record in (await one.metastore.records()).items():
+                leader = Incarnation(led[partition], cluster.nodes[led[partition]].inc)
+                await one.metastore.write_record(replace(record, leader=leader, epoch=record.epoch + 1))
+            balancing = balancing_of(cluster)
+            skew = {"imbalance": 2, "leaders": {"n1": 2, "n2": 1, "n3": 0}}
+            await until(lambda: balancing.status(now_ms(cluster))["bucket_types"]["default"] == skew)
+            assert balancing.status(now_ms(cluster))["imbalance"] == 0
+            assert [
+                (labels["bucket_type"], value)
+                for name, labels, value in balancing.samples()
+                if name == "isthmus_leader_type_imbalance" and labels["bucket_type"] == "notes"
+            ] == [("notes", 2)]
+            balancing.begin("ann")
+            await until(lambda: balancing.status(now_ms(cluster))["state"] == "balanced")
+            after = balancing.status(now_ms(cluster))
+            assert [each["imbalance"] for each in after["bucket_types"].values()] == [0, 0]
+            assert after["imbalance"] == 0
 
     asyncio.run(story())
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from config.options import MOVES_AT_ONCE
+from config.options import MIN_ISR, MOVES_AT_ONCE
 from repl import controller, moving
 from repl.balancing import BalanceOptions
 from repl.creation import DefaultType
@@ -17,9 +17,9 @@ from repl.isr.replica_map import BadReplicaMap
 from repl.metastore.memory import WriteFault
 from repl.metastore.port import Conflict, Versioned
 from repl.model.record import Incarnation, Member, PartitionRecord
-from repl.option_settings import Setting, change_option
+from repl.option_settings import OPTIONS_PATH, Setting, change_option
 from repl.placement_orders import ORDERS_PATH, Placement, change_placement, encode_placement
-from repl.relocating import Wish, cancel, ordered, undrain
+from repl.relocating import Wish, cancel, ordered, planned, undrain
 from tests.controller.fake_cluster import Cluster, running, until
 
 SIX = DefaultType(partition_count=6, factor=3, min_isr=2, settle_ms=0)
@@ -39,6 +39,7 @@ async def end(cluster: Cluster, record: PartitionRecord) -> None:
         record,
         replicas=record.staying,
         adding=(),
+        before=(),
         removing=(),
         isr=frozenset(Member(node, 50 + int(node[1:])) for node in record.staying),
         leader=Incarnation(leads, cluster.nodes[leads].inc),
@@ -84,6 +85,68 @@ def test_no_more_partitions_change_than_the_option_says() -> None:
             (ended,) = cluster.living[0].controller.placement.ended
             assert (ended.outcome, ended.moved, ended.partition_count, ended.by) == ("done", 6, 6, "ann")
             assert all(set(r.replicas) == {"n1", "n2", "n4"} for r in cluster.records.values())
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("by_file", [False, True], ids=["factor", "file"])
+@pytest.mark.parametrize(
+    ("before", "after", "of_cluster", "of_type", "number", "what"),
+    [
+        (3, 2, None, None, 1, "An acknowledged write may be on one disk alone"),
+        (2, 3, None, None, 2, f"({MIN_ISR} is not set: one less than there are replicas, 1 at least)"),
+        (1, 3, None, None, 2, f"({MIN_ISR} is not set: one less than there are replicas, 1 at least)"),
+        (2, 1, None, None, 1, "partitions would have one replica"),
+        (3, 2, 2, None, 2, "That is all replicas: while one of them is away, writes are refused"),
+        (3, 2, 3, None, 2, f"({MIN_ISR} is set to 3 for the cluster)"),
+        (2, 3, 3, 1, 1, "An acknowledged write may be on one disk alone"),
+        (2, 3, 1, 3, 3, f"({MIN_ISR} is set to 3 for this bucket type)"),
+    ],
+)
+def test_the_min_isr_that_a_plan_announces_is_the_one_that_comes_to_be(
+    before: int, after: int, of_cluster: int | None, of_type: int | None, number: int, what: str, *, by_file: bool
+) -> None:
+    """Whether the number of replicas rises or falls, by the factor or by a file, with the option set or not: the note
+    of the plan has the number that the records have once the order is done, and what it means."""
+
+    async def story() -> None:
+        async with running(DefaultType(partition_count=2, factor=before, settle_ms=0), 1, 2, 3) as cluster:
+            await until(cluster.online)
+            metastore = cluster.living[0].metastore
+            for bucket_type, value in ((None, of_cluster), ("default", of_type)):
+                if value is not None:
+                    await change_option(metastore, MIN_ISR, bucket_type, Setting(value, "ann", 1))
+            expected = {(after, number)}
+            wish = Wish(Kind.FACTOR, "default", after)
+            if by_file:
+                places = [(*r.replicas, *({*cluster.nodes} - {*r.replicas}))[:after] for r in cluster.records.values()]
+                wish = Wish(Kind.FILE, "default", places=tuple(places))
+            plan, _ = await ordered(metastore, wish, None, "ann", 5)
+            notes = [note for note in plan.notes if "min-ISR" in note]
+            assert len(notes) == 1, plan.notes
+            where = f"bucket type default, {before} to {after} replica{'s' * (after > 1)}: min-ISR is {number} then"
+            assert notes[0].startswith(where)
+            assert what in " ".join(plan.notes)
+            await until(lambda: changing(cluster))
+            await end_all(cluster)
+            await until(lambda: {(len(r.replicas), r.effective_min_isr) for r in cluster.records.values()} == expected)
+
+    asyncio.run(story())
+
+
+def test_a_plan_says_when_min_isr_cannot_be_known_and_nothing_of_it_where_replicas_stay_as_many() -> None:
+    """A damaged document of options is no reason to guess; an order that only moves replicas has no such note."""
+
+    async def story() -> None:
+        async with running(DefaultType(partition_count=2, factor=2, settle_ms=0), 1, 2, 3) as cluster:
+            await until(cluster.online)
+            metastore = cluster.living[0].metastore
+            moved = await planned(metastore, Wish(Kind.DRAIN, nodes=("n3",)))
+            assert moved.moves
+            assert not any("min-ISR" in note for note in moved.notes)
+            await metastore.put(OPTIONS_PATH, b"damaged", None)
+            changed = await planned(metastore, Wish(Kind.FACTOR, "default", 3))
+            assert any("min-ISR is not known, since the options" in note for note in changed.notes)
 
     asyncio.run(story())
 

@@ -26,6 +26,7 @@ from repl.properties import (
     encode_properties,
     read_properties,
 )
+from repl.property_digests import differences
 from tests.controller.fake_cluster import until
 
 ODD = Place("notes", b"a/b \xff")
@@ -174,8 +175,11 @@ def test_clusters_tell_whether_their_properties_agree() -> None:
         assert books[0].digests() != books[1].digests()
         await set_(two, Place("t"), delete_mode="immediate")
         assert books[0].digests() == books[1].digests() != {}
+        assert books[0].places() == books[1].places() != {}
         await set_(two, Place("t", b"b"), allow_mult=False)
         assert books[0].digests() != books[1].digests()
+        (found,) = differences(books[0].digests(), books[1].digests(), books[0].places(), books[1].places())
+        assert found == (b"t", b"b", ("allow_mult",))
 
     asyncio.run(story())
 

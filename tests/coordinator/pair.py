@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from repl.coordinator import Coordinator
+from repl.entry_times import EntryTimes
 from repl.model.entry import Entry, EntryKind, make_entry
 from repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from repl.model.keys import Key, key_hash, partition_index
@@ -43,6 +44,7 @@ class Core:
     applied: int = 0
     reason: str = "idle: nothing was said"
     record: PartitionRecord | None = None
+    hw: int = 0
 
 
 @dataclass
@@ -79,6 +81,7 @@ class StandIn:
         self.store = store
         self.replog = MemoryLog()
         self.time = Clock()
+        self.entry_times = EntryTimes()
         self.hooks: list[Any] = []
         self.partitions = {p: Place(p, actor_of(UUID, p)) for p in range(PARTITIONS)}
         self.hold = False

@@ -11,8 +11,8 @@ from repl.model.errors import TooLarge
 from repl.model.keys import Key
 from repl.model.objects import Content, Object, decode_object, encode_object, write
 from repl.model.properties import DEFAULTS, Properties, TypeProperties
-from repl.model.requests import PushItem, PushOutcome, WriteRequest
-from repl.model.vclock import actor_of, decode_clock, pack_counter
+from repl.model.requests import Met, PushItem, PushOutcome, WriteRequest
+from repl.model.vclock import actor_of, decode_clock, encode_clock, pack_counter
 from repl.write_limits import TooManySiblings
 from tests.coordinator.pair import OTHER, Cluster, cluster, keys_of
 
@@ -74,8 +74,10 @@ def test_a_push_that_is_concurrent_is_resolved_by_the_bucket_and_counts_as_ours(
     async def claim(made: Cluster) -> None:
         under(made, DEFAULTS._replace(allow_mult=False))
         await put(made, b"ours")
+        before = decode_object(await made.coordinators["n1"].get(KEY) or b"")
         (old,) = await made.coordinators["n1"].push([foreign(b"theirs", 1, 5)])
         assert old.outcome is PushOutcome.MERGED
+        assert old.met == Met(encode_clock(before.clock), 1), "one is kept"
         here = decode_object(await made.coordinators["n1"].get(KEY) or b"")
         assert values(here) == {b"ours"}, "theirs is older"
         (new,) = await made.coordinators["n1"].push([foreign(b"newer", 2, 1 << 42)])

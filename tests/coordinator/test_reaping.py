@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from config.settings import ListenSettings, QueueSettings
 from repl import reaping
 from repl.model.entry import EntryKind
 from repl.model.errors import OutcomeUnknown
@@ -22,12 +23,13 @@ from repl.model.vclock import actor_of, descends, increment, pack_counter
 from repl.partition import Partition
 from repl.reaping import Reaper
 from repl.store.port import REAPED
-from repl.store.reaped import ReapedWindows
+from repl.store.reaped import REMEMBERED_MAX, ReapedWindows
 from tests.coordinator.pair import LIMITS, OTHER, UUID, Cluster, cluster, keys_of
 
 KEY, SECOND, THIRD = keys_of(0, 3)
 THIRD_CLUSTER = b"north-clusters16"
 IMMEDIATE = DEFAULTS._replace(reap_after_ms=0)
+DEFAULT_TICK_S = reaping.TICK_S
 
 
 @dataclass
@@ -128,6 +130,88 @@ def test_a_tombstone_is_reaped_by_an_entry_of_the_log() -> None:
             written = await w.made.coordinators["n1"].write(WriteRequest(KEY, Content(b"again")))
             assert [s.value for s in decode_object(written.payload).siblings] == [b"again"]
             assert len(w.made.store.changes(0, 0, 100)) == 1
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("remembered", [True, False])
+def test_a_request_takes_effect_once_though_its_key_was_reaped(
+    monkeypatch: pytest.MonkeyPatch, remembered: bool
+) -> None:
+    """H40 holds over a reap: the repeated PUT does not bring the deleted value back, at any node, and is answered with
+    the clock of the tombstone, as long as that is remembered."""
+    monkeypatch.setattr("repl.store.reaped.REMEMBERED_MAX", 1)
+
+    async def story() -> None:
+        async with world(IMMEDIATE) as w:
+            n1, n2 = (w.made.coordinators[node] for node in ("n1", "n2"))
+            request = WriteRequest(KEY, Content(b"v"), None, b"id-1")
+            assert not (await n1.write(request)).repeated
+            deleted = await n1.write(WriteRequest(KEY, TOMBSTONE))
+            await w.gone()
+            if not remembered:
+                await w.delete(SECOND)
+                await w.gone(SECOND)
+            for coordinator in (n1, n2):
+                again = await coordinator.write(request)
+                assert again.repeated
+                assert (again.payload, again.sibling_count) == (b"", 0)
+                assert again.clock == (deleted.clock if remembered else b"")
+            assert await n1.get(KEY) is None
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("applied", [True, False])
+@pytest.mark.parametrize("late", ["value", "tombstone"])
+def test_an_answer_that_rests_on_a_reap_under_way_waits_for_it(applied: bool, late: str) -> None:
+    """R-WAIT: a push that says nothing new is superseded by a REAP that is not applied. It is told so when that is; if
+    the entry is dropped nobody knows, and the change comes again."""
+
+    async def story() -> None:
+        async with world(IMMEDIATE) as w:
+            runtime, coordinator = w.made.runtimes["n1"], w.made.coordinators["n1"]
+            value = write(None, (), Content(b"late"), (actor_of(OTHER, 0), 1), 5)
+            assert (await coordinator.push([PushItem(KEY, OTHER, encode_object(value))]))[0].error is None
+            w.queues.waiting = "not yet"
+            await coordinator.write(WriteRequest(KEY, TOMBSTONE))
+            deleted = w.in_store()
+            assert deleted is not None
+            runtime.hold, w.queues.waiting = True, ""
+            place = runtime.partitions[0]
+            async with asyncio.timeout(5):
+                while not any(entry.kind == EntryKind.REAP for entry in place.pending):
+                    await asyncio.sleep(0.001)
+            again = encode_object(value if late == "value" else deleted)
+            push = asyncio.create_task(coordinator.push([PushItem(KEY, OTHER, again, late == "tombstone")]))
+            await asyncio.sleep(0.01)
+            assert not push.done()
+            if applied:
+                runtime.apply(place)
+            else:
+                runtime.step_down(0)
+            ((result),) = await push
+            assert result.outcome is (PushOutcome.SUPERSEDED if applied else PushOutcome.FAILED)
+
+    asyncio.run(story())
+
+
+def test_what_is_remembered_outlasts_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn reaps no more than REAPS_AT_ONCE of a partition, and at that rate the memory of reaped keys is longer than
+    a lease and a write's time-out together, as they are by default: no sink pushes what is older."""
+    per_s = reaping.REAPS_AT_ONCE / DEFAULT_TICK_S
+    assert REMEMBERED_MAX / per_s * 1_000 > QueueSettings("q").lease_ms + ListenSettings().request_timeout_ms
+    monkeypatch.setattr(reaping, "TICK_S", 60.0)
+
+    async def story() -> None:
+        keys = keys_of(0, reaping.REAPS_AT_ONCE + 5)
+        async with world(IMMEDIATE) as w:
+            for key in keys:
+                await w.delete(key)
+            reaper, place = w.reapers["n1"], w.made.runtimes["n1"].partitions[0]
+            reaper._reap_due(place, reaper._led[0])  # type: ignore[arg-type]
+            await w.gone(keys[0])
+            assert sum(w.in_store(key) is not None for key in keys) == 5
 
     asyncio.run(story())
 

@@ -124,7 +124,7 @@ def test_usual_writes_are_what_the_way_of_all_writes_makes_of_them(seed: int) ->
             expected.repeated_count,
         )
         assert proposal.warned == expected.warned
-        assert proposal.condition_failed == expected.condition_failed
+        assert proposal.needs_confirmation == expected.needs_confirmation
         for request, result in zip(requests, results, strict=True):
             if isinstance(result, Written) and result.clock:
                 both.clocks.setdefault(request.key, []).append(decode_clock(result.clock))

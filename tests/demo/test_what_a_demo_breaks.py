@@ -120,7 +120,7 @@ def test_a_cluster_is_whole_only_with_all_online_in_sync_and_there() -> None:
     assert cluster_sight("east", raw).told() == "east: leaders a 0, b 12; 36 of 36 replicas in sync"
     offline = cluster_sight("east", raw | {"partitions": {"total": 12, "online": 11}})
     assert not offline.whole
-    assert offline.told().endswith("; 1 partitions without a leader")
+    assert offline.told().endswith("; 1 partition without a leader")
     assert not cluster_sight("east", raw | {"replicas": {"total": 36, "in_sync": 35}}).whole
     assert not cluster_sight("east", raw | {"nodes": [{"name": "b", "leaders": 12, "state": "gone"}]}).whole
     assert not cluster_sight("east", raw | {"partitions": {"total": 0, "online": 0}}).whole

@@ -232,6 +232,8 @@ class Lab:
         self._taken: set[int] = set()
         self._loopback = self._new_loopback()
         """Without a network: an address of our own, so that nobody takes the port of a node that is down."""
+        self.partition_count = PARTITIONS
+        """Partitions of all bucket types that the cluster must have to be well; more once bucket types are made."""
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="lab", daemon=True)
@@ -332,7 +334,7 @@ class Lab:
             if answer is None:
                 return f"{node.name} does not answer"
             views[node.name] = {row["partition"]: row for row in answer["partitions"]}
-            if len(views[node.name]) != PARTITIONS:
+            if len(views[node.name]) != self.partition_count:
                 return f"{node.name} knows {len(views[node.name])} partitions"
         for name, view in views.items():
             for partition, row in view.items():
@@ -353,7 +355,7 @@ class Lab:
             for row in (next(iter(self.nodes.values())).ask("/admin/partitions") or {"partitions": []})["partitions"]:
                 ends = (end for replica in row["replica_states"] for end in (replica["applied"], replica["leo"]))
                 offsets[row["partition"]] = {*ends}
-            if len(offsets) == PARTITIONS and all(len(of) == 1 and None not in of for of in offsets.values()):
+            if len(offsets) == self.partition_count and all(len(of) == 1 and None not in of for of in offsets.values()):
                 return
             assert time.monotonic() < deadline, f"applied offsets and ends stay different: {offsets}"
             time.sleep(0.1)

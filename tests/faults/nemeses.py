@@ -166,12 +166,12 @@ def cut_one_way(stage: Stage) -> None:
 
 def cut_metastore(stage: Stage) -> None:
     """One node and ZooKeeper do not reach each other; the nodes do."""
-    _cut(stage, [(stage.victim().name, "zookeeper")], both=True)
+    _cut(stage, [(stage.victim().name, stage.lab.zookeeper.name)], both=True)
 
 
 def cut_metastore_one_way(stage: Stage) -> None:
     """Between one node and ZooKeeper one direction is lost."""
-    pair = [stage.victim().name, "zookeeper"]
+    pair = [stage.victim().name, stage.lab.zookeeper.name]
     stage.chance.shuffle(pair)
     _cut(stage, [(pair[0], pair[1])], both=False)
 
@@ -179,7 +179,11 @@ def cut_metastore_one_way(stage: Stage) -> None:
 def isolate(stage: Stage) -> None:
     """One node reaches neither ZooKeeper nor its peers; only clients reach it."""
     node = stage.victim()
-    _cut(stage, [(node.name, name) for name in ("zookeeper", *(o.name for o in stage.others(node)))], both=True)
+    _cut(
+        stage,
+        [(node.name, name) for name in (stage.lab.zookeeper.name, *(o.name for o in stage.others(node)))],
+        both=True,
+    )
 
 
 def swizzle(stage: Stage) -> None:
@@ -189,7 +193,7 @@ def swizzle(stage: Stage) -> None:
     stage.chance.shuffle(names)
     cuts: dict[str, list[tuple[str, str]]] = {}
     for name in names:
-        cuts[name] = [(name, other) for other in (*names, "zookeeper") if other != name]
+        cuts[name] = [(name, other) for other in (*names, stage.lab.zookeeper.name) if other != name]
         for one, other in cuts[name]:
             stage.network.cut(one, other)
         stage.story.note(f"cut {name} off from everything")

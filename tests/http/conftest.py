@@ -93,7 +93,9 @@ class MemoryCluster:
             await self.gate.wait()
         found = self.objects.get(request.key)
         current = None if found is None else decode_object(found)
-        if request.request_id and current is not None and (request.key, request.request_id) in self.requests:
+        if request.request_id and (request.key, request.request_id) in self.requests:
+            if current is None:
+                return Written(b"", b"", 0, repeated=True)
             payload = found if found and request.payload_wanted else b""
             return Written(payload, encode_clock(current.clock), len(current.siblings), repeated=True)
         if request.condition is not None:
@@ -188,6 +190,9 @@ class MemoryQueue:
         if name != "q":
             raise UnknownQueue(f"no queue {name!r} here")
         return len(keys)
+
+    def link(self, name: str) -> dict[str, Any]:
+        raise AssertionError("no sink asks before it fetches here")
 
     async def object_of(self, name: str, wanted: ObjectRequest) -> ObjectReply:
         if name != "q":

@@ -52,6 +52,7 @@ class Living:
         self.http, self.admin, cluster = taken
         file = directory / "node.toml"
         file.write_text(SETTINGS.format(self.http, self.admin, cluster, more))
+        self._file = file
         self._settings = load_file(file)
         self._up = threading.Event()
         self._failure: BaseException | None = None
@@ -75,7 +76,7 @@ class Living:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.node = NodeInMemory(self._settings)
+        self.node = NodeInMemory(self._settings, self._file)
         await self.node.start()
         served = asyncio.create_task(self.node.serve())
         while not self.node.ready()[0]:

@@ -43,6 +43,7 @@ class ToldController:
         self.waiting = ""
         self.controller = "n1"
         self.read_at_ms: int | None = 5
+        self.metastore = SimpleNamespace(trouble="")
         self.outcome: str | Exception = "created"
         self.assigned: list[tuple[Any, ...]] = []
 
@@ -79,7 +80,11 @@ def an_admin(
     leaderships: ToldLeaderships | None = None,
 ) -> Admin:
     """The admin face of node n1."""
-    actor = SimpleNamespace(status=lambda: {"actor": "x", "state": "idle", "reason": ""}, failing=lambda: "")
+    actor = SimpleNamespace(
+        status=lambda: {"actor": "x", "state": "idle", "reason": ""},
+        failing=lambda: "",
+        passed_over=lambda: "nothing is fetched from a node of west (http://w:1): why",
+    )
     node = SimpleNamespace(
         controller=controller,
         leaderships=leaderships or ToldLeaderships(None),
@@ -88,6 +93,7 @@ def an_admin(
         settings=SimpleNamespace(node=SimpleNamespace(name="n1", cluster="east")),
         cluster_uuid=b"u" * 16,
         session=session,
+        registrar=SimpleNamespace(inc=7, why=""),
         started_ms=1,
         queues=actor,
         sink=actor,
@@ -98,7 +104,7 @@ def an_admin(
     async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         raise NotReady(f"{node} {method} {body!r} {timeout_ms}")
 
-    return Admin(node, Gathering(node="n1", request=request, replicas=list))  # type: ignore[arg-type]
+    return Admin(node, Gathering(node="n1", request=request, replicas=list, now_ms=lambda: 0))  # type: ignore[arg-type]
 
 
 def call(admin: Admin, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
@@ -183,6 +189,10 @@ def test_what_may_be_old_is_said_to_be() -> None:
     assert call(an_admin(controller), "GET", "/admin/cluster")[1]["problems"] == []
     (doubt,) = call(an_admin(controller, SessionState.SUSPENDED), "GET", "/admin/cluster")[1]["problems"]
     assert doubt == "this node's session with the metastore is suspended: what is shown may be old"
+    controller.metastore.trouble = "metastore-rollback: ZooKeeper at z:1 is at zxid 0x1, this process has seen 0x9"
+    (doubt,) = call(an_admin(controller, SessionState.SUSPENDED), "GET", "/admin/cluster")[1]["problems"]
+    assert "is suspended: metastore-rollback: ZooKeeper at z:1 is at zxid 0x1" in doubt, "the cause, where it is known"
+    assert call(an_admin(controller), "GET", "/admin/cluster")[1]["problems"] == []
     controller.read_at_ms = None
     assert call(an_admin(controller), "GET", "/admin/cluster")[1]["problems"] == [
         "this node has not read the metastore yet"

@@ -82,7 +82,7 @@ def told(*requests: tuple[str, str, Any], lame: bool = False) -> list[tuple[int,
         async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
             raise NotReady(node)
 
-        admin = Admin(node, Gathering(node="n1", request=request, replicas=list))  # type: ignore[arg-type]
+        admin = Admin(node, Gathering(node="n1", request=request, replicas=list, now_ms=lambda: 0))  # type: ignore[arg-type]
         found = [await answer(admin, *each) for each in requests]
         await asyncio.gather(*controller._tasks)
         await metastore.stop()

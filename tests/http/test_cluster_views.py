@@ -96,6 +96,10 @@ def test_every_state_of_a_partition_has_a_reason() -> None:
     """Out of sync and why, below min-ISR, not served yet, and what the record says when it is not online."""
     out = record(isr=frozenset({A, B}))
     assert row(out, SAID)["reason"] == "c is out of sync: following: a leads"
+    lead = LEADER._replace(out={"c": "lags, taken out 3 s ago; waits out its back-off of 5 s, 2 s left"})
+    assert row(out, {**SAID, "a": {0: lead}})["reason"] == (
+        "c is out of sync: lags, taken out 3 s ago; waits out its back-off of 5 s, 2 s left; following: a leads"
+    )
     gone = {name: ALL[name] for name in "ab"}
     assert row(out, {"a": SAID["a"], "b": SAID["b"]}, gone)["reason"] == "c is out of sync: the node is gone"
     assert row(out, {**SAID, "c": {}})["reason"] == "c is out of sync: the node has not made its copy yet"
@@ -128,6 +132,8 @@ def test_nodes_are_live_leaving_or_gone() -> None:
     assert (rows[0]["id"], rows[0]["rack"], rows[0]["http"], rows[0]["cluster"]) == (0, "r", "http://a:1", "a:3")
     assert [rows[2][key] for key in ("id", "rack", "http", "admin", "cluster")] == [None] * 5
     assert all(each["reason"] for each in rows[1:])
+    kept = cluster_view.node_rows({0: record()}, registrations, ids={"a": 7, "c": 2})
+    assert [each["id"] for each in kept] == [0, 1, 2], "one that is down keeps its id, one that lives says its own"
 
 
 def test_problems_are_none_only_when_all_is_online_and_in_sync() -> None:
@@ -200,6 +206,7 @@ def a_replica(partition: int) -> Any:
         reason="r",
         reassigning="",
         far_position=None,
+        why_out=lambda now_ms: {"c": f"stalled at {now_ms}"},
     )
 
 
@@ -218,7 +225,10 @@ def gathering(answers: dict[str, bytes | IsthmusError]) -> Gathering:
         return found
 
     return Gathering(
-        node="b", request=request, replicas=lambda: [(a_replica(0), "disk-full: no room"), (a_replica(3), "follows: a")]
+        node="b",
+        request=request,
+        replicas=lambda: [(a_replica(0), "disk-full: no room"), (a_replica(3), "follows: a")],
+        now_ms=lambda: 7,
     )
 
 
@@ -231,8 +241,21 @@ def test_facts_are_gathered_from_all_who_answer() -> None:
             ["a", "b", "c", "d", "a"]
         )
         full = ReplicaFacts("follower", 6, 2, 9, 8, 7, 6, ready=False, reason="disk-full: no room", log_epoch=5)
+        full = full._replace(out={"c": "stalled at 7"})
         well = full._replace(reason="follows: a")
         assert found == {"a": {0: full, 3: well}, "b": {0: full, 3: well}, "c": None, "d": None}
+
+    asyncio.run(story())
+
+
+def test_what_a_node_of_the_version_before_says_is_understood() -> None:
+    """It says nothing of why replicas are out of sync; the rest is as it said it."""
+
+    async def story() -> None:
+        said = ["follower", 6, 2, 9, 8, 7, 6, False, "follows: a", 5, "", False]
+        found = await gathering({"a": msgpack.packb({0: said})}).gather(["a"])
+        assert found == {"a": {0: ReplicaFacts(*said)}}
+        assert ReplicaFacts(*said).out == {}
 
     asyncio.run(story())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +28,11 @@ class Idle(Checker):
     def __init__(self) -> None:
         self.named = {}
 
+    @property
+    def cluster(self) -> bytes | None:
+        """See Checker."""
+        return None
+
     def close(self) -> None:
         """See Checker."""
 
@@ -50,7 +54,7 @@ def manager_in(directory: Path) -> Manager:
     """A manager that has nothing to do."""
     return Manager(
         [WEST], node="n1", checker_of=lambda _: Idle(), memory=Memory(directory, 0), alarm_of=Silent,
-        live=lambda: ["n1"], time=SystemTime(), chance=Random(1),
+        live=lambda: ["n1"], time=SystemTime(),
     )  # fmt: skip
 
 
@@ -72,7 +76,7 @@ def test_what_is_mistyped_is_refused_and_nothing_is_kept(
     can still be written."""
     manager = manager_in(tmp_path)
     manager.start()
-    gathering = FullSyncGathering(node="n1", request=None, own=lambda _: {}, manager=lambda: manager)  # type: ignore[arg-type]
+    gathering = FullSyncGathering(node="n1", request=None, own=lambda _: {}, manager=lambda: manager, refresh=None)  # type: ignore[arg-type]
     parts = SimpleNamespace(
         fullsync=SimpleNamespace(manager=manager), settings=SimpleNamespace(node=SimpleNamespace(name="n1")),
         nodes=list, fullsync_gathering=gathering, fullsync_of=lambda *_: {"peers": []}, time=SystemTime(),
@@ -92,5 +96,5 @@ def test_what_is_mistyped_is_refused_and_nothing_is_kept(
     assert asyncio.run(whole()).status == 400
     again = Memory(tmp_path, 0)
     again.load()
-    assert again.of("west") == Remembered(manager.peers["west"].remembered.standing)
+    assert again.of("west") == Remembered(manager.peers["west"].remembered.standing, queue="to-west")
     assert again.of("west").standing.learned is None

@@ -133,7 +133,7 @@ def test_refusals_of_the_cluster_are_per_item(room, room_with):
     answers = batch(small, "put", [["other", "b", "k", b"v"], [T, "b", "k", b"12345"], [T, "b", "k", b"1234"]])
     assert [a[0] for a in answers] == [404, 413, 204]
     assert answers[0][2].startswith("unknown-bucket-type: ")
-    assert answers[1][2] == "too-large: value of 5 bytes, limits.object_bytes is 4"
+    assert answers[1][2] == "too-large: value of 5 bytes, limits.object_size is 4"
     room.kv.fail = Overloaded("full")
     assert batch(room, "put", [[T, "b", "k", b"v"]]) == [[503, None, "overloaded: full"]]
     assert [a[0] for a in batch(room, "get", [[T, "b", "k"], ["x"]])] == [503, 400]

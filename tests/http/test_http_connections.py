@@ -12,7 +12,9 @@ import pytest
 import requests
 
 from config.settings import Address, ListenSettings
+from node.http import connections
 from node.http.listeners import HELP, Listener, Listeners, bind
+from node.ports import outgoing_ports
 from queues.source_queue import Session
 from queues.wire import FetchRequest, encode_request
 from repl.model.errors import LocalFault
@@ -356,6 +358,10 @@ def test_an_address_that_cannot_be_had_is_one_clear_line():
     port = int(taken.url.rsplit(":", 1)[1])
     with pytest.raises(LocalFault, match=rf"listen.http: cannot listen on 127.0.0.1:{port}: another program uses it"):
         bind("listen.http", Address("127.0.0.1", port))
+    first, last = outgoing_ports()
+    assert first <= port <= last, "the kernel chose it"
+    with pytest.raises(LocalFault, match=f"gives ports {first} to {last} to outgoing connections"):
+        bind("listen.http", Address("127.0.0.1", port))
     asyncio.run(taken.stop())
     bind("listen.http", Address("127.0.0.1", port)).close()
     with pytest.raises(LocalFault, match="no such address"):
@@ -376,3 +382,15 @@ def test_a_node_that_failed_to_bind_one_port_frees_the_other():
         port = listeners._bound["http"]._socket.getsockname()[1]
         asyncio.run(listeners.stop())
         bind("listen.http", Address("127.0.0.1", port)).close()
+
+
+def test_the_date_of_an_answer_is_the_second_in_which_it_is_sent(monkeypatch):
+    """What was written in this second may have it as Last-Modified, which must not be after Date. Requests under way,
+    which hold the list of headers, get it too."""
+    state = connections.SharedState(ListenSettings())
+    held = state.default_headers
+    state.set_date(1_700_000_000)
+    assert held == [(b"date", b"Tue, 14 Nov 2023 22:13:20 GMT")]
+    monkeypatch.setattr(connections, "time", lambda: 1_700_000_001.2)
+    assert state.date_line() == b"date: Tue, 14 Nov 2023 22:13:21 GMT\r\n"
+    assert held == [(b"date", b"Tue, 14 Nov 2023 22:13:21 GMT")]

@@ -261,6 +261,19 @@ def test_a_request_id_makes_a_repeated_write_harmless(room):
     assert room.kv.writes == 2
 
 
+def test_a_repeated_write_of_a_key_that_was_reaped_since_says_so(room):
+    """It writes nothing: 204 without a clock, or 404 where the body was asked for."""
+    room.put(K, b"v", X_Isthmus_Request_Id="client-7/1")
+    room.kv.objects.clear()
+    again = room.put(K, b"v", X_Isthmus_Request_Id="client-7/1")
+    assert (again.status, again.headers["x-isthmus-repeated"]) == (204, "true")
+    assert "x-riak-vclock" not in again.headers
+    headers = {"content-type": "a/b", "x-isthmus-request-id": "client-7/1"}
+    shown = room.call("PUT", K + "?returnbody=true", b"v", headers)
+    assert (shown.status, shown.headers["x-isthmus-repeated"]) == (404, "true")
+    assert room.kv.writes == 1
+
+
 def test_a_request_id_that_is_none_is_refused(room):
     """Empty, too long, a space, unprintable: 400, and nothing is written; so is an id for a key yet to be made."""
     for bad in ("", "x" * 65, "a b", "a\x7f", "\xe9"):
@@ -319,7 +332,7 @@ def test_a_value_over_the_limit_is_413_before_it_is_read(room_with):
     declared = room.call("PUT", K, b"x" * 11, kind)
     assert (declared.status, declared.reason) == (413, "too-large")
     assert declared.headers["connection"] == "close"
-    assert b"limits.object_bytes is 10" in declared.body
+    assert b"limits.object_size is 10" in declared.body
     counted = room.call("PUT", K, [b"x" * 6, b"x" * 6, b"x"], kind)
     assert (counted.status, counted.reason) == (413, "too-large")
     last = room.call("PUT", K, [b"x" * 6, b"x" * 6], kind)

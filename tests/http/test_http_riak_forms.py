@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from datetime import UTC, datetime
 from email.utils import format_datetime
 
@@ -308,7 +309,10 @@ def test_a_slash_at_the_end_says_nothing(room):
     assert room.call("POST", "/buckets/b/keys/", b"v", TEXT).headers["location"].count("//") == 0
     assert room.call("GET", "/buckets/?buckets=true").status == 200
     assert room.call("GET", "/riak/b/?keys=true&props=false").status == 200
-    assert room.call("GET", "/buckets/b/keys/k/").reason == "unknown-path"
+    for path in ("/buckets/b/keys/k/", "/nothing/here/"):
+        unknown = room.call("GET", path)
+        assert unknown.reason == "unknown-path"
+        assert f"nothing answers at {path};".encode() in unknown.body, "the slash is at fault"
     paths = (b"/riak/b", b"/buckets/b/props", b"/types/t/props", b"/queues/q/fetch", b"/buckets/b/keys/k")
     for path in (*paths, b"/batch/push", b"/batch/get", b"/rows", b"/trees/roots", b"/cluster/nodes", b"/ping"):
         for method in ("GET", "PUT", "POST", "DELETE"):
@@ -326,7 +330,10 @@ def test_the_resource_list_names_what_is_answered(room):
     for accept in (None, "*/*", "text/html", "text/html, application/json;q=0.9"):
         page = room.call("GET", "/", headers={} if accept is None else {"accept": accept})
         assert page.headers["content-type"].startswith("text/html"), accept
-        assert b'<a href="/buckets">riak_kv_wm_buckets</a>' in page.body
+        assert b"<li>riak_kv_wm_object: <code>/buckets/{bucket}/keys/{key}</code></li>" in page.body
+        links = re.findall(rb'href="([^"]*)"', page.body)
+        assert links
+        assert {room.call("GET", link.decode()).status for link in links} == {200}, "a link of the page answers"
     assert '</stats>; rel="riak_kv_wm_stats"' in page.headers["link"]
 
 
@@ -365,7 +372,6 @@ def test_a_preflist_names_who_holds_a_key(room):
         ("POST", "/types/t/buckets/b/datatypes"),
         ("GET", "/buckets/b/keys/k/b,t,1"),
         ("GET", "/riak/b/k/_,_,1/_,_,_"),
-        ("GET", "/queuename/q"),
         ("GET", "/cachedtrees/nvals/3/root"),
     ],
 )

@@ -19,11 +19,11 @@ ROOT = Path(node.http.__file__).parents[2]
 
 
 def documented():
-    """(status, reason) of every row of the table."""
+    """(status, reason) of every row of the table of statuses; other tables have no numbers of three digits there."""
     rows = set()
     for line in (ROOT / "docs" / "http.md").read_text().splitlines():
         cells = [c.strip() for c in line.split("|")]
-        if len(cells) > 3 and cells[1].isdigit():
+        if len(cells) > 3 and len(cells[1]) == 3 and cells[1].isdigit():
             rows.add((int(cells[1]), cells[2].strip("`")))
     return rows
 

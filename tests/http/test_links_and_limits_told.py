@@ -36,7 +36,7 @@ def test_links_that_fail_limits_and_unknown_types_are_told(tmp_path: Path) -> No
         while not (warnings := asked("GET", "cluster")[1]["warnings"]):
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
-        assert "1 of 1 links fail" in warnings[0]
+        assert "1 of 1 link fails" in warnings[0]
         assert not any("link" in problem for problem in asked("GET", "cluster")[1]["problems"])
 
         status, said = asked("POST", "sink/limits", workers=4, per_peer=9)

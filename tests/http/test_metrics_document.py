@@ -82,7 +82,7 @@ async def shown(directory: Path) -> tuple[dict[str, str], str]:
     for _ in range(3):
         taken.add(free_port(taken))
     file.write_text(SETTINGS.format(*taken))
-    node = NodeInMemory(load_file(file))
+    node = NodeInMemory(load_file(file), file)
     await node.start()
     served = asyncio.create_task(node.serve())
     try:

@@ -139,3 +139,41 @@ def test_a_bucket_type_that_is_not_placed_yet_is_not_called_unknown(tmp_path: Pa
         with pytest.raises(NotReady, match="not known here yet"):
             node.node.partitions(b"default")
         node.node.controller.records = records
+
+
+def test_what_an_act_would_leave_out_is_told_in_numbers_before_it_is_done(tmp_path: Path) -> None:
+    """A dry run of clear, delist, release, suspend and set counts what waits and changes nothing; a filter that names a
+    bucket type that is not there is taken with a hint."""
+    with living(tmp_path, QUEUES) as node:
+
+        def post(path: str, **wish: Any) -> tuple[int, dict[str, Any]]:
+            connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
+            connection.request("POST", f"/admin/queues/{path}", json.dumps(wish), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            said = json.loads(answer.read())
+            connection.close()
+            return answer.status, said
+
+        assert post("to-west/push", bucket="b", keys=["k", "l"])[1]["queued"] == 2
+        for path, wish, words in (
+            ("to-west/clear", {}, "gives up 0 changes that wait for nobody yet, 2 references of full-sync"),
+            ("to-west/delist", {}, "0 changes that wait for nobody yet, 2 references of full-sync and 0 of folds"),
+            ("to-west/release", {"from": "now"}, "begins with what comes now: what waits is left out"),
+            ("to-west/suspend", {"what": "publishing"}, "what comes from now on is left out, as a gap"),
+            ("to-west/suspend", {"what": ["serving", "publishing"], "node": "n1"}, "on node n1, and gives nothing out"),
+            ("to-west/set", {"filter": "bucketname:b"}, "it offers nothing more than before, so no gap is made"),
+            ("to-west/set", {"cascade": True}, "becomes a gap of all below each cursor"),
+            ("to-west/set", {"from": "0"}, "offers all there is once more"),
+            ("to-west/set", {"object_limit": 5}, "its limits alone change, and no cursor moves"),
+        ):
+            status, plan = post(path, **wish, dry_run=True)
+            assert status == 200, (path, plan)
+            assert words in plan["effect"], (path, plan)
+            assert plan["waiting"] == {"real_time": 0, "full_sync": 2, "fold": 0}
+        assert post("to-west/clear")[1]["queues"][0]["priorities"]["full_sync"]["waiting"] == 0
+        for wish in ({}, {"default": True, "filter": "any"}, {"from": 5}, {"lease_ms": 1}, {"filter": "bucketname:%z"}):
+            assert post("to-west/set", **wish)[0] == 400, wish
+        answer = post("to-west/set", filter="buckettype:defualt", by="ann")[1]
+        assert answer["notes"] == ['no such bucket type: "defualt"; did you mean "default"?']
+        assert answer["queues"][0]["filter"] == "buckettype:defualt"
+        assert post("register", name="late", filter="buckettype:default")[1]["notes"] == []

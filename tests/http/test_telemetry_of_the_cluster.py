@@ -59,6 +59,20 @@ def test_averages_are_made_of_sums_and_rates_are_added() -> None:
     assert document["bucket_types"][1]["isr"]["members"] == 3
 
 
+def test_failures_have_rates_that_are_added_over_nodes() -> None:
+    """3 in 30 s at one node and 6 in 60 s at another are 0.2 a second; of a node of the version before, which says no
+    rate, the total counts."""
+    rate = ("write", "timed-out")
+    one = TypeFacts(failures={rate: 9}, recent_failures={rate: (3, 30_000)})
+    two = TypeFacts(failures={rate: 6}, recent_failures={rate: (6, 60_000)})
+    old = TypeFacts(failures={rate: 1})
+    level = telemetry_document(RECORDS, {"a": {"default": one}, "b": {"default": two}, "c": {"default": old}})[
+        "cluster"
+    ]
+    assert level["failures"] == {"write": {"timed-out": 16}}
+    assert level["failures_per_s"] == {"write": {"timed-out": 0.2}}
+
+
 def test_who_does_not_answer_is_unknown_and_in_no_sum() -> None:
     """A node that said nothing is named, its numbers are null, and so is every level that nobody measured; the ISR is
     known from the metastore all the same."""
@@ -75,7 +89,8 @@ def test_who_does_not_answer_is_unknown_and_in_no_sum() -> None:
 
 def test_numbers_travel_between_nodes_as_they_are() -> None:
     """What one node packs another unpacks; rows of kinds that are not known are left out."""
-    facts = {"default": ONE, "large": TWO}
+    failed = {("write", "timed-out"): (3, 30_000)}
+    facts = {"default": ONE, "large": TypeFacts(failures={("write", "timed-out"): 9}, recent_failures=failed)}
     assert unpacked(packed(facts)) == facts
     assert unpacked(b"\x91\x94\xa1d\xa6future\xa1x\xa0") == {"d": TypeFacts()}
 

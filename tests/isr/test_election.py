@@ -28,7 +28,7 @@ from repl.isr.membership import guard
 from repl.isr.reasons import overtaken
 from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 from repl.model.vclock import MAX_EPOCH
-from tests.isr.scripted import registered
+from tests.isr.scripted import MEMBER, NODE, a_record, registered
 
 A, B, C = Member("a", 1), Member("b", 2), Member("c", 3)
 ALL = {"a": registered("a", 101, 1), "b": registered("b", 102, 2), "c": registered("c", 103, 3)}
@@ -426,3 +426,34 @@ def test_nobody_is_elected_by_a_record_that_the_metastore_went_back_to(status: P
     assert decision.reason == (
         "metastore-rollback: b has been in epoch 9, the metastore went back to 6: isthmus cluster reseed"
     )
+
+
+def test_who_gave_way_is_nominated_only_where_nobody_else_can_be() -> None:
+    """R-GIVE-WAY: the leader that reached none of its followers counts as tried, though its log is the longest and
+    whom it preferred is gone meanwhile."""
+    guard = frozenset({MEMBER, Member("n2", 8), Member("n3", 9)})
+    record = a_record(
+        replicas=(NODE, "n2", "n3"), isr=frozenset(), elr=guard, tried=frozenset({NODE}), preferred="n3", min_isr=2
+    )
+    live = {NODE: registered(NODE), "n2": registered("n2", gen=8)}
+    longest = {NODE: (4, 90), "n2": (4, 20)}
+    chosen = elect(record, live, 1_000, 0, (), reported=longest)
+    assert isinstance(chosen, Write)
+    assert chosen.record.candidate is not None
+    assert chosen.record.candidate.node == "n2"
+    assert chosen.record.tried == {NODE, "n2"}
+    alone = elect(record, {NODE: registered(NODE)}, 1_000, 0, (), reported=longest)
+    assert isinstance(alone, Write)
+    assert alone.record.candidate is not None
+    assert alone.record.candidate.node == NODE
+
+
+def test_a_candidate_with_a_log_that_the_record_does_not_mean_is_not_brought_online() -> None:
+    """R-GEN: it promoted itself in the right epoch and session, under a gen that is not in the guard."""
+    record = a_record(
+        epoch=5, status=PartitionStatus.CANDIDATE_FOUND, candidate=Incarnation(NODE, 100), tried=frozenset({NODE})
+    )
+    for gen in (MEMBER.gen, MEMBER.gen + 1):
+        decided = elect(record, {NODE: registered(NODE, gen=gen)}, 10, 0, {(5, NODE, 100, gen)})
+        online = isinstance(decided, Write) and decided.record.status is PartitionStatus.ONLINE
+        assert online is (gen == MEMBER.gen)

@@ -287,6 +287,20 @@ def test_i_remove() -> None:
             invariants.moved(before, after)
 
 
+def test_i_factor() -> None:
+    """I-FACTOR: a newcomer that is replaced raises min-ISR; a change ends before its newcomer was in sync."""
+    one = online(isr=frozenset({MEMBER}), min_isr=2)
+    invariants.factor_in_force((NODE,), one)
+    changing = replace(one, replicas=(NODE, "n2", "n3"), adding=("n3",), removing=("n2",))
+    invariants.factor_in_force((NODE,), replace(changing, before=(NODE,)))
+    invariants.factor_in_force((NODE, "n2"), changing)
+    ended = replace(one, replicas=(NODE, "n2"))
+    invariants.factor_in_force((NODE,), replace(ended, isr=frozenset({MEMBER, OTHER})))
+    for wrong in (changing, ended):
+        with broken("I-FACTOR"):
+            invariants.factor_in_force((NODE,), wrong)
+
+
 def test_i_remove_asked() -> None:
     """I-REMOVE-ASKED: somebody who stays was not asked, or holds less than was committed."""
     stay = (MEMBER, OTHER)

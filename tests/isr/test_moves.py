@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from repl.isr.membership import too_few_in_sync
 from repl.isr.moves import Kind, Order, Stage, due, outcome, paused, progress, replanned, wanted
 from repl.isr.relocation import Move, Site
 from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
@@ -75,6 +76,34 @@ def test_a_cancelled_move_goes_back_by_the_same_rule() -> None:
     assert (grown.factor, grown.adding) == (3, ("n4", "n5"))
     returned = wanted(grown, REPLICAS, "x")
     assert (returned.factor, returned.adding, returned.removing) == (3, (), ("n4", "n5"))
+
+
+def test_a_newcomer_that_is_replaced_counts_for_no_factor() -> None:
+    """A factor is raised, the newcomer is lost and another one takes its place: until the change ends min-ISR is that
+    of the smaller factor, and the partition takes writes with the replicas that it had."""
+    one = replace(online(replicas=("n1",)), min_isr=2)
+    raised = wanted(one, ("n1", "n2"), "x")
+    elsewhere = wanted(raised, ("n1", "n3"), "x")
+    assert (elsewhere.adding, elsewhere.removing) == (("n3",), ("n2",))
+    for record in (one, raised, elsewhere, wanted(elsewhere, ("n1",), "x")):
+        assert (record.factor, record.effective_min_isr) == (1, 1)
+        assert not too_few_in_sync(record)
+    five = wanted(online(), (*REPLICAS, "n4", "n5"), "x")
+    assert wanted(five, (*REPLICAS, "n6", "n7"), "x").factor == 3
+    moved = wanted(wanted(online(), SWAP.after, "x"), ("n1", "n2", "n5"), "x")
+    assert (moved.factor, moved.adding, moved.removing) == (3, ("n5",), ("n3", "n4"))
+
+
+def test_a_newcomer_that_was_to_go_is_a_newcomer_again_when_it_is_wanted_again() -> None:
+    """It has to join the ISR before the change ends, and counts for no factor before."""
+    one = replace(online(replicas=("n1",)), min_isr=2)
+    raised = wanted(one, ("n1", "n2"), "x")
+    for turned in (wanted(raised, ("n1",), "x"), wanted(raised, ("n1", "n3"), "x")):
+        again = wanted(turned, ("n1", "n2"), "x")
+        assert again.adding == ("n2",)
+        assert (again.factor, again.staying) == (1, ("n1", "n2"))
+    kept = wanted(wanted(online(), ("n1", "n2"), "x"), REPLICAS, "x")
+    assert (kept.adding, kept.removing, kept.before) == ((), (), ())
 
 
 def test_no_more_than_so_many_are_under_way_and_the_oldest_order_goes_first() -> None:

@@ -248,6 +248,7 @@ def test_growth_to_more_than_are_in_sync_waits_until_min_isr_holds_afterwards() 
 def test_pauses_double_while_a_member_fails_and_are_halved_in_sync() -> None:
     """Thrown out again and again a member waits longer, up to a minute; each minute in sync halves that."""
     pauses = Pauses()
+    assert pauses.why("n2", 0) == ""
     now_ms, waited = 0, []
     for _ in range(6):
         pauses.leaves("n2", now_ms)

@@ -89,6 +89,31 @@ def test_each_criterion_has_its_own_fault(document: Any, fault: str) -> None:
     assert found[0].startswith(fault)
 
 
+def test_no_fault_hides_another_one() -> None:
+    """A node named twice is told although another id of its list is none, and lists of unequal lengths are although
+    that of the first partition is broken: all of them at once."""
+    broken = [
+        {"id": 1, "replicas": []},
+        {"id": 1, "replicas": [1, 1, -3]},
+        {"id": 3, "replicas": [0, 1]},
+        {"id": 3, "replicas": [2, 1, 0]},
+    ]
+    assert faults_of({"partitions": broken}) == [
+        "partitions[0].id is 1 where 0 is right: ids start at 0",
+        "partitions[0].replicas is []: a list of at least one node id is right",
+        "partitions[1].replicas[2] is -3: a node id is a whole number from 0 to 2147483647",
+        "partitions[1].replicas[1] is node id 1 once more: replicas are on different nodes",
+        "partitions[2].id is 3 where 2 is right: ids go up by one without gaps",
+        "partitions[2].replicas has 2 elements where partitions[1] has 3: all must have the same number",
+    ]
+    many = faults_of(a_map([0, 1, 2, 3, 4, 5, 6, 7, 7, True]))
+    assert [fault.removeprefix("partitions[0]") for fault in many] == [
+        ".replicas has 10 elements, at most 7 are right",
+        ".replicas[9] is True: a node id is a whole number from 0 to 2147483647",
+        ".replicas[8] is node id 7 once more: replicas are on different nodes",
+    ]
+
+
 def test_all_faults_are_told_together_up_to_a_limit() -> None:
     """A file with many faults is mended in one go; one of another kind does not fill the screen."""
     found = faults_of({"partitions": [{"id": 1, "replicas": [0, 0]}, {"id": 1, "replicas": [-1]}]})

@@ -9,13 +9,16 @@ import pytest
 from repl.isr import effects as fx
 from repl.isr import events as ev
 from repl.isr.candidate import PROMOTED_REPEAT_MS
-from repl.isr.messages import Hello, HelloOk, HelloRefused, Refusal
+from repl.isr.messages import Forward, Hello, HelloOk, HelloRefused, Refusal
 from repl.isr.reasons import overtaken
-from repl.isr.replica import Role
+from repl.isr.replica import Replica, Role
+from repl.isr.roles import SUSPICION_PAUSE_MS
+from repl.model.entry import EntryKind, make_entry
 from repl.model.record import Incarnation, Member, PartitionStatus
 from tests.isr.scripted import (
     GEN,
     INC,
+    ME,
     MEMBER,
     NODE,
     a_candidate,
@@ -34,7 +37,7 @@ def test_nothing_is_done_in_an_epoch_before_it_is_durable() -> None:
     """A nomination only asks for the epoch to be noted; the barrier follows EpochPersisted."""
     replica = a_replica()
     replica.step(ev.SessionStarted(INC), 0)
-    assert replica.step(ev.RecordSeen(nominated()), 0) == [fx.PersistEpoch(5)]
+    assert replica.step(ev.RecordSeen(nominated()), 0) == [fx.PersistEpoch(5, ME)]
     assert replica.role is Role.IDLE
     assert replica.epoch_seen == 4
     assert replica.reason.startswith("nominated:")
@@ -109,7 +112,7 @@ def test_leadership_of_an_earlier_session_is_never_resumed() -> None:
     """A record that names this node in another session makes nobody leader (H11)."""
     replica = a_replica()
     replica.step(ev.SessionStarted(INC + 1), 0)
-    assert replica.step(ev.RecordSeen(online(epoch=4)), 0) == []
+    assert replica.step(ev.RecordSeen(online(epoch=4)), 0) == [fx.PersistEpoch(4, ME)]
     assert replica.role is Role.IDLE
     assert replica.reason.startswith("earlier-session:")
     assert replica.step(ev.Append(4, some_entries(4, 20, 1)), 0) == [fx.Refused("not-leader", 1)]
@@ -119,7 +122,7 @@ def test_a_leader_without_nomination_stays_idle() -> None:
     """Online with this very session is not enough: the barrier of the epoch must have been appended here."""
     replica = a_replica(epoch_seen=5)
     replica.step(ev.SessionStarted(INC), 0)
-    assert replica.step(ev.RecordSeen(online()), 0) == []
+    assert replica.step(ev.RecordSeen(online()), 0) == [fx.PersistEpoch(5, ME)]
     assert replica.role is Role.IDLE
 
 
@@ -188,7 +191,7 @@ def test_a_withdrawn_nomination_ends_the_candidate() -> None:
     effects = replica.step(ev.RecordSeen(a_record(epoch=5, version=12)), 0)
     assert kinds(effects) == ["RoleChanged"]
     assert replica.deadline_ms() is None
-    assert replica.step(ev.RecordSeen(nominated(epoch=6, version=13)), 0) == [fx.PersistEpoch(6)]
+    assert replica.step(ev.RecordSeen(nominated(epoch=6, version=13)), 0) == [fx.PersistEpoch(6, ME)]
     assert replica.step(ev.EpochPersisted(6), 0)[-1] == fx.AppendBarrier(6, 21)
     assert replica.epoch_table[-2:] == ((5, 20), (6, 21))
 
@@ -247,11 +250,103 @@ def test_another_session_without_notice_is_an_expired_one() -> None:
 
 
 def test_old_records_change_nothing() -> None:
-    """A record that is not newer than the known one is ignored, also as a confirmed write."""
+    """A record that is not newer than the known one is ignored, also as a confirmed write; after an older one the
+    record is read behind a sync, now and then."""
     replica = a_serving_leader()
-    for event in (ev.RecordSeen(nominated()), ev.WriteConfirmed(online()), ev.RecordSeen(a_record(version=12))):
+    for event in (ev.WriteConfirmed(online()), ev.RecordSeen(a_record(version=12))):
         assert replica.step(event, 0) == []
+    for at_ms in (0, 1, SUSPICION_PAUSE_MS):
+        asked = kinds(replica.step(ev.RecordSeen(nominated()), at_ms))
+        assert asked == ([] if at_ms == 1 else ["SyncRecord"])
     assert replica.role is Role.LEADER
+
+
+def a_leader_that_suspects() -> tuple[Replica, int]:
+    """A leader to which an older record came, and the nonce of the synced read that it asks for."""
+    replica = a_serving_leader()
+    (asked,) = replica.step(ev.RecordSeen(nominated()), 0)
+    assert isinstance(asked, fx.SyncRecord)
+    return replica, asked.nonce
+
+
+def test_a_late_record_is_no_rollback_when_the_synced_read_is_not_older() -> None:
+    """H32: the leader goes on; nor does an older answer count that was not asked for since."""
+    replica, nonce = a_leader_that_suspects()
+    assert replica.step(ev.RecordSynced(nonce + 1, nominated()), 5) == []
+    assert replica.step(ev.RecordSynced(nonce, online()), 10) == []
+    assert replica.role is Role.LEADER
+
+
+def test_a_synced_read_of_an_older_record_is_a_rollback_also_within_an_epoch() -> None:
+    """H32: the metastore forgot changes of the ISR and no epoch: whoever left by them would be elected. The leader says
+    so in the record as it stands, and believes nothing of this lineage any more."""
+    replica, nonce = a_leader_that_suspects()
+    old = online(version=11, isr=frozenset({MEMBER, Member("n2", 9)}), replicas=(NODE, "n2"))
+    effects = replica.step(ev.RecordSynced(nonce, old), 10)
+    assert kinds(effects) == ["SteppedDown", "RoleChanged", "WriteRecord"]
+    assert effects[-1].record.overtaken == 5
+    assert effects[-1].record.version == 11
+    assert replica.reason.startswith(
+        "metastore-rollback: the record is at version 11, this replica has seen version 12"
+    )
+    assert kinds(replica.step(ev.RecordSeen(nominated(epoch=6, version=30)), 20)) == ["WriteRecord"]
+    assert replica.role is Role.IDLE
+    reseeded = nominated(epoch=9, version=13, lineage=1)
+    assert replica.step(ev.RecordSeen(reseeded), 30) == [fx.PersistEpoch(9, ME)]
+
+
+def a_follower_in_epoch_5() -> Replica:
+    """It follows n2 in epoch 5, has its barrier, and begins another session."""
+    replica = a_replica()
+    replica.step(ev.SessionStarted(INC), 0)
+    both = frozenset({MEMBER, Member("n2", 9)})
+    replica.step(ev.RecordSeen(online(replicas=(NODE, "n2"), isr=both, leader=Incarnation("n2", 50))), 0)
+    (_, asked) = replica.step(ev.EpochPersisted(5), 0)
+    assert isinstance(asked, fx.Send)
+    assert isinstance(asked.message, Hello)
+    replica.step(ev.Received("n2", HelloOk(5, asked.message.nonce, 20, 15, 21)), 2)
+    barrier = make_entry(EntryKind.BARRIER, 5, 20, request_id=b"", origin=b"", time_ms=0)
+    replica.step(ev.Received("n2", Forward(5, 1, 20, 4, 20, 21, 12, (NODE, "n2"), (barrier,))), 3)
+    replica.step(ev.Persisted(21), 4)
+    replica.step(ev.SessionExpired(), 5)
+    replica.step(ev.SessionStarted(INC + 7), 6)
+    return replica
+
+
+def test_a_follower_nominated_in_the_epoch_that_it_followed_in_says_that_the_metastore_went_back() -> None:
+    """H32: also where no earlier process was in that epoch. The same process may not stand in it."""
+    replica = a_follower_in_epoch_5()
+    again = nominated(version=13, replicas=(NODE, "n2"), candidate=Incarnation(NODE, INC + 7))
+    effects = replica.step(ev.RecordSeen(again), 7)
+    assert kinds(effects) == ["WriteRecord"]
+    assert effects[0].record.overtaken == 5
+    assert replica.reason.startswith("metastore-rollback:")
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("leader", [Incarnation("n3", 60), Incarnation("n2", 61)])
+def test_nobody_follows_another_leader_in_an_epoch_that_had_one(restarted: bool, leader: Incarnation) -> None:
+    """H32: a metastore that went back by one epoch elects somebody in the same number. Who was led in it says so, by
+    what this process knows or the one before it noted; another session of the same node is another leader."""
+    replica = a_follower_in_epoch_5()
+    if restarted:
+        replica = a_replica(epoch_seen=5, epoch_owner=Incarnation("n2", 50))
+        replica.step(ev.SessionStarted(INC + 7), 6)
+    other = online(version=12, replicas=(NODE, "n2", "n3"), leader=leader)
+    effects = replica.step(ev.RecordSeen(other), 7)
+    assert kinds(effects) == ["WriteRecord"]
+    assert effects[0].record.overtaken == 5
+    assert replica.role is Role.IDLE
+    assert replica.reason.startswith(f"metastore-rollback: the record gives epoch 5 to {leader.node}")
+
+
+def test_who_led_an_epoch_is_learned_where_an_older_version_did_not_note_it() -> None:
+    """A data directory of before names epochs alone: the first record that names the leader completes the note."""
+    replica = a_replica(epoch_seen=5)
+    replica.step(ev.SessionStarted(INC), 0)
+    led = online(replicas=(NODE, "n2"), leader=Incarnation("n2", 50))
+    assert replica.step(ev.RecordSeen(led), 0)[0] == fx.PersistEpoch(5, Incarnation("n2", 50))
+    assert replica.role is Role.FOLLOWER
 
 
 def test_a_record_below_the_durable_epoch_is_refused_as_a_rollback() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+from config.options import OPTIONS
 from repl.isr import effects as fx
 from repl.isr import events as ev
 from repl.isr import messages as ms
@@ -157,8 +161,49 @@ def test_a_follower_to_which_a_leader_has_more_but_sends_nothing_says_hello_agai
     assert replica.reason == "asking: n2 has more and cannot send on from 20"
     effects = replica.step(ev.Received("n2", ms.HelloRefused(5, hellos[0].nonce, ms.Refusal.BEYOND_LOG, 22)), 2)
     assert effects == [fx.GoFar(empty=False)]
+    assert effects[0].reason.startswith("entries that it lacks are missing from the log of n2")
+    assert not effects[0].again
     assert replica.reason == "far: prepares its copy; round 1 from n2"
     assert replica.role is Role.FOLLOWER
+
+
+def test_a_transfer_that_begins_again_says_why_and_what_to_raise() -> None:
+    """A follower that took rows and still is not in range of its leader's log names the rounds and both live options; a
+    round of the least number is no fault; one that gives up rows of a later state says that it begins from nothing."""
+    replica, hello = a_follower()
+    replica._standing.far_rounds = 2
+    (again,) = replica.step(ev.Received("n2", ms.HelloRefused(5, hello.nonce, ms.Refusal.BEYOND_LOG, 22)), 2)
+    assert isinstance(again, fx.GoFar)
+    assert again.again
+    assert again.reason == (
+        "after 2 transfer rounds entries that it lacks are missing from the log of n2, or are more than "
+        "replication.max.near.sync.message.lag (20,000): raise the option replication.far.horizon.min.transfer.rounds, "
+        "or replication.catch.up.rate where the transfer is slow"
+    )
+    replica, hello = a_follower()
+    replica._standing.far_rounds = 1
+    (again,) = replica.step(ev.Received("n2", ms.HelloRefused(5, hello.nonce, ms.Refusal.BEYOND_LOG, 22)), 2)
+    assert isinstance(again, fx.GoFar)
+    assert again.reason == "round 2 of at least 2 (replication.far.horizon.min.transfer.rounds)"
+    (asked,) = replica.step(ev.FarStored(10, 4, False, b""), 3)
+    assert isinstance(asked, fx.Send)
+    nonce = asked.message.nonce
+    (anew,) = replica.step(ev.Received("n2", ms.HelloRefused(5, nonce, ms.Refusal.AHEAD, 22)), 4)
+    assert anew == fx.GoFar(empty=True)
+    assert isinstance(anew, fx.GoFar)
+    assert anew.reason.startswith("begins from nothing again: its rows are of a later state than n2 has applied")
+    assert "option replication.catch.up.rate" in anew.reason
+
+
+def test_options_that_messages_name_exist() -> None:
+    """Every dotted name of an option in a text of the program is one that may be set."""
+    named: dict[str, Path] = {}
+    for file in [each for folder in ("repl", "node", "queues", "aae", "sink") for each in Path(folder).rglob("*.py")]:
+        for found in re.findall(r"\b(?:replication|election|placement)(?:\.[a-z]+){2,}\b(?!\()", file.read_text()):
+            named[found] = file
+    unknown = {name: str(file) for name, file in named.items() if name not in OPTIONS}
+    assert not unknown
+    assert {"replication.far.horizon.min.transfer.rounds", "replication.catch.up.rate"} <= named.keys()
 
 
 def test_rows_of_a_later_state_are_not_completed_by_an_earlier_one() -> None:
@@ -202,6 +247,35 @@ def test_a_copy_out_of_sync_that_hears_nothing_asks_anew() -> None:
     assert isinstance(asked, fx.Send)
     assert isinstance(asked.message, ms.Hello)
     assert asked.message.nonce != hello.nonce
+
+
+def test_a_copy_that_starts_out_of_sync_asks_again_when_it_receives_nothing() -> None:
+    """R-HEARD for a copy that the first record it sees does not count in sync: a restarted copy that was dropped."""
+    replica = a_replica()
+    replica.step(ev.SessionStarted(INC), 0)
+    replica.step(ev.RecordSeen(online(leader=LEADER, isr=frozenset({TWO}), replicas=THREE)), 0)
+    (_, asked) = replica.step(ev.EpochPersisted(5), 0)
+    assert isinstance(asked, fx.Send)
+    assert isinstance(asked.message, ms.Hello)
+    replica.step(ev.Received("n2", ms.HelloOk(5, asked.message.nonce, 20, 15, 20)), 2)
+    assert replica.following
+    assert replica.step(ev.Tick(), SILENT_MS - 1) == []
+    (again,) = replica.step(ev.Tick(), SILENT_MS)
+    assert isinstance(again, fx.Send)
+    assert isinstance(again.message, ms.Hello)
+    assert again.message.nonce != asked.message.nonce
+
+
+def test_a_copy_that_takes_another_gen_is_out_of_sync_and_asks_again() -> None:
+    """R-HEARD for a copy whose old log the record still counts in sync: under its new gen it is outside."""
+    replica, hello = a_follower()
+    replica.step(ev.Received("n2", ms.HelloRefused(5, hello.nonce, ms.Refusal.REGRESSED, 0)), 1)
+    (again,) = replica.step(ev.GenRenewed(77), 5)
+    assert isinstance(again, fx.Send)
+    assert isinstance(again.message, ms.Hello)
+    replica.step(ev.Received("n2", ms.HelloOk(5, again.message.nonce, 20, 15, 20)), 6)
+    assert replica.following
+    assert replica.deadline_ms() == 5 + SILENT_MS
 
 
 def test_a_late_hello_of_the_log_that_a_copy_was_before_counts_no_more() -> None:

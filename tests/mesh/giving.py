@@ -8,6 +8,7 @@ comparison of what the gaps say must be enough to make both sides equal.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +28,8 @@ class GivingWorld(World):
     """`discard`: queues give up at their bound; `acts`: operators suspend publishing and clear."""
 
     def __init__(self, seed: int, roads: list[Road], *, discard: bool, acts: bool, **options: Any) -> None:
-        self.stopped: dict[Road, bool] = {}
-        self.decrees: Counter[Road] = Counter()
+        self.stopped: dict[tuple[str, str], bool] = {}
+        self.decrees: Counter[tuple[str, str]] = Counter()
         self.seen: Counter[str] = Counter()
         """Gaps by what they were, at the end."""
         super().__init__(seed, roads, discard=discard, **options)
@@ -37,15 +38,19 @@ class GivingWorld(World):
     def begin(self, name: str) -> None:
         """See World: what operators have decided stands in the metastore."""
         super().begin(name)
-        for road, stopped in self.stopped.items():
-            self.towns[road.source].queues[road.sink].stopped = Stopped("ann", "") if stopped else None
+        for (source, queue), stopped in self.stopped.items():
+            self.towns[source].queues[queue].stopped = Stopped("ann", "") if stopped else None
 
     def reads(self) -> None:
         """Rows are read, and CURSOR entries written for what was given up or decided."""
         super().reads()
         self.claims()
         if self.acts and self.rng.random() < 0.05:
-            self.rng.choice([self.suspends, self.clears])()
+            self.rng.choice(self.kinds_of_acts())()
+
+    def kinds_of_acts(self) -> list[Callable[[], None]]:
+        """What operators may do."""
+        return [self.suspends, self.clears]
 
     def claims(self) -> None:
         """What no entry says yet is on its way into the log, if nothing of that queue is."""
@@ -60,30 +65,35 @@ class GivingWorld(World):
     def suspends(self) -> None:
         """Publishing is suspended, or resumed."""
         road = self.rng.choice(self.roads)
-        self.stopped[road] = not self.stopped.get(road)
-        self.towns[road.source].queues[road.sink].stopped = Stopped("ann", "") if self.stopped[road] else None
+        at = road.source, road.queue
+        self.stopped[at] = not self.stopped.get(at)
+        self.towns[road.source].queues[road.queue].stopped = Stopped("ann", "") if self.stopped[at] else None
 
     def clears(self) -> None:
-        """All that waits is given up: as `queues.keeping` obeys a decree."""
+        """All that waits is given up."""
         road = self.rng.choice(self.roads)
         town = self.towns[road.source]
-        window = town.queues[road.sink].windows[P]
-        if road.sink in town.claiming:
-            return
-        self.decrees[road] = version = self.decrees[road] + 1
-        decree = Decree(version, CLEARED, self.now, "ann", self.now, "")
-        start, cursor = window.applied, window.advance()
+        if road.queue not in town.claiming:
+            self.obeys(road, CLEARED, town.queues[road.queue].windows[P].applied)
+
+    def obeys(self, road: Road, what: str, start: int) -> None:
+        """The CURSOR entry of an act is on its way: as `queues.keeping` obeys a decree."""
+        town, at = self.towns[road.source], (road.source, road.queue)
+        window = town.queues[road.queue].windows[P]
+        self.decrees[at] = version = max(self.decrees[at], window.state.decree) + 1
+        decree = Decree(version, what, self.now, "ann", self.now, "")
+        cursor = window.advance()
         rows = town.store.changes(P, cursor, 1_000)
         since_ms = min((row.time_ms for row in rows if row.offset < start), default=0)
         state = replace(window.state, decree=version - 1)
-        town.claim(road.sink, obeyed(state, cursor, decree, start, self.now, since_ms))
+        town.claim(road.queue, obeyed(state, cursor, decree, start, self.now, since_ms))
 
     def drain(self) -> None:
         """See World; publishing goes on everywhere, and nobody acts any more."""
         self.acts = False
-        for road in self.stopped:
-            self.stopped[road] = False
-            self.towns[road.source].queues[road.sink].stopped = None
+        for source, queue in self.stopped:
+            self.stopped[source, queue] = False
+            self.towns[source].queues[queue].stopped = None
         for _ in range(100):
             super().drain()
             towns = self.towns.values()
@@ -93,14 +103,14 @@ class GivingWorld(World):
 
     def gaps(self, road: Road) -> tuple[Gap, ...]:
         """What the road's queue says that it has given up."""
-        return self.towns[road.source].queues[road.sink].windows[P].state.gaps
+        return self.towns[road.source].queues[road.queue].windows[P].state.gaps
 
     def only_gaps_are_missing(self) -> None:
         """What a source offers and its sink has not seen lies in a gap of the queue, by offset and by time; a ledger
         that closes says how many went there."""
         for road in self.roads:
             town, sink = self.towns[road.source], self.towns[road.sink]
-            window = town.queues[road.sink].windows[P]
+            window = town.queues[road.queue].windows[P]
             assert not window.unrecorded()
             assert window.close_ledger() in (0, None)
             assert not window.ledger.unbalanced
@@ -113,10 +123,16 @@ class GivingWorld(World):
                 ours, theirs = town.get(change.key), sink.get(change.key)
                 assert ours is not None
                 if theirs is None or not descends(theirs.clock, ours.clock):
-                    assert any(
-                        gap.start <= change.offset < gap.end and gap.from_ms <= change.time_ms <= gap.upto_ms
-                        for gap in self.gaps(road)
-                    ), f"{road}: {change} is missing, and no gap says so: {self.gaps(road)}"
+                    assert self.given_up(road, change), (
+                        f"{road}: {change} is missing, and no gap says so: {self.gaps(road)}"
+                    )
+
+    def given_up(self, road: Road, change: Change) -> bool:
+        """Whether a change lies in a gap of the road's queue, by offset and by time."""
+        return any(
+            gap.start <= change.offset < gap.end and gap.from_ms <= change.time_ms <= gap.upto_ms
+            for gap in self.gaps(road)
+        )
 
     def changes(self, town: Town) -> list[Change]:
         """The newest change of each key."""
@@ -140,9 +156,9 @@ class GivingWorld(World):
                     ours = town.get(change.key)
                     assert ours is not None
                     sink.push([(change.key, encode_object(ours), False)], town.uuid)
-            window = town.queues[road.sink].windows[P]
+            window = town.queues[road.queue].windows[P]
             left = without(window.state.gaps, gaps)
-            town.claim(road.sink, replace(window.state, cursor=window.advance(), gaps=left))
+            town.claim(road.queue, replace(window.state, cursor=window.advance(), gaps=left))
         self.drain()
         assert not any(self.gaps(road) for road in self.roads)
         assert all(decode_object(payload) for town in self.towns.values() for _, payload in town.shown())

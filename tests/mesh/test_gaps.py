@@ -10,7 +10,7 @@ from queues.claims import PUBLISHING_SUSPENDED
 from queues.decrees import CLEARED
 from queues.discards import DISCARDED
 from tests.mesh.giving import GivingWorld
-from tests.mesh.test_towns_converge import TOPOLOGIES
+from tests.mesh.stories import TOPOLOGIES
 from tests.mesh.towns import Road
 
 STEPS = 2_500

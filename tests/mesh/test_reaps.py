@@ -10,7 +10,7 @@ from repl.model.objects import Content
 from repl.model.requests import PushOutcome, PushResult
 from repl.store.memory import MemoryStore
 from sink.backoff import Result
-from tests.mesh.test_towns_converge import TOPOLOGIES, both_ways
+from tests.mesh.stories import TOPOLOGIES, both_ways
 from tests.mesh.towns import KEYS, LEASE_MS
 from tests.mesh.world import Errand, World
 

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from queues.cursors import CursorState, decode_state, encode_soft, encode_state, position_of
 from queues.owing import owed
+from queues.reading import read_changes
 from queues.rules import Budget
 from queues.settled import QueuesSettled
 from queues.source_queue import SourceQueue
@@ -48,11 +49,17 @@ LIMITS: Final = WriteLimits(1_000_000, 1_000, 10_000_000)
 
 
 class Road(NamedTuple):
-    """What one town fetches from another."""
+    """What one town fetches from another. `moved` names the queue where it was made for another sink, and released."""
 
     source: str
     sink: str
     cascade: bool = False
+    moved: str = ""
+
+    @property
+    def queue(self) -> str:
+        """The queue's key at its source: the sink that it was made for."""
+        return self.moved or self.sink
 
 
 class Read(NamedTuple):
@@ -122,21 +129,30 @@ class Town:
         self.replica.applied = self.replica.leo
         for road in self._roads:
             if road.source == self.name:
-                budget = Budget(*BUDGET, discard=self._discard)
-                if self._discard:
-                    budget.reference_limit = DISCARDING_FROM
-                queue = SourceQueue(
-                    f"to-{road.sink}", self.uuid, road.cascade, LEASE_MS, budget, self.life.to_bytes(8, "big")
-                )
-                owner = owner_of(road.sink)
-                queue.set_owner(owner, 1)
-                self.queues[road.sink] = queue
+                owner = owner_of(road.queue)
+                queue = self._make_queue(road, owner)
                 if position_of(self.store.cursor(P, queue.name.encode())) is None:
                     self._decide(queue.name.encode(), CursorState(0, 1, owner))
         for queue in self.queues.values():
             position = position_of(self.store.cursor(P, queue.name.encode()))
             assert position is not None
             queue.lead(P, TYPE, position, self.replica.applied)
+
+    def _make_queue(self, road: Road, owner: bytes) -> SourceQueue:
+        budget = Budget(*BUDGET, discard=self._discard)
+        if self._discard:
+            budget.reference_limit = DISCARDING_FROM
+        prefix = self.life.to_bytes(8, "big")
+        queue = SourceQueue(f"to-{road.queue}", self.uuid, road.cascade, LEASE_MS, budget, prefix)
+        queue.set_owner(owner, 1)
+        self.queues[road.queue] = queue
+        return queue
+
+    def register(self, road: Road, owner: bytes, start: int) -> None:
+        """A queue registered while the town lives: its first CURSOR entry is on its way; it stands once that is
+        applied, and belongs to nobody until `owner` has claimed it."""
+        self._make_queue(road, owner)
+        self.claim(road.queue, CursorState(start, decree=1))
 
     def lead_anew(self, *, saved: bool, known: bool) -> None:
         """Leadership went and came back, and the process lives on: leases stand, windows do not, and what was applied
@@ -172,9 +188,10 @@ class Town:
         self.replica.leo = offset + 1
 
     def claim(self, sink: str, state: CursorState) -> None:
-        """A CURSOR entry of the queue to `sink` is on its way; one at a time."""
+        """A CURSOR entry of the queue that was made for `sink` is on its way; one at a time."""
         assert sink not in self.claiming
         self.claiming.add(sink)
+        self.queues[sink].deciding(P)
         self._log_cursor(self.queues[sink].name.encode(), state)
 
     # ---------------------------------------------------------------- what is written
@@ -264,7 +281,8 @@ class Town:
         """One of the reads is done, or comes home."""
         read = self.reads.pop(number)
         if read.rows is None:
-            self.reads.insert(number, read._replace(rows=self.store.changes(P, read.start, read.limit)))
+            rows = read_changes(self.store, read.window, read.start, read.limit)
+            self.reads.insert(number, read._replace(rows=rows))
             self.read_count += 1
         else:
             read.window.refilled(read.rows, read.limit)

@@ -26,29 +26,37 @@ names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8
 counts = st.integers(0, (1 << 63) - 1)
 members = st.builds(Member, names, counts)
 incarnations = st.builds(Incarnation, names, counts)
-records = st.builds(
-    PartitionRecord,
-    partition=st.integers(0, (1 << 32) - 1),
-    bucket_type=names,
-    index=st.integers(0, 11),
-    partition_count=st.just(12),
-    replicas=st.lists(names, min_size=1, max_size=4, unique=True).map(tuple),
-    epoch=st.integers(0, MAX_EPOCH),
-    status=st.sampled_from(PartitionStatus),
-    leader=st.none() | incarnations,
-    candidate=st.none() | incarnations,
-    isr=st.frozensets(members, max_size=4),
-    elr=st.frozensets(members, max_size=4),
-    min_isr=st.integers(1, 9),
-    tried=st.frozensets(names, max_size=3),
-    preferred=st.none() | names,
-    lineage=counts,
-    overtaken=st.just(0) | st.integers(1, MAX_EPOCH),
-    reason=texts,
-).flatmap(
-    lambda record: st.integers(0, len(record.replicas) - 1).map(
-        lambda cut: replace(
-            record, adding=record.replicas[1 : 1 + cut // 2], removing=record.replicas[1 + cut // 2 : cut]
+records = (
+    st.builds(
+        PartitionRecord,
+        partition=st.integers(0, (1 << 32) - 1),
+        bucket_type=names,
+        index=st.integers(0, 11),
+        partition_count=st.just(12),
+        replicas=st.lists(names, min_size=1, max_size=4, unique=True).map(tuple),
+        epoch=st.integers(0, MAX_EPOCH),
+        status=st.sampled_from(PartitionStatus),
+        leader=st.none() | incarnations,
+        candidate=st.none() | incarnations,
+        isr=st.frozensets(members, max_size=4),
+        elr=st.frozensets(members, max_size=4),
+        min_isr=st.integers(1, 9),
+        tried=st.frozensets(names, max_size=3),
+        preferred=st.none() | names,
+        lineage=counts,
+        overtaken=st.just(0) | st.integers(1, MAX_EPOCH),
+        reason=texts,
+    )
+    .flatmap(
+        lambda record: st.integers(0, len(record.replicas) - 1).map(
+            lambda cut: replace(
+                record, adding=record.replicas[1 : 1 + cut // 2], removing=record.replicas[1 + cut // 2 : cut]
+            )
+        )
+    )
+    .flatmap(
+        lambda record: st.sampled_from(((), record.replicas[:1], record.replicas)).map(
+            lambda before: replace(record, before=before if record.adding or record.removing else ())
         )
     )
 )
@@ -72,6 +80,13 @@ def test_a_record_is_written_in_the_oldest_form_that_tells_all_of_it() -> None:
     they refuse, instead of electing by it."""
     assert b'"v":2,' in encode_record(GOOD)
     assert b'"v":3,' in encode_record(replace(GOOD, overtaken=4))
+    changing = replace(GOOD, replicas=("n1", "n2", "n3"), adding=("n3",), removing=("n2",), before=("n1",))
+    assert b'"v":4,' in encode_record(changing)
+    assert b'"v":2,' in encode_record(replace(changing, before=()))
+    for wrong in (("n1", "n1"), ("n9",), ()):
+        raw = json.loads(encode_record(changing)) | {"before": list(wrong)}
+        with pytest.raises(CodecError, match="before"):
+            decode_record(json.dumps(raw).encode(), 1)
     with pytest.raises(CodecError, match="overtaken: 0 where at least 1 is needed"):
         decode_record(encode_record(replace(GOOD, overtaken=4)).replace(b'"overtaken":4', b'"overtaken":0'), 1)
 
@@ -85,7 +100,7 @@ def test_equal_records_have_equal_bytes() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("v", 4), ("v", "1"), ("partition", -1), ("partition", True), ("partition", 1.5), ("bucket_type", ""),
+        ("v", 5), ("v", "1"), ("partition", -1), ("partition", True), ("partition", 1.5), ("bucket_type", ""),
         ("index", 12), ("partition_count", 0), ("replicas", []), ("replicas", ["n1", "n1"]), ("replicas", "n1"),
         ("epoch", 1 << 63), ("status", "asleep"), ("leader", ["n1"]), ("leader", "n1"), ("isr", [["n1", "1"]]),
         ("elr", None), ("min_isr", 0), ("preferred", 3), ("reason", None), ("extra", 1),

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from repl.metastore.mirror import FULL_READ_INTERVAL_S
-from repl.metastore.port import Conflict, Planned, SessionState, Unmoved, Versioned
+from repl.metastore.port import Conflict, NameTaken, Planned, SessionState, Unmoved, Versioned
 from repl.model.errors import Corruption, TooLarge, WrongIdentity
 from repl.model.record import Member
+from repl.removing import ids_of_nodes, remove_node
 from tests.metastore.clients import World, a_record, a_registration, joined, until
 
 
@@ -54,9 +55,9 @@ def before_the_commit(client: Any, act: Callable[[], Awaitable[object]]) -> None
 # --- ids ---
 
 
-def test_an_id_that_a_live_node_has_is_refused_by_its_name(world: World) -> None:
-    """The second node with an id gets WrongIdentity, which names the first, and leaves no trace; once the first has
-    gone, the id is free."""
+def test_an_id_that_another_node_has_is_refused_by_its_name_until_that_one_is_removed(world: World) -> None:
+    """The second node with an id gets WrongIdentity, which names the first, and leaves no trace; so it does while the
+    first is down, which could not start again otherwise. `node remove` frees the id."""
 
     async def run() -> None:
         async with joined(world) as (two, _):
@@ -67,8 +68,54 @@ def test_an_id_that_a_live_node_has_is_refused_by_its_name(world: World) -> None
                 assert sorted(await two.registrations()) == ["n1"]
                 assert await two.get("/replicas/n2") is None
                 await one.register(a_registration("n1", id=7, active=False))
+            with pytest.raises(WrongIdentity, match=r"node n1 has already \(it is down\).*isthmus node remove n1"):
+                await two.register(a_registration("n2", id=7))
+            assert await ids_of_nodes(two) == {"n1": (7, 0)}
+            await remove_node(two, "n1", "ann", dry_run=True)
+            assert await ids_of_nodes(two) == {"n1": (7, 0)}
+            await remove_node(two, "n1", "ann", dry_run=False)
             await two.register(a_registration("n2", id=7))
             assert (await two.registrations())["n2"].id == 7
+            assert await ids_of_nodes(two) == {"n2": (7, 0)}
+
+    asyncio.run(run())
+
+
+def test_a_node_that_goes_by_another_id_gives_up_the_one_before(world: World) -> None:
+    """A new node.id in the file of a node frees the former one for others, at once."""
+
+    async def run() -> None:
+        async with joined(world) as (other, _):
+            async with joined(world) as (one, _):
+                await one.register(a_registration("n1", id=7))
+            async with joined(world) as (one, _):
+                await one.register(a_registration("n1", id=8))
+                await other.register(a_registration("n2", id=7))
+                assert {node: number for node, (number, _) in (await ids_of_nodes(other)).items()} == {"n1": 8, "n2": 7}
+
+    asyncio.run(run())
+
+
+def test_a_registration_of_another_process_is_respected_by_who_is_to_replace_only_its_own(world: World) -> None:
+    """With `takes` a session replaces what it left itself; what another one put there stays untouched, its gens and its
+    id, too, and the refusal says where that process is. Once its session is over the name is free."""
+
+    async def run() -> None:
+        async with joined(world) as (one, _):
+            mine = await one.register(a_registration("n1", id=7, gens={3: 5}))
+            async with joined(world) as (two, _):
+                theirs = await two.register(a_registration("n1", id=8, gens={3: 6}, admin_url="http://other:1"))
+                for _ in range(2):
+                    with pytest.raises(NameTaken, match=r"registered as node n1, its admin listener is http://other:1"):
+                        await one.register(a_registration("n1", id=7, gens={3: 5}), (mine,))
+                assert (await one.registrations())["n1"].inc == theirs
+                assert await ids_of_nodes(one) == {"n1": (8, 0)}
+                standing = await one.get("/replicas/n1")
+                assert standing is not None
+                assert b"6" in standing.value
+            again = await one.register(a_registration("n1", id=7, gens={3: 5}), (mine,))
+            assert again > theirs > mine
+            assert (await one.registrations())["n1"].gens == {3: 5}
 
     asyncio.run(run())
 
@@ -472,7 +519,7 @@ def test_a_record_is_never_seen_beside_a_session_that_ended_before_it(world: Wor
             watching = asyncio.ensure_future(watch_on())
             for number in range(10):
                 async with joined(world) as (client, _):
-                    await client.register(a_registration(f"n{number}"))
+                    await client.register(a_registration(f"n{number}", id=number))
                     assert f"n{number}" in await writer.registrations()
                 record = await writer.write_record(replace(record, reason=str(number)))
                 before = looks

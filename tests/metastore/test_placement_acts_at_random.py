@@ -162,7 +162,7 @@ def _gone_on(record: PartitionRecord) -> PartitionRecord:
     if record.status is not PartitionStatus.ONLINE:
         return replace(record, status=PartitionStatus.ONLINE, epoch=record.epoch + 1, leader=leader)
     isr = frozenset(Member(node, 50 + int(node[1:])) for node in record.staying)
-    return replace(record, replicas=record.staying, adding=(), removing=(), isr=isr, leader=leader)
+    return replace(record, replicas=record.staying, adding=(), removing=(), before=(), isr=isr, leader=leader)
 
 
 @pytest.mark.parametrize("seed", range(STORIES))

@@ -16,6 +16,7 @@ from repl.isr.relocation import Move
 from repl.metastore.memory import MemoryMetastore, WriteFault
 from repl.metastore.memory_tree import MemoryEnsemble
 from repl.metastore.port import Metastore, Unavailable, Versioned
+from repl.metastore.presence import IDS_PATH
 from repl.model.errors import NotReady, OutcomeUnknown
 from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 from repl.option_settings import OPTIONS_PATH, Setting, change_option
@@ -240,8 +241,10 @@ def test_a_node_whose_removal_is_done_in_part_is_not_said_to_be_there_unchanged(
         with pytest.raises(OutcomeUnknown, match="do it again"):
             await remove_node(mine, "n3", "bob", dry_run=False)
         mine.reconnect()
+        mine.delete = delete  # type: ignore[method-assign]
         await remove_node(mine, "n3", "bob", dry_run=False)
         assert not (await read_placement(others)).drained
+        assert not await others.children(IDS_PATH)
 
     told(story)
 

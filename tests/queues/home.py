@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from config.settings import QueueSettings
 from queues.acts import QueueActs
 from queues.batches import Session
 from queues.registry import SourceQueues
-from queues.wire import Ack, FetchReply, FetchRequest
+from queues.wire import NO_PROPERTIES, Ack, FetchReply, FetchRequest
 from repl.metastore.memory import MemoryEnsemble, MemoryMetastore
+from repl.model import vclock
 from repl.model.entry import Entry
 from repl.model.errors import IsthmusError
 from repl.model.keys import Key
 from repl.model.requests import Isolation
+from repl.property_digests import PlaceDigests
 from repl.store.memory import MemoryStore
 from repl.store.port import PartitionStep
 from tests.queues.source_world import OURS, SINK, Pen, Shelf
@@ -61,6 +63,8 @@ class Home:
         self.queues: SourceQueues
         self._started = False
         self.enabled = True
+        self.types = dict.fromkeys(PARTITIONS, b"default")
+        """Partition -> its bucket type."""
 
     async def start(self, *, lead: bool = True) -> None:
         if not self._started:
@@ -76,7 +80,7 @@ class Home:
             metastore=self.metastore,
             cluster_uuid=OURS,
             cluster_name="east",
-            partitions=lambda: dict.fromkeys(PARTITIONS, b"default"),
+            partitions=lambda: self.types,
             time=self.clock,
             read_pool=self.pool,
         )
@@ -109,10 +113,17 @@ class Home:
         self.store.write([PartitionStep(partition, entries)])
         self.queues.applied(partition, entries, True)
 
-    def put(self, *keys: bytes, partition: int = PARTITIONS[0], origin: bytes = OURS, size: int = 20) -> None:
+    def put(
+        self,
+        *keys: bytes,
+        partition: int = PARTITIONS[0],
+        origin: bytes = OURS,
+        size: int = 20,
+        seen: vclock.Clock = (),
+    ) -> None:
         entries = []
         for key in keys:
-            entry = self.pen.data(partition, key, origin=origin, size=size, time_ms=self.clock.wall_ms())
+            entry = self.pen.data(partition, key, origin=origin, size=size, time_ms=self.clock.wall_ms(), seen=seen)
             self.shelf.put(partition, entry)
             entries.append(entry)
         self.apply(partition, *entries)
@@ -169,9 +180,16 @@ class Home:
         size: int = 4_000_000,
         wait_ms: int = 2_000,
         queue: str = "q",
+        types: frozenset[bytes] | None = None,
+        node: str = "w1",
+        properties: Mapping[bytes, bytes] = NO_PROPERTIES,
+        places: PlaceDigests | None = None,
     ) -> FetchReply:
-        session = Session(cluster, "w1", b"incarnat", link)
-        return await self.queues.fetch(queue, FetchRequest(session, "west", tuple(acks), holding, count, size, wait_ms))
+        session = Session(cluster, node, b"incarnat", link)
+        request = FetchRequest(
+            session, "west", tuple(acks), holding, count, size, wait_ms, "", properties, types, places
+        )
+        return await self.queues.fetch(queue, request)
 
     async def drain(self, **how: object) -> list[bytes]:
         """Keys in the order of arrival, all acknowledged, until a short poll stays empty."""
@@ -180,7 +198,8 @@ class Home:
         while True:
             reply = await self.fetch(acks=acks, wait_ms=50, **how)  # type: ignore[arg-type]
             acks = []
-            if not reply.items and not self.queues.named(str(how.get("queue", "q"))).machine.unknown():
+            unread = self.queues.named(str(how.get("queue", "q"))).machine.unknown()
+            if not reply.items and all(window.barred for window in unread):
                 return got
             if reply.items:
                 got += [item[5] for item in reply.items]

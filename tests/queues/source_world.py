@@ -9,7 +9,7 @@ from __future__ import annotations
 from repl.model.entry import NO_OFFSET, Entry, EntryKind, encode_key_row, make_entry
 from repl.model.keys import key_hash
 from repl.model.objects import TOMBSTONE, Content, seal, write
-from repl.model.vclock import actor_of, pack_counter
+from repl.model.vclock import Clock, actor_of, pack_counter
 from repl.store.port import Applied, Change, Cursor
 
 OURS = b"\xa0" * 16
@@ -82,10 +82,11 @@ class Pen:
         size: int = 20,
         delete: bool = False,
         time_ms: int = 0,
+        seen: Clock = (),
     ) -> Entry:
         offset = self.shelf.ends.get(partition, 0)
         content = TOMBSTONE if delete else Content(b"v" * size)
-        made = write(None, (), content, (actor_of(origin, partition), pack_counter(1, offset)), time_ms)
+        made = write(None, seen, content, (actor_of(origin, partition), pack_counter(1, offset)), time_ms)
         payload, summary = seal(made)
         return make_entry(
             EntryKind.DATA,

@@ -87,6 +87,36 @@ def test_a_queue_whose_suspensions_cannot_be_read_at_a_start_gives_nothing_out()
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("value", [b"{", b'{"bytes": -1, "objects": 0, "by": "", "at_ms": 1, "reason": ""}'])
+def test_a_limit_that_cannot_be_read_is_not_taken_for_none(value: bytes) -> None:
+    """After a restart nobody knows which limit an operator has set: the queue gives nothing out and says why, and
+    setting the limit again, or --default, ends it. While the process runs the limit stays as it was."""
+
+    async def run() -> None:
+        ensemble = MemoryEnsemble()
+        home = Home(ensemble=ensemble)
+        await home.start()
+        act = Act("ann", 1, "")
+        await home.acts.throttle("q", Rates(0, 5), act)
+        found = ensemble.read("/queues/q/rates")
+        assert found is not None
+        ensemble.set("/queues/q/rates", value, found[1].version)
+        await asyncio.sleep(0.05)
+        assert home.acts.rates("q") == Rates(0, 5)
+        await home.crash()
+        await home.start()
+        assert (await home.fetch(wait_ms=50)).state == "suspended"
+        row = (await home.acts.listing())[0]
+        assert "/queues/q/rates" in row["reason"]
+        assert "isthmus queue throttle q" in row["reason"]
+        await home.acts.throttle("q", None, act)
+        home.put(b"a")
+        assert await home.drain() == [b"a"]
+        await home.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "", "a b"])
 def test_a_definition_under_what_is_no_name_stops_nothing_else(name: str) -> None:
     """A name becomes a part of paths: a queue with another one, written by hand, is not here; all others are."""

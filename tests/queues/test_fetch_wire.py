@@ -34,6 +34,7 @@ from queues.wire import (
 )
 from repl.model.errors import CodecError, TooLarge
 from repl.properties import DIGESTS_MAX
+from repl.property_digests import PLACE_BYTES_MAX, PLACES_BYTES_MAX, PLACES_MAX
 
 SESSION = Session(b"c" * 16, "w1", b"i" * 8, 3)
 ITEM: Item = (1, 2, 3, b"default", b"bucket", b"key", b"o" * 16, 1_700_000_000_000, b"payload")
@@ -61,7 +62,11 @@ _outcomes = st.none() | st.tuples(_number, _number, _number, _number)
         st.builds(Session, _bytes(16), st.text(max_size=9), _bytes(8), _number),
         st.text(max_size=9),
         st.lists(
-            st.builds(Ack, _small, _number, st.none() | st.lists(_number, max_size=4).map(tuple), _outcomes), max_size=3
+            st.builds(
+                Ack, _small, _number, st.none() | st.lists(_number, max_size=4).map(tuple), _outcomes,
+                st.lists(_number, max_size=2).map(tuple),
+            ),
+            max_size=3,
         ).map(tuple),
         st.none() | st.lists(_small, max_size=3).map(tuple),
         st.integers(0, COUNT_MAX),
@@ -69,6 +74,8 @@ _outcomes = st.none() | st.tuples(_number, _number, _number, _number)
         st.integers(0, WAIT_MS_MAX),
         st.sampled_from(("", ZSTD)),
         st.dictionaries(_small, _bytes(8), max_size=3),
+        st.none() | st.frozensets(_small, max_size=3),
+        st.none() | st.dictionaries(_small, st.dictionaries(_small, _bytes(10), max_size=3), max_size=3),
     )
 )  # fmt: skip
 def test_requests_come_back_as_they_went(request: FetchRequest) -> None:
@@ -87,7 +94,7 @@ def test_answers_come_back_as_they_went(items: list[Item], name: str) -> None:
 def test_compressed_answers_come_back_as_they_went_and_are_smaller() -> None:
     """A batch that was asked for in zstd is the same on the other side; one with nothing to gain goes as it is."""
     items = tuple((1, 2, n, b"default", b"bucket", b"key", b"o" * 16, 7, b"payload" * 50) for n in range(20))
-    reply = FetchReply(b"c" * 16, "east", 1, b"b", 5, 6, SERVING, items, 2, {b"default": b"d" * 8})
+    reply = FetchReply(b"c" * 16, "east", 1, b"b", 5, 6, SERVING, items, 2, {b"default": b"d" * 8}, 1_234)
     body = encode_reply(reply, ZSTD)
     assert decode_reply(body) == reply
     assert len(body) < len(encode_reply(reply)) // 10
@@ -143,8 +150,55 @@ def test_the_longest_request_that_a_sink_makes_is_taken() -> None:
     """All changes of the largest batch failed, and as many bucket types as are told have the longest names."""
     acks = (Ack(b"b" * NAME_MAX, 1 << 60, tuple(range(COUNT_MAX)), (0, 0, 0, 0)),)
     properties = {b"%0255d" % number: bytes(8) for number in range(DIGESTS_MAX)}
-    wanted = FetchRequest(SESSION, "w" * NAME_MAX, acks, (), properties=properties)
+    places = {b"t": {b"%069d" % number: bytes(10) for number in range(PLACES_MAX)}}
+    assert sum(len(b"t") + len(name) + 10 for name in places[b"t"]) == PLACES_BYTES_MAX
+    types = frozenset(properties)
+    wanted = FetchRequest(SESSION, "w" * NAME_MAX, acks, (), properties=properties, types=types, places=places)
     assert decode_request(encode_request(wanted)) == wanted
+
+
+PLACES = {b"default": {b"orders": b"0123456789", b"": b"9876543210"}, b"maps": {}}
+
+
+def test_places_arrive_both_ways_and_may_be_absent_on_either_side() -> None:
+    """No place and places that are not told are two things: an older node tells none, and passes over those it gets."""
+    for places in (None, {}, PLACES):
+        request, reply = FetchRequest(SESSION, "west", places=places), REPLY._replace(places=places)
+        assert decode_request(encode_request(request)) == request
+        assert decode_reply(encode_reply(reply)) == reply
+        assert ("places" in msgpack.unpackb(encode_request(request))) is (places is not None)
+        assert ("places" in msgpack.unpackb(encode_reply(reply))) is (places is not None)
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        7,
+        [[b"default", b"orders", b"0123456789"]],
+        {b"default": b"0123456789"},
+        {b"default": {b"orders": 7}},
+        {b"default": {b"orders": b""}},
+        {b"default": {b"orders": b"odd"}},
+        {b"default": {b"orders": bytes(PLACE_BYTES_MAX + 2)}},
+        {b"default": {"orders": b"01"}},
+        {"default": {b"orders": b"01"}},
+        {b"x" * (NAME_MAX + 1): {b"orders": b"01"}},
+        {b"default": {b"%d" % number: b"01" for number in range(PLACES_MAX + 1)}},
+        {b"%d" % number: {} for number in range(PLACES_MAX + 1)},
+        {b"a": {b"%d" % n: b"01" for n in range(PLACES_MAX)}, b"b": {b"1": b"01"}},
+        {b"default": {b"x" * PLACES_BYTES_MAX: b"01"}},
+    ],
+    ids=lambda places: str(places)[:40],
+)
+def test_places_of_a_wrong_shape_or_beyond_their_bounds_are_refused(places: object) -> None:
+    """From either side."""
+    for body, decode in (
+        (encode_request(FetchRequest(SESSION, "west")), decode_request),
+        (encode_reply(REPLY), decode_reply),
+    ):
+        decode(_changed(body, places=PLACES))
+        with pytest.raises(CodecError):
+            decode(_changed(body, places=places))
 
 
 def _changed(encoded: bytes, **fields: object) -> bytes:
@@ -279,7 +333,7 @@ ALLOWED_BYTES = 3_000_000
 def test_nested_lists_take_no_more_memory_than_was_sent() -> None:
     """What is declared and not there costs nothing: in a request, an answer, and what an answer has compressed."""
     assert _peak(lambda: decode_request(b"\x82\xa1v\x01\xa4acks" + DEEP)) < ALLOWED_BYTES
-    for name in (b"\xa5items", b"\xa5batch", b"\xaaproperties", b"\xa5later"):
+    for name in (b"\xa5items", b"\xa5batch", b"\xaaproperties", b"\xa6places", b"\xa5later"):
         assert _peak(lambda name=name: decode_reply(b"\x82\xa1v\x01" + name + DEEP)) < ALLOWED_BYTES, name
     frame = zstandard.ZstdCompressor().compress(DEEP * 10)
     body = b"\x82\xa1v\x01\xa4zstd\xc4" + bytes([len(frame)]) + frame

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+import pytest
+
 from config.settings import QueueSettings
 from queues.acts import GapChoice
 from queues.cursors import encode_state
@@ -63,6 +65,32 @@ def test_a_gap_that_is_closed_takes_none_with_it_whose_entry_is_under_way() -> N
         assert [gap["count_at_least"] for gap in left] == [5]
         await home.acts.close_gaps("q", GapChoice((old["id"],)), Act("ann", 1, ""))
         assert home.acts.gaps("q") == left
+        await home.close()
+
+    asyncio.run(test())
+
+
+def test_the_entry_that_closes_a_gap_says_all_that_was_given_up_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each CURSOR entry says the whole state, so one entry closes the old gap and records the new one: an entry of the
+    new one that was written before, and of which nobody knows what became, may be applied on either side of it."""
+
+    async def test() -> None:
+        home = Home(QueueSettings("q", queue_limit_count=LIMIT, overflow="discard"))
+        await home.start()
+        (queue,) = home.served()
+        await home.drain()
+        window = queue.machine.windows[PARTITIONS[0]]
+        home.put(*(b"0/%d" % number for number in range(LIMIT + 5)))
+        await home.until(lambda: window.state.gaps)
+        assert len(await home.drain()) == LIMIT
+        (old,) = home.acts.gaps("q")
+        monkeypatch.setattr(home.queues._keeper, "claim_all", lambda _queue: None)
+        home.put(*(b"1/%d" % number for number in range(LIMIT + 5)))
+        assert window.unrecorded()
+        await home.acts.close_gaps("q", GapChoice((old["id"],)), Act("ann", 1, ""))
+        window = queue.machine.windows[PARTITIONS[0]]
+        assert [gap.left_out for gap in window.state.gaps] == [5]
+        assert not window.unrecorded()
         await home.close()
 
     asyncio.run(test())

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from config.settings import QueueSettings
+from queues import steering
 from queues.acts import GapChoice
 from queues.decrees import DEFINITIONS_PATH, PUBLISHING, SERVING
 from queues.rules import FULL_SYNC
@@ -20,6 +22,7 @@ from repl.model.keys import Key
 from repl.model.requests import Isolation
 from repl.routes import LEADER_WAIT_S
 from tests.queues.home import PARTITIONS, Home
+from tests.queues.source_world import SINK
 from tests.queues.test_queue_acts import ACT, alive, keys, settled, told
 
 P = PARTITIONS[0]
@@ -114,7 +117,7 @@ def test_definitions_are_followed_one_after_the_other() -> None:
         home.queues.holding.begin = beginning  # type: ignore[method-assign]
         registering = asyncio.create_task(home.acts.register("x", {}, 0, told(home)))
         await being_made("x")
-        await home.queues.steering.suspend("x", SERVING, None, told(home))
+        await home.queues.steering.suspend("x", (SERVING,), None, told(home))
         await asyncio.sleep(0.05)
         gate.set()
         await registering
@@ -257,5 +260,33 @@ def test_a_gap_that_grows_while_others_are_closed_stays() -> None:
         rows = {row.key: row.offset for row in home.store.changes(PARTITIONS[1], 0, 9)}
         left = [gap for gap in home.acts.gaps("q") if gap["partition"] == PARTITIONS[1]]
         assert any(gap["from_offset"] <= rows[b"b"] < gap["upto_offset"] for gap in left)
+
+    alive(test)
+
+
+def test_a_release_whose_decree_cannot_be_written_leaves_the_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decree says where the next owner begins, so it is written first: were the owner gone already, whoever fetched
+    then would begin where the one before stood, without a gap that says so."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a")
+        await home.drain()
+        change = steering.change_value
+        written: list[str] = []
+
+        async def refused(metastore: Any, path: str, changed: Any) -> Any:
+            if path.endswith("/decree"):
+                raise NotReady("the metastore is away")
+            written.append(path)
+            return await change(metastore, path, changed)
+
+        monkeypatch.setattr(steering, "change_value", refused)
+        with pytest.raises(NotReady):
+            await home.acts.release("q", 0, told(home))
+        assert written == []
+        await home.queues.refresh("q")
+        (queue,) = home.served()
+        assert queue.word.owner is not None
+        assert queue.word.owner.cluster == SINK
 
     alive(test)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -190,6 +191,104 @@ def test_one_node_may_be_suspended_alone() -> None:
     alive(test)
 
 
+@pytest.mark.parametrize("off_ms", [-3_600_000, 3_600_000])
+def test_a_clear_takes_what_waits_and_no_more_whatever_clock_dated_it(off_ms: int) -> None:
+    """The node that was asked may be an hour behind or ahead of the leaders: all that was applied is given up, in a gap
+    that reaches over the time when it was made; what is applied afterwards goes."""
+
+    async def test(home: Home) -> None:
+        await home.fetch(wait_ms=0)
+        await settled(home)
+        home.put(b"a", b"b")
+        made_ms = home.clock.wall_ms()
+        act = told(home)
+        await home.acts.clear("q", act._replace(at_ms=act.at_ms + off_ms))
+        await settled(home)
+        home.put(b"after")
+        assert await home.drain() == [b"after"]
+        (gap,) = [gap for gap in home.acts.gaps("q") if gap["partition"] == PARTITIONS[0]]
+        assert gap["upto_ms"] >= made_ms
+
+    alive(test)
+
+
+def test_where_no_leader_answered_a_clear_goes_by_the_latest_clock() -> None:
+    """A partition whose leader did not tell what it has applied is cleared up to the latest wall clock of the nodes."""
+
+    async def test(home: Home) -> None:
+        await home.fetch(wait_ms=0)
+        await settled(home)
+        first, second = PARTITIONS[:2]
+        home.put(b"a", partition=first)
+        home.put(b"x", partition=second)
+        now = home.acts.applied()
+        answered = tuple(one for one in now.positions if one[0] == first)
+        await home.acts.clear("q", told(home), now._replace(positions=answered))
+        await settled(home)
+        home.clock.skew_ms += 5_000
+        home.put(b"b", partition=first)
+        home.put(b"y", partition=second)
+        assert sorted(await home.drain()) == [b"b", b"y"]
+
+    alive(test)
+
+
+@pytest.mark.parametrize("off_ms", [-3_600_000, 3_600_000])
+def test_from_now_is_told_by_offsets_and_not_by_a_clock(off_ms: int) -> None:
+    """A queue that begins now, or is released from now, offers what is applied afterwards and nothing of before,
+    whatever the wall clock of the node that was asked says."""
+
+    async def test(home: Home) -> None:
+        home.put(b"old")
+        assert await home.drain() == [b"old"]
+        home.put(b"waits")
+        now = home.acts.applied()
+        skewed = now._replace(earliest_ms=now.earliest_ms + off_ms, latest_ms=now.latest_ms + off_ms)
+        act = told(home)._replace(at_ms=now.latest_ms + off_ms)
+        await home.acts.register("late", {}, 0, act, now=skewed)
+        await home.acts.release("q", 0, act, skewed)
+        await settled(home, "late")
+        await settled(home)
+        home.put(b"new")
+        assert await home.drain(queue="late") == [b"new"]
+        assert await home.drain(cluster=THIRD) == [b"new"]
+
+    alive(test)
+
+
+def test_serving_and_publishing_may_be_suspended_in_one_act() -> None:
+    """Both are suspended, and both go on again, each by one write."""
+
+    async def test(home: Home) -> None:
+        await home.fetch(wait_ms=0)
+        await home.acts.suspend("q", [SERVING, PUBLISHING], None, told(home))
+        (row,) = await home.acts.listing()
+        assert (row["serving"], row["publishing"]) == ("suspended", "suspended")
+        await home.acts.resume("q", [SERVING, PUBLISHING], None, told(home))
+        await settled(home)
+        (row,) = await home.acts.listing()
+        assert (row["serving"], row["publishing"]) == ("running", "running")
+        with pytest.raises(BadInput, match="say what"):
+            await home.acts.suspend("q", [], None, told(home))
+
+    alive(test)
+
+
+@pytest.mark.parametrize("wrong", ["bucketname:%zz", "bucketname: sp", "buckettype:a, bucketname:50%"])
+def test_a_filter_that_reads_otherwise_than_it_was_meant_is_refused(wrong: str) -> None:
+    """A percent sign that encodes nothing and a space behind the colon are slips: they are refused where a queue is
+    registered; a queue that was registered so by an older program is served on."""
+
+    async def test(home: Home) -> None:
+        with pytest.raises(BadInput):
+            await home.acts.register("odd", {"filter": wrong}, 0, told(home))
+        value = json.dumps({"odd": {"filter": wrong, "by": "", "at_ms": 1, "reason": ""}}).encode()
+        await home.metastore.put("/queue-definitions", value, None)
+        await home.until(lambda: len(home.served()) == 2)
+
+    alive(test)
+
+
 def test_clear_gives_up_what_waits_and_says_so() -> None:
     """After a clear nothing of before goes, a gap covers it, and what comes later goes."""
 
@@ -229,6 +328,29 @@ def test_a_released_queue_goes_to_another_cluster_from_the_place_that_was_said()
         assert await home.drain(cluster=THIRD) == [b"a"]
         with pytest.raises(OwnedByOther):
             await home.fetch(cluster=SINK)
+
+    alive(test)
+
+
+@pytest.mark.parametrize("then", ["placed", "cleared"])
+def test_a_partition_that_missed_a_release_obeys_it_before_the_next_act(then: str) -> None:
+    """R-DECREE: while a partition has no leader its queue is released, then placed elsewhere or cleared. The next owner
+    has nothing of what the old one got: it is given out again, or in the gap."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a")
+        assert await home.drain() == [b"a"]
+        home.queues.leadership(PARTITIONS[0], False, home.shelf.ends[PARTITIONS[0]])
+        await home.acts.release("q", 0, told(home))
+        if then == "placed":
+            await home.acts.place("q", ((PARTITIONS[1], 0),), told(home))
+        else:
+            await home.acts.clear("q", told(home))
+        home.lead(PARTITIONS[0])
+        await settled(home)
+        assert await home.drain(cluster=THIRD) == ([b"a"] if then == "placed" else [])
+        gaps = [gap["from_offset"] for gap in home.acts.gaps("q") if gap["partition"] == PARTITIONS[0]]
+        assert gaps == ([] if then == "placed" else [0])
 
     alive(test)
 
@@ -584,5 +706,153 @@ def test_a_reference_to_nothing_does_not_hold_up_those_behind_it() -> None:
         assert await home.acts.push("q", [Key(b"nope", BUCKET, b"y")], FULL_SYNC, 0) == 1
         assert (await home.fetch(link=1, wait_ms=0)).items == []
         assert lower.waiting_count == 1
+
+    alive(test)
+
+
+def put_in(home: Home, bucket: bytes, *names: bytes) -> None:
+    """Keys of another bucket."""
+    for name in names:
+        entry = home.pen.data(PARTITIONS[0], name, time_ms=home.clock.wall_ms())._replace(bucket=bucket)
+        home.shelf.put(PARTITIONS[0], entry)
+        home.apply(PARTITIONS[0], entry)
+
+
+def test_a_wider_filter_keeps_the_cursor_and_makes_a_gap_of_what_was_passed_over() -> None:
+    """What comes after the change goes; what the old filter passed over below the cursor lies in a gap on all
+    partitions, over a restart; a key there is explained as in the gap, not as acknowledged."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a")
+        put_in(home, b"other", b"passed over")
+        assert await home.drain() == [b"a"]
+        await home.acts.change_settings("q", {"filter": "any"}, told(home))
+        await settled(home)
+        home.put(b"b")
+        put_in(home, b"other", b"c")
+        assert await home.drain() == [b"b", b"c"]
+        await home.crash()
+        await home.start()
+        (row,) = await home.acts.listing()
+        assert (row["filter"], row["changed"]["offer"]["by"]) == ("any", "ann")
+        (gap,) = [gap for gap in home.acts.gaps("q") if gap["partition"] == PARTITIONS[0]]
+        assert (gap["from_offset"], gap["what"], gap["by"]) == (0, "offer-changed", "ann")
+        (passed,) = [r for r in home.store.changes(PARTITIONS[0], 0, 100) if r.key == b"passed over"]
+        assert passed.offset < gap["upto_offset"]
+        (said,) = home.acts.explain(Key(b"default", b"other", b"passed over"), PARTITIONS[0], passed)["queues"]
+        assert said["state"] == "gap"
+        put_in(home, b"other", b"d")
+        assert (await home.drain())[-1] == b"d"
+
+    alive(test, QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}"))
+
+
+def test_a_narrower_filter_lets_go_of_what_waits_and_makes_no_gap() -> None:
+    """What waited and is not offered any more never goes, in memory and in the index alike; the rest goes; --default
+    brings the old filter back, with a gap."""
+
+    async def test(home: Home) -> None:
+        await home.fetch(wait_ms=0)
+        await settled(home)
+        home.put(b"a")
+        put_in(home, b"other", b"dropped")
+        await home.acts.change_settings("q", {"filter": "!bucketname:other"}, told(home))
+        await settled(home)
+        assert await home.drain() == [b"a"]
+        assert home.acts.gaps("q") == []
+        await home.acts.change_settings("q", {}, told(home), default=True)
+        await settled(home)
+        (row,) = await home.acts.listing()
+        assert row["filter"] == "any"
+        assert {gap["what"] for gap in home.acts.gaps("q")} == {"offer-changed"}
+        put_in(home, b"other", b"later")
+        assert await home.drain() == [b"later"]
+
+    alive(test)
+
+
+def test_with_from_0_everything_is_offered_once_more_and_no_gap_is_made() -> None:
+    """Instead of a gap the queue begins again."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a")
+        put_in(home, b"other", b"b")
+        assert await home.drain() == [b"a"]
+        await home.acts.change_settings("q", {"filter": "any"}, told(home), again=True)
+        await settled(home)
+        assert await home.drain() == [b"a", b"b"]
+        assert home.acts.gaps("q") == []
+
+    alive(test, QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}"))
+
+
+def test_a_later_act_does_not_hide_that_a_partition_has_not_learnt_of_a_wider_filter() -> None:
+    """A partition without a leader at the change obeys the clear that came after it, and has the gap all the same; so
+    has one that missed two changes of which the second offers less than the first."""
+
+    async def test(home: Home) -> None:
+        away = PARTITIONS[1]
+        home.put(b"x", partition=away)
+        await home.drain()
+        home.queues.leadership(away, False, 0)
+        for filter_ in ("any", "bucketname:other"):
+            await home.acts.change_settings("q", {"filter": filter_}, told(home))
+            await home.until(lambda: not home.served()[0].claiming)
+        await home.acts.clear("q", told(home))
+        await home.until(lambda: not home.served()[0].claiming)
+        home.lead(away)
+        await settled(home)
+        found = [gap for gap in home.acts.gaps("q") if gap["partition"] == away]
+        assert any(gap["what"].startswith("offer-changed") for gap in found)
+
+    alive(test, QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}"))
+
+
+def test_a_new_leader_that_has_not_heard_of_another_filter_reads_it_first() -> None:
+    """What the partition has obeyed is newer than what the node knows: it does not go by the filter of before."""
+
+    async def run() -> None:
+        ensemble = MemoryEnsemble()
+        home = Home(QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}"), ensemble=ensemble)
+        await home.start()
+        home.put(b"a")
+        assert await home.drain() == [b"a"]
+        await home.acts.change_settings("q", {"filter": "any"}, told(home))
+        await settled(home)
+        home.queues.leadership(PARTITIONS[0], False, 0)
+        queue = home.served()[0]
+        queue.obey(queue.word._replace(decree=None), "e1")  # as of before the watch told of it
+        assert str(queue.filter) != "any"
+        put_in(home, b"other", b"b")
+        home.lead(PARTITIONS[0])
+        await settled(home)
+        assert str(queue.filter) == "any"
+        assert await home.drain() == [b"b"]
+        await home.close()
+
+    asyncio.run(run())
+
+
+def test_limits_change_while_the_queue_runs_and_nothing_else_does() -> None:
+    """Limits count at once and over a restart, no cursor moves and nothing comes twice; what cannot be is refused."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a", b"b")
+        await home.fetch(wait_ms=0)
+        values = {"object_size_limit_bytes": 1, "queue_limit_count": 7, "overflow": "discard", "lease_ms": 9_000}
+        await home.acts.change_settings("q", values, told(home))
+        assert (await home.acts.listing())[0]["decree"] is None
+        await home.crash()
+        await home.start()
+        (queue,) = home.served()
+        budget = queue.machine.budget
+        assert (budget.object_size_limit_bytes, budget.reference_limit, budget.discard) == (1, 7, True)
+        assert (queue.machine.leases.lease_ms, queue.machine.lower[0].limit) == (9_000, 7)
+        await home.acts.change_settings("q", {}, told(home), default=True)
+        assert queue.settings == QueueSettings("q")
+        with pytest.raises(BadInput, match="is not known"):
+            await home.acts.change_settings("q", {"filter": "bucket:x"}, told(home))
+        with pytest.raises(UnknownQueue):
+            await home.acts.change_settings("r", {"filter": "any"}, told(home))
 
     alive(test)

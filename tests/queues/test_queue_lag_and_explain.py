@@ -9,10 +9,12 @@ import pytest
 
 import queues.lag as lag_module
 from config.settings import QueueSettings
+from node.cli.queue_facts import queue_facts
 from queues.decrees import PUBLISHING, SERVING
 from queues.rules import FULL_SYNC
 from queues.wire import Ack
-from repl.model.keys import Key
+from repl.model.keys import Key, key_hash, segment_of
+from repl.property_digests import PropertyDifference, place_digest
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.source_world import BUCKET, THIRD
 from tests.queues.test_queue_acts import alive, keys, settled, told
@@ -89,8 +91,13 @@ def test_what_differs_at_the_owner_is_told_with_its_name_and_not_once_it_owns_no
     async def run(home: Home) -> None:
         await home.fetch(wait_ms=0)
         await settled(home)
-        home.queues.named("q").differing = {"w2": ["notes"], "w1": ["notes", "maps"]}
-        assert (await home.acts.lags())[0]["reason"] == "properties differ at west: maps, notes"
+        home.queues.named("q").differing = {
+            "w2": (PropertyDifference(b"notes"),),
+            "w1": (PropertyDifference(b"maps"), PropertyDifference(b"notes")),
+        }
+        assert (await home.acts.lags())[0]["reason"] == (
+            "properties differ at west: maps, notes, the bucket type's or of a bucket of it"
+        )
         await home.acts.release("q", 0, told(home))
         await settled(home)
         assert (await home.acts.lags())[0]["reason"] == "released by ann"
@@ -247,6 +254,37 @@ def test_properties_that_differ_are_named_on_both_sides() -> None:
     alive(run)
 
 
+def test_a_buckets_property_that_differs_is_named_by_listing_and_lag() -> None:
+    """Bucket and property are named where both sides tell their digests by place; of a node that tells none the bucket
+    type is; and once all agree nothing is named."""
+
+    async def run(home: Home) -> None:
+        ours = {b"default": {b"orders": place_digest({"allow_mult": False})}}
+        home.queues.digests, home.queues.places = (lambda: {b"default": b"a" * 8}), (lambda: ours)
+        reply = await home.fetch(wait_ms=0, places={})
+        await settled(home)
+        assert reply.places == ours
+        (shown,) = await home.acts.listing()
+        assert shown["properties_differ"] == {"w1": ["default"]}
+        assert shown["property_differences"] == {
+            "w1": [{"bucket_type": "default", "bucket": "orders", "properties": ["allow_mult"]}]
+        }
+        assert dict(queue_facts(shown))["properties differ at"] == ["w1: bucket default/orders: allow_mult"]
+        named = "properties differ at west: bucket default/orders: allow_mult"
+        assert shown["reason"] == (await home.acts.lags())[0]["reason"] == named
+        await home.fetch(wait_ms=0, node="old")
+        (shown,) = await home.acts.listing()
+        assert shown["property_differences"]["old"] == [{"bucket_type": "default", "bucket": None, "properties": []}]
+        assert dict(queue_facts(shown))["properties differ at"][1] == "old: default"
+        assert shown["reason"] == named
+        for node in ("w1", "old"):
+            await home.fetch(wait_ms=0, node=node, properties={b"default": b"a" * 8})
+        (shown,) = await home.acts.listing()
+        assert (shown["properties_differ"], shown["property_differences"], shown["reason"]) == ({}, {}, "")
+
+    alive(run)
+
+
 def test_a_ledger_that_does_not_close_is_an_alarm() -> None:
     """Status, listing and log say so, for as long as it is so."""
 
@@ -267,3 +305,39 @@ def test_a_ledger_that_does_not_close_is_an_alarm() -> None:
         assert home.queues.status()["state"] == "running"
 
     alive(run)
+
+
+def test_a_damaged_key_row_stops_no_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a key row is damaged, bytes that wait are not known and their number still is; a foreign change that may
+    have a write of ours in it is offered; the segment is reported to be mended, each time."""
+
+    async def run() -> None:
+        home = Home(QueueSettings("q"))
+        await home.start(lead=False)
+        reported: list[tuple[int, int | None]] = []
+        home.queues.on_damaged = lambda partition, segment: reported.append((partition, segment))
+        damaged: set[bytes] = {b"ours", b"theirs"}
+        read = home.store.key_row
+
+        def key_row(partition: int, hashed: int, bucket: bytes, key: bytes) -> bytes | None:
+            return b"\xc1 no row" if key in damaged else read(partition, hashed, bucket, key)
+
+        monkeypatch.setattr(home.store, "key_row", key_row)
+        try:
+            home.put(b"ours")
+            home.put(b"theirs", b"other", origin=THIRD)
+            for partition in PARTITIONS:
+                home.lead(partition)
+            await home.until(lambda: len(home.queues.machines()["q"].windows) == len(PARTITIONS))
+            found = await lag(home)
+            assert (found["objects"], found["bytes"]) == (2, None)
+            await home.until(lambda: len({segment for _, segment in reported}) == 2)
+            wanted = {(P, segment_of(key_hash(BUCKET, key))) for key in damaged}
+            assert set(reported) == wanted
+            assert (await home.queues.waiting(home.queues.named("q"))).changes == 2
+            damaged.remove(b"ours")
+            assert sorted(await home.drain()) == [b"ours", b"theirs"]
+        finally:
+            await home.close()
+
+    asyncio.run(run())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queues.filters import parse_filter
+from queues.filters import offers_more, parse_filter
 from repl.model.entry import decode_key_row, encode_key_row, row_says_tombstone
 from repl.model.errors import BadConfig
 from repl.model.objects import Content, Summary, decode_object, says_deleted, seal, write
@@ -63,3 +63,35 @@ def test_a_deleted_object_is_told_from_its_bytes() -> None:
     for content in (Content(b""), Content(b"x" * 1000), Content(b"", tombstone=True)):
         data, _ = seal(write(None, (), content, (b"a" * 20, 5), 1))
         assert says_deleted(data) is decode_object(data).deleted is content.tombstone
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "more"),
+    [
+        ("any", "any", False),
+        ("any", "bucketname:a", False),
+        ("bucketname:a", "any", True),
+        ("bucketname:a", "bucketname:a, bucketname:b", True),
+        ("bucketprefix:a", "bucketname:ab", False),
+        ("bucketname:ab", "bucketprefix:a", True),
+        ("any", "!bucketname:a", False),
+        ("!bucketname:a", "any", True),
+        ("!bucketname:a, !bucketname:b", "!bucketname:a", True),
+        ("!bucketname:ab", "!bucketprefix:a", False),
+        ("block_rtq", "any", True),
+        ("any", "block_rtq", False),
+        ("buckettype:t", "any", False),
+        ("buckettype:u", "any", True),
+        ("any", "buckettype:u", False),
+        ("!buckettype:t", "any", True),
+    ],
+)
+def test_whether_a_filter_offers_more_of_a_type_than_another_is_told_by_the_rules(
+    before: str, now: str, more: bool
+) -> None:
+    """Of bucket type t: less or the same is known to be so, all else counts as more."""
+    assert offers_more(parse_filter(now), parse_filter(before), b"t") is more
+    buckets = (b"a", b"b", b"ab", b"abc", b"z")
+    if not more:
+        offered = [b for b in buckets if parse_filter(now).offers(b"t", b)]
+        assert all(parse_filter(before).offers(b"t", b) for b in offered)

@@ -12,7 +12,7 @@ from aae.reconcile.looks import SideSpec, Taken
 from aae.reconcile.tasks import FURTHER_LOOKS_MAX, Job
 from aae.reconcile.verdicts import Candidate, Seen
 from node.cli.reconcile import AdminQueue
-from repl.model.errors import PeerFault
+from repl.model.errors import BadInput, PeerFault
 from repl.model.vclock import actor_of, encode_clock
 
 CLOCK: Final = encode_clock(((actor_of(b"A" * 16, 1), 1, 1),))
@@ -102,3 +102,41 @@ def test_names_travel_to_a_queue_as_they_are() -> None:
     assert path == "/admin/queues/to%20west/push"
     assert (wish["bucket"], wish["keys"], wish["encoding"]) == ("%FF%2F", ["a%20b", "%C3%25"], "percent")
     assert (wish["fold"], wish["bucket_type"], wish["by"]) == (True, "default", "me")
+
+
+def test_a_queue_knows_whose_it_is_and_what_it_lost() -> None:
+    """A listener of another cluster, a queue that is not there, and one from which a third cluster fetches are refused
+    before a reference is queued; of what the queue gave up only the lowest priority counts, from the time on."""
+    told: dict[str, dict[str, Any]] = {
+        "/admin/cluster": {"cluster": "west", "cluster_uuid": "bb"},
+        "/admin/queues": {"queues": [{"name": "same", "owner": {"cluster": "north", "uuid": "cc"}}, {"name": "free"}]},
+        "/admin/gaps?queue=same": {
+            "at_ms": 77,
+            "gaps": [
+                {"priority": 3, "upto_ms": 60, "what": "discard", "node": "n", "count_at_most": 1},
+                {"priority": 1, "upto_ms": 40, "what": "crashed", "node": "n", "count_at_most": 2},
+                {"priority": 1, "upto_ms": 50, "what": "crashed", "node": "m", "count_at_most": 256},
+            ],
+        },
+        "/admin/gaps?queue=free": {"at_ms": 78, "gaps": []},
+    }
+
+    class Admin:
+        """West's."""
+
+        url = "http://west:8099"
+
+        def get(self, path: str) -> dict[str, Any]:
+            return told[path]
+
+    queue = AdminQueue(Admin(), "same", "me")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="http://west:8099 is of cluster west, uuid bb; the plan is sent by cluster aa"):
+        queue.check("aa", "bb")
+    with pytest.raises(BadInput, match="queue same belongs to cluster north"):
+        queue.check("bb", "aa")
+    assert queue.check("bb", "cc") == 77
+    with pytest.raises(BadInput, match="no queue to-x; it has same, free"):
+        AdminQueue(Admin(), "to-x", "me").check("bb", "aa")  # type: ignore[arg-type]
+    assert AdminQueue(Admin(), "free", "me").check("bb", "aa") == 78  # type: ignore[arg-type]
+    [lost] = queue.lost(50)
+    assert lost.startswith("crashed at node m, at most 256 references")

@@ -136,6 +136,15 @@ class FakeQueue:
         self.taken: list[bytes] = []
         self.breaks_after = breaks_after
 
+    def check(self, sender: str, receiver: str) -> int:
+        """See Queue."""
+        assert (sender, receiver) == ("aa", "bb")
+        return 1
+
+    def lost(self, since_ms: int) -> list[str]:
+        """See Queue."""
+        return []
+
     def push(self, bucket_type: bytes, names: list[tuple[bytes, bytes]]) -> int:
         """See Queue."""
         assert bucket_type == b"default"
@@ -164,7 +173,7 @@ def test_a_repair_is_resumed_and_leaves_alone_what_it_must(tmp_path: Path) -> No
     pq.write_table(pa.Table.from_pylist(rows).drop_columns(["verdict"]), path / "part.parquet")
     with pytest.raises(BadInput, match="has not ended"):
         plan(run, "q", LEFT_TO_RIGHT)
-    run.write("summary.json", {"verdicts": {}, "seconds": 1, "findings_cut": False})
+    run.write("summary.json", {"verdicts": {}, "seconds": 1, "findings_cut": False, "clusters": ["aa", "bb"]})
     made = plan(run, "q", LEFT_TO_RIGHT, 1_000_000)
     assert (made["objects"], made["bytes"], made["expected_siblings"]) == (1_200, 12_000, 1)
     assert sum(made["left_alone"].values()) == 2
@@ -176,7 +185,8 @@ def test_a_repair_is_resumed_and_leaves_alone_what_it_must(tmp_path: Path) -> No
     assert apply(run, made["plan"], queue)["state"] == "done"
     assert set(queue.taken) == {b"k%05d" % number for number in range(1_200)}
     before = len(queue.taken)
-    assert apply(run, made["plan"], queue)["queued"] == 1_200
+    repeated = apply(run, made["plan"], queue)
+    assert (repeated["queued"], repeated["queued_now"], repeated["state"]) == (1_200, 0, "already-done")
     assert len(queue.taken) == before
     with pytest.raises(BadInput, match="no plan"):
         apply(run, "other", queue)

@@ -12,17 +12,31 @@ import pytest
 
 from aae.reconcile import reconcile
 from aae.reconcile.planning import Planned
-from aae.reconcile.repair import LEFT_TO_RIGHT, apply, plan
+from aae.reconcile.repair import LEFT_TO_RIGHT, RIGHT_TO_LEFT, apply, plan
 from aae.reconcile.runs import RunDirectory
 from repl.model.errors import BadInput, PeerFault
 
+LEFT, RIGHT = "aa" * 16, "bb" * 16
+
 
 class Taking:
-    """A queue that takes the first so many, and is gone then."""
+    """A queue of LEFT for RIGHT that takes the first so many, and is gone then. `gone`: when it lost references."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.keys: list[bytes] = []
+        self.gone: list[int] = []
+        self.now_ms = 1_000
+
+    def check(self, sender: str, receiver: str) -> int:
+        """See Queue."""
+        if (sender, receiver) != (LEFT, RIGHT):
+            raise BadInput("of another cluster")
+        return self.now_ms
+
+    def lost(self, since_ms: int) -> list[str]:
+        """See Queue."""
+        return [f"crashed at {at_ms}" for at_ms in self.gone if at_ms >= since_ms]
 
     def push(self, _bucket_type: bytes, names: list[tuple[bytes, bytes]]) -> int:
         """See Queue."""
@@ -32,24 +46,27 @@ class Taking:
         return len(names)
 
 
-def found(directory: RunDirectory, keys: list[bytes]) -> None:
-    """The findings are these, missing on the right."""
+def found(directory: RunDirectory, keys: list[bytes], side: str = "sink") -> None:
+    """The findings are these, missing on the right, or on another side."""
     path = directory.path / "findings"
     shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
     rows = [
         {
-            "bucket_type": "default", "bucket": b"b", "key": key, "difference": "missing", "side": "sink",
+            "bucket_type": "default", "bucket": b"b", "key": key, "difference": "missing", "side": side,
             "left_size": 5, "right_size": 0, "left_siblings": 1, "right_siblings": 0, "verdict": "diverged",
         }
         for key in keys
     ]  # fmt: skip
-    pq.write_to_dataset(pa.Table.from_pylist(rows), path, partition_cols=["verdict"])
+    if rows:
+        pq.write_to_dataset(pa.Table.from_pylist(rows), path, partition_cols=["verdict"])
 
 
-def ended(directory: RunDirectory, keys: list[bytes], seconds: float) -> None:
+def ended(directory: RunDirectory, keys: list[bytes], seconds: float, side: str = "sink") -> None:
     """The run has ended and found these."""
-    found(directory, keys)
-    summary = {"verdicts": {"diverged": len(keys)}, "seconds": seconds, "findings_cut": False}
+    found(directory, keys, side)
+    counts = {"diverged": len(keys)}
+    summary = {"verdicts": counts, "seconds": seconds, "findings_cut": False, "clusters": [LEFT, RIGHT]}
     directory.write("summary.json", summary)
 
 
@@ -126,3 +143,71 @@ def test_a_plan_that_was_cut_off_goes_on_behind_what_the_queue_has_taken(tmp_pat
     assert plan(directory, "q", LEFT_TO_RIGHT, 1_000_000)["plan"] == made
     assert apply(directory, made, queue)["state"] == "done"
     assert queue.keys == keys
+
+
+def test_a_plan_goes_into_no_queue_of_another_cluster(tmp_path: Path) -> None:
+    """Both uuids stand in the plan; a queue of the other cluster gets no reference, and the plan stays as it was."""
+    directory = RunDirectory(str(tmp_path), "r")
+    ended(directory, [b"k"], 1.0, "both")
+    back = plan(directory, "q", RIGHT_TO_LEFT)
+    assert (back["sending_cluster"], back["receiving_cluster"]) == (RIGHT, LEFT)
+    queue = Taking(9)
+    with pytest.raises(BadInput, match="of another cluster"):
+        apply(directory, back["plan"], queue)
+    there = plan(directory, "q", LEFT_TO_RIGHT)
+    assert (there["sending_cluster"], there["receiving_cluster"]) == (LEFT, RIGHT)
+    assert queue.keys == []
+    assert apply(directory, there["plan"], queue)["queued_now"] == 1
+
+
+def test_an_apply_that_queues_nothing_is_not_done(tmp_path: Path) -> None:
+    """Of a plan that an earlier apply has queued, and of one without objects, the state says so; `again` queues all."""
+    directory = RunDirectory(str(tmp_path), "r")
+    ended(directory, [b"k-%d" % number for number in range(3)], 1.0)
+    made = plan(directory, "q", LEFT_TO_RIGHT)["plan"]
+    queue = Taking(99)
+    first, second = apply(directory, made, queue), apply(directory, made, queue)
+    assert [(one["state"], one["queued"], one["queued_now"]) for one in (first, second)] == [
+        ("done", 3, 3), ("already-done", 3, 0)
+    ]  # fmt: skip
+    third = apply(directory, made, queue, again=True)
+    assert (third["state"], third["queued_now"], len(queue.keys)) == ("done", 3, 6)
+    empty = RunDirectory(str(tmp_path), "empty")
+    ended(empty, [], 1.0)
+    none = plan(empty, "q", LEFT_TO_RIGHT)
+    assert apply(empty, none["plan"], queue)["state"] == "nothing-to-queue"
+    assert len(queue.keys) == 6
+
+
+def test_references_that_were_lost_with_a_node_are_queued_again(tmp_path: Path) -> None:
+    """A plan of which some references may have gone with a node since it began goes from its beginning again, whether
+    it was done or broken off; what was lost before it began is not its affair. One whose references are lost while it
+    is applied is not done."""
+    directory = RunDirectory(str(tmp_path), "r")
+    keys = [b"k-%04d" % number for number in range(700)]
+    ended(directory, keys, 1.0)
+    made = plan(directory, "q", LEFT_TO_RIGHT, 1_000_000)["plan"]
+    queue = Taking(600)
+    queue.gone = [999]
+    with pytest.raises(PeerFault):
+        apply(directory, made, queue)
+    assert queue.keys == keys[:500]
+    queue.count, queue.gone, queue.now_ms, queue.keys = 9_999, [999, 2_000], 3_000, []
+    whole = apply(directory, made, queue)
+    assert (whole["state"], whole["queued_now"], whole["lost"]) == ("done", 700, ["crashed at 2000"])
+    assert queue.keys == keys
+    assert apply(directory, made, queue)["state"] == "already-done"
+    queue.gone.append(4_000)
+    queue.now_ms = 5_000
+    assert apply(directory, made, queue)["queued_now"] == 700
+
+    class Crashing(Taking):
+        def push(self, bucket_type: bytes, names: list[tuple[bytes, bytes]]) -> int:
+            self.gone = [self.now_ms + 1]
+            return super().push(bucket_type, names)
+
+    lossy = Crashing(9_999)
+    lossy.now_ms = 6_000
+    assert apply(directory, made, lossy, again=True)["state"] == "references-lost"
+    queue.gone, queue.now_ms = lossy.gone, 7_000
+    assert apply(directory, made, queue)["state"] == "done"

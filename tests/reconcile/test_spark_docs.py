@@ -105,6 +105,8 @@ def test_the_lines_to_copy_do_what_they_say(spark: Any, clusters: dict[str, Any]
             cell = tmp_path / "cell.py"
             cell.write_text(here(text))
             cells |= runpy.run_path(str(cell), cells)
+        elif kind == "sql":
+            spark.sql(here(text))
         else:
             assert kind == "sh"
             printed.append(shell(here(text), tmp_path))
@@ -116,6 +118,7 @@ def test_the_lines_to_copy_do_what_they_say(spark: Any, clusters: dict[str, Any]
     assert "75 73 65 72 73" in printed[0]  # users, as Spark shows bytes
     assert '"run_id": "july"' in printed[-1].splitlines()[-1]
     assert cells["keys"].count() == 201
+    assert spark.table("users").count() == 200
     assert spark.read.parquet(str(tmp_path / "backups" / "users")).count() == 200
     assert spark.read.parquet(str(tmp_path / "lake" / "keys")).count() == 201
     assert cells["findings"].count() == cells["found"].count()

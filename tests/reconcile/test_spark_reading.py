@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,13 +13,14 @@ from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import datasource as ds
 
 from aae import row_wire
+from aae.foreign_rows import _places
 from aae.reconcile import client, manifest, reading
 from aae.reconcile.client import Copy, Credentials, PartitionPlan, Plan, parse_plan
 from aae.reconcile.options import parse_options
 from aae.reconcile.reading import IsthmusReader, Range, RangeStream, RangeUnreadable, WrongCluster
 from aae.reconcile.rows import schema_of
 from aae.row_wire import Consistency, Head, Passed, Rows, Tail, View
-from repl.model.errors import CodecError, PeerFault
+from repl.model.errors import BadInput, CodecError, PeerFault
 from repl.model.keys import SEGMENT_COUNT
 from repl.transport.http_client import Refused
 from tests.reconcile.test_spark_source import COUNT, HEAD, PARTITION, asked, row_wire_name, sealed
@@ -191,27 +193,61 @@ def test_followers_share_the_splits_and_the_leader_is_asked_last() -> None:
     assert [part.copies for part in ranges if part.partition == 1] == [(leader,)] * 6
 
 
-def test_filters_are_taken_as_far_as_they_are_exact() -> None:
-    """A bucket and bounds of segments are the node's; a time is narrowed there and compared again by Spark."""
-    from datetime import UTC, datetime
+def test_no_filter_is_pushed_into_a_reader() -> None:
+    """Spark keeps one reader for all plans of a table: one that had taken the filters of a plan would apply them to the
+    plans that have none. Spark calls `pushFilters` only where a reader has its own."""
+    assert IsthmusReader.pushFilters is ds.DataSourceReader.pushFilters
 
-    reader = IsthmusReader(parse_options({"urls": "http://n1:1"}), schema_of(View.KEYS))
-    when = ds.GreaterThan(("last_modified",), datetime(2026, 1, 1, tzinfo=UTC))
-    other = ds.EqualTo(("key",), b"k")
-    filters = [
-        ds.EqualTo(("bucket",), b"b"),
-        ds.LessThan(("segment",), 100),
-        ds.GreaterThan(("segment",), 9),
-        when,
-        other,
-    ]
-    assert list(reader.pushFilters(filters)) == [when, other]
-    options = reader._options
-    assert (options.bucket, options.segments) == (b"b", (10, 100))
-    assert options.modified_since_ms == 1_767_225_600_000 - 1
-    assert list(reader.pushFilters([ds.EqualTo(("bucket",), b"c")])) == [ds.EqualTo(("bucket",), b"c")]
-    reader.pushFilters([ds.LessThan(("segment",), 5)])
-    assert [part.copies for part in reader.partitions()] == [()]
+
+def test_each_action_on_a_table_has_a_manifest_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Spark plans a table once, whatever is done with it. What an action read does not stand in for what a later one
+    has not read yet; a range that an action reads twice, in two of its tasks, has the pieces of both."""
+    held = (Copy("n1", "http://n1", False, True, 1, COUNT),)
+    plan = Plan(CLUSTER, "east", "default", (PartitionPlan(PARTITION, 0, SEGMENT_COUNT, None, held),))
+    monkeypatch.setattr(reading, "asked_plan", lambda *_: plan)
+    given = {"urls": "http://n1:1", "splits": "2", "manifest": str(tmp_path)}
+    reader = IsthmusReader(parse_options(given), schema_of(View.KEYS))
+    ranges = reader.partitions()
+    as_of = [10]
+
+    @contextmanager
+    def streamed(_: str, __: object, ___: str, question: bytes, *____: object) -> Iterator[tuple[Head, Iterator[Any]]]:
+        part = row_wire.decode_rows_asked(question)
+        yield HEAD._replace(first=part.first, end=part.end, offset=as_of[0]), iter([Tail(0)])
+
+    class Task:
+        """Of Spark: the tasks of an action say which it is."""
+
+        execution = "0"
+        number = 0
+
+        def getLocalProperty(self, name: str) -> str:
+            assert name == "spark.sql.execution.id"
+            return self.execution
+
+        def partitionId(self) -> int:
+            return self.number
+
+    task = Task()
+    monkeypatch.setattr(reading, "streamed", streamed)
+    monkeypatch.setattr(reading.TaskContext, "get", lambda: task)
+    for one in ranges:
+        assert list(reader.read(one)) == []
+    pieces, missing = manifest.read_manifest(tmp_path)
+    assert ([piece.offset for piece in pieces], missing) == ([10, 10], [])
+    task.execution, as_of[0] = "1", 20
+    assert list(reader.read(ranges[0])) == []
+    pieces, missing = manifest.read_manifest(tmp_path)
+    assert [piece.offset for piece in pieces] == [20]
+    assert missing == [(PARTITION, ranges[1].first, ranges[1].end)]
+    task.number, as_of[0] = 2, 21
+    assert list(reader.read(ranges[0])) == []
+    pieces, _ = manifest.read_manifest(tmp_path)
+    assert [piece.offset for piece in pieces] == [20, 21]
+    (first,) = tmp_path.glob("read=*/action=0")
+    assert [piece.offset for piece in manifest.read_manifest(first)[0]] == [10, 10]
+    with pytest.raises(BadInput, match="no manifest"):
+        manifest.read_manifest(tmp_path / "other")
 
 
 def test_a_plan_with_a_hole_is_refused() -> None:
@@ -220,7 +256,7 @@ def test_a_plan_with_a_hole_is_refused() -> None:
         b'{"cluster":"e","cluster_uuid":"%s","bucket_type":"t","partitions":[{"partition":0,"segments":[%d,1048576],'
         b'"rows_estimate":null,"copies":[]}]}'
     )
-    assert parse_plan(good % (b"00" * 16, 0)).partitions[0].end == SEGMENT_COUNT
+    assert parse_plan(good % (b"00" * 16, 0), "http://a:1").partitions[0].end == SEGMENT_COUNT
     for bad in (
         good % (b"00" * 16, 1),
         good % (b"00" * 15, 0),
@@ -229,7 +265,37 @@ def test_a_plan_with_a_hole_is_refused() -> None:
         good.replace(b"1048576", b"9") % (b"00" * 16, 0),
     ):
         with pytest.raises(CodecError):
-            parse_plan(bad)
+            parse_plan(bad, "http://a:1")
+
+
+def test_copies_are_read_with_tls_where_the_plan_was() -> None:
+    """Nodes with `tls.http = "allow"` list themselves with http://: a job that came with TLS, and its token, does not
+    go on in plain text; one that came without it does."""
+    plan = json.dumps(
+        {
+            "cluster": "e",
+            "cluster_uuid": "00" * 16,
+            "bucket_type": "t",
+            "partitions": [
+                {
+                    "partition": 0,
+                    "segments": [0, SEGMENT_COUNT],
+                    "rows_estimate": None,
+                    "copies": [
+                        {"node": "a", "http": url, "leads": True, "whole": True, "epoch": 1, "offset": 1}
+                        for url in ("http://a:1", "https://b:1")
+                    ],
+                }
+            ],
+        }
+    ).encode()
+
+    def urls(asked_url: str) -> list[str]:
+        return [copy.url for copy in parse_plan(plan, asked_url).partitions[0].copies]
+
+    assert urls("https://a:1") == ["https://a:1", "https://b:1"]
+    assert urls("http://a:1") == ["http://a:1", "https://b:1"]
+    assert [url for _, url in _places(plan, 7, "https://a:1")] == ["https://a:1", "https://b:1"]
 
 
 def test_a_node_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

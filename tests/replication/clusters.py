@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
+import tempfile
 import threading
 import time
 import uuid
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
+from urllib.parse import urlencode
 
 from tests.faults.lab import PARTITIONS, Lab, LabNode, Story
 from tests.faults.load import Broken, Connection, NotSent, Place, values_of
@@ -28,11 +32,21 @@ CALM_TIMEOUT_S: Final = 120.0
 """How long a busy machine may take to make everything equal again."""
 
 CHECK_TIMEOUT_S: Final = 60.0
+
+LOOK_AGAIN_S: Final = 30.0
+"""How long after a difference was found clusters are compared once more: whether it was late, or is lost."""
+
+KEYS_EXPLAINED: Final = 20
+"""Most keys that are explained once clusters differ."""
+
 PATIENCE_S: Final = 30.0
 """How long a client tries one write before its outcome stays unknown."""
 
 SHARED: Final = tuple(f"shared{number}" for number in range(12))
 """Keys that clients of all clusters write to."""
+
+DEFAULT_TYPE: Final = ("default",)
+"""The bucket type that every cluster has."""
 
 Arrow = tuple[str, str]
 """From a source cluster to the cluster that fetches."""
@@ -41,6 +55,11 @@ Arrow = tuple[str, str]
 def queue_to(receiver: str) -> str:
     """The queue that a cluster fetches from, at each of its sources."""
     return f"to-{receiver}"
+
+
+def repair_queue_to(receiver: str) -> str:
+    """The queue that takes repairs alone, where real time and full-sync have a queue each."""
+    return f"repair-{receiver}"
 
 
 def until(claim: str, condition: Callable[[], object], timeout_s: float = CALM_TIMEOUT_S) -> Any:
@@ -52,9 +71,15 @@ def until(claim: str, condition: Callable[[], object], timeout_s: float = CALM_T
     return found
 
 
-def key_path(key: str, bucket: str = BUCKET) -> str:
+def key_path(key: str, bucket: str = BUCKET, bucket_type: str = "") -> str:
     """Where a key is."""
-    return f"/buckets/{bucket}/keys/{key}"
+    below = f"/types/{bucket_type}" if bucket_type else ""
+    return f"{below}/buckets/{bucket}/keys/{key}"
+
+
+def bucket_type_of(key: str, bucket_types: Sequence[str]) -> str:
+    """The bucket type that a key of a load belongs to."""
+    return bucket_types[zlib.crc32(key.encode()) % len(bucket_types)]
 
 
 def ask(place: Place, method: str, path: str, wish: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -96,18 +121,34 @@ class Clusters:
         cascade: Sequence[str] = (),
         sinks: str = "",
         more_peers: Mapping[str, str] | None = None,
+        repair_queues: bool = False,
+        data_dirs: Mapping[str, Path] | None = None,
+        replication: str = "",
+        show: bool = False,
     ) -> None:
         """`queues`: more lines of every queue of a cluster; `cascade`: clusters that offer what they got, too; `sinks`:
-        lines of every [sink]; `more_peers`: lines at the end of the files of a cluster."""
-        self.story = Story()
+        lines of every [sink]; `more_peers`: lines at the end of the files of a cluster; `repair_queues`: full-sync
+        has a queue of its own (`block_rtq`) beside that of real time; `data_dirs`: by node, where not below
+        `directory`; `replication`: lines of every [replication]."""
+        self.story = Story(show)
+        self.repair_queues = repair_queues
+        self.bucket_types: tuple[str, ...] = DEFAULT_TYPE
         self.arrows = list(arrows)
         self.network = network
         self.labs: dict[str, Lab] = {}
         names = list(dict.fromkeys(name for arrow in arrows for name in arrow))
         for name in names:
             settings = {"sink": f'discovery_interval = "1s"\ndelay_max = "1s"\npoll = "2s"\n{sinks}'}
+            if replication:
+                settings["replication"] = replication
             self.labs[name] = Lab(
-                directory / name, nodes, network=network, story=self.story, settings=settings, cluster=name
+                directory / name,
+                nodes,
+                network=network,
+                story=self.story,
+                settings=settings,
+                cluster=name,
+                data_dirs=data_dirs,
             )
         for name, lab in self.labs.items():
             for node in lab.nodes.values():
@@ -119,17 +160,24 @@ class Clusters:
         for receiver in (receiver for source, receiver in self.arrows if source == name):
             offered = f"cascade = {str(cascade).lower()}\n{lines}"
             parts.append(f'[[queues]]\nname = "{queue_to(receiver)}"\n{offered}\n')
+            if self.repair_queues:
+                parts.append(f'[[queues]]\nname = "{repair_queue_to(receiver)}"\nfilter = "block_rtq"\n')
             urls = ",".join(url(place) for place in self.labs[receiver].places)
             parts.append(
                 f'[[fullsync]]\nname = "{receiver}"\nurls = "{urls}"\ncluster = "{receiver}"\n'
-                f'queue = "{queue_to(receiver)}"\nauto = 0\npause = "500ms"\n'
+                f'queue = "{self.queues_to(receiver)[-1]}"\nauto = 0\npause = "500ms"\n'
             )
         for source in (source for source, receiver in self.arrows if receiver == name):
             parts += [
-                f'[[sink.peers]]\nurl = "{url(place)}"\nqueue = "{queue_to(name)}"\ncluster = "{source}"\n'
+                f'[[sink.peers]]\nurl = "{url(place)}"\nqueue = "{queue}"\ncluster = "{source}"\n'
                 for place in self.labs[source].places
+                for queue in self.queues_to(name)
             ]
         node.config.write_text("\n".join([*parts, more]))
+
+    def queues_to(self, receiver: str) -> tuple[str, ...]:
+        """All queues that a cluster fetches from at each source; the last one takes repairs."""
+        return (queue_to(receiver), *([repair_queue_to(receiver)] if self.repair_queues else []))
 
     def __enter__(self) -> Self:
         try:
@@ -185,6 +233,12 @@ class Clusters:
         time.sleep(away_s)
         self.labs[cluster].start(node)
 
+    def make_bucket_type(self, cluster: str, name: str) -> None:
+        """One more bucket type, placed as the default one; loads and checks use it once all clusters have it."""
+        wish = {"partition_count": PARTITIONS, "replication_factor": len(self.labs[cluster].nodes), "min_isr": 2}
+        self.act(cluster, f"/admin/bucket-types/{name}", wish)
+        self.labs[cluster].partition_count += PARTITIONS
+
     # -- what there is ----------------------------------------------------------------------------------------
 
     def queue_rows(self, cluster: str, receiver: str) -> list[dict[str, Any]]:
@@ -193,7 +247,7 @@ class Clusters:
             row
             for node in self.labs[cluster].nodes.values()
             for row in ask(node.admin, "GET", "/admin/queues")["queues"]
-            if row["name"] == queue_to(receiver)
+            if row["name"] in self.queues_to(receiver)
         ]
 
     def total(self, cluster: str, receiver: str, word: str) -> int:
@@ -202,13 +256,20 @@ class Clusters:
 
     def gaps(self, cluster: str, receiver: str) -> list[dict[str, Any]]:
         """What was given up and is not closed."""
-        found = self.see(cluster, f"/admin/gaps?queue={queue_to(receiver)}")
-        assert not found["unknown"]
-        return list(found["gaps"])
+        gaps = []
+        for queue in self.queues_to(receiver):
+            found = self.see(cluster, f"/admin/gaps?queue={queue}")
+            assert not found["unknown"]
+            gaps += list(found["gaps"])
+        return gaps
 
     def ledgers(self, cluster: str, receiver: str) -> list[dict[str, Any]]:
         """The ledger of each node."""
-        return [row["ledger"] for row in self.see(cluster, f"/admin/queues/{queue_to(receiver)}/ledger")["nodes"]]
+        return [
+            row["ledger"]
+            for queue in self.queues_to(receiver)
+            for row in self.see(cluster, f"/admin/queues/{queue}/ledger")["nodes"]
+        ]
 
     def drained(self, cluster: str, receiver: str) -> bool:
         """Whether nothing of any priority waits or is under way; False, too, while that is unknown."""
@@ -218,33 +279,41 @@ class Clusters:
             return False
         each = [one for row in rows for one in row["priorities"].values()]
         # While a leadership moves, nobody counts what waits in that partition.
-        counted = sum(row["partitions"] for row in rows) == PARTITIONS
+        partitions = self.labs[cluster].partition_count * len(self.queues_to(receiver))
+        counted = sum(row["partitions"] for row in rows) == partitions
         return counted and all(one["waiting"] == 0 and one["in_flight"] == 0 for one in each)
 
     def contents(self, cluster: str) -> dict[str, tuple[int, str | None, list[str]]]:
-        """key -> (status, clock, values) of each key that the cluster lists."""
+        """key -> (status, clock, values) of each key that the cluster lists, of all bucket types. Raises AssertionError
+        where a key is in a bucket type that no load put it into."""
         connection = Connection(self.node(cluster).place, 20.0)
+        found: dict[str, tuple[int, str | None, list[str]]] = {}
         try:
-            listed = connection.request("GET", f"/buckets/{BUCKET}/keys?keys=true", {})
-            assert listed.status == 200, listed.reason
-            found = {}
-            for key in json.loads(listed.body)["keys"]:
-                reply = connection.request("GET", key_path(key), {"Accept": "multipart/mixed"})
-                found[key] = reply.status, reply.headers.get("X-Riak-Vclock"), sorted(values_of(reply))
+            for kind in self.bucket_types:
+                listed = connection.request("GET", f"/types/{kind}/buckets/{BUCKET}/keys?keys=true", {})
+                assert listed.status == 200, listed.reason
+                for key in json.loads(listed.body)["keys"]:
+                    assert key not in found, f"{key} is in two bucket types of {cluster}"
+                    reply = connection.request("GET", key_path(key, BUCKET, kind), {"Accept": "multipart/mixed"})
+                    found[key] = reply.status, reply.headers.get("X-Riak-Vclock"), sorted(values_of(reply))
             return found
         finally:
             connection.close()
 
     def full_sync(self, cluster: str, receiver: str) -> dict[str, Any]:
-        """A check of everything, once trees are there to be compared; its result."""
+        """A check of everything, once trees are there to be compared; the result of the bucket type that is worst."""
         deadline = time.monotonic() + CHECK_TIMEOUT_S
         while True:
-            before = self._results(cluster, receiver)
-            self.act(cluster, "/admin/fullsync/run", {"peer": receiver, "kind": "all"})
-            until("full-sync ends", lambda was=before: self._results(cluster, receiver) != was, CHECK_TIMEOUT_S)
-            result: dict[str, Any] = self._results(cluster, receiver)[-1]
-            if result["verdict"] not in ("incomplete", "error") or time.monotonic() > deadline:
-                return result
+            at_ms = self.act(cluster, "/admin/fullsync/run", {"peer": receiver, "kind": "all"})["at_ms"]
+
+            def ended(since_ms: int = at_ms) -> list[dict[str, Any]]:
+                fresh = [one for one in self._results(cluster, receiver) if one["began_ms"] >= since_ms]
+                return fresh if {one["bucket_type"] for one in fresh} >= set(self.bucket_types) else []
+
+            results = until("full-sync ends", ended, CHECK_TIMEOUT_S)
+            worst: dict[str, Any] = next((one for one in results if one["verdict"] != "in-sync"), results[-1])
+            if worst["verdict"] not in ("incomplete", "error") or time.monotonic() > deadline:
+                return worst
             time.sleep(1.0)
 
     def _results(self, cluster: str, receiver: str) -> list[dict[str, Any]]:
@@ -267,15 +336,48 @@ class Clusters:
             result = self.full_sync(source, receiver)
             assert result["verdict"] == "in-sync", f"{source} to {receiver}: {result}"
         first, *others = self.labs
-        expected = self.contents(first)
         for other in others:
-            found = self.contents(other)
-            wrong = {key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)}
-            assert not wrong, f"{first} and {other} differ: {[(k, expected.get(k), found.get(k)) for k in wrong][:5]}"
+            wrong = self._differing(first, other)
+            if wrong:
+                kept = self._keep_evidence(list(wrong)[:KEYS_EXPLAINED])
+                time.sleep(LOOK_AGAIN_S)
+                left = self._differing(first, other)
+                raise AssertionError(
+                    f"{first} and {other} differ: {list(wrong.items())[:5]}; {LOOK_AGAIN_S:.0f} s later "
+                    f"{f'still in {list(left.items())[:5]}' if left else 'no more'}; explained, with logs, in {kept}"
+                )
+        expected = self.contents(first)
         for writer in writers:
             writer.check(expected)
         ended = [one for lab in self.labs.values() for one in lab.ended]
         assert not ended, f"ended by themselves: {ended}"
+
+    def _differing(self, first: str, other: str) -> dict[str, tuple[object, object]]:
+        """Key -> what each of two clusters has of it, where that is not the same."""
+        ours, theirs = self.contents(first), self.contents(other)
+        return {
+            key: (ours.get(key), theirs.get(key))
+            for key in ours.keys() | theirs.keys()
+            if ours.get(key) != theirs.get(key)
+        }
+
+    def _keep_evidence(self, keys: Sequence[str]) -> Path:
+        """Keep what every cluster says of these keys now, and the logs of its nodes; returns the directory, which
+        outlives that of the test."""
+        kept = Path(tempfile.mkdtemp(prefix="isthmus-differs-"))
+        for name, lab in self.labs.items():
+            for number, node in enumerate(lab.nodes.values()):
+                if node.log.exists():
+                    shutil.copy(node.log, kept / f"{name}-{number}.log")
+            said: dict[str, Any] = {}
+            for kind, key in ((kind, key) for kind in self.bucket_types for key in keys):
+                asked = urlencode({"type": kind, "bucket": BUCKET, "key": key})
+                try:
+                    said[f"{kind}/{key}"] = self.see(name, f"/admin/explain?{asked}")
+                except (AssertionError, OSError, ValueError) as error:  # of one cluster: the others speak all the same
+                    said[f"{kind}/{key}"] = repr(error)
+            (kept / f"{name}-explain.json").write_text(json.dumps(said, indent=1))
+        return kept
 
     def _check_ledger(self, source: str, receiver: str) -> None:
         def known() -> list[dict[str, Any]]:
@@ -299,9 +401,17 @@ class Writers:
     read and written over. Every write is tried until it is acknowledged."""
 
     def __init__(
-        self, name: str, places: Sequence[Place], *, pause_s: float = 0.005, seed: int = 1, shared: bool = True
+        self,
+        name: str,
+        places: Sequence[Place],
+        *,
+        pause_s: float = 0.005,
+        seed: int = 1,
+        shared: bool = True,
+        bucket_types: Sequence[str] = DEFAULT_TYPE,
     ) -> None:
-        """`shared`: shared keys are written, too."""
+        """`shared`: shared keys are written, too. `bucket_types`: keys are spread over these."""
+        self._bucket_types = bucket_types
         self._stopping = threading.Event()
         self._pause_s = pause_s
         self._shared = shared
@@ -389,7 +499,8 @@ class Writers:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             try:
-                reply = places[0].request(method, key_path(key), headers, body)
+                path = key_path(key, BUCKET, bucket_type_of(key, self._bucket_types))
+                reply = places[0].request(method, path, headers, body)
                 self.counts[f"{method} {reply.reason}"] += 1
                 if reply.status in right:
                     return reply

@@ -425,3 +425,22 @@ def test_an_async_log_syncs_a_file_before_it_leaves_it(monkeypatch: pytest.Monke
     assert (survived.recovered()[0].leo, survived.recovered()[0].damage) == (0, "")
     survived.close()
     kill(log, disk)
+
+
+def test_a_new_beginning_of_a_partition_is_on_disk_when_it_is_reported_also_in_async(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The store forgets the mark of a copy that took rows then: a log that comes back as it was before would be read
+    as if its entries were what those rows are made of."""
+    monkeypatch.setattr(writer_module, "ASYNC_SYNC_S", 30.0)
+    disk = MemoryDisk()
+    log = open_log(disk, durability="async", file_bytes=1 << 20, batch_bytes=1)
+    listener = Listener(log)
+    log.append(0, entries(1, 0, 20))
+    assert listener.wait({0: 20})
+    log.restart(0, 50, ((1, 0),))
+    assert listener.wait({0: 50})
+    kill(log, disk)
+    again = open_log(disk.survivor("lost", Random(0)), durability="async")
+    assert (again.recovered()[0].start, again.recovered()[0].leo) == (50, 50)
+    again.close()

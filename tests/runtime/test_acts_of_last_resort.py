@@ -51,7 +51,7 @@ async def ask(town: Town, house: House, path: str, wish: dict[str, Any]) -> tupl
                 raise NotReady(node)
             return await gathering(town.houses[node]).answer(of.node, body)
 
-        return Gathering(node=of.node, request=request, replicas=replicas)
+        return Gathering(node=of.node, request=request, replicas=replicas, now_ms=lambda: 0)
 
     face = Face()
     ActsAdmin(SimpleNamespace(controller=house.controller), gathering(house), face.router)  # type: ignore[arg-type]

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import requests
 
 from config.loading import load_file
 from node import daemon, supervisor
 from node.daemon import Node
 from node.ports import free_port
+from repl import registering
+from repl.controller import CLAIM_PATH
 from repl.identity import Identity
 from repl.metastore.memory import MemoryMetastore
 from repl.model.errors import Corruption, LocalFault
@@ -57,20 +63,20 @@ def test_a_registration_that_the_metastore_refuses_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a session ended the node would else live on, and never take part again until somebody restarts it."""
-    monkeypatch.setattr(daemon, "REGISTER_RETRY_MS", 10)
+    monkeypatch.setattr(registering, "RETRY_MS", 10)
 
     async def story() -> None:
-        node: Node = NodeInMemory(load_file(file_of(tmp_path)))
+        node: Node = NodeInMemory(load_file(file_of(tmp_path)), tmp_path / "node.toml")
         await node.start()
         served = asyncio.create_task(node.serve())
         metastore = node._metastore
         assert isinstance(metastore, MemoryMetastore)
         register, refusals = metastore.register, [LocalFault("ZooKeeper refuses"), Corruption("no standing")]
 
-        async def refused(registration: Registration) -> int:
+        async def refused(registration: Registration, takes: Collection[int] | None = None) -> int:
             if refusals:
                 raise refusals.pop()
-            return await register(registration)
+            return await register(registration, takes)
 
         async def serves_again() -> bool:
             return node.registrar.inc != before and node.ready()[0]
@@ -91,7 +97,7 @@ def test_a_session_that_ends_while_the_node_comes_up_is_followed_by_another(tmp_
     """The node registers anew, though it did not serve yet when the session in which it had registered was over."""
 
     async def story() -> None:
-        node: Node = ComingUp(load_file(file_of(tmp_path)))
+        node: Node = ComingUp(load_file(file_of(tmp_path)), tmp_path / "node.toml")
         await node.start()
         served = asyncio.create_task(node.serve())
         try:
@@ -107,11 +113,112 @@ def test_a_session_that_ends_while_the_node_comes_up_is_followed_by_another(tmp_
     asyncio.run(story())
 
 
+async def answer(url: str, path: str) -> tuple[int, bytes]:
+    """Status and body of a GET."""
+    found = await asyncio.to_thread(requests.get, url + path, timeout=5)
+    return found.status_code, found.content
+
+
+@asynccontextmanager
+async def serving(directory: Path) -> AsyncIterator[Node]:
+    """A node that serves its partitions, until the end of the block."""
+    node: Node = NodeInMemory(load_file(file_of(directory)), directory / "node.toml")
+    await node.start()
+    served = asyncio.create_task(node.serve())
+
+    async def ready() -> bool:
+        return node.ready()[0]
+
+    try:
+        await until(ready)
+        yield node
+    finally:
+        node.request_stop("the test is over")
+        await served
+
+
+def test_a_registration_that_was_removed_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody deletes the znode of a node whose session lives: the node notices, registers with another inc, leads
+    and serves again without a restart, and counts and logs what happened."""
+    lost: list[str] = []
+    monkeypatch.setattr(registering.log, "error", lambda _event, **fields: lost.append(fields["cause"]))
+
+    async def story() -> None:
+        async with serving(tmp_path) as node:
+            metastore, before = node._metastore, node.registrar.inc
+            assert isinstance(metastore, MemoryMetastore)
+            found = metastore._memory.ensemble.read("/nodes/n1")
+            assert found is not None
+            metastore._memory.ensemble.delete("/nodes/n1", found[1].version)
+
+            async def serves_again() -> bool:
+                return node.registrar.inc not in (0, before) and node.ready()[0]
+
+            await until(serves_again)
+            assert (await metastore.registrations())["n1"].inc == node.registrar.inc
+            status, _ = await answer(node.http_url, "/readyz")
+            assert status == 200
+            _, metrics = await answer(node.admin_url, "/metrics")
+            assert b'isthmus_registrations_lost_total{cause="removed"} 1.0' in metrics
+
+    asyncio.run(story())
+    assert lost == ["removed"]
+
+
+def test_a_node_whose_name_another_process_has_says_so_and_returns_when_that_one_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second process with the same node.name takes over. The first one does not take the name back, so they do not
+    alternate: it takes no part, decides nothing, and /readyz, the status, the metrics and the log say why. When the
+    other one has ended it registers again and serves. A session that expires meanwhile changes nothing of that."""
+    monkeypatch.setattr(registering, "RETRY_MS", 10)
+    lost: list[str] = []
+    monkeypatch.setattr(registering.log, "error", lambda _event, **fields: lost.append(fields["cause"]))
+
+    async def story() -> None:
+        async with serving(tmp_path) as node:
+            metastore = node._metastore
+            assert isinstance(metastore, MemoryMetastore)
+            second = MemoryMetastore(metastore._memory.ensemble)
+            await second.start(lambda _state: None)
+            theirs = await second.register(Registration("n1", 0, True, admin_url="http://elsewhere:9", id=1))
+
+            async def out() -> bool:
+                return node.registrar.inc == 0 and not node.controller.decides
+
+            await until(out)
+            status, body = await answer(node.http_url, "/readyz")
+            assert status == 503
+            assert b"another process is registered as node n1" in body
+            assert b"http://elsewhere:9" in body
+            _, told = await answer(node.admin_url, "/admin/cluster")
+            cluster = json.loads(told)
+            assert cluster["registered"] is False
+            assert "this node, n1, is not registered: another process" in cluster["problems"][0]
+            _, metrics = await answer(node.admin_url, "/metrics")
+            assert b"isthmus_registered 0.0" in metrics
+            metastore.expire()
+            await asyncio.sleep(0.1)  # ten attempts: none takes the name back
+            assert {name: found.inc for name, found in (await second.registrations()).items()} == {"n1": theirs}
+            assert await second.get(CLAIM_PATH) is None
+            await second.stop()
+
+            async def serves_again() -> bool:
+                return node.registrar.inc > theirs and node.ready()[0]
+
+            await until(serves_again)
+            assert node.registrar.why == ""
+            assert (await metastore.registrations())["n1"].admin_url == node.admin_url
+
+    asyncio.run(story())
+    assert lost == ["taken"]
+
+
 def test_a_stop_while_no_zookeeper_answers_does_not_wait_for_it(tmp_path: Path) -> None:
     """Ctrl-C at a node that waits for its metastore ends it at once and cleanly, not after `connect_timeout`."""
 
     async def story() -> int:
-        life = asyncio.create_task(daemon._run(load_file(file_of(tmp_path))))
+        life = asyncio.create_task(daemon._run(load_file(file_of(tmp_path)), tmp_path / "node.toml"))
         await asyncio.sleep(0.3)
         assert not life.done()
         os.kill(os.getpid(), signal.SIGINT)
@@ -135,7 +242,7 @@ def test_a_stop_while_the_embedded_zookeeper_comes_up_does_not_wait_for_it(tmp_p
     metastore = tmp_path / "data" / "metastore"
 
     async def story() -> int:
-        life = asyncio.create_task(daemon._run(load_file(file)))
+        life = asyncio.create_task(daemon._run(load_file(file), file))
         async with asyncio.timeout(10):
             while not supervisor.recorded_children(metastore):
                 await asyncio.sleep(0.02)
@@ -160,7 +267,7 @@ def test_a_zookeeper_that_does_not_end_makes_no_unclean_stop(tmp_path, monkeypat
     monkeypatch.setattr(daemon.supervisor, "release_embedded", refused)
 
     async def story() -> None:
-        node = NodeInMemory(load_file(file_of(tmp_path)))
+        node = NodeInMemory(load_file(file_of(tmp_path)), tmp_path / "node.toml")
         await node.start()
         node._embedded = True
         node.request_stop("the test is over")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import count, islice
 from pathlib import Path
@@ -12,18 +13,21 @@ from random import Random
 
 import plyvel
 import pytest
+from structlog.testing import capture_logs
 
 from repl import far_serving, far_taking
 from repl.isr.events import Event, Received
 from repl.isr.messages import FarRows, FarState, Message
 from repl.isr.options import Options
 from repl.model.errors import IsthmusError
-from repl.model.keys import Key, key_hash, partition_index
+from repl.model.keys import Key, key_hash, partition_index, segment_of
 from repl.model.objects import Content
 from repl.model.requests import WriteRequest
 from repl.partition import Partition
+from repl.store import rows
 from repl.store.port import Store
-from repl.store.rows import KEY_TAG
+from repl.store.rows import CHANGE_TAG, KEY_TAG
+from tests.aae.menders import alone
 from tests.runtime.conftest import House, Town, until
 from tests.runtime.test_several_nodes import fill
 
@@ -346,9 +350,14 @@ def test_a_damaged_chunk_is_asked_for_again_and_the_last_one_too(
     asyncio.run(story())
 
 
-def test_a_copy_whose_own_row_cannot_be_read_begins_with_no_rows(tmp_path: Path, town: Towns) -> None:
-    """Which change row goes with a key's new rows stands in the row that the key had here; where a disk has spoiled
-    that, the round would never be whole: the copy takes all rows anew."""
+@pytest.mark.parametrize("change_too", [False, True], ids=["key row", "key row and a change row"])
+def test_a_copy_whose_own_row_cannot_be_read_is_complete_in_the_end(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch, change_too: bool
+) -> None:
+    """A key row names the change row that a key's new rows replace. Where the key row is damaged, that change is found
+    in the copy's index. Where a change row is damaged, too, the index does not tell: the copy begins again without
+    rows, and does not take its own damage for a damaged chunk of the leader, which it would ask for without end."""
+    monkeypatch.setattr(far_taking, "REFUSED_PAUSE_S", 0.05)
 
     async def story() -> None:
         async with town(tmp_path, **SMALL) as t:
@@ -363,11 +372,105 @@ def test_a_copy_whose_own_row_cannot_be_read_begins_with_no_rows(tmp_path: Path,
             driver = plyvel.DB(str(place))
             (name,) = [name for name in driver.iterator(include_value=False, prefix=KEY_TAG) if name.endswith(b"k7")]
             driver.put(name, b"spoiled")
+            if change_too:
+                ((name, _),) = [one for one in driver.iterator(prefix=CHANGE_TAG) if one[1].endswith(b"k3")]
+                driver.put(name, b"x")
             driver.close()
             await put(await t.led(), b"k7", b"new")
             await trimmed_beyond(await t.led(), end)
-            back = await t.open(away.node)
-            await same_everywhere(t)
+            with capture_logs() as logs:
+                back = await t.open(away.node)
+                await same_everywhere(t)
+            unreadable = [one["error"] for one in logs if one["event"] == "far.own_row_unreadable"]
+            assert len(unreadable) == change_too
+            assert all("names no bucket" in error for error in unreadable)
             assert back.runtime._far._taking.chunks_refused == 0
+            again = [one["reason"] for one in logs if one["event"] == "far.begins" and one["again"]]
+            assert any("a row here cannot be read" in reason for reason in again) == change_too
+
+    asyncio.run(story())
+
+
+def test_why_rows_are_taken_once_more_is_shown(tmp_path: Path, town: Towns) -> None:
+    """A copy shows why it takes rows once more for as long as it does (replication.far.horizon.min.transfer.rounds)."""
+
+    async def story() -> None:
+        async with town(tmp_path, **SMALL) as t:
+            leader = await t.led()
+            for n in range(20):
+                await put(leader, b"k%d" % n, b"old")
+            await t.level()
+            away = await follower_of(t)
+            end = away.partition().replica.leo
+            await t.kill(away.node)
+            await trimmed_beyond(await t.led(), end)
+            back = await t.open(away.node)
+            shown: list[str] = []
+            count = back.runtime._far._taking._count
+
+            def counted(partition: Partition, rows: bytes, upto: int, end: int) -> None:
+                count(partition, rows, upto, end)
+                shown.append(partition.far)
+
+            back.runtime._far._taking._count = counted  # type: ignore[method-assign]
+            await same_everywhere(t)
+            assert any("; round 2 of at least 2" in said for said in shown), "why it takes rows once more is shown"
+
+    asyncio.run(story())
+
+
+def test_a_row_that_the_leader_cannot_give_does_not_end_it(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object that is missing in the leader's store, or a change row that names no key, is reported with its segment
+    where it has one; the leader goes on with all its other work, the follower waits rather than lack the row, and has
+    it once it is mended."""
+    monkeypatch.setattr(far_serving, "UNREADABLE_PAUSE_S", 0.05)
+
+    async def story() -> None:
+        async with town(tmp_path, **SMALL) as t:
+            leader = await t.led()
+            for n in range(20):
+                await put(leader, b"k%d" % n, b"v")
+            await t.level()
+            away = await follower_of(t)
+            end = away.partition().replica.leo
+            await t.kill(away.node)
+            leader = await t.led()
+            await trimmed_beyond(leader, end)
+            reported: list[tuple[int, int | None]] = []
+            leader.runtime.report_damage(lambda partition, segment: reported.append((partition, segment)))
+            driver = leader.runtime.store._db  # type: ignore[attr-defined]
+            serving = leader.runtime._far._serving
+            tag = rows.OBJECT_TAG, rows.CHANGE_TAG
+            (name,) = [one for one in driver.iterator(include_value=False, prefix=tag[0]) if one.endswith(b"fill-7")]
+            kept = driver.get(name)
+            driver.delete(name)
+            back = await t.open(away.node)
+            await until(lambda: serving.rows_unreadable >= 2)
+            assert set(reported) == {(0, segment_of(key_hash(b"b", b"fill-7")))}
+            driver.put(name, kept)
+            await same_everywhere(t)
+
+            end = back.partition().replica.leo
+            await t.kill(away.node)
+            await trimmed_beyond(leader, end)
+            (name, kept) = [one for one in driver.iterator(prefix=tag[1]) if one[1].endswith(b"fill-7")][-1]
+            driver.put(name, b"x")
+            reported.clear()
+            serving.rows_unreadable = 0
+            back_again = await t.open(away.node)
+            await until(lambda: serving.rows_unreadable >= 2)
+            assert set(reported) == {(0, None)}
+            await put(leader, b"k3", b"the leader goes on")
+            with ThreadPoolExecutor(1) as pool:
+                mending = alone(leader.runtime.store, pool)
+                for segment in await mending.unreadable(0, 10):
+                    assert (await mending.segment(0, segment)).keys == ((b"b", b"fill-7"),)
+            offset = rows.decode_u64(name[5:])
+            await until(lambda: back_again.runtime.store.applied(0).offset > offset)
+            (row,) = back_again.runtime.store.changes(0, offset, 1)
+            assert (row.offset, row.key) == (offset, b"fill-7")
+            assert back_again.runtime.store.changes(0, 0, 999) == leader.runtime.store.changes(0, 0, 999)
 
     asyncio.run(story())

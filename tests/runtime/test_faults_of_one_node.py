@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from node.gathering import facts_of
 from node.ready import replicas_not_ready
+from repl import isr_changes
 from repl.isr import effects as fx
 from repl.isr import events as ev
 from repl.isr.messages import Ack, Forward, Message
@@ -121,6 +124,52 @@ def test_a_follower_without_room_stops_acknowledging_and_comes_back(tmp_path: Pa
             await t.level(timeout_s=25)
             assert full.partition().serves
             assert held(full, b"4") == [b"v"]
+
+    asyncio.run(story())
+
+
+def test_a_leader_that_changes_the_isr_leaves_a_trace(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that stalls is taken out: the leader logs and counts it with the reason, and says of the node for as
+    long as it is out why, since when, and how long its back-off is; its return is logged and counted, too."""
+    logged: list[tuple[str, str, str]] = []
+    for name in ("info", "warning"):
+
+        def note(event: str, **fields: object) -> None:
+            if event.startswith("isr."):
+                logged.append((event, str(fields["member"]), str(fields["reason"])))
+
+        monkeypatch.setattr(isr_changes.log, name, note)
+
+    def counted(house: House) -> dict[tuple[str, ...], float]:
+        found = [each for each in house.runtime.metrics() if each[0].startswith(("isthmus_isr_s", "isthmus_isr_e"))]
+        return {(name, *labels.values()): value for name, labels, value in found}
+
+    async def story() -> None:
+        async with town(tmp_path, options=Options(max_time_lag_ms=400)) as t:
+            leader = await t.led()
+            out = t.followers()[0]
+            replica, time = leader.partition().replica, leader.runtime.time
+            assert replica.why_out(time.now_ms()) == {}
+            assert set(counted(leader).values()) == {0}
+            fill(out)
+            await put(leader, b"k", b"v")
+            (told,) = facts_of(replica, "leads", time.now_ms()).out.items()
+            assert told[0] == out.node
+            assert re.fullmatch(r"stalled, taken out \d s ago; waits out its back-off of 5 s, \d s left", told[1]), told
+            assert counted(leader)["isthmus_isr_shrunk_total", "stalled"] == 1
+            out.disk.free = None
+            out.runtime.replog.has_room(0)
+            await t.level(timeout_s=25)
+            await until(lambda: len(leader.partition().replica.record.isr) == 3, 10)
+            assert replica.why_out(time.now_ms()) == {}
+            assert counted(leader)["isthmus_isr_expanded_total",] == 1
+            assert counted(leader)["isthmus_isr_shrunk_total", "stalled"] == 1
+            assert logged == [("isr.shrunk", out.node, "stalled"), ("isr.expanded", out.node, "caught up")]
+            await t.kill(out.node)
+            await until(lambda: counted(leader)["isthmus_isr_shrunk_total", "gone"] == 1, 10)
+            assert logged[2:] == [("isr.shrunk", out.node, "gone")]
 
     asyncio.run(story())
 
@@ -252,7 +301,7 @@ def test_a_fault_of_the_program_stops_one_copy_only(
             assert hurt.partition(1).serves
             records = hurt.controller.records
             why_not = replicas_not_ready(hurt.node, records, hurt.runtime.partitions, "")
-            assert why_not.startswith("1 partitions are not served, partition 0: disk-failed: bug: made up")
+            assert why_not.startswith("1 partition is not served, partition 0: disk-failed: bug: made up")
             await asyncio.gather(*(put(leader, b"%d" % n, b"v") for n in range(20)))
             hurt.runtime.partitions[0].replica._state.reason = "known to the test"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 from node import logs
+from repl.log_limits import LogLimit
+from repl.transport.tls import shown_address
 
 PROGRAM = """
 import sys
@@ -71,7 +74,74 @@ def test_lines_come_again_with_room(monkeypatch):
 
 
 def test_events_of_every_thread_bear_the_node():
-    """Whoever logs, from the loop or from a thread of its own; an event about another node keeps that one's name."""
+    """From the loop or from a thread; `node` is the node that writes, whatever an event passes."""
     done = subprocess.run([sys.executable, "-c", THREADS], stderr=subprocess.PIPE, text=True, timeout=30, check=True)
     told = [json.loads(line) for line in done.stderr.splitlines()]
-    assert [(event["event"], event["node"]) for event in told] == [("one", "n1"), ("two", "n1"), ("three", "n2")]
+    assert [(event["event"], event["node"]) for event in told] == [("one", "n1"), ("two", "n1"), ("three", "n1")]
+
+
+LIBRARIES = """
+import logging
+import structlog
+from config.settings import LogSettings
+from node import logs
+
+logs.configure(LogSettings(format="json"), "n1")
+library = logging.getLogger("apscheduler.scheduler")
+for number in range(3):
+    library.warning("run of %s skipped", number)
+library.error("broken %d", "no number")
+library.info("not shown")
+log = structlog.get_logger("x")
+log.debug("no")
+logs.set_level("debug")
+log.debug("yes")
+logs.set_level("error")
+log.info("no")
+log.error("last")
+"""
+
+
+def test_lines_of_libraries_are_events_and_the_level_changes_while_loggers_are_in_use():
+    """A library's warning is one JSON line, what it repeats is left out for a while, arguments that do not fit harm
+    nothing; another level counts for loggers that have logged already."""
+    done = subprocess.run([sys.executable, "-c", LIBRARIES], stderr=subprocess.PIPE, text=True, timeout=30, check=True)
+    told = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [(event["event"], event.get("message"), event["level"]) for event in told] == [
+        ("library.message", "run of 0 skipped", "warning"),
+        ("library.message", "broken %d", "error"),
+        ("yes", None, "debug"),
+        ("last", None, "error"),
+    ]
+    assert told[0]["library"] == "apscheduler.scheduler"
+
+
+def test_an_event_whose_cause_lasts_is_logged_once_in_ten_seconds_with_what_was_left_out():
+    """The first at once, then one for each interval, which says how many were not written."""
+    now_s = [0.0]
+    limit = LogLimit(lambda: now_s[0])
+    assert [limit.due(), limit.due(), limit.due()] == [0, None, None]
+    now_s[0] = 9.9
+    assert limit.due() is None
+    now_s[0] = 10.0
+    assert limit.due() == 3
+
+
+def test_no_event_overwrites_the_node_that_writes_it():
+    """No module passes `node=` to a logger: the processor sets it, and another node is `peer`."""
+    calls = []
+    for package in ("aae", "config", "node", "queues", "repl", "sink"):
+        for path in (Path(__file__).parents[2] / package).rglob("*.py"):
+            for call in ast.walk(ast.parse(path.read_text())):
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+                    of = call.func.value
+                    if isinstance(of, ast.Name) and of.id == "log" and any(k.arg == "node" for k in call.keywords):
+                        calls.append(f"{path}:{call.lineno}")
+    assert calls == []
+
+
+def test_addresses_are_shown_as_host_and_port():
+    """Whatever family the socket is of; what is unknown is nothing."""
+    assert shown_address(("127.0.0.1", 44002)) == "127.0.0.1:44002"
+    assert shown_address(("::1", 44002, 0, 0)) == "[::1]:44002"
+    assert shown_address(None) == ""

@@ -28,7 +28,7 @@ async def ask(house: House, method: str, path: str, wish: Any = None) -> tuple[i
     face = Face()
     node = SimpleNamespace(controller=house.controller, time=house.runtime.time)
     own = [(p.replica, p.reason) for p in house.runtime.partitions.values()]
-    gathering = Gathering(node=house.node, request=house.links.request, replicas=lambda: own)
+    gathering = Gathering(node=house.node, request=house.links.request, replicas=lambda: own, now_ms=lambda: 0)
     MovesAdmin(node, gathering, face.router)  # type: ignore[arg-type]
     sent: list[dict[str, Any]] = []
 
@@ -211,7 +211,12 @@ def test_what_cannot_be_ordered_is_refused_with_a_sentence(tmp_path: Path, town:
                 (factor, {"replication_factor": 4}, 409, "needs as many nodes: 3 live"),
                 (factor, {"replication_factor": 9}, 400, "from 1 to 7"),
                 ("/admin/bucket-types/x/replication-factor", {"replication_factor": 2}, 404, "there are default"),
-                ("/admin/nodes/drain", {"nodes": ["n1"]}, 409, "needs as many nodes: 2 live"),
+                (
+                    "/admin/nodes/drain",
+                    {"nodes": ["n1"]},
+                    409,
+                    "needs as many nodes: 2 without n1 live and are not drained (n2, n3)",
+                ),
                 ("/admin/nodes/drain", {"nodes": ["n9"]}, 404, "no node n9 is known; there are n1, n2, n3"),
                 ("/admin/nodes/drain", {"nodes": ["n1"], "undo": True}, 404, "not drained"),
                 ("/admin/nodes/drain", {}, 400, "one node at least"),

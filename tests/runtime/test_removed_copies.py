@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -114,9 +114,9 @@ def test_a_copy_is_deleted_and_made_anew_though_the_metastore_did_not_hear_of_it
             gen = left.partition().replica.member.gen
             register, failures = left.metastore.register, []
 
-            async def failing(registration: Registration) -> int:
+            async def failing(registration: Registration, takes: Collection[int] | None = None) -> int:
                 if not left.identity.condemned() or len(failures) == 3:
-                    return await register(registration)
+                    return await register(registration, takes)
                 failures.append(registration.gens.get(0))
                 raise Ambiguous("the answer is missing")
 
@@ -298,9 +298,9 @@ def test_what_is_noted_of_deleted_copies(tmp_path: Path) -> None:
     the gen, since a copy may have been made with it after the backup."""
     identity = Identity.open(tmp_path)
     identity.adopt(b"u" * 16, "n1", "boot", {3: 7, 4: 7}, spare=9)
-    identity.note_epochs({3: 5})
+    identity.note_epochs({3: (5, None)})
     identity.condemn(3, 12)
-    identity.note_epochs({3: 6})  # asked for before it was condemned: nothing to note any more
+    identity.note_epochs({3: (6, None)})  # asked for before it was condemned: nothing to note any more
     assert (identity.partitions(), identity.condemned(), identity.gens()) == ([4], [3], {3: 12, 4: 7})
     identity.deleted(3)
     identity.close(clean=False)

@@ -37,10 +37,10 @@ def test_the_keys_of_other_partitions_are_routed_and_the_mended_record_is_taken_
             return metastore
 
     async def story() -> None:
-        settings = load_file(file_of(tmp_path))
+        file = file_of(tmp_path)
 
         async def up() -> tuple[NodeInMemory, asyncio.Task[int]]:
-            node = OnEnsemble(settings)
+            node = OnEnsemble(load_file(file), file)
             await node.start()
             return node, asyncio.create_task(node.serve())
 

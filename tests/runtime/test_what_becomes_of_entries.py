@@ -10,14 +10,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from repl.durations import BOUNDS_MS, WINDOW_MS, Durations
-from repl.entry_times import COMMITTED_MAX, LOST, EntryTimes
+from repl.entry_times import COMMITTED_MAX, LOST, TIMED_OUT, EntryTimes
 from repl.isr.effects import Role
+from repl.isr.options import Options
 from repl.measures import ISR, LEADER, OSR, ReplogSizes, part_of, replog_sizes, samples
 from repl.model.entry import Entry, EntryKind, make_entry
+from repl.model.errors import OutcomeUnknown
 from repl.model.record import Member
 from tests.runtime.conftest import Town
 from tests.runtime.test_several_nodes import put
@@ -105,18 +108,54 @@ def test_what_a_leadership_loses_is_a_failure_and_what_was_committed_is_none() -
     times.appended(partition, EntryKind.DATA, 2, 0)
     partition.replica.leo = 5
     times.appended(partition, EntryKind.DATA, 3, 0)
-    times.role_changed(partition, Role.RESIGNING)
+    times.role_changed(partition, Role.RESIGNING, 7)
     assert times.failures() == {}
-    times.role_changed(partition, Role.IDLE)
+    times.role_changed(partition, Role.IDLE, 8)
     assert times.failures() == {(b"default", "write", LOST): 3}
     times.applied(partition, [entry(0), entry(1)], 9)
     assert times.replicated_times(9)[b"default", "write"].entries == 2
-    times.refused(partition, [entry(2), entry(3, EntryKind.CURSOR)], "not-enough-replicas")
+    times.refused(partition, [entry(2), entry(3, EntryKind.CURSOR)], "not-enough-replicas", 9)
     assert times.failures() == {
         (b"default", "write", LOST): 3,
         (b"default", "write", "not-enough-replicas"): 1,
         (b"default", "cursor", "not-enough-replicas"): 1,
     }
+
+
+def test_failures_have_a_rate_of_the_recent_past() -> None:
+    """A single failure is no great rate; 60 in a window are one or two a second; those of yesterday are none, and still
+    counted."""
+    times, partition = EntryTimes(), a_partition()
+    key = (b"default", "write", TIMED_OUT)
+    times.timed_out(partition, 1, 100_000)
+    assert times.recent_failures(100_000)[key].per_s <= 1000 / WINDOW_MS
+    times.timed_out(partition, 59, 101_000)
+    assert 1 <= times.recent_failures(101_000)[key].per_s <= 2
+    assert times.recent_failures(100_000 + 4 * WINDOW_MS)[key].per_s == 0
+    assert times.failures()[key] == 60
+
+
+def test_a_write_that_is_not_replicated_in_time_is_a_failure(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both followers hear nothing: a write waits for min-ISR and is answered 504. It counts at its leader as timed out,
+    with a rate; a write that is replicated does not."""
+
+    async def story() -> None:
+        async with town(tmp_path, options=Options(max_time_lag_ms=60_000)) as t:
+            leader = await t.led()
+            await put(leader, b"well", b"v")
+            assert leader.runtime.entry_times.failures() == {}
+            for house in t.followers():
+                t.wires.isolate(house.node)
+            monkeypatch.setattr(leader.coordinator._expiry, "_timeout_s", 0.2)
+            with pytest.raises(OutcomeUnknown, match="no outcome within"):
+                await put(leader, b"late", b"v")
+            times, now_ms = leader.runtime.entry_times, leader.runtime.time.now_ms()
+            assert times.failures() == {(b"default", "write", TIMED_OUT): 1}
+            assert times.recent_failures(now_ms)[b"default", "write", TIMED_OUT].per_s > 0
+
+    asyncio.run(story())
 
 
 def test_times_of_commits_are_bounded() -> None:

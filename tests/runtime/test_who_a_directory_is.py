@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from repl.identity import Identity
+from repl.identity import Identity, PartitionIdentity
 from repl.metastore.memory import MemoryEnsemble, MemoryMetastore
 from repl.model.errors import Corruption, LocalFault, WrongIdentity
-from repl.model.record import Member, PartitionRecord
+from repl.model.record import Incarnation, Member, PartitionRecord
 from repl.replog.port import RecoveredPartition
 from repl.settling import settle
 from repl.slots import Slots
@@ -166,7 +166,7 @@ def test_a_directory_serves_one_node_of_one_cluster(tmp_path: Path) -> None:
     identity.check_cluster(UUID, "east")
     with pytest.raises(WrongIdentity, match="belongs to node 'n1'"):
         identity.check_node("n2")
-    with pytest.raises(WrongIdentity, match="empty directory"):
+    with pytest.raises(WrongIdentity, match=r"point metastore.hosts at the right one; do not empty"):
         identity.check_cluster(b"west-cluster-016", "west")
     identity.close(clean=True)
 
@@ -182,8 +182,8 @@ def test_epochs_seen_outlive_the_process_and_a_torn_slot(tmp_path: Path) -> None
     """What was noted is there after a reopening, also when the newest slot was torn by a power loss."""
     identity = Identity.open(tmp_path)
     identity.adopt(UUID, "n1", "boot", {0: 1})
-    identity.note_epochs({0: 4})
-    identity.note_epochs({0: 5})
+    identity.note_epochs({0: (4, None)})
+    identity.note_epochs({0: (5, None)})
     identity.close(clean=False)
     newest = max((tmp_path / "identity.0", tmp_path / "identity.1"), key=lambda p: p.read_bytes()[4:12])
     whole = newest.read_bytes()
@@ -215,3 +215,23 @@ def test_both_slots_damaged_is_corruption(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(bytes(data))
     with pytest.raises(Corruption, match="both damaged"):
         Slots(tmp_path, "value").read()
+
+
+def test_who_led_the_highest_epoch_is_noted_with_it(tmp_path: Path) -> None:
+    """H32: an owner counts for its own epoch alone, so an epoch that was noted without one has none; a directory of an
+    older version names no owners at all."""
+    identity = Identity.open(tmp_path)
+    identity.adopt(UUID, "n1", "boot", {0: 1, 1: 2})
+    identity.note_epochs({0: (5, Incarnation("n2", 50)), 1: (3, None)})
+    identity.note_epochs({0: (4, Incarnation("n3", 60))})
+    identity.close(clean=True)
+    identity = Identity.open(tmp_path)
+    assert identity.partition(0) == PartitionIdentity(1, 5, Incarnation("n2", 50))
+    assert identity.partition(1) == PartitionIdentity(2, 3, None)
+    identity.note_epochs({0: (6, None)})
+    assert identity.partition(0) == PartitionIdentity(1, 6, None)
+    del identity._value["owners"]
+    assert identity.partition(0) == PartitionIdentity(1, 6, None)
+    identity.note_epochs({0: (6, Incarnation("n1", 70))})
+    assert identity.partition(0) == PartitionIdentity(1, 6, Incarnation("n1", 70))
+    identity.close(clean=True)

@@ -7,7 +7,7 @@ import http.client
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from node.http.statuses import Reply
 from queues.batches import Session
 from queues.by_reference import ObjectReply, ObjectRequest, encode_asking
 from queues.polls import Until
+from queues.rules import Item
 from queues.wire import FetchReply, FetchRequest, encode_request
 from repl.model.errors import PeerFault
 from repl.model.keys import Key
@@ -40,6 +41,15 @@ class Giving:
 
     async def fetch(self, queue: str, request: FetchRequest, until: Until) -> FetchReply:
         return FetchReply(b"\x02" * 16, "c", 3, b"", 30_000, 1, "serving", ())
+
+    def is_for_riak(self, name: str) -> bool:
+        return True
+
+    async def pop(self, name: str, render: Callable[[Item], Awaitable[bytes]]) -> bytes | None:
+        return None
+
+    def link(self, name: str) -> dict[str, Any]:
+        raise AssertionError("no sink asks before it fetches here")
 
     async def object_of(self, name: str, wanted: ObjectRequest) -> ObjectReply:
         return ObjectReply(b"\x02" * 16, "c", b"")
@@ -186,6 +196,17 @@ def test_a_source_checks_who_fetches(folder: Folder) -> None:
                     ask(folder, port, cluster, pair)
                 assert (refused.value.status, refused.value.reason) == (403, "wrong-certificate")
         assert asked(folder, port, "west", "west-1")
+
+
+def test_a_source_checks_which_riak_fetches(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Riak's fetch needs a certificate of a cluster of the owner's name, where sinks need one of theirs."""
+    with serving(tls_of(folder), Names(certified=True)) as port:
+        url = f"https://127.0.0.1:{port}/queuename/q"
+        for pair in ("west-1", None):
+            answer = get(folder, url, pair)
+            assert (answer.status_code, answer.headers["x-isthmus-reason"]) == (403, "wrong-certificate")
+        monkeypatch.setattr("node.http.queues.RIAK_NAME", "west")
+        assert get(folder, url, "west-1").content == b"\0"
 
 
 def test_a_sink_shows_its_token_as_it_is_now(folder: Folder) -> None:

@@ -1,4 +1,4 @@
-"""Run seeds of the simulator: `python -m tests.sim --seeds A:B [--reaps] [--story] [--go-on]`.
+"""Run seeds of the simulator: `python -m tests.sim --seeds A:B [--reaps | --queues] [--story] [--go-on]`.
 
 Prints what happened how often; at a violation the seed, the story before it, and the line that replays it.
 """
@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 
+from tests.sim.queues import QueueWorld
 from tests.sim.reaps import RowWorld
 from tests.sim.world import World, run_seed
 
@@ -20,15 +21,17 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:300", help="A:B, from A up to but without B")
     parser.add_argument("--story", action="store_true", help="print every seed's story")
     parser.add_argument("--reaps", action="store_true", help="with real rows, deletes, reaps and another cluster")
+    parser.add_argument("--queues", action="store_true", help="with the product's promises, source queues and sinks")
     parser.add_argument("--go-on", action="store_true", help="one line for each seed that fails, and on to the next")
     options = parser.parse_args()
+    world_class = QueueWorld if options.queues else RowWorld if options.reaps else World
     first, last = (int(part) for part in options.seeds.split(":"))
     total: Counter[str] = Counter()
     failed = 0
     began_s = time.process_time()
     for seed in range(first, last):
         try:
-            world = run_seed(seed, whole_story=options.story, world_class=RowWorld if options.reaps else World)
+            world = run_seed(seed, whole_story=options.story, world_class=world_class)
         except AssertionError as error:
             if not options.go_on:
                 print(*getattr(error, "__notes__", ()), sep="\n")

@@ -51,6 +51,8 @@ class Checkers:
         self._told: set[tuple[str, int]] = set()
         """(process, partition) where the floors above know that it leads."""
         self.declared = Declarations(self)
+        self._began: dict[int, tuple[str, ...]] = {}
+        """partition -> its replicas when no change of them was under way last."""
         self._steps = 0
         self.beyond_promise = False
         """Data is lost beyond the promise, on purpose: who may be elected may lack something."""
@@ -69,9 +71,12 @@ class Checkers:
         invariants.epoch_mono(before, after)
         invariants.leader_in_isr(after)
         invariants.moved(before, after)
+        partition = after.partition
+        if not (before.adding or before.removing):
+            self._began[partition] = before.replicas
+        invariants.factor_in_force(self._began[partition], after)
         if not self.declared.record_changed(before, after):
             invariants.min_guard(before, after)
-        partition = after.partition
         if not self.beyond_promise:
             gens = {name: self.world.nodes[name].disk.gens[partition] for name in after.replicas}
             invariants.some_guard(after, gens)

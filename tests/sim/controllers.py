@@ -54,7 +54,9 @@ class Controller:
             world.counts["controller_slept"] += 1
             world.after(self.sleeps_until_ms - world.now_ms, self._decide, look)  # and wakes with an old look
             return
-        records, registrations = look
+        records, registrations, life = look
+        if life != world.metastore.life:
+            return  # its session is over with the metastore that it looked at
         for partition, record in records.items():
             before = self._watches.get(partition)
             if before is not None and record.epoch < before.epoch:

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from repl.isr.epochs import EpochTable, table_of
 from repl.isr.events import FarStored
 from repl.model.entry import Entry, EntryKind
+from repl.model.record import Incarnation
 
 KEY_COUNT = 7
 """Keys of a partition: few, so that most rows are written many times."""
@@ -244,6 +245,8 @@ class Disk:
         self.gens: dict[int, int] = {}
         """Of all partitions: of copies that are here, and of those that may be made."""
         self.epochs_seen = dict.fromkeys(partitions, 0)
+        self._owners: dict[int, tuple[int, Incarnation]] = {}
+        """partition -> (epoch, who led or stood in it), of the highest epoch seen whose owner is known."""
         self.condemned: set[int] = set()
         """Copies that are being deleted."""
         self.holder: object = None
@@ -260,6 +263,17 @@ class Disk:
         last = log.entries[store.target - 1 - log.start] if log.start < store.target <= log.end else None
         holds = last is not None and last.epoch == store.target_epoch
         return store.target if holds else store.applied
+
+    def note_epoch(self, partition: int, epoch: int, owner: Incarnation | None) -> None:
+        """An epoch is noted as seen, with whose it is."""
+        if owner is not None and epoch >= self.epochs_seen[partition]:
+            self._owners[partition] = (epoch, owner)
+        self.epochs_seen[partition] = max(epoch, self.epochs_seen[partition])
+
+    def owner_of(self, partition: int) -> Incarnation | None:
+        """Whose the highest epoch seen is, where that is noted."""
+        epoch, owner = self._owners.get(partition, (-1, None))
+        return owner if epoch == self.epochs_seen[partition] else None
 
     def make_copy(self, partition: int) -> None:
         """An empty copy of a partition."""

@@ -14,6 +14,7 @@ from repl.isr import effects as fx
 from repl.isr import events as ev
 from repl.isr.balance import plan, seats
 from repl.isr.membership import guard
+from repl.isr.moves import wanted
 from repl.model.record import Member, PartitionRecord
 from tests.sim.metastore import METASTORE
 from tests.sim.network import FOR_GOOD_MS
@@ -323,7 +324,10 @@ class Faults:
         """An operator moves replicas, sets another replication factor, or takes such a change back."""
         world, rng = self.world, self.world.rng
         record = rng.choice(list(world.metastore.records.values()))
-        changed = self._taken_back(record) if record.adding or record.removing else self._other_replicas(record)
+        if not (record.adding or record.removing):
+            changed = self._other_replicas(record)
+        else:
+            changed = self._redirected(record) if world.plan.redirects else self._taken_back(record)
         if changed is not None and not self.lossy(record.partition):
             world.counts["reassign_asked"] += 1
             partition = record.partition
@@ -334,9 +338,18 @@ class Faults:
         self.world.counts[f"reassign_{kind}"] += 1
 
     def _taken_back(self, record: PartitionRecord) -> PartitionRecord | None:
-        if self.world.rng.random() < 0.5:
+        back = wanted(record, record.replicas_before, "taken back")
+        return None if self.world.rng.random() < 0.5 or back == replace(record, reason=back.reason) else back
+
+    def _redirected(self, record: PartitionRecord) -> PartitionRecord | None:
+        """The change under way goes elsewhere: back, with other newcomers, or with those of before again."""
+        rng, before = self.world.rng, record.replicas_before
+        others = [name for name in self.world.nodes if name not in before]
+        target = (*before, *rng.sample(others, rng.randint(0, len(others))))
+        if set(target) == {*record.staying}:
             return None
-        return replace(record, adding=(), removing=record.adding)
+        self.world.counts["redirected"] += 1
+        return wanted(record, target, "sent elsewhere")
 
     def _other_replicas(self, record: PartitionRecord) -> PartitionRecord | None:
         rng, before = self.world.rng, record.replicas

@@ -31,7 +31,8 @@ HELD_MAX_MS = 8_000
 """How long a held request, answer or watch is on its way at most."""
 
 Answer = Callable[[str, PartitionRecord, PartitionRecord], None]
-Look = tuple[Mapping[int, PartitionRecord], Mapping[str, Registration]]
+Look = tuple[Mapping[int, PartitionRecord], Mapping[str, Registration], int]
+"""Records, registrations, and the metastore's `life` then."""
 
 
 class SimMetastore:
@@ -46,11 +47,18 @@ class SimMetastore:
         self._last_inc = 100
         self._last_gen = 10
         self.down = False
+        self.life = 0
+        """How often it went back."""
+        self._void_inc = 0
         world.after(200, self._expire)
 
     def create(self, record: PartitionRecord) -> None:
         """A new partition's record."""
         self.records[record.partition] = record
+
+    def void(self, inc: int | None) -> bool:
+        """True of a session that it knew before it went back: it answers nothing to that one any more."""
+        return inc is not None and inc <= self._void_inc
 
     def new_gen(self) -> int:
         """A gen that was never given."""
@@ -90,15 +98,17 @@ class SimMetastore:
         delay_ms = self._delay_ms()
         if delay_ms >= ANSWER_TIMEOUT_MS:
             world.after(ANSWER_TIMEOUT_MS, answer, "undecided", record, record)
-            world.after(delay_ms, self._arrive_late, record, needs)
+            world.after(delay_ms, self._arrive_late, record, needs, self.life)
         else:
-            world.after(delay_ms, self._arrive, asker, record, needs, answer)
+            world.after(delay_ms, self._arrive, asker, record, needs, answer, self.life)
             if world.rng.random() < world.plan.store_held:
-                world.after(world.rng.randint(1, HELD_MAX_MS), self._arrive_late, record, needs)
+                world.after(world.rng.randint(1, HELD_MAX_MS), self._arrive_late, record, needs, self.life)
 
-    def _arrive(self, asker: str, record: PartitionRecord, needs: Collection[Member], answer: Answer) -> None:
+    def _arrive(
+        self, asker: str, record: PartitionRecord, needs: Collection[Member], answer: Answer, life: int
+    ) -> None:
         world = self.world
-        if self.down:
+        if self.down or life != self.life:
             world.after(ANSWER_TIMEOUT_MS, answer, "undecided", record, record)
             return
         written = self._store(record, needs)
@@ -110,8 +120,8 @@ class SimMetastore:
         else:
             world.after(world.rng.randint(1, 12), answer, "refused", record, self.records[record.partition])
 
-    def _arrive_late(self, record: PartitionRecord, needs: Collection[Member]) -> None:
-        if not self.down:
+    def _arrive_late(self, record: PartitionRecord, needs: Collection[Member], life: int) -> None:
+        if not self.down and life == self.life:
             self.world.counts["late_write_done" if self._store(record, needs) else "late_write_refused"] += 1
 
     def _store(self, record: PartitionRecord, needs: Collection[Member]) -> PartitionRecord | None:
@@ -128,10 +138,14 @@ class SimMetastore:
         self.world.checkers.record_changed(before, after)
         for node in self.world.nodes.values():
             for process in node.processes:
-                if not self._lost() and self._reaches(node.name):
-                    self.world.after(self._delay_ms(), process.see, after)
+                if not self._lost() and self._reaches(node.name) and not self.void(process.session.inc):
+                    self.world.after(self._delay_ms(), self._watched, process, after, self.life)
         self._hint_controllers()
         return after
+
+    def _watched(self, process: Process, record: PartitionRecord, life: int) -> None:
+        if life == self.life:
+            process.see(record)
 
     def _fulfilled(self, partition: int, needs: Collection[Member]) -> bool:
         """Each member that a write needs is registered, active, and has that gen."""
@@ -150,13 +164,14 @@ class SimMetastore:
 
     def _read_records(self, asker: str, answer: Callable[[Look], None]) -> None:
         if not self.down:
-            self.world.after(self.world.rng.randint(0, 5), self._read_registrations, asker, dict(self.records), answer)
+            records = dict(self.records)
+            self.world.after(self.world.rng.randint(0, 5), self._read_registrations, asker, records, answer, self.life)
 
     def _read_registrations(
-        self, asker: str, records: Mapping[int, PartitionRecord], answer: Callable[[Look], None]
+        self, asker: str, records: Mapping[int, PartitionRecord], answer: Callable[[Look], None], life: int
     ) -> None:
         if not self.down and self._reaches(asker):
-            look = (records, dict(self.registrations))
+            look = (records, dict(self.registrations), life)
             self.world.after(self._delay_ms(), answer, look)
 
     def read_synced(self, asker: str, partition: int, answer: Callable[[PartitionRecord], None]) -> None:
@@ -166,7 +181,11 @@ class SimMetastore:
 
     def _read_synced(self, asker: str, partition: int, answer: Callable[[PartitionRecord], None]) -> None:
         if not self.down and self._reaches(asker):
-            self.world.after(self._delay_ms(), answer, self.records[partition])
+            self.world.after(self._delay_ms(), self._answer_synced, self.records[partition], answer, self.life)
+
+    def _answer_synced(self, record: PartitionRecord, answer: Callable[[PartitionRecord], None], life: int) -> None:
+        if life == self.life:
+            answer(record)
 
     # -- sessions -------------------------------------------------------------------------------
 
@@ -233,6 +252,14 @@ class SimMetastore:
         self.down = False
         for inc in self._heard_ms:
             self._heard_ms[inc] = self.world.now_ms
+
+    def go_back(self, records: dict[int, PartitionRecord]) -> None:
+        """It is what it was once, and all sessions are over; what was under way to it before does not arrive."""
+        self.life += 1
+        self._void_inc = self._last_inc
+        self.records = dict(records)
+        for name in list(self.registrations):
+            self._end(name)
 
     def _expire(self) -> None:
         if not self.down:

@@ -65,6 +65,12 @@ def last_resorts(**changes: Any) -> Callable[[], Plan]:
     return lambda: Plan.only(*kinds, **{**mix, **changes})
 
 
+def redirects(**changes: Any) -> Callable[[], Plan]:
+    """Replicas move, among cuts, and each such change is sent elsewhere again and again while it is under way."""
+    mix: dict[str, Any] = {"node_count": 5, "gap_ms": 250, "write_gap_ms": 60, "trims": 0.0, "redirects": True}
+    return lambda: Plan.only("reassign", "kill", "isolate", "cut_nodes", "long_pause", **{**mix, **changes})
+
+
 def moves(**changes: Any) -> Callable[[], Plan]:
     """Replicas move, among kills and cuts, and disks that are replaced."""
     mix = {"node_count": 5, "gap_ms": 350, "write_gap_ms": 60, "trims": 0.0}

@@ -66,6 +66,20 @@ def removes_itself(patch: Patch) -> None:
     patch.setattr(Reassignment, "next", step)
 
 
+def counts_a_newcomer_that_goes(patch: Patch) -> None:
+    """A newcomer that is replaced before the change ends counts for the factor of before (against I-FACTOR)."""
+    patch.setattr(PartitionRecord, "factor", property(lambda r: len(r.replicas) - max(len(r.adding), len(r.removing))))
+
+
+def forgets_who_is_a_newcomer(patch: Patch) -> None:
+    """A newcomer that was to go and is wanted again counts as a replica that was there before (against I-FACTOR)."""
+
+    def replicas_before(record: PartitionRecord) -> tuple[str, ...]:
+        return tuple(node for node in record.replicas if node not in record.adding)
+
+    patch.setattr(PartitionRecord, "replicas_before", property(replicas_before))
+
+
 def never_ends_a_change(patch: Patch) -> None:
     """A change of replicas is begun and never ended."""
     patch.setattr(Reassignment, "next", lambda *_given: None)

@@ -31,7 +31,7 @@ from tests.sim import forcing_mutants as forcing
 from tests.sim import moving_mutants as moving
 from tests.sim.far import Far
 from tests.sim.metastore import SimMetastore
-from tests.sim.mixes import cuts, last_resorts, losses, moves, pauses, settings, storms, unattended
+from tests.sim.mixes import cuts, last_resorts, losses, moves, pauses, redirects, settings, storms, unattended
 from tests.sim.nodes import Node
 from tests.sim.plan import Plan
 from tests.sim.process import Process
@@ -545,9 +545,11 @@ DEFECTS = (
     Defect(sends_rows_to_whom_it_counts_on, (*FAR, *COMMIT), storms()),
     Defect(moving.removes_without_asking, ("I-REMOVE-ASKED",), moves()),
     Defect(moving.removes_beside_the_elr, ("I-REMOVE",), moves(min_isr=3)),
-    Defect(moving.removes_before_newcomers_are_in_sync, ("I-REMOVE",), moves()),
+    Defect(moving.removes_before_newcomers_are_in_sync, ("I-REMOVE", "I-FACTOR"), moves()),
     Defect(moving.removes_below_min_isr, ("I-REMOVE", "I-MIN-GUARD"), moves(min_isr=3)),
     Defect(moving.removes_itself, ("I-REMOVE",), moves()),
+    Defect(moving.counts_a_newcomer_that_goes, ("I-FACTOR",), redirects(factor=1, min_isr=2)),
+    Defect(moving.forgets_who_is_a_newcomer, ("I-FACTOR",), redirects(factor=1, min_isr=2)),
     Defect(moving.never_ends_a_change, ("I-CONVERGE",), moves()),
     Defect(None, ("I-REMOVE", "I-MIN-GUARD"), moves(min_isr=3), moving.lets_a_controller_remove),
     Defect(moving.deletes_what_is_still_to_go, ("I-CLEARED",), moves()),

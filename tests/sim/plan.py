@@ -86,6 +86,8 @@ class Plan:
     message_entries: int = 64
     last_resort_ms: int = 0
     """When a guard begins to lose all its copies, so that an operator must force another one; 0: never."""
+    redirects: bool = False
+    """Changes of replicas that are under way are sent elsewhere, taken back, and wanted again."""
     liveness: bool = False
     """Before all is healed, only so many nodes are that writes must go through."""
     options: Options = field(

@@ -105,6 +105,7 @@ class Process:
             epoch_table=log.table(),
             applied=store.applied,
             epoch_seen=disk.epochs_seen[partition],
+            epoch_owner=disk.owner_of(partition),
             options=world.plan.options,
             durable=log.end if world.plan.asynchronous else log.synced,
             log_start=log.start,
@@ -200,6 +201,7 @@ class Process:
         world.story.append((world.now_ms, self.name, partition, event, effects))
         world.checkers.stepped(self, partition, event, effects)
         made_here = type(event) is ev.Append
+        self.stepped(partition, event)
         for effect in effects:
             self.perform(partition, effect, made_here)
         if type(event) is ev.AppliedTo:
@@ -209,6 +211,9 @@ class Process:
             self._tick_at_ms = due_ms
             world.after(max(1, due_ms - world.now_ms), self._tick, due_ms)
         return effects
+
+    def stepped(self, partition: int, event: ev.Event) -> None:
+        """The core took an event; nothing of what it asks for is done yet."""
 
     def perform(self, partition: int, effect: fx.Effect, made_here: bool) -> None:
         """Do what the core asked for."""
@@ -224,8 +229,8 @@ class Process:
                 self._append(partition, entries, made_here)
             case fx.Apply(end):
                 self.store.ask(partition, end)
-            case fx.PersistEpoch(epoch):
-                self.log.note_epoch(partition, epoch)
+            case fx.PersistEpoch(epoch, owner):
+                self.log.note_epoch(partition, epoch, owner)
             case fx.AppendBarrier(epoch, offset):
                 barrier = make_entry(
                     EntryKind.BARRIER, epoch, offset, request_id=b"", origin=ORIGIN, time_ms=world.now_ms

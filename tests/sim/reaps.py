@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from random import Random
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -18,19 +19,20 @@ from repl.isr import effects as fx
 from repl.isr import events as ev
 from repl.isr.invariants import Violation
 from repl.model.entry import Entry, EntryKind, decode_key_row
-from repl.model.errors import Corruption, IsthmusError
+from repl.model.errors import BadInput, Corruption, IsthmusError
 from repl.model.keys import Key, key_hash
 from repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, merge, write
 from repl.model.properties import DEFAULTS, TypeProperties
-from repl.model.requests import PushItem, WriteRequest
+from repl.model.requests import PushItem, WriteRequest, Written
 from repl.model.vclock import Clock, actor_of, covers, pack_counter
 from repl.model.vclock import merge as merge_clocks
-from repl.proposal import Proposal
+from repl.proposal import ForgedClock, Proposal
 from repl.reap_proposal import ReapProposal
 from repl.reaped_pushes import ReapedPushes
 from repl.store import rows, transfer
 from repl.store.memory import MemoryStore
 from repl.store.port import Applied, PartitionStep
+from repl.store.requests import request_name
 from repl.write_limits import WriteLimits
 from tests.sim.checkers import Checkers
 from tests.sim.clients import Client
@@ -152,6 +154,10 @@ class RowProcess(Process):
         super().__init__(*args)
         self.far = RowFar(self)
         self.refused_pushes = ReapedPushes()
+        self._repeated: dict[tuple[int, bytes, int], int] = {}
+        """(partition, request id, what its answer waits for) -> offset of the entry by which it took effect."""
+        self._ahead: dict[int, str] = {}
+        """Token of a read that would confirm a refusal -> what was refused."""
 
     def rows_of(self, partition: int) -> MemoryStore:
         """The rows of a copy."""
@@ -163,6 +169,7 @@ class RowProcess(Process):
         """What is appended next, over all that is in the log."""
         tail = self.tails[partition]
         pending = {(e.bucket, e.key): e for _, e in sorted(tail.items()) if e.kind in (EntryKind.DATA, EntryKind.REAP)}
+        requests = {request_name(e.key_hash, e.request_id): e.offset for e in tail.values() if e.request_id}
         place: Any = SimpleNamespace(
             id=P,
             bucket_type=TYPE,
@@ -171,7 +178,44 @@ class RowProcess(Process):
             pending_rows=pending,
             reaped_pushes=self.refused_pushes,
         )
-        return kind(place, self.rows_of(partition), ORIGIN, LIMITS, PROPERTIES, self.world.now_ms, {})
+        return kind(place, self.rows_of(partition), ORIGIN, LIMITS, PROPERTIES, self.world.now_ms, requests)
+
+    def refused_as_ahead(self, partition: int, error: BadInput) -> None:
+        """A clock was refused as naming writes that were never made. All clocks in this world are sound, so that must
+        not be certain: it needs a confirmation of leadership, which never comes (R-FORGED)."""
+        self.world.counts["clock_ahead"] += 1
+        if not error.needs_confirmation:
+            raise Violation("R-FORGED", f"{self.name} refuses a sound clock for good: {error}")
+        token = self.world.token()
+        self.reads[token] = (partition, 0)
+        self._ahead[token] = str(error)
+        self._step(partition, ev.Read(token))
+
+    def _read(self, token: int) -> None:
+        if token in self._ahead:
+            raise Violation("R-FORGED", f"{self.name} is confirmed as leader and refuses: {self._ahead[token]}")
+        super()._read(token)
+
+    def answer_repeated(self, client: Client, request_id: bytes, offset: int, end: int) -> None:
+        """A repeated request is answered once all below `end` is applied; what it rests on may yet be dropped (R-WAIT,
+        H40)."""
+        self.world.counts["repeated"] += 1
+        waiting = self.waiting[client.partition]
+        if end <= self.replicas[client.partition].applied:
+            self.world.checkers.acknowledged(self, client.partition, request_id, offset)
+            return
+        self.world.counts["repeated_waits"] += 1
+        self._repeated[client.partition, request_id, end - 1] = offset
+        waiting.append((end - 1, request_id, client))
+        self.waiting[client.partition] = deque(sorted(waiting, key=lambda each: each[0]))
+
+    def _answer(self, partition: int, end: int) -> None:
+        waiting = self.waiting[partition]
+        while waiting and waiting[0][0] < end:
+            at, request_id, client = waiting.popleft()
+            offset = self._repeated.get((partition, request_id, at), at)
+            self.world.checkers.acknowledged(self, partition, request_id, offset)
+            client.acknowledged()
 
     def append(self, client: Client, proposal: Proposal) -> str | None:
         """Append a proposal's entries; the code of the refusal, or None."""
@@ -182,9 +226,14 @@ class RowProcess(Process):
         refused = next((effect for effect in effects if type(effect) is fx.Refused), None)
         named = [entry for entry in entries if entry.request_id]
         if refused is not None:
-            self.world.checkers.refused(partition, named)
+            resent = client.resent if isinstance(client, RowClient) else set()
+            self.world.checkers.refused(partition, [entry for entry in named if entry.request_id not in resent])
             return refused.reason
         self.waiting[partition].extend((entry.offset, entry.request_id, client) for entry in named)
+        for entry in named:
+            self._repeated.pop((partition, entry.request_id, entry.offset), None)
+        if isinstance(client, RowClient) and named:
+            client.appended()
         return None
 
 
@@ -250,6 +299,14 @@ class RowClient(Client):
     def __init__(self, world: World, partition: int) -> None:
         super().__init__(world, partition)
         self.peer = Peer(world, partition)
+        self._chance = Random(world.seed * 1_000 + partition)
+        """Of its own, so that the world's schedule does not depend on it."""
+        self._last: WriteRequest | None = None
+        self._sent: deque[WriteRequest] = deque(maxlen=UNDER_WAY)
+        self.resent: set[bytes] = set()
+        """Ids of requests that were sent more than once: an earlier one may have been appended."""
+        self._seen: dict[bytes, Clock] = {}
+        """Key -> a clock that was read before, perhaps from another leader."""
 
     def start(self) -> None:
         """See Client; the other cluster acts at the same pace."""
@@ -288,8 +345,31 @@ class RowClient(Client):
         rng, key = self.world.rng, self.world.rng.choice(KEYS)
         data = process.rows_of(self.partition).object(P, BUCKET, key)
         context = decode_object(data).clock if data is not None and rng.random() < 0.7 else None
+        if self._chance.random() < self.world.recalls:
+            context = self._seen.get(key, context)
+        if data is not None:
+            self._seen[key] = decode_object(data).clock
         request = WriteRequest(Key(TYPE, BUCKET, key), content, context, self.world.request_id())
-        proposal.write(request, key_hash(BUCKET, key))
+        if self._sent and self._chance.random() < self.world.repeats:
+            request = self._chance.choice(self._sent)
+            self.resent.add(request.request_id)
+        self._last = request
+        hash64 = key_hash(BUCKET, request.key.key)
+        found = proposal._known(request.request_id, hash64)
+        try:
+            answer, end = proposal.write(request, hash64)
+        except BadInput as error:
+            process.refused_as_ahead(self.partition, error)
+            return
+        if isinstance(answer, Written) and answer.repeated:
+            assert found is not None
+            process.answer_repeated(self, request.request_id, found, end)
+
+    def appended(self) -> None:
+        """The last request was appended: from now on it may be sent again, whatever becomes of it."""
+        if self._last is not None:
+            self._sent.append(self._last)
+            self._last = None
 
     def _push(self, process: RowProcess) -> str | None:
         proposal = process.proposal(self.partition, Proposal)
@@ -303,6 +383,8 @@ class RowClient(Client):
                 answer = error
             if isinstance(answer, Corruption):
                 raise Violation("I-CLOCK-STABLE", str(answer))
+            if isinstance(answer, ForgedClock):
+                process.refused_as_ahead(self.partition, answer)
             for entry in proposal.entries[before:]:
                 if entry.kind == EntryKind.REAP:
                     self.world.counts["reaps"] += 1
@@ -335,6 +417,8 @@ class RowCheckers(Checkers):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._looked: dict[int, int] = {}
+        self._offsets: dict[tuple[int, bytes], int] = {}
+        """(partition, request id) -> offset of the entry by which it took effect."""
         self.gone: dict[tuple[int, bytes], Clock] = {}
         """(partition, key) -> what all its committed tombstones have seen."""
 
@@ -344,6 +428,10 @@ class RowCheckers(Checkers):
         for entry in entries:
             if entry.offset == self._looked.get(partition, 0):
                 self._looked[partition] = entry.offset + 1
+                if entry.request_id:
+                    known = self._offsets.setdefault((partition, entry.request_id), entry.offset)
+                    if known != entry.offset:
+                        raise Violation("I-ACK", f"request {entry.request_id!r} takes effect twice: {known}, {entry}")
                 if entry.kind == EntryKind.DATA:
                     self._look(partition, entry)
                 elif entry.kind == EntryKind.REAP and entry.previous_offset >= self._peer(partition).cursor:
@@ -384,7 +472,12 @@ class RowCheckers(Checkers):
 
 
 class RowWorld(World):
-    """See the module's text."""
+    """See the module's text. `recalls`: how often a client writes with the clock of an earlier read, perhaps from
+    another leader, instead of what it reads at the leader that it writes to. `repeats`: how often it sends a request
+    once more, under the same id, whatever became of it."""
+
+    recalls = 0.0
+    repeats = 0.0
 
     def __init__(self, seed: int, **options: Any) -> None:
         given = {"shell": RowProcess, "new_store": RowStore, "new_client": RowClient, **options}

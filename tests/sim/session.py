@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from repl.isr import events as ev
 from repl.model.record import Member, PartitionRecord
+from tests.sim.metastore import ANSWER_TIMEOUT_MS
 
 if TYPE_CHECKING:
     from tests.sim.metastore import Look
@@ -37,7 +38,10 @@ class Session:
 
     def write(self, record: PartitionRecord, needs: Collection[Member]) -> None:
         """Ask for a conditional write; the core gets the answer."""
-        self.world.metastore.write(self.process.node.name, record, needs, self._written)
+        if self.world.metastore.void(self.inc):
+            self.world.after(ANSWER_TIMEOUT_MS, self._written, "undecided", record, record)
+        else:
+            self.world.metastore.write(self.process.node.name, record, needs, self._written)
 
     def look(self) -> None:
         """Read the records soon; one look at a time is enough."""
@@ -53,6 +57,8 @@ class Session:
     def sync_record(self, partition: int, nonce: int) -> None:
         """Read a record after a sync; the core gets the answer, if there is one."""
         name = self.process.node.name
+        if self.world.metastore.void(self.inc):
+            return
         self.world.metastore.read_synced(
             name, partition, lambda record: self.process.post(partition, ev.RecordSynced(nonce, record))
         )
@@ -103,8 +109,10 @@ class Session:
             self.world.metastore.read(self.process.node.name, self._polled)
 
     def _polled(self, look: Look) -> None:
-        for record in look[0].values():
-            self.process.see(record)
+        metastore = self.world.metastore
+        if look[2] == metastore.life and not metastore.void(self.inc):
+            for record in look[0].values():
+                self.process.see(record)
 
     def _written(self, kind: str, asked: PartitionRecord, found: PartitionRecord) -> None:
         self.world.counts[f"write_{kind}"] += 1

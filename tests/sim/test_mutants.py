@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim import world
-from tests.sim.mixes import cuts, losses, moves, settings, storms
+from tests.sim.mixes import cuts, losses, moves, redirects, settings, storms
 from tests.sim.mutants import DEFECTS, Defect
 from tests.sim.world import run_seed
 
@@ -34,7 +34,7 @@ def test_a_defect_is_caught(defect: Defect, monkeypatch: pytest.MonkeyPatch) -> 
     assert caught(defect).startswith(defect.names)
 
 
-@pytest.mark.parametrize("plan", [storms(), storms(store_held=0.4), losses(), settings, cuts(), moves()])
+@pytest.mark.parametrize("plan", [storms(), storms(store_held=0.4), losses(), settings, cuts(), moves(), redirects()])
 def test_the_sound_core_passes_the_mixes_that_catch_defects(plan: object) -> None:
     """Without a defect the special mixes are harmless, so what was caught was the defect."""
     assert callable(plan)

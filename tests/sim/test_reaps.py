@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from repl.store import transfer
 from repl.store.memory_far import MemoryFar
 from repl.store.reaped import GONE, ReapedWindows
 from tests.sim.far import Far
+from tests.sim.mixes import cuts
 from tests.sim.plan import Plan
 from tests.sim.reaps import RowClient, RowProcess, RowStore, RowWorld
 from tests.sim.world import run_seed
@@ -66,6 +67,85 @@ def test_all_of_it_happens() -> None:
 def test_a_break_that_only_the_leader_saw_is_healed() -> None:
     """R-HEARD: of this seed's pauses the leader alone hears, and its followers once stood outside for ever."""
     run_seed(1_997, world_class=RowWorld)
+
+
+def test_a_deposed_leader_rejects_no_sound_push() -> None:
+    """R-FORGED: a leader that is cut off gets pushes whose clocks have seen writes of its successor. It must not call
+    them forged for good, and no read that would confirm that refusal is ever confirmed."""
+    for seed in (710_761, 711_182):
+        run_seed(seed, world_class=RowWorld)
+    ahead = [run_seed(seed, world_class=RowWorld, plan=cuts()()).counts["clock_ahead"] for seed in PUSHED]
+    assert sum(ahead) > 0
+
+
+class RecallingWorld(RowWorld):
+    """Clients write with clocks that they read from earlier leaders."""
+
+    recalls = 0.9
+
+
+PUSHED = (62, 68, 71, 88, 93)
+RECALLED = (51, 63, 88, 100, 119)
+"""Seeds of `cuts` in which a deposed leader is shown a clock of its successor, in a push and in a context."""
+
+
+def test_a_deposed_leader_refuses_no_sound_context_for_good() -> None:
+    """R-FORGED for the context of a client's write, read at the successor."""
+    ahead = [run_seed(seed, world_class=RecallingWorld, plan=cuts()()).counts["clock_ahead"] for seed in RECALLED]
+    assert sum(ahead) > 0
+
+
+def test_a_leader_that_does_not_wait_for_confirmation_is_caught(monkeypatch: Patch) -> None:
+    """R-FORGED: the simulator notices a sound push or context that is refused for good."""
+    monkeypatch.setattr(Proposal, "_never_made", lambda _self, error, _clock: error)
+    assert any(found.startswith("R-FORGED") for found in violations(RecallingWorld, RECALLED))
+
+
+def violations(world_class: type[RowWorld], seeds: Iterable[int]) -> Iterator[str]:
+    """What is wrong in seeds of `cuts`."""
+    for seed in seeds:
+        try:
+            run_seed(seed, world_class=world_class, plan=cuts()())
+        except AssertionError as error:
+            yield str(error)
+
+
+class RepeatingWorld(RowWorld):
+    """Clients send requests again under the same id, whatever became of them."""
+
+    repeats = 0.3
+
+
+def test_a_request_takes_effect_once_over_changes_of_leader() -> None:
+    """H40, R-WAIT: a request that is sent again, to another leader even, is answered as the one that it was, once that
+    is applied and committed, or its outcome is unknown; it never takes effect twice, also over deletes and reaps."""
+    counts: Counter[str] = Counter()
+    for seed in range(40):
+        counts.update(run_seed(seed, world_class=RepeatingWorld, plan=cuts()()).counts)
+    assert counts["repeated"] > 300
+    assert counts["repeated_waits"] > 50
+
+
+def forgets_what_is_pending(patch: Patch) -> None:
+    """A request that is appended and not applied is not known (against H40)."""
+
+    def known(self: Proposal, request_id: bytes, hash64: int) -> int | None:
+        return self._store.request_offset(self._partition.id, hash64, request_id)
+
+    patch.setattr(Proposal, "_known", known)
+
+
+def answers_at_once(patch: Patch) -> None:
+    """A repeated request is answered before the entry is applied that it rests on (against R-WAIT)."""
+    sound = Proposal._repeated
+    patch.setattr(Proposal, "_repeated", lambda self, *given: (sound(self, *given)[0], 0))
+
+
+@pytest.mark.parametrize("put_in", [forgets_what_is_pending, answers_at_once])
+def test_a_defect_of_repeated_requests_is_caught(put_in: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    """Some seed shows it as I-ACK."""
+    put_in(monkeypatch)
+    assert any(found.startswith("I-ACK") for found in violations(RepeatingWorld, range(20)))
 
 
 @pytest.mark.slow

@@ -142,6 +142,12 @@ def test_no_invariant_breaks(first: int) -> None:
         ran.add(seed)
 
 
+def test_a_copy_that_its_leader_forgot_comes_back_in_sync() -> None:
+    """Seed 705653: a restarted copy out of sync follows; then a late Hello is refused as far and the leader drops it
+    from its peers, while the copy waits for entries. It asks again by itself (R-HEARD), and the seed converges."""
+    run_seed(705653)
+
+
 @pytest.mark.parametrize("seed", [2173, 7545, 7974])
 def test_seeds_that_once_broke_an_invariant_do_not(seed: int) -> None:
     """2173: a leader wakes that lost its lock, and counts what a member acknowledged before it was removed and its copy

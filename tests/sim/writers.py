@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from repl.isr import events as ev
 from repl.isr.epochs import EpochTable
 from repl.model.entry import Entry
+from repl.model.record import Incarnation
 
 if TYPE_CHECKING:
     from tests.sim.disk import Disk
@@ -61,7 +62,7 @@ class LogWriter(Writer):
         super().__init__(process)
         self.unwritten: list[tuple[int, Job]] = []
         self._busy = False
-        self._epochs_in_flight: dict[int, int] = {}
+        self._epochs_in_flight: dict[int, tuple[int, Incarnation | None]] = {}
 
     def ask(self, partition: int, job: Job) -> None:
         """Queue a job for the next batch."""
@@ -73,10 +74,10 @@ class LogWriter(Writer):
         self._busy = True
         self.world.after(self.disk_ms(1, 25), self._sync, [], ends)
 
-    def note_epoch(self, partition: int, epoch: int) -> None:
+    def note_epoch(self, partition: int, epoch: int, owner: Incarnation | None) -> None:
         """Make `epoch` durable as the highest seen."""
-        self._epochs_in_flight[partition] = epoch
-        self.world.after(self.disk_ms(2, 20), self._epoch_written, partition, epoch)
+        self._epochs_in_flight[partition] = (epoch, owner)
+        self.world.after(self.disk_ms(2, 20), self._epoch_written, partition, epoch, owner)
 
     def truncates(self, partition: int) -> bool:
         """True while a truncation of the partition's log, or a new beginning, waits to be written."""
@@ -98,9 +99,9 @@ class LogWriter(Writer):
                 partition, job = jobs[done]
                 if not isinstance(job, int | Start) and len(job) > 1:
                     self._write_job(partition, job[: rng.randint(1, len(job) - 1)])
-        for partition, epoch in self._epochs_in_flight.items():
+        for partition, (epoch, owner) in self._epochs_in_flight.items():
             if rng.random() < 0.5:
-                disk.epochs_seen[partition] = max(epoch, disk.epochs_seen[partition])
+                disk.note_epoch(partition, epoch, owner)
 
     def _go_on(self) -> None:
         if self.unwritten and not self._busy:
@@ -164,12 +165,11 @@ class LogWriter(Writer):
             for fact in told:
                 self.process.post(partition, fact)
 
-    def _epoch_written(self, partition: int, epoch: int) -> None:
+    def _epoch_written(self, partition: int, epoch: int, owner: Incarnation | None) -> None:
         if not self.obeyed():
             return
         self._epochs_in_flight.pop(partition, None)
-        seen = self.disk.epochs_seen
-        seen[partition] = max(epoch, seen[partition])
+        self.disk.note_epoch(partition, epoch, owner)
         self.process.post(partition, ev.EpochPersisted(epoch))
 
 

@@ -22,10 +22,13 @@ from queues.wire import decode_request, encode_reply
 from repl.metastore.memory import MemoryMetastore
 from repl.model.errors import BadInput, IsthmusError, NotReady, TooLarge
 from repl.model.keys import Key
-from repl.model.objects import Object, decode_object, merge
-from repl.model.requests import PushItem, PushOutcome, PushResult
+from repl.model.objects import Object, decode_object, encode_object, merge
+from repl.model.requests import Met, PushItem, PushOutcome, PushResult
+from repl.model.vclock import encode_clock
+from repl.routes import UnknownBucketType
 from repl.transport.http_client import OPEN
 from sink.actor import Sink
+from sink.conflicts import Conflicts
 from sink.dead_letters import DeadLetters
 from tests.queues.home import Home
 from tests.queues.source_world import SINK
@@ -40,6 +43,8 @@ class Cluster:
         self.outcomes: Counter[PushOutcome] = Counter()
         self.failing: dict[bytes, int] = {}
         self.rejecting: set[bytes] = set()
+        self.types: set[bytes] | None = None
+        """Bucket types that it has, and tells; None: any, and it tells nothing."""
         self.before: Callable[[], object] | None = None
         self.stuck = asyncio.Event()
         self.stuck.set()
@@ -60,6 +65,8 @@ class Cluster:
         if self.failing.get(name, 0):
             self.failing[name] -= 1
             return PushResult(PushOutcome.FAILED, NotReady("election"))
+        if self.types is not None and item.key.bucket_type not in self.types:
+            return PushResult(PushOutcome.REJECTED, UnknownBucketType("no such bucket type"))
         if name in self.rejecting:
             return PushResult(PushOutcome.REJECTED, TooLarge("over the limit of this cluster"))
         pushed = decode_object(item.payload)
@@ -68,7 +75,15 @@ class Cluster:
         if merged == stored:
             return PushResult(PushOutcome.SUPERSEDED)
         self.objects[item.key] = merged
-        return PushResult(PushOutcome.APPLIED if merged == pushed else PushOutcome.MERGED)
+        if stored is None or merged == pushed:
+            return PushResult(PushOutcome.APPLIED)
+        return PushResult(PushOutcome.MERGED, None, Met(encode_clock(stored.clock), len(merged.siblings)))
+
+    async def get_batch(
+        self, keys: Sequence[Key], isolation: object, room_bytes: int, *, waits: bool = True
+    ) -> list[bytes | None]:
+        found = [self.objects.get(key) for key in keys]
+        return [None if one is None else encode_object(one) for one in found]
 
 
 class Bridge:
@@ -198,8 +213,10 @@ class Pair:
             metastore=self.metastore,
             time=self.home.clock,
             letters=DeadLetters(self.folder / "letters.sqlite", 3, 1_000),
+            conflicts=Conflicts(self.folder / "conflicts.sqlite", 3),
             access_to=lambda _peer: OPEN,
             nodes=lambda: nodes,
+            types=lambda: None if self.cluster.types is None else frozenset(self.cluster.types),
         )
         self.sinks.append(sink)
         if start:

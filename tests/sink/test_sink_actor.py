@@ -17,9 +17,10 @@ import sink.worker as worker_room
 from queues.steering import Act
 from repl.model.errors import BadInput
 from repl.model.keys import Key
-from repl.model.requests import PushOutcome
+from repl.model.requests import PushItem, PushOutcome
 from sink import limits, suspensions
 from sink.actor import Sink
+from sink.dead_letters import DeadLetter
 from sink.listing import HELP
 from sink.worker import Slot
 from tests.queues.home import PARTITIONS
@@ -236,6 +237,100 @@ def test_rejected_changes_are_acknowledged_and_kept_for_people() -> None:
     joined(test)
 
 
+def test_a_bucket_type_that_is_missing_here_waits_at_the_source_and_arrives_once_it_is_made() -> None:
+    """Its changes are neither fetched nor dead letters; the link says which type and what to do; the others of the same
+    queue arrive. When the type is made all of it comes by itself. A change that meets a type which is not there all the
+    same has failed, and comes again."""
+
+    async def test(pair: Pair) -> None:
+        pair.home.types[PARTITIONS[1]] = b"orders"
+        await pair.home.crash()
+        await pair.home.start()
+        pair.cluster.types = {b"default"}
+        sink = await pair.sink()
+        machine = pair.home.served()[0].machine
+        await until(lambda: machine.types == {b"default"} and not machine.unclaimed(0))
+        pair.home.put(b"o1", b"o2", partition=PARTITIONS[1])
+        pair.home.put(b"a", b"b")
+        await until(lambda: machine.counts.acknowledged == 2)
+        await until(lambda: sink.listing()[0]["state"] == "holding")
+        row = sink.listing()[0]
+        assert row["held_types"] == ["orders"]
+        assert "this cluster has no bucket type orders" in row["reason"]
+        assert "isthmus bucket-type create orders" in row["reason"]
+        assert row["rejected"] == row["failed"] == 0
+        assert ("isthmus_sink_held_types", {"queue": "q", "peer": pair.bridge.url}, 1) in sink.metrics()
+        pair.cluster.types = {b"default", b"orders"}
+        await until(lambda: machine.counts.acknowledged == 4)
+        await until(lambda: sink.listing()[0]["state"] == "running")
+        assert await sink.dead_letters() == []
+
+    joined(test)
+
+
+def test_a_type_that_goes_between_an_answer_and_its_push_makes_no_dead_letter() -> None:
+    """The source gave its changes out, and the cluster has no such type when they are pushed: they have failed."""
+
+    async def test(pair: Pair) -> None:
+        pair.cluster.types = {b"default"}
+        sink = await pair.sink()
+        pair.cluster.before = lambda: pair.cluster.types.clear()  # type: ignore[union-attr]
+        pair.home.put(b"a")
+        await until(lambda: sink.listing()[0]["failed"] >= 1)
+        pair.cluster.before = None
+        pair.cluster.types.add(b"default")
+        await until(lambda: pair.home.served()[0].machine.counts.acknowledged == 1)
+        assert await sink.dead_letters() == []
+
+    joined(test)
+
+
+def test_dead_letters_beyond_the_limit_are_a_gap_at_the_source() -> None:
+    """The file keeps three; what is refused beyond is said to be missing, and the source's gap has it."""
+
+    async def test(pair: Pair) -> None:
+        names = [b"r%d" % n for n in range(5)]
+        pair.cluster.rejecting = set(names)
+        sink = await pair.sink()
+        pair.home.put(b"a", *names, b"z")
+        await until(lambda: bool(pair.home.acts.gaps()))
+        await until(lambda: pair.home.served()[0].machine.counts.acknowledged == 5)
+        assert [letter["key"][2] for letter in await sink.dead_letters()] == ["r0", "r1", "r2"]
+        assert sink.overview()["dead_letters"] == {"kept": 3, "given_up": 2}
+        (gap,) = pair.home.acts.gaps()
+        assert (gap["what"], gap["count_at_least"]) == ("refused", 2)
+        ledger = await pair.home.acts.ledger("q")
+        assert (ledger["closes"], ledger["given_up"], ledger["lost"]) == (True, 2, {})
+
+    joined(test)
+
+
+def test_a_dead_letter_whose_key_was_settled_otherwise_is_forgotten() -> None:
+    """A newer object of the key arrived, by whichever way: the refused one is superseded. One that nothing has settled
+    stays."""
+
+    async def test(pair: Pair) -> None:
+        pair.cluster.rejecting = {b"a", b"b"}
+        sink = await pair.sink()
+        pair.home.put(b"a", b"b")
+        await until(lambda: len(kept_letters(sink)) == 2)
+        await sink._settle_letters()
+        assert len(kept_letters(sink)) == 2
+        pair.cluster.rejecting = {b"b"}
+        for (_, key), payload in pair.home.shelf.objects.items():
+            if key == b"a":
+                await pair.cluster.push([PushItem(Key(b"default", b"bucket", key), OURS, payload)])
+        await sink._settle_letters()
+        assert [letter.key.key for letter in kept_letters(sink)] == [b"b"]
+
+    joined(test)
+
+
+def kept_letters(sink: Sink) -> list[DeadLetter]:
+    """Those that the sink's node keeps."""
+    return sink._letters.letters()
+
+
 def test_a_refusing_source_is_named_and_asked_less_often() -> None:
     """Another owner, a peer that points home, an unknown queue: the reason is shown and the delay grows to its
     bound."""
@@ -251,7 +346,7 @@ def test_a_refusing_source_is_named_and_asked_less_often() -> None:
             row = sink.listing()[0]
             assert row["state"] == "failing"
             assert words in row["last_error"]
-            assert sink.status()["reason"].startswith("1 of 1 links fail: ")
+            assert sink.status()["reason"].startswith("1 of 1 link fails: ")
             assert row["running"] <= 1, "one slot probes a link that fails"
         assert owner.listing()[0]["state"] != "failing"
 
@@ -287,7 +382,7 @@ def test_a_suspended_link_fetches_nothing_over_restarts_until_it_is_resumed() ->
         rows = {row["queue"]: row for row in again.listing()}
         assert rows["q"]["state"] == "suspended"
         assert (rows["q"]["suspended"]["by"], rows["q"]["suspended"]["reason"]) == ("ann", "maintenance")
-        assert again.status() == {"actor": "sink", "state": "running", "reason": "1 links suspended"}
+        assert again.status() == {"actor": "sink", "state": "running", "reason": "1 link suspended"}
         pair.home.put(b"b")
         await until(lambda: {row["queue"]: row for row in again.listing()}["r"]["batches"])
         assert {row["queue"]: row for row in again.listing()}["q"]["fetches"] == 0
@@ -413,5 +508,24 @@ def test_what_may_be_suspended_is_not_fetched_from(damaged: bool) -> None:
             pair.metastore.reconnect()
         await pair.equal()
         assert sink.status()["state"] == "running"
+
+    joined(test)
+
+
+@pytest.mark.parametrize("value", [b"{", b'{"*": {"objects_per_second": -1}}'])
+def test_a_limit_of_a_sink_that_cannot_be_read_is_not_taken_for_none(value: bytes) -> None:
+    """After a restart nobody knows how much an operator lets a sink fetch: every link is suspended, and says why, until
+    the limit is set anew with --default on all nodes."""
+
+    async def test(pair: Pair) -> None:
+        await pair.metastore.put(limits.PATH, value, None)
+        sink = await pair.sink()
+        (row,) = sink.listing()
+        assert row["state"] == "suspended"
+        assert limits.PATH in row["reason"]
+        with pytest.raises(BadInput, match="--default, on all nodes"):
+            await sink.set_limits(limits.Limits(objects_per_second=5, by="ann"), None)
+        await sink.set_limits(limits.Limits(bytes_per_second=0, by="ann"), None, forget=True)
+        assert sink.listing()[0]["state"] != "suspended"
 
     joined(test)

@@ -23,8 +23,10 @@ from queues.wire import FetchReply, OwnedByOther, encode_reply
 from repl.model.errors import LocalFault
 from repl.model.keys import Key
 from repl.model.requests import PushOutcome
+from repl.property_digests import PlaceDigests, place_digest
 from repl.transport.http_client import OPEN
 from sink.actor import Sink
+from sink.conflicts import Conflicts
 from sink.dead_letters import DeadLetter, DeadLetters
 from sink.limits import Limits
 from tests.queues.source_world import OURS, SINK, THIRD
@@ -127,7 +129,13 @@ def listed(cluster: bytes, *urls: str) -> bytes:
     return json.dumps({"cluster": "east", "cluster_uuid": cluster.hex(), "nodes": nodes}).encode()
 
 
-async def sink_of(pair: Pair, *peers: str, properties: dict[bytes, bytes] | None = None, **more: Any) -> Sink:
+async def sink_of(
+    pair: Pair,
+    *peers: str,
+    properties: dict[bytes, bytes] | None = None,
+    places: PlaceDigests | None = None,
+    **more: Any,
+) -> Sink:
     settings = SinkSettings(
         peers=tuple(PeerSettings(url, "q", "east") for url in peers),
         **{"poll_ms": 200, "delay_min_ms": 2, "delay_max_ms": 20, "request_timeout_ms": 2_000,
@@ -142,9 +150,11 @@ async def sink_of(pair: Pair, *peers: str, properties: dict[bytes, bytes] | None
         metastore=pair.metastore,
         time=pair.home.clock,
         letters=DeadLetters(pair.folder / "letters.sqlite", 3, 1_000),
+        conflicts=Conflicts(pair.folder / "conflicts.sqlite", 3),
         access_to=lambda _peer: OPEN,
         nodes=lambda: ["w1"],
         properties=lambda: properties or {},
+        places=lambda: places,
     )
     pair.sinks.append(sink)
     await sink.start()
@@ -175,6 +185,35 @@ def test_nodes_that_come_are_fetched_from_and_those_that_go_are_not() -> None:
             pair.home.put(b"b")
             await pair.equal()
             assert sink.overview()["sources"][0]["applied"] == 2, "counts outlive a link"
+        finally:
+            await asyncio.get_running_loop().run_in_executor(None, seed.close)
+
+    joined(test)
+
+
+def test_a_listed_node_that_is_passed_over_is_shown() -> None:
+    """A node that the seed lists and that cannot be dialled as the seed is has a row with its reason, is named in the
+    sink's state, and counts in the metrics; once it is listed otherwise, it does not."""
+
+    async def test(pair: Pair) -> None:
+        seed = Peer(lambda: encode_reply(FetchReply(OURS, "east", 1, b"", 1_000, 0, "serving", ())))
+        try:
+            seed.nodes = listed(OURS, seed.url, "https://10.0.0.9:8098")
+            sink = await sink_of(pair, seed.url)
+            await until(lambda: len(sink.listing()) == 2)
+            row = sink.listing()[1]
+            assert (row["peer"], row["state"], row["source_cluster"]) == (
+                "https://10.0.0.9:8098",
+                "passed-over",
+                "east",
+            )
+            assert f"another scheme than the peer {seed.url}" in row["reason"]
+            assert row.keys() == sink.listing()[0].keys()
+            assert "nothing is fetched from a node of east (https://10.0.0.9:8098)" in sink.status()["reason"]
+            assert ("isthmus_sink_peers_passed_over", {}, 1) in sink.metrics()
+            seed.nodes = listed(OURS, seed.url)
+            await until(lambda: len(sink.listing()) == 1)
+            assert sink.passed_over() == ""
         finally:
             await asyncio.get_running_loop().run_in_executor(None, seed.close)
 
@@ -221,10 +260,30 @@ def test_bucket_types_whose_properties_differ_are_named() -> None:
             assert row["properties_differ"] == ["other", "ours", "theirs"]
             assert (row["state"], row["reason"]) == (
                 "running",
-                "properties differ from the source's: other, ours, theirs",
+                "properties differ from the source's: other, ours, theirs, the bucket type's or of a bucket of it",
             )
         finally:
             await asyncio.get_running_loop().run_in_executor(None, peer.close)
+
+    joined(test)
+
+
+def test_a_buckets_property_that_differs_is_named_at_both_ends_of_a_link() -> None:
+    """A sink and a queue that tell their digests by place name the bucket and the property."""
+
+    async def test(pair: Pair) -> None:
+        ours, theirs = ({b"default": {b"orders": place_digest({"allow_mult": on})}} for on in (True, False))
+        pair.home.queues.digests, pair.home.queues.places = (lambda: {b"default": b"2" * 8}), (lambda: theirs)
+        sink = await sink_of(pair, pair.bridge.url, properties={b"default": b"1" * 8}, places=ours)
+        await until(lambda: sink.listing()[0]["properties_differ"])
+        row = sink.listing()[0]
+        assert row["property_differences"] == [
+            {"bucket_type": "default", "bucket": "orders", "properties": ["allow_mult"]}
+        ]
+        assert (row["state"], row["properties_differ"]) == ("running", ["default"])
+        assert row["reason"] == "properties differ from the source's: bucket default/orders: allow_mult"
+        (queue, *_) = await pair.home.acts.listing()
+        assert queue["property_differences"] == {"w1": row["property_differences"]}
 
     joined(test)
 
@@ -407,8 +466,8 @@ def letter(name: bytes, size: int = 10, *, at_ms: int = 1, error: str = "no room
 
 
 def test_dead_letters_outlive_a_restart_and_are_bounded(tmp_path: Path) -> None:
-    """A letter a key; objects beyond the bytes go first, the oldest of them first, then letters beyond the number,
-    which are counted; all of it survives a new process."""
+    """A letter a key; objects beyond the bytes go first, the oldest of them first; letters beyond the number are not
+    kept, said to be so, and counted, but for a newer one of a key that has one; all of it survives a new process."""
     file = tmp_path / "letters.sqlite"
     letters = DeadLetters(file, 3, 25)
     assert letters.letters() == []
@@ -420,9 +479,9 @@ def test_dead_letters_outlive_a_restart_and_are_bounded(tmp_path: Path) -> None:
     first, second = again.letters()
     assert (first.key.key, first.tries, first.error, first.at_ms) == (b"a", 2, "still", 5)
     assert (second.key.key, second.tries) == (b"b", 1)
-    again.add([letter(b"c"), letter(b"d", 30)])
+    assert again.add([letter(b"c", 30), letter(b"d"), letter(b"b", at_ms=7)]) == [1]
     kept = again.letters()
-    assert [x.key.key for x in kept] == [b"b", b"c", b"d"]
+    assert [x.key.key for x in kept] == [b"a", b"b", b"c"]
     assert [x.payload is not None for x in kept] == [True, True, False]
     assert again.counts() == (3, 1)
     found = again.find(kept[1].id)

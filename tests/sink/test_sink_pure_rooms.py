@@ -16,7 +16,7 @@ from queues.wire import UnknownVersion
 from repl.metastore.memory import MemoryMetastore, WriteFault
 from repl.model.errors import BadInput, CodecError, Overloaded
 from sink.backoff import Backoff, Delays, Result
-from sink.discovery import Aim, Told, parse, wanted
+from sink.discovery import Aim, Told, dialled, parse, passed_over, wanted
 from sink.lag import SLICE_MS, SLICES, Lag, LagHistogram
 from sink.limits import ALL_NODES, InForce, Limits, settings_for
 from sink.limits import change as change_limits
@@ -62,6 +62,13 @@ def test_the_first_success_ends_any_delay_and_errors_cost_more_than_empties(
                 wanted = max(delays.min_ms, before.delay_ms * delays.factor)
                 assert not before.errors or backoff.delay_ms == min(delays.max_ms, wanted)
     assert backoff.after(Result.ITEMS, 0).delay_ms == 0
+
+
+def test_the_first_error_waits_no_shorter_than_the_empty_answer_before_it() -> None:
+    """A link that had come to rest between empty answers is not asked sooner because its source fails."""
+    resting = Backoff(Delays(), delay_ms=250)
+    assert resting.after(Result.EMPTY, 0).delay_ms == 250
+    assert resting.after(Result.ERROR, 0).delay_ms == 500
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -428,6 +435,66 @@ def test_a_list_that_cannot_be_meant_is_passed_over() -> None:
         LinkName("q", E1),
         LinkName("q", E2),
     }
+
+
+S1, S2, S3 = (url.replace("http", "https") for url in (E1, E2, E3))
+
+
+@pytest.mark.parametrize("tls", ["allow", None])
+def test_nodes_of_a_cluster_that_takes_both_are_dialled_as_their_seed_is(tls: str | None) -> None:
+    """A cluster with `tls.http = "allow"` lists its nodes with http://. A seed that is dialled with TLS leads to all of
+    them with TLS: to those of a program that says "allow", and to those of an older one that lists the seed itself."""
+    seeds = [LinkName("q", S1), LinkName("q", S2)]
+    told: dict[str, Told | None] = {s.peer: Told(EAST, "east", (E1, E2, E3), tls) for s in seeds}
+    found = wanted(seeds, {}, told)
+    assert {name.peer: aim.cluster for name, aim in found.items()} == {S1: EAST, S2: EAST, S3: EAST}
+    assert passed_over(seeds, found, told) == {}
+
+
+def test_a_seed_with_tls_never_leads_to_an_address_in_plain_text() -> None:
+    """Where nothing proves that the listed nodes take TLS they are passed over, with a reason, and the seed stays: a
+    balancer that ends TLS, a listener of the mode "off". A listed https:// is not dialled for a seed of http://."""
+    for name, told in (("https://lb:443", Told(EAST, "east", (E1, E2))), (S1, Told(EAST, "east", (E1, E2), "off"))):
+        seed = LinkName("q", name)
+        found = wanted([seed], {}, {name: told})
+        assert found == {seed: Aim(None, seed)}
+        passed = passed_over([seed], found, {name: told})
+        assert {each.peer for each in passed} == {E1, E2}
+        assert {each.reason for each in passed.values()} == {
+            f"it is listed with another scheme than the peer {name} has in the config"
+        }
+    seed = LinkName("q", E1)
+    some = {E1: Told(EAST, "east", (E1, S2), "allow")}
+    found = wanted([seed], {}, some)
+    assert list(found) == [seed]
+    assert list(passed_over([seed], found, some)) == [LinkName("q", S2)]
+
+
+def test_seeds_of_both_schemes_lead_to_each_node_once() -> None:
+    """While peers go over to TLS one by one, a node has one link: as the config names it, else with TLS."""
+    seeds = [LinkName("q", E1), LinkName("q", S2)]
+    told: dict[str, Told | None] = {s.peer: Told(EAST, "east", (E1, E2, E3), "allow") for s in seeds}
+    assert {name.peer for name in wanted(seeds, {}, told)} == {E1, S2, S3}
+
+
+def test_a_node_that_is_fetched_from_by_another_address_is_not_passed_over() -> None:
+    """With as many links to a cluster as it lists nodes nothing is missing, whatever the addresses."""
+    seed = LinkName("q", E1)
+    told: dict[str, Told | None] = {E1: Told(EAST, "east", ("http://127.0.0.1:8098",)), E2: None}
+    assert passed_over([seed], wanted([seed], {}, told), told) == {}
+    told = {E1: Told(EAST, "east", ("http://127.0.0.1:8098", E2, E3)), E2: None}
+    assert len(passed_over([seed], wanted([seed], {}, told), told)) == 1, "the list replaced the seed"
+    told = {E1: Told(EAST, "east", ("http://127.0.0.1:1", "http://127.0.0.1:2")), E2: None}
+    assert len(passed_over([seed], wanted([seed], {}, told), told)) == 2
+
+
+def test_the_mode_of_a_list_is_believed_when_it_is_one() -> None:
+    """`tls` is optional; what is none of the modes counts as not said."""
+    fields = {"cluster": "east", "cluster_uuid": EAST.hex(), "nodes": [{"http": E1}]}
+    for said, understood in (("allow", "allow"), ("off", "off"), ("require", "require"), ("later", None), ([], None)):
+        assert parse(json.dumps({**fields, "tls": said}).encode()).tls == understood
+    assert parse(json.dumps(fields).encode()).tls is None
+    assert dialled(Told(EAST, "east", (E1,), "off"), S1) == [E1]
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_without_floors_the_store_is_called_damaged(data: bytes | None, room: Pa
     """Both slots damaged or gone is Corruption, with what to do about it, since nobody knows from where to replay."""
     filled(room / "store")
     spoil_slots(room / "store", data)
-    with pytest.raises(Corruption, match="move the directory away") as error:
+    with pytest.raises(Corruption, match=r"away \(it alone: the rest of node.data_dir stays\)") as error:
         open_store(room / "store")
     the_sentence(error, room / "store")
 

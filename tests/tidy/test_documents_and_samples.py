@@ -69,3 +69,43 @@ def test_make_targets_that_documents_name_exist() -> None:
         named = set(re.findall(r"`make ([a-z-]+)", document.read_text()))
         named |= set(re.findall(r"^make ([a-z-]+)", document.read_text(), re.MULTILINE))
         assert named <= targets, document.name
+
+
+def anchors_of(text: str) -> set[str]:
+    """The anchors that a document's headings make, as GitHub makes them."""
+    found: dict[str, int] = {}
+    for title in re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title.strip()).lower()
+        name = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+        found[name] = found.get(name, 0) + 1
+    return {name if n == 0 else f"{name}-{n}" for name, count in found.items() for n in range(count)}
+
+
+def dead_links(document: Path) -> list[str]:
+    """Links of a document to files that are not there, and to headings that their file does not have."""
+    text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+    dead = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        if "://" in path or path.startswith("mailto:"):
+            continue
+        file = document.parent / path if path else document
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors_of(file.read_text())):
+            dead.append(target)
+    return dead
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_of_documents_lead_somewhere(document: Path) -> None:
+    """Each relative link names a file that is there, and each anchor a heading of it."""
+    assert dead_links(document) == []
+
+
+def test_a_dead_anchor_is_found(tmp_path: Path) -> None:
+    """Of the same file and of another one; headings with code, links and signs have the anchors that GitHub gives."""
+    (tmp_path / "other.md").write_text("# `[log]` of ZooKeeper's data\n## The same\n## The same\n")
+    document = tmp_path / "a.md"
+    links = ("#here", "#gone", "other.md#log-of-zookeepers-data", "other.md#x", "no.md")
+    document.write_text("# Here\n" + " ".join(f"[x]({link})" for link in links))
+    assert dead_links(document) == ["#gone", "other.md#x", "no.md"]
+    assert "the-same-1" in anchors_of((tmp_path / "other.md").read_text())

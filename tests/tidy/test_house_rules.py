@@ -1,11 +1,11 @@
-"""Rules of the house that no other tool checks: signs on doors, claims of tests, sizes, words."""
+"""Rules of the house that no other tool checks: docstrings of modules and tests, banned calls, words, links."""
 
 from __future__ import annotations
 
 import ast
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -14,14 +14,6 @@ import pytest
 
 HOUSE: Final = Path(__file__).parents[2]
 ROOMS: Final = ("config", "repl", "queues", "aae", "sink", "node")
-
-LINES_MAX: Final = 400
-"""Longer files are split by role. A file of tests may be longer by half: it is a list of claims."""
-
-TEST_LINES_MAX: Final = 600
-
-LONGER: Final[Mapping[str, tuple[int, str]]] = {}
-"""File -> (its own limit, why it is better kept whole)."""
 
 
 @cache
@@ -62,19 +54,6 @@ def test_every_test_states_its_claim() -> None:
         and not ast.get_docstring(node)
     ]
     assert not missing
-
-
-def test_files_stay_small() -> None:
-    """No file outgrows the limit, and no exception outlives its need."""
-    lengths = {
-        str(path): len((HOUSE / path).read_text().splitlines())
-        for path in files_of_the_house()
-        if path.suffix == ".py" and path.parts[0] in (*ROOMS, "bench", "tests")
-    }
-    limits = {name: TEST_LINES_MAX if name.startswith("tests/") else LINES_MAX for name in lengths}
-    limits |= {name: limit for name, (limit, _) in LONGER.items()}
-    assert {name: length for name, length in lengths.items() if length > limits[name]} == {}
-    assert [name for name in LONGER if lengths.get(name, 0) <= LINES_MAX] == []
 
 
 def test_no_bytes_become_code() -> None:
@@ -151,3 +130,44 @@ def test_documents_point_at_files_that_exist(name: str) -> None:
     text = document.read_text() if document.exists() else ""
     for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
         assert (document.parent / target).exists(), target
+
+
+RESERVED_FIELDS: Final = frozenset({"event", "exception", "level", "logger", "node", "timestamp"})
+"""Fields of a log line that `node.logs` sets: an event that passes one loses its value, or gives the line another
+level."""
+
+
+def logs_reserved_fields(module: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, name) of reserved fields that are passed to `log`, to a method of it, or to a name of such a method, also
+    in a dict that is unpacked in the call."""
+
+    def is_logger(found: ast.expr) -> bool:
+        parts = list(ast.walk(found))
+        return not any(isinstance(part, ast.Call) for part in parts) and any(
+            isinstance(part, ast.Name) and part.id in loggers for part in parts
+        )
+
+    loggers = {"log"}
+    for node in ast.walk(module):
+        if isinstance(node, ast.Assign) and is_logger(node.value):
+            loggers |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call) and is_logger(node.func):
+            names: list[object] = [keyword.arg for keyword in node.keywords]
+            for keyword in node.keywords:
+                if keyword.arg is None:
+                    dicts = (part for part in ast.walk(keyword.value) if isinstance(part, ast.Dict))
+                    names += [key.value for part in dicts for key in part.keys if isinstance(key, ast.Constant)]
+            yield from ((node.lineno, str(name)) for name in names if name in RESERVED_FIELDS)
+
+
+def test_no_event_overwrites_a_field_that_every_log_line_has() -> None:
+    """No log call passes a field that the processors set; the check sees calls, conditional methods, names of methods
+    and unpacked dicts."""
+    sample = (
+        "log.info('a', level=1)\n(log.info if x else log.error)('b', node=n)\nsay = log.error if x else log.info\n"
+        "say('c', **{'event': 1})\nlog.bind(timestamp=1)\nlog.info('d', peer=n)\nother(level=1)\n"
+    )
+    assert list(logs_reserved_fields(ast.parse(sample))) == [(1, "level"), (2, "node"), (4, "event"), (5, "timestamp")]
+    found = [f"{path}:{line} {name}" for path, module in modules(*ROOMS) for line, name in logs_reserved_fields(module)]
+    assert not found

@@ -1,0 +1,153 @@
+"""Digests of the properties that clusters which replicate to each other must share, and what differs between two sides.
+
+Each bucket type has one digest of 8 bytes (`repl.properties`), which shows that something differs. Beside it go short
+digests by place: a bucket type, or a bucket whose values are not its bucket type's. They name the bucket and the
+property. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote_from_bytes
+
+from xxhash import xxh64_digest
+
+from config.properties import Value, value_of
+
+MUST_AGREE: Final = ("allow_mult", "last_write_wins", "dvv_enabled", "delete_mode", "repl_reap")
+"""Where these differ, two clusters that replicate to each other drop other siblings, or keep other tombstones. Their
+order is that of the digests of a place: new ones go to the end."""
+
+VALUE_BYTES: Final = 2
+"""Length of one value's digest. Two of 65,536 values of `delete_mode` may have the same; a difference is then shown
+with its bucket type alone, whose digest is longer."""
+
+PLACES_MAX: Final = 200
+"""Most places whose digests are sent: each fetch carries them. Beyond it, or PLACES_BYTES_MAX, none are."""
+
+PLACES_BYTES_MAX: Final = 16_000
+"""Most bytes of names and digests of places that are sent."""
+
+PLACE_BYTES_MAX: Final = 64
+"""Longest digest of one place: room for 32 properties, of which a later version may have more than this one."""
+
+NAMED_MAX: Final = 5
+"""Differences that a reason names: a line that can be read. The listing in JSON has all."""
+
+OF_TYPE: Final = b""
+"""In place of a bucket's name: the bucket type itself. No bucket has an empty name."""
+
+PlaceDigests = Mapping[bytes, Mapping[bytes, bytes]]
+"""Bucket type -> bucket, or OF_TYPE -> a digest of VALUE_BYTES for each property of MUST_AGREE, joined. A bucket that
+is not there has its bucket type's values, a bucket type that is not there the defaults."""
+
+
+class PropertyDifference(NamedTuple):
+    """Properties that two clusters have set differently. `bucket` None: the bucket type's own. `properties` empty: it
+    is not known which, and they may be the bucket type's or a bucket's of it."""
+
+    bucket_type: bytes
+    bucket: bytes | None = None
+    properties: tuple[str, ...] = ()
+
+    def row(self) -> dict[str, Any]:
+        """For a listing in JSON."""
+        bucket = None if self.bucket is None else quote_from_bytes(self.bucket)
+        return {"bucket_type": _text(self.bucket_type), "bucket": bucket, "properties": list(self.properties)}
+
+
+def place_digest(values: Mapping[str, Value]) -> bytes:
+    """The digest of a place where these values are chosen; the others are the defaults."""
+    digests = (xxh64_digest(json.dumps([name, value_of(name, values)]).encode()) for name in MUST_AGREE)
+    return b"".join(each[:VALUE_BYTES] for each in digests)
+
+
+PLAIN_PLACE: Final = place_digest({})
+"""Of a bucket type of which nothing is set."""
+
+
+def within_bounds(places: PlaceDigests) -> bool:
+    """Whether so many places may be sent."""
+    count = sum(len(buckets) for buckets in places.values())
+    size = sum(
+        len(kind) + len(bucket) + len(each) for kind, buckets in places.items() for bucket, each in buckets.items()
+    )
+    return count <= PLACES_MAX and size <= PLACES_BYTES_MAX
+
+
+def differences(
+    ours: Mapping[bytes, bytes],
+    theirs: Mapping[bytes, bytes],
+    our_places: PlaceDigests | None,
+    their_places: PlaceDigests | None,
+) -> tuple[PropertyDifference, ...]:
+    """What differs, sorted. `ours` and `theirs` are the digests by bucket type and decide whether one differs; one that
+    is absent has the defaults. Where a side sent no places (None) only the bucket type is named."""
+    if ours == theirs:
+        return ()
+    found: list[PropertyDifference] = []
+    for kind in sorted(kind for kind in ours.keys() | theirs.keys() if ours.get(kind) != theirs.get(kind)):
+        named: list[PropertyDifference] = []
+        if our_places is not None and their_places is not None:
+            named = _of_type(kind, our_places.get(kind, {}), their_places.get(kind, {}))
+        found += named or [PropertyDifference(kind)]
+    return tuple(found)
+
+
+def _of_type(kind: bytes, ours: Mapping[bytes, bytes], theirs: Mapping[bytes, bytes]) -> list[PropertyDifference]:
+    our_type, their_type = _values(ours.get(OF_TYPE, PLAIN_PLACE)), _values(theirs.get(OF_TYPE, PLAIN_PLACE))
+    of_type = _names(our_type, their_type)
+    found = [PropertyDifference(kind, None, of_type)] if of_type else []
+    for bucket in sorted((ours.keys() | theirs.keys()) - {OF_TYPE}):
+        mine = _values(ours[bucket]) if bucket in ours else our_type
+        other = _values(theirs[bucket]) if bucket in theirs else their_type
+        inherited = set(of_type) - set(_names(mine, our_type)) - set(_names(other, their_type))
+        own = tuple(name for name in _names(mine, other) if name not in inherited)
+        if own:
+            found.append(PropertyDifference(kind, bucket, own))
+    return found
+
+
+def _values(digest: bytes) -> list[bytes]:
+    return [digest[at : at + VALUE_BYTES] for at in range(0, len(digest), VALUE_BYTES)]
+
+
+def _names(one: Sequence[bytes], other: Sequence[bytes]) -> tuple[str, ...]:
+    """The properties whose digests differ, of those that both sides know."""
+    return tuple(name for name, a, b in zip(MUST_AGREE, one, other, strict=False) if a != b)
+
+
+def merged(found: Iterable[PropertyDifference]) -> list[PropertyDifference]:
+    """Each once, sorted; a bucket type alone is left out where another difference says more of it."""
+    every = set(found)
+    precise = {one.bucket_type for one in every if one.properties}
+    kept = (one for one in every if one.properties or one.bucket_type not in precise)
+    return sorted(kept, key=lambda one: (one.bucket_type, one.bucket or b"", one.properties))
+
+
+def types_of(found: Iterable[PropertyDifference]) -> list[str]:
+    """The names of the bucket types, each once, sorted."""
+    return [_text(kind) for kind in sorted({one.bucket_type for one in found})]
+
+
+def differences_shown(found: Iterable[PropertyDifference]) -> str:
+    """For people, at most NAMED_MAX of them."""
+    every = merged(found)
+    named = every[:NAMED_MAX]
+    parts = [f"{_place(one)}: {', '.join(one.properties)}" for one in named if one.properties]
+    if types := [_text(one.bucket_type) for one in named if not one.properties]:
+        parts.append(f"{', '.join(types)}, the bucket type's or of a bucket of it")
+    if more := len(every) - len(named):
+        parts.append(f"and {more} more")
+    return "; ".join(parts)
+
+
+def _place(one: PropertyDifference) -> str:
+    kind = _text(one.bucket_type)
+    return f"bucket type {kind}" if one.bucket is None else f"bucket {kind}/{quote_from_bytes(one.bucket)}"
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")

@@ -1,0 +1,94 @@
+"""Settings that messages and documents name exist: what a reader copies from them, `isthmus config check` takes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Final
+
+from config.keys import keys_of
+from config.options import OPTIONS
+from config.settings import Settings
+
+HOUSE: Final = Path(__file__).parents[2]
+PACKAGES: Final = ("aae", "config", "node", "queues", "repl", "sink")
+
+
+def settings_keys() -> set[str]:
+    """Every `section.key` of a node's file, and the sections."""
+    found: set[str] = set()
+
+    def section(kind: type, path: str) -> None:
+        for key in keys_of(kind).values():
+            name = f"{path}.{key.name}" if path else key.name
+            found.add(name)
+            if key.inner is not None:
+                section(key.inner, name)
+
+    section(Settings, "")
+    return found
+
+
+def _pattern(keys: set[str]) -> re.Pattern[str]:
+    """`section.key` of any section but [node]: that is a package, too, and so are its modules' names."""
+    sections = "|".join(sorted({key.partition(".")[0] for key in keys if "." in key} - {"node"}))
+    return re.compile(rf"(?<![\w./-])((?:{sections})(?:\.[a-z_]+)+)(?![\w(])")
+
+
+def _texts(tree: ast.Module) -> tuple[list[tuple[int, str]], set[str]]:
+    """(line, text) of what a module may say, without docstrings; and the names of its log events."""
+    skipped: set[int] = set()
+    events: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):
+            skipped.add(id(node.value))
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            of = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+            if isinstance(of, ast.Name) and (of.id == "log" or of is node.func):  # log.info(...), or say = log.info
+                events.add(str(node.args[0].value))
+        if isinstance(node, ast.Assign) and [ast.unparse(each) for each in node.targets] == [
+            "event"
+        ]:  # log.info(event)
+            events |= {str(n.value) for n in ast.walk(node.value) if isinstance(n, ast.Constant)}
+    constants = (n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+    return [(each.lineno, str(each.value)) for each in constants if id(each) not in skipped], events
+
+
+def unknown_names(modules: dict[str, str], documents: dict[str, str]) -> list[str]:
+    """Where a text names what looks like a setting and is none: nor an option, nor an event of the log."""
+    keys = settings_keys()
+    pattern, known = _pattern(keys), keys | set(OPTIONS)
+    texts: list[tuple[str, str]] = []
+    for path, source in modules.items():
+        said, events = _texts(ast.parse(source))
+        texts += [(f"{path}:{line}", text) for line, text in said]
+        known |= events
+    for path, text in documents.items():
+        running = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        texts += [(path, code) for code in re.findall(r"`([^`\n]+)`", running)]
+    methods = {"fullsync.act", "fullsync.refresh"}  # what nodes ask of each other
+    return [
+        f"{where}: {name}"
+        for where, text in texts
+        for name in pattern.findall(text)
+        if name not in known and name not in methods
+    ]
+
+
+def test_every_setting_that_is_named_exists() -> None:
+    """In messages of all packages and in all documents."""
+    modules = {str(p.relative_to(HOUSE)): p.read_text() for name in PACKAGES for p in (HOUSE / name).rglob("*.py")}
+    documents = {p.name: p.read_text() for p in [HOUSE / "README.md", *(HOUSE / "docs").glob("*.md")]}
+    assert unknown_names(modules, documents) == []
+
+
+def test_a_name_that_no_setting_has_is_found() -> None:
+    """In an f-string, in a plain one, and in a document; not in a docstring, as an event, or as an option."""
+    source = (
+        '"""limits.doc_string"""\nlog.info("sink.started")\nX = f"{1} over limits.object_bytes is"\n'
+        'Y = "limits.object_size"\nsay("fullsync.checked", peer=1)\n'
+    )
+    text = "`replication.min.isr`, `limits.batch_bytes`, `sink.started`, `log.level`"
+    found = unknown_names({"m.py": source}, {"d.md": text})
+    assert found == ["m.py:3: limits.object_bytes", "d.md: limits.batch_bytes"]

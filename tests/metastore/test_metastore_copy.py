@@ -1,0 +1,230 @@
+"""Claims about `repl.metastore_copy`: what a copy holds, when it is kept, how an empty metastore is adopted by it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repl.identity import Identity
+from repl.metastore.memory import MemoryEnsemble, MemoryMetastore
+from repl.metastore_copy import (
+    GEN_MARGIN,
+    CopyKeeper,
+    MetastoreCopy,
+    adopt,
+    check_known,
+    load_copy,
+    plan_adoption,
+    read_documents,
+)
+from repl.model.errors import BadInput, LocalFault, WrongIdentity
+from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+
+UUID, OTHER = b"u" * 16, b"o" * 16
+HELD = {0: [7, 5], 1: [7, 2]}
+"""Partition -> [gen, epoch seen] of the directory."""
+
+IDENTITY: dict[str, Any] = {"cluster_uuid": UUID, "node": "n1", "spare": 9, "partitions": HELD, "left": {4: [11, 1]}}
+
+
+class Clock:
+    """A wall clock that stands still."""
+
+    def wall_ms(self) -> int:
+        return 1_000
+
+    now_ms = wall_ms
+
+
+def record(partition: int, epoch: int = 3) -> PartitionRecord:
+    """An online partition of the type `orders`."""
+    return PartitionRecord(
+        partition=partition,
+        bucket_type="orders",
+        index=partition,
+        partition_count=2,
+        replicas=("n1", "n2"),
+        epoch=epoch,
+        status=PartitionStatus.ONLINE,
+        leader=Incarnation("n1", 44),
+        isr=frozenset({Member("n1", 7), Member("n2", 8)}),
+    )
+
+
+def run(main: Callable[[MemoryMetastore], Awaitable[None]]) -> None:
+    """Run with a started metastore."""
+
+    async def started() -> None:
+        metastore = MemoryMetastore(MemoryEnsemble())
+        await metastore.start(lambda _: None)
+        await main(metastore)
+
+    asyncio.run(started())
+
+
+async def filled(metastore: MemoryMetastore) -> None:
+    """Two partitions, an option, a queue's state, a counter, and what nodes register."""
+    await metastore.cluster_uuid(UUID)
+    await metastore.create_records([record(0), record(1)])
+    await metastore.put("/options", b'{"v":1}', None)
+    await metastore.put("/queues/q/owner", b"{}", None)
+    await metastore.register(Registration("n1", 0, True, gens={0: 7}, spare_gen=9, id=1))
+    await metastore.claim("/controller", b"n1")
+    assert await metastore.allocate_gen() == 1
+
+
+def test_a_copy_holds_every_document_and_nothing_that_nodes_register() -> None:
+    """Records and whatever was put at any depth; not the uuid, not ephemerals, not what registrations leave."""
+
+    async def main(metastore: MemoryMetastore) -> None:
+        await filled(metastore)
+        await metastore.put("/something/quite/new", b"x", None)
+        assert set(await read_documents(metastore)) == {
+            "/p/0",
+            "/p/1",
+            "/options",
+            "/queues/q/owner",
+            "/gen",
+            "/node-ids/1",
+            "/something/quite/new",
+        }
+
+    run(main)
+
+
+def test_the_copy_follows_the_metastore_and_stays_when_that_forgets_records(tmp_path: Path) -> None:
+    """A change is in the next copy; a metastore that has fewer records than the copy does not replace it."""
+
+    async def main(metastore: MemoryMetastore) -> None:
+        await filled(metastore)
+        keeper = CopyKeeper(metastore, tmp_path, UUID, Clock())  # type: ignore[arg-type]
+        await keeper.copy()
+        copy = load_copy(tmp_path)
+        assert copy is not None
+        assert (copy.cluster_uuid, copy.at_ms, copy.partitions) == (UUID, 1_000, {0, 1})
+        await metastore.put("/sink/limits", b"{}", None)
+        await keeper.copy()
+        assert "/sink/limits" in load_copy(tmp_path).documents  # type: ignore[union-attr]
+
+        async def forgot(empty: MemoryMetastore) -> None:
+            await empty.cluster_uuid(UUID)
+            await empty.create_records([record(0)])
+            second = CopyKeeper(empty, tmp_path, UUID, Clock())  # type: ignore[arg-type]
+            second.start()
+            await asyncio.sleep(0)
+            await second.copy()
+            await second.stop()
+
+        other = MemoryMetastore(MemoryEnsemble())
+        await other.start(lambda _: None)
+        await forgot(other)
+        assert load_copy(tmp_path).partitions == {0, 1}  # type: ignore[union-attr]
+
+    run(main)
+
+
+async def copied() -> MetastoreCopy:
+    """A copy of a filled metastore."""
+    metastore = MemoryMetastore(MemoryEnsemble())
+    await metastore.start(lambda _: None)
+    await filled(metastore)
+    return MetastoreCopy(UUID, 1_000, await read_documents(metastore))
+
+
+@pytest.mark.parametrize("planted", [None, OTHER], ids=["empty", "a uuid of a node that was refused"])
+def test_an_empty_metastore_is_filled_so_that_nobody_is_elected_unasked(planted: bytes | None) -> None:
+    """All documents are there again and the uuid is the directory's. Records name no leader and wait for `reseed`; the
+    next gen is above all that were given."""
+
+    async def main(metastore: MemoryMetastore) -> None:
+        if planted is not None:
+            await metastore.cluster_uuid(planted)
+        copy = await copied()
+        adoption = await plan_adoption(metastore, IDENTITY, copy, node="n1", by="ann")
+        assert adoption.bucket_types == {"orders": 2}
+        assert adoption.found_uuid == ("" if planted is None else planted.hex())
+        assert await metastore.records() == {}, "a plan writes nothing"
+        await adopt(metastore, adoption)
+        assert await metastore.cluster_uuid(b"x" * 16) == UUID
+        found = await metastore.records()
+        assert {r.status for r in found.values()} == {PartitionStatus.OFFLINE}
+        assert [(r.leader, r.overtaken, r.replicas) for _, r in sorted(found.items())] == [
+            (None, 5, ("n1", "n2")),
+            (None, 3, ("n1", "n2")),
+        ]
+        assert "adopted by ann" in found[0].reason
+        assert await metastore.allocate_gen() > GEN_MARGIN + 11
+        assert {p: v for p, v in (await read_documents(metastore)).items() if p in ("/options", "/queues/q/owner")} == {
+            p: copy.documents[p] for p in ("/options", "/queues/q/owner")
+        }
+
+    run(main)
+
+
+def test_an_adoption_that_was_cut_off_is_finished_by_doing_it_again() -> None:
+    """Records of an unfinished adoption, of somebody else even, are no reason to refuse."""
+
+    async def main(metastore: MemoryMetastore) -> None:
+        adoption = await plan_adoption(metastore, IDENTITY, await copied(), node="n1", by="ann")
+        await metastore.put("/p/1", adoption.documents["/p/1"], None)
+        again = await plan_adoption(metastore, IDENTITY, await copied(), node="n1", by="bob")
+        await adopt(metastore, again)
+        assert set(await metastore.records()) == {0, 1}
+
+    run(main)
+
+
+def test_a_metastore_in_use_is_not_adopted() -> None:
+    """With records, or a live node, it is somebody's: the cluster's own, or another's."""
+
+    async def main(metastore: MemoryMetastore) -> None:
+        await filled(metastore)
+        with pytest.raises(BadInput, match=r"of this cluster already, and n1 use it"):
+            await plan_adoption(metastore, IDENTITY, await copied(), node="n1", by="ann")
+        metastore.expire()
+        with pytest.raises(BadInput, match="of this cluster already, and has 2 partition records"):
+            await plan_adoption(metastore, IDENTITY, await copied(), node="n1", by="ann")
+        with pytest.raises(BadInput, match=f"of another cluster .{UUID.hex()}., and has 2"):
+            await plan_adoption(metastore, {**IDENTITY, "cluster_uuid": OTHER}, None, node="n1", by="ann")
+
+    run(main)
+
+
+def test_without_a_copy_the_operator_is_told_what_is_lost() -> None:
+    """A directory of a release before: the uuid and the counter are written, and all that is lost is named."""
+
+    async def main(metastore: MemoryMetastore) -> None:
+        adoption = await plan_adoption(metastore, IDENTITY, None, node="n1", by="ann")
+        assert set(adoption.documents) == {"/gen"}
+        told = " ".join(adoption.lost)
+        for word in ("partitions held here (0, 1)", "removed_copy_grace", "bucket types other than default", "owners"):
+            assert word in told
+        whole = await plan_adoption(
+            metastore, {**IDENTITY, "partitions": {**HELD, 8: [7, 1]}}, await copied(), node="n1", by="a"
+        )
+        assert any("records of partitions 8, " in sentence for sentence in whole.lost)
+
+    run(main)
+
+
+def test_a_directory_with_copies_is_never_advised_to_be_emptied(tmp_path: Path) -> None:
+    """Before an empty metastore, or one of another uuid, the way out that is named is adoption."""
+    identity = Identity.open(tmp_path)
+    try:
+        identity.check_metastore("east", empty=True)  # new: it takes whatever there is
+        identity.adopt(UUID, "n1", "boot", {0: 7})
+        for refuse in (
+            lambda: identity.check_metastore("east", empty=True),
+            lambda: identity.check_cluster(OTHER, "east"),
+        ):
+            with pytest.raises(WrongIdentity, match="isthmus cluster adopt") as refused:
+                refuse()
+            assert "do not empty the directory, it holds 1 copies" in str(refused.value)
+    finally:
+        identity.close(clean=True)
+    with pytest.raises(LocalFault, match="belongs to no cluster"):
+        check_known(tmp_path, None)

@@ -1,0 +1,137 @@
+"""Digests of properties by place: what two clusters learn from each other about properties that differ."""
+
+from __future__ import annotations
+
+import pytest
+
+from config.properties import Value
+from repl.properties import (
+    OWN_BUCKETS_MAX,
+    Place,
+    PropertySetting,
+    PropertySettings,
+    _digests,
+    place_digests,
+)
+from repl.property_digests import (
+    MUST_AGREE,
+    NAMED_MAX,
+    PLACES_BYTES_MAX,
+    PLACES_MAX,
+    PLAIN_PLACE,
+    VALUE_BYTES,
+    PropertyDifference,
+    differences,
+    differences_shown,
+    merged,
+    place_digest,
+    types_of,
+)
+
+ORDERS = Place("default", b"orders")
+
+
+def settings_of(places: dict[Place, dict[str, Value]]) -> PropertySettings:
+    return PropertySettings({
+        place: {name: PropertySetting(value, "ann", 1) for name, value in values.items()}
+        for place, values in places.items()
+    })  # fmt: skip
+
+
+def between(ours: dict[Place, dict[str, Value]], theirs: dict[Place, dict[str, Value]]) -> tuple[object, ...]:
+    """What differs, which must be the same from both ends."""
+    a, b = settings_of(ours), settings_of(theirs)
+    found = differences(_digests(a), _digests(b), place_digests(a), place_digests(b))
+    assert found == differences(_digests(b), _digests(a), place_digests(b), place_digests(a))
+    return tuple((each.bucket_type, each.bucket, *each.properties) for each in found)
+
+
+def test_a_buckets_property_that_differs_is_named_with_its_bucket() -> None:
+    """One side has set it and the other nothing, or something else: bucket and property, and no other property."""
+    off: dict[str, Value] = {"allow_mult": False}
+    assert between({ORDERS: off}, {}) == ((b"default", b"orders", "allow_mult"),)
+    assert between({ORDERS: off}, {ORDERS: {**off, "delete_mode": "immediate"}}) == (
+        (b"default", b"orders", "delete_mode"),
+    )
+    assert between({ORDERS: off}, {ORDERS: {"allow_mult": True, "w": 2}}) == ((b"default", b"orders", "allow_mult"),)
+    assert between({ORDERS: off}, {ORDERS: {**off, "w": 2}}) == ()
+    assert between({ORDERS: off}, {ORDERS: off}) == ()
+
+
+def test_a_bucket_types_property_is_named_once_and_not_for_the_buckets_that_have_it_from_there() -> None:
+    """A bucket with a property of its own that agrees is not named for what both sides inherit; one that differs in
+    itself is, beside its bucket type."""
+    kind, plain = Place("default"), {ORDERS: {"repl_reap": True}}
+    assert between({kind: {"allow_mult": False}, **plain}, plain) == ((b"default", None, "allow_mult"),)
+    assert between({kind: {"allow_mult": False, "repl_reap": True}}, {}) == (
+        (b"default", None, "allow_mult", "repl_reap"),
+    )
+    assert between({kind: {"allow_mult": False}, ORDERS: {"delete_mode": "immediate"}}, {}) == (
+        (b"default", None, "allow_mult"),
+        (b"default", b"orders", "delete_mode"),
+    )
+    both = {kind: {"allow_mult": False}}
+    assert between({**both, ORDERS: {"allow_mult": True}}, both) == ((b"default", b"orders", "allow_mult"),)
+    assert between({**both, ORDERS: {"allow_mult": True}}, {}) == ((b"default", None, "allow_mult"),)
+
+
+def test_a_side_that_sent_no_places_has_only_its_bucket_types_named() -> None:
+    """Either side may be of an older version: a bucket type that differs is named alone, and none that agrees."""
+    ours, theirs = settings_of({ORDERS: {"allow_mult": False}, Place("maps"): {"repl_reap": True}}), settings_of({
+        Place("maps"): {"repl_reap": True}
+    })  # fmt: skip
+    for a, b in ((place_digests(ours), None), (None, place_digests(theirs)), (None, None)):
+        assert differences(_digests(ours), _digests(theirs), a, b) == (PropertyDifference(b"default"),)
+        assert differences(_digests(ours), _digests(ours), a, b) == ()
+
+
+def test_places_that_show_no_difference_leave_the_bucket_type_named() -> None:
+    """The longer digest of the bucket type decides: were two short ones equal by chance, or of a property that this
+    version does not know, it is still told that something differs, and where they differ alone nothing does."""
+    places = {b"default": {b"orders": PLAIN_PLACE + b"xy"}}
+    assert differences({b"default": b"1" * 8}, {}, places, {}) == (PropertyDifference(b"default"),)
+    assert differences({}, {}, {b"default": {b"orders": bytes(10)}}, {}) == ()
+
+
+def test_places_are_sent_up_to_their_bounds_and_not_at_all_beyond() -> None:
+    """Part of them would show differences that are none."""
+
+    def buckets(count: int, length: int) -> PropertySettings:
+        return settings_of({Place("t", b"%0*d" % (length, n)): {"allow_mult": False} for n in range(count)})
+
+    told = place_digests(buckets(PLACES_MAX, 8))
+    assert told is not None
+    assert len(told[b"t"]) == PLACES_MAX
+    assert place_digests(buckets(PLACES_MAX + 1, 8)) is None
+    of_each = PLACES_BYTES_MAX // 100 - len(PLAIN_PLACE) - 1
+    assert place_digests(buckets(100, of_each)) is not None
+    assert place_digests(buckets(100, of_each + 1)) is None
+    assert OWN_BUCKETS_MAX > PLACES_MAX, "or the bound is never reached"
+    assert place_digests(PropertySettings()) == {}
+
+
+@pytest.mark.parametrize("name", MUST_AGREE)
+def test_each_property_has_its_place_in_the_digest(name: str) -> None:
+    """A value other than the default changes its two bytes and no others."""
+    values: tuple[Value, ...] = ("keep", "immediate", 5_000) if name == "delete_mode" else (False, True)
+    digests = [place_digest({name: value}) for value in values]
+    at = MUST_AGREE.index(name) * VALUE_BYTES
+    assert len({digest[at : at + VALUE_BYTES] for digest in digests}) == len(values)
+    assert len({digest[:at] + digest[at + VALUE_BYTES :] for digest in [PLAIN_PLACE, *digests]}) == 1
+
+
+def test_what_is_shown_names_place_and_properties_and_stays_a_line() -> None:
+    """What differs at several nodes is named once; a bucket type alone goes where another node says more of it."""
+    order, kind = (
+        PropertyDifference(b"default", b"a b", ("allow_mult",)),
+        PropertyDifference(b"maps", None, MUST_AGREE[:2]),
+    )
+    assert differences_shown([order]) == "bucket default/a%20b: allow_mult"
+    assert merged([kind, PropertyDifference(b"default"), order, order]) == [order, kind]
+    assert differences_shown([kind, PropertyDifference(b"sets"), order]) == (
+        "bucket default/a%20b: allow_mult; bucket type maps: allow_mult, last_write_wins; "
+        "sets, the bucket type's or of a bucket of it"
+    )
+    many = [PropertyDifference(b"default", b"%d" % n, ("allow_mult",)) for n in range(NAMED_MAX + 3)]
+    assert differences_shown(many).endswith(f"bucket default/{NAMED_MAX - 1}: allow_mult; and 3 more")
+    assert types_of([kind, order, order]) == ["default", "maps"]

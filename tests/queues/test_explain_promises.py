@@ -1,0 +1,27 @@
+"""What explain promises: no full-sync that will not come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from node.explaining import joined
+
+
+@pytest.mark.parametrize(
+    ("compared", "promised"),
+    [([], False), ([{"queues": ["rt"], "suspended": None}], True), ([{"queues": ["rt"], "suspended": "ann"}], False),
+     ([{"queues": ["other"], "suspended": None}], False)],
+)  # fmt: skip
+def test_a_full_sync_is_promised_only_where_one_runs_that_compares_the_queue(compared: Any, promised: bool) -> None:
+    """A key in a gap: the next step names a full-sync when one of any node compares for its queue and is not suspended,
+    else what sends the key."""
+    rows = [{"fullsync": "west", "at_ms": None, **row} for row in compared]
+    queue = {"queue": "rt", "state": "gap", "next": "a full-sync finds it and sends it"}
+    answer = {"leads": True, "partition": 1, "segment": 2, "leader": "e1", "object": {"applied_ms": 1, "seen": [],
+              "siblings": []}, "queues": [queue], "lower": [], "reap": None,
+              "compared": rows, "dead_letters": []}  # fmt: skip
+    step = joined({"e1": answer}, {})["next"]
+    assert ("a full-sync finds it" in step) is promised
+    assert promised or "isthmus queue push rt sends it" in step

@@ -1,0 +1,56 @@
+"""What filters say of whole bucket types: laws over the answer for one bucket."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from queues.filters import parse_filter
+
+RULES = ["buckettype:a", "buckettype:b", "bucketname:x", "bucketname:y", "bucketprefix:x"]
+TYPES = [b"a", b"b", b"c"]
+BUCKETS = [b"x", b"y", b"xz", b"other"]
+
+plain = st.lists(st.sampled_from(RULES), min_size=1, max_size=3)
+negated = st.lists(st.sampled_from([f"!{rule}" for rule in RULES]), min_size=1, max_size=3)
+filters = st.one_of(
+    st.just("any"), st.just("block_rtq"), plain.map(", ".join), negated.map(", ".join),
+    negated.map(lambda rules: ", ".join(["any", *rules])),
+    st.tuples(plain, negated).map(lambda both: ", ".join([*both[0], *both[1]])),
+).map(parse_filter)  # fmt: skip
+
+
+@given(filters, filters, st.sampled_from(TYPES))
+def test_types_are_judged_as_all_their_buckets_are(one, other, bucket_type) -> None:  # type: ignore[no-untyped-def]
+    """A type may be offered when some bucket of it is; repairs of a whole type are taken only when those of every
+    bucket are; a filter covers another only when it takes each bucket whose repairs or changes the other takes."""
+    offered = [one.offers(bucket_type, bucket) for bucket in BUCKETS]
+    assert one.may_offer(bucket_type) >= any(offered)
+    if one.takes_all(bucket_type):
+        assert one.blocks or all(offered)
+    if one.covers(other, bucket_type):
+        for bucket in BUCKETS:
+            theirs = other.blocks or other.offers(bucket_type, bucket)
+            assert one.blocks or one.offers(bucket_type, bucket) or not theirs
+
+
+def test_usual_filters_cover_each_other_as_operators_expect() -> None:
+    """A queue for repairs alone, and one of all, cover each real-time queue; one by bucket covers itself alone; of a
+    type that the other leaves out nothing can be missing."""
+    cover = {
+        ("block_rtq", "any"): True,
+        ("any", "bucketname:x"): True,
+        ("bucketname:x", "any"): False,
+        ("bucketname:x", "bucketname:x"): True,
+        ("bucketname:x", "buckettype:b"): True,
+        ("buckettype:a", "any"): True,
+        ("!bucketname:x", "any"): False,
+        ("!buckettype:b", "any"): True,
+        ("!buckettype:a", "any"): False,
+    }
+    for (one, other), covers in cover.items():
+        assert parse_filter(one).covers(parse_filter(other), b"a") is covers, (one, other)
+    assert not parse_filter("any, !buckettype:a").may_offer(b"a")
+    assert parse_filter("bucketname:x").may_offer(b"a")
+    assert not parse_filter("block_rtq").may_offer(b"a")
+    assert parse_filter("block_rtq").takes(b"a")

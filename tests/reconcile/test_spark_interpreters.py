@@ -1,0 +1,86 @@
+"""What `register` says of workers that run another Python than the driver, without Java."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aae.reconcile import interpreters, register
+from aae.reconcile.options import parse_options
+from repl.model.errors import BadInput
+
+
+class Session:
+    """A session of Spark with this interpreter for its workers."""
+
+    def __init__(self, python: str, master: str = "local[2]") -> None:
+        self._sc = SimpleNamespace(pythonExec=python, master=master, _python_includes=[])
+        self.registered: list[Any] = []
+        self.dataSource = SimpleNamespace(register=self.registered.append)
+
+    @property
+    def conf(self) -> Any:
+        """Settings of others."""
+        raise AssertionError("register changes no setting of a session")
+
+
+def script(path: Path, text: str) -> str:
+    """An interpreter that does this."""
+    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_workers_without_isthmus_are_told_of_before_the_first_action(tmp_path: Path) -> None:
+    """The sentence names both interpreters, what is missing, and what to set; nothing is registered then."""
+    other = script(tmp_path / "python3", "echo \"ModuleNotFoundError: No module named 'aae'\" >&2; exit 1")
+    session = Session(other)
+    with pytest.raises(BadInput) as told:
+        register(session)
+    for part in (other, sys.executable, "No module named 'aae'", f"PYSPARK_PYTHON={sys.executable}"):
+        assert part in str(told.value)
+    assert session.registered == []
+    with pytest.raises(BadInput, match=r"it is Python 2\.7, the driver's is"):
+        register(Session(script(tmp_path / "older", "echo 2.7")))
+    with pytest.raises(BadInput, match="nowhere is not there"):
+        register(Session("nowhere"))
+
+
+def test_workers_that_can_do_it_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's own interpreter is not started; another one that has Isthmus will do; workers elsewhere, and those
+    that are sent their files, are not judged, nor is one that is slow."""
+    ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    sent = Session("nowhere")
+    sent._sc._python_includes.append("isthmus.zip")
+    monkeypatch.setattr(interpreters, "IMPORT_S", 0.2)
+    for session in (
+        Session(sys.executable),
+        Session(script(tmp_path / "another", f"echo {ours}")),
+        Session("nowhere", "spark://host:7077"),
+        Session(script(tmp_path / "slow", "exec sleep 5")),
+        sent,
+    ):
+        register(session)
+        assert len(session.registered) == 1
+
+
+@pytest.mark.parametrize(
+    "given", [{"provider": "isthmus"}, {"PROVIDER": "isthmus", "owner": "me", "urls": "http://n:1"}]
+)
+def test_a_table_in_the_catalog_is_refused(given: dict[str, str]) -> None:
+    """Spark passes the option `provider` for CREATE TABLE alone; the sentence says what is right."""
+    with pytest.raises(BadInput, match="CREATE TEMPORARY VIEW"):
+        parse_options(given)
+
+
+def test_a_table_without_options_is_told_where_they_go() -> None:
+    """Of a table in the catalog Spark passes no option at all."""
+    with pytest.raises(BadInput, match=r"spark\.read\.options\(urls='\.\.\.'\)\.table\(name\)"):
+        parse_options({})
+    with pytest.raises(BadInput) as told:
+        parse_options({"bucket": "b"})
+    assert "table" not in str(told.value)
