@@ -6,13 +6,14 @@ ARGS ?=
 # Which tests `make test` runs, as pytest's -m; .ci/run widens it.
 ISTHMUS_TEST_MARKS ?= not slow and not root and not strace
 
-.PHONY: help venv demo test test-all lint bench sim mesh faults endurance wheel clean
+.PHONY: help venv demo test test-all lint docs bench sim mesh faults endurance wheel clean
 
 help:
 	@echo "make demo      two clusters on this machine, replicated and compared; ARGS=\"--keep\" and others: isthmus demo --help"
 	@echo "make test      lint, types, import contracts, and the tests that need minutes, not more"
 	@echo "make test-all  the same with every test (slow, root, strace)"
 	@echo "make lint      ruff, mypy, import contracts"
+	@echo "make docs      the generated parts of docs/: commands, settings, options, properties, metrics"
 	@echo "make sim       seeded simulations of the protocol; SEEDS=0:1000"
 	@echo "make mesh      clusters that replicate to each other in virtual time, whatever operators do; SEEDS=0:4000 is a night's run"
 	@echo "make faults    acts of harm to a cluster of real processes, histories checked; KILLS=200 of them"
@@ -39,6 +40,9 @@ test: lint
 
 test-all: lint
 	@$(BIN)/pytest -q $(ARGS)
+
+docs: venv
+	@$(BIN)/python -m docs.generate
 
 sim: venv
 	@$(BIN)/python -m tests.sim $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)

@@ -29,7 +29,7 @@ from repl.model.entry import Entry
 from repl.model.errors import IsthmusError, LocalFault, Overloaded
 from repl.model.ports import TimeSource
 from repl.store.port import Store
-from repl.telemetry import Sample
+from repl.telemetry import Family, Sample
 
 log = structlog.get_logger(__name__)
 
@@ -50,14 +50,20 @@ CAPTURES_MAX: Final = 8
 MISMATCHES_KEPT: Final = 100
 """Newest alarms kept for operators; each names one segment of one partition."""
 
-HELP: Final[Mapping[str, str]] = {
-    "isthmus_trees": "Trees of this node's copies by state (ready, rebuilding, waiting).",
-    "isthmus_tree_bytes": "Memory of the leaves of all trees.",
-    "isthmus_tree_builds_total": "Trees built from the key store.",
-    "isthmus_tree_build_keys_total": "Key rows read by builds.",
-    "isthmus_tree_build_seconds_total": "Time that builds took, rests included.",
-    "isthmus_tree_rows_mended_total": "Damaged rows that were fetched again, or made from their object.",
-    "isthmus_tree_mismatches_total": "Segments in which a tree was not its key store's fold, or not its leader's.",
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_trees": Family(
+        "Trees of this node's copies by state (ready, rebuilding, waiting).", "trees", "full-sync", ("state",)
+    ),
+    "isthmus_tree_bytes": Family("Memory of the leaves of all trees.", "bytes", "full-sync"),
+    "isthmus_tree_builds_total": Family("Trees built from the key store.", "trees", "full-sync"),
+    "isthmus_tree_build_keys_total": Family("Key rows read by builds.", "rows", "full-sync"),
+    "isthmus_tree_build_seconds_total": Family("Time that builds took, rests included.", "seconds", "full-sync"),
+    "isthmus_tree_rows_mended_total": Family(
+        "Damaged rows that were fetched again, or made from their object.", "rows", "full-sync"
+    ),
+    "isthmus_tree_mismatches_total": Family(
+        "Segments in which a tree was not its key store's fold, or not its leader's.", "segments", "full-sync"
+    ),
 }
 
 

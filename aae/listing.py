@@ -22,14 +22,20 @@ from aae.operators import Entry
 from aae.retries import RETRIES_MAX
 from aae.schedule import TimeRange, wants_of
 from config.texts import quantity
-from repl.telemetry import Sample
+from repl.telemetry import Family, Sample
 
-HELP: Final[Mapping[str, str]] = {
-    "isthmus_fullsync_running": "1 while a check runs.",
-    "isthmus_fullsync_checks_total": "Checks of bucket types that ended, by peer and verdict.",
-    "isthmus_fullsync_repairs_total": "Keys that checks queued for repair.",
-    "isthmus_tree_rows_audited_total": "Key rows that were held against the tree that serves.",
-    "isthmus_fullsync_proven_age_seconds": "Time since the peer was proven in sync; absent: never.",
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_fullsync_running": Family("1 while a check runs.", "0 or 1", "full-sync"),
+    "isthmus_fullsync_checks_total": Family(
+        "Checks of bucket types that ended, by peer and verdict.", "checks", "full-sync", ("peer", "verdict")
+    ),
+    "isthmus_fullsync_repairs_total": Family("Keys that checks queued for repair.", "keys", "full-sync"),
+    "isthmus_tree_rows_audited_total": Family(
+        "Key rows that were held against the tree that serves.", "rows", "full-sync"
+    ),
+    "isthmus_fullsync_proven_age_seconds": Family(
+        "Time since the peer was proven in sync; absent: never.", "seconds", "full-sync", ("bucket_type", "peer")
+    ),
 }
 """Name -> what it counts (see repl.telemetry)."""
 

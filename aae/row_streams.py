@@ -38,16 +38,16 @@ from repl.model.entry import decode_key_row
 from repl.model.errors import BadInput, IsthmusError, NotLeader, NotReady, Overloaded
 from repl.store.port import Applied, Snapshot, Store
 from repl.store.rows import bucket_head, segment_name
-from repl.telemetry import Sample
+from repl.telemetry import Family, Sample
 
 STREAMS_MAX: Final = 16
 """Streams open on a node at once. Each holds a frame of about 1 MB, and a moment of the store, whose old tables stay on
 disk until it is let go."""
 
-HELP: Final[Mapping[str, str]] = {
-    "isthmus_row_streams": "Streams of rows to batch jobs that are open now.",
-    "isthmus_row_stream_rows_total": "Rows sent on streams of rows.",
-    "isthmus_row_stream_bytes_total": "Bytes sent on streams of rows.",
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_row_streams": Family("Streams of rows to batch jobs that are open now.", "streams", "full-sync"),
+    "isthmus_row_stream_rows_total": Family("Rows sent on streams of rows.", "rows", "full-sync"),
+    "isthmus_row_stream_bytes_total": Family("Bytes sent on streams of rows.", "bytes", "full-sync"),
 }
 """Name -> what it counts (see repl.telemetry)."""
 

@@ -36,8 +36,8 @@ class FullSyncSettings:
     """Holds the token to show there: its first line that is one."""
 
     bucket_types: str = ALL_TYPES
-    """Bucket types that are compared, separated by commas. "*": all of this cluster that the queue's filter lets out,
-    those made later included; one that the other cluster lacks is skipped, with a warning, until it is made there."""
+    """Bucket types that are compared, separated by commas. `"*"`: all of this cluster that the queue's filter lets out,
+    those made later included; one that the other cluster lacks is skipped with a warning until it is made there."""
 
     all_count: int = 0
     """Checks a day that look at everything. All counts 0: nothing is done by itself."""

@@ -3,7 +3,7 @@
 The name of a setting in a file is its field's name without the unit, since in files the unit stands in
 the value: `poll_ms` is `poll = "5s"`, `queue_limit_count` is `queue_limit = 300000`, and bytes are a
 size: `log_file_bytes` is `log_file_size = "64MB"` (`log_size_bytes` and `header_limit_bytes` say so already:
-`log_size`, `header_limit`). `config.loading` reads by these keys; `docs/config.md` lists them.
+`log_size`, `header_limit`). `config.loading` reads by these keys; `docs/config.md` is generated from them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from config.fullsync import FullSyncSettings
 from config.settings import (
     Address,
     ListenSettings,
+    LogSettings,
     MetastoreSettings,
     NodeSettings,
     PeerSettings,
@@ -54,6 +55,9 @@ class Key(NamedTuple):
     default: Any
     inner: type | None
 
+
+RELOADED: Final = frozenset({(LogSettings, "level")})
+"""Settings that a running node takes from its file again at SIGHUP."""
 
 NO_DEFAULT: Final = None
 """Stands in `Key.default` when the key is required."""

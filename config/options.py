@@ -2,7 +2,7 @@
 
 Each has a name, a default, a range, a unit and a scope. What is set lies in the metastore (`repl.option_settings`) and
 is in force on all nodes at once; a bucket type's setting comes before the cluster's, that before the node's file, that
-before the default. Pure; `docs/options.md` prints this table, held equal by a test.
+before the default. Pure; the table of `docs/options.md` is generated from this one.
 """
 
 from __future__ import annotations

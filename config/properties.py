@@ -3,7 +3,7 @@
 They are Riak's, by Riak's names, and a few of ours. Some have an effect (`repl.model.properties`), some are kept and
 shown, since programs set and read them, and mean nothing here, and some may only have the value that is true here. A
 bucket's own setting comes before its bucket type's, that before the default. Where they are kept is `repl.properties`'
-affair; docs/properties.md prints this table, held equal by a test. Pure.
+affair; the tables of docs/properties.md are generated from these. Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What values a setting may have: ranges, choices, forms, and relations between settings.
 
 Pure functions over values and finished `Settings`; no file, no line numbers. `config.loading` calls these
-and adds where each value stood; `docs/config.md` shows the same ranges, held equal by a test.
+and adds where each value stood; `docs/config.md` shows the same ranges, generated from these.
 """
 
 from __future__ import annotations

@@ -18,42 +18,42 @@ class TlsSettings:
     """[tls]: who this node is to others, and whom it believes. Without a certificate nothing is encrypted."""
 
     certificate: Path | None = None
-    """This node's certificate, with those between it and its authority (PEM). It names the node by the URI
-    isthmus://CLUSTER/NODE, its addresses by DNS and IP names."""
+    """This node's certificate, followed by those between it and its authority. Names the node:
+    `URI:isthmus://CLUSTER/NODE`. Empty: nothing is encrypted."""
 
     key: Path | None = None
-    """The certificate's private key (PEM, without a password). Must not be readable by everybody."""
+    """The certificate's private key, without a password."""
 
     authority: Path | None = None
-    """Certificates of those who may sign for the nodes of this cluster (PEM)."""
+    """Who may sign for the nodes of this cluster; several certificates may follow each other."""
 
     peer_authority: Path | None = None
-    """Those who may sign for the nodes of other clusters, and for clients; none: the same as `authority`."""
+    """Who may sign for nodes of other clusters and for clients. Empty: `authority`."""
 
     http_certificate: Path | None = None
-    """What the `http` listener shows instead of `certificate`: one of an authority that clients know, say."""
+    """What the `http` listener shows instead of `certificate`, such as one of an authority that every client knows."""
 
     http_key: Path | None = None
-    """The private key of `http_certificate`."""
+    """Its private key."""
 
     http: str = "require"
-    """The `http` listener: "require" TLS, "allow" takes both, "off"."""
+    """The `http` listener. `allow` takes connections with and without TLS, on the same port."""
 
     admin: str = "require"
-    """The same of the `admin` listener."""
+    """The `admin` listener."""
 
     cluster: str = "require"
-    """Between the nodes: "off"; "allow" takes both and dials without; "prefer" takes both and dials with TLS;
-    "require". The steps in between are for turning it on node by node."""
+    """Between nodes of the cluster. `allow` takes both and dials without, `prefer` takes both and dials with TLS."""
 
     client_certificates: str = "optional"
-    """"required": who comes to `http` or `admin` without a certificate is refused, whatever token it has."""
+    """`required`: a connection to `http` or `admin` without a certificate is refused."""
 
     metastore: bool = False
-    """Speak TLS to the ZooKeepers of `metastore.hosts`, with this node's certificate and `authority`."""
+    """Speak TLS to the ZooKeepers of `metastore.hosts`, whose certificates name their hosts. It shows this node's
+    certificate and trusts `authority`."""
 
     expiry_warning_ms: int = 1_209_600_000
-    """How long before a certificate expires it is complained of: two weeks leave time to act."""
+    """How long before a certificate expires logs and `isthmus cluster status` say so. Two weeks leave time to act."""
 
     def mode(self, listener: str) -> str:
         """What `listener` ("http", "admin", "cluster") does about TLS; "off" where there is no certificate."""
@@ -67,25 +67,25 @@ class TokenSettings:
     """[tokens]: files of bearer tokens, a role each. Without any, whoever reaches a listener may do everything."""
 
     read: Path | None = None
-    """Tokens that may look at everything and change nothing."""
+    """May look at everything and change nothing."""
 
     write: Path | None = None
-    """Tokens that may write objects, too."""
+    """May also write objects."""
 
     operate: Path | None = None
-    """Tokens that may also suspend, resume, balance and set bucket properties."""
+    """May also suspend, resume, balance, and set bucket properties."""
 
     replicate: Path | None = None
-    """Tokens of other clusters' sinks: they may fetch from queues, and nothing else."""
+    """For sinks of other clusters: may fetch from queues, nothing else."""
 
     admin: Path | None = None
-    """Tokens that may do everything."""
+    """May do everything."""
 
     http_open: str = "nothing"
-    """What the `http` listener lets everybody do without a token: "nothing", "read" or "write"."""
+    """What the `http` listener answers without a token."""
 
     metrics_open: bool = False
-    """Show /metrics without a token, for a Prometheus that has none."""
+    """Answer `/metrics` without a token. For a Prometheus that has none."""
 
     @property
     def files(self) -> dict[str, Path]:

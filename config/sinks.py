@@ -17,14 +17,14 @@ class PeerSettings:
     """[[sink.peers]]: one queue at one node of another cluster."""
 
     url: str
-    """Base URL of the peer's HTTP listener."""
+    """The peer's `listen.http`."""
 
     queue: str
     """The queue's name there."""
 
     cluster: str = ""
-    """The cluster that must answer there and that the peer's certificate must name. Empty: the certificate must name
-    the URL's host, and whichever cluster answers first counts until this node's next start."""
+    """The cluster that must answer there, and that the peer's certificate must name. Empty: it must name the URL's
+    host, and whichever cluster answers first counts until the node's next start."""
 
     token_file: Path | None = None
     """Holds the token to show there: its first line that is one."""
@@ -37,24 +37,23 @@ class SinkSettings:
     peers: tuple[PeerSettings, ...] = ()
 
     workers: int = 24
-    """Fetches and pushes at once, as many as Riak has threads; most wait in a long poll. `isthmus sink set-workers`
-    changes it while the node runs."""
+    """How many fetches and pushes may run at once; most of them wait for something to come. Riak has as many threads.
+    `isthmus sink set-workers` changes it live."""
 
     peer_limit_count: int = 0
-    """Workers that may be busy with one peer at once. 0: an equal share of all workers for each peer, so that one
-    that hangs holds no more."""
+    """Workers that may be busy with one peer; 0: an equal share for each peer. A peer that hangs holds no more."""
 
     batch_count: int = 512
     """Changes asked for in one fetch."""
 
     batch_bytes: int = 4 * MB
-    """Bytes asked for in one fetch (a single larger object still comes)."""
+    """Bytes asked for in one fetch; a single larger object still comes."""
 
     poll_ms: int = 5_000
     """How long a fetch waits at the source when there is nothing."""
 
     delay_min_ms: int = 10
-    """First delay after an error."""
+    """First delay after an error; at most `delay_max`."""
 
     delay_max_ms: int = 8_000
     """Longest delay after errors; the first success ends it."""
@@ -63,41 +62,39 @@ class SinkSettings:
     """By how much each further error or empty answer in a row lengthens the delay."""
 
     empty_delay_min_ms: int = 5
-    """What one empty answer adds to the delay, when the source did not hold it."""
+    """What an empty answer adds that the source did not hold; at most `empty_delay_max`."""
 
     empty_delay_max_ms: int = 250
-    """Longest delay after empty answers: what a source that is suspended, or that many others keep from being polled
-    at leisure, is asked at most (four times a second)."""
+    """Longest delay after empty answers. A suspended source is asked four times a second at most."""
 
     compression: str = "none"
-    """"zstd": sources are asked to compress what they send: for links that are narrower than the machines are fast."""
+    """Have sources compress what they send. For links that are narrower than the machines are fast."""
 
     rate_limit_bytes: int = 0
-    """Bytes a second that this node fetches, in all; 0: no limit. `isthmus sink throttle` changes it."""
+    """Bytes a second that the node fetches in all; 0: no limit. `isthmus sink throttle` changes it live."""
 
     object_rate_limit_count: int = 0
-    """Changes a second that this node fetches, in all; 0: no limit. `isthmus sink throttle` changes it."""
+    """Changes a second that the node fetches in all; 0: no limit. `isthmus sink throttle` changes it live."""
 
     discover: bool = True
-    """Fetch from every live node of a peer's cluster, as its nodes come and go; without it only from those listed
-    here (behind a load balancer or NAT)."""
+    """Fetch from every live node of a peer's cluster; `false`: only from those listed ([sinks](sinks.md)). The second
+    is for nodes behind a load balancer or NAT."""
 
     discovery_interval_ms: int = 5_000
-    """How often peers are asked which nodes live: what a node that came waits at most before it is fetched from. One
-    small request to each listed peer."""
+    """How often peers are asked which nodes live. A new node waits this long at most before it is fetched from."""
 
     conflicts_count: int = 1_000
-    """Concurrent writes of other clusters that are kept in a list for people, the newest, about 500 bytes each; what
-    goes is counted. 0: none is kept."""
+    """Newest changes kept that were concurrent with ours, for `isthmus sink conflicts`; what goes is counted. 0: none
+    is kept. Each takes about 500 bytes."""
 
     dead_letters_count: int = 1_000
-    """Changes that were refused for good and are kept for people; beyond it the oldest goes and is counted."""
+    """Changes kept that were refused for good; beyond it the oldest goes and is counted."""
 
     dead_letters_bytes: int = 256 * MB
-    """Disk that their objects may take; beyond it the oldest objects go, and their names stay."""
+    """Disk for their objects; beyond it the oldest objects go, and their names stay."""
 
     request_timeout_ms: int = 30_000
-    """Connect and read time-out of one fetch, beyond its long poll."""
+    """How long a fetch may take beyond its `poll`."""
 
 
 NO_SINK: Final = SinkSettings()

@@ -79,6 +79,24 @@ READY_LOOK_S: Final = 0.2
 """How often a node that has started looks whether all its replicas serve, to log it."""
 
 
+METRICS: Final = {
+    **telemetry.HELP,
+    **registering.HELP,
+    **listing.HELP,
+    **sink_listing.HELP,
+    **keeping.HELP,
+    **fullsync_listing.HELP,
+    **row_streams.HELP,
+    **app.HELP,
+    **listeners.HELP,
+    **tls_server.HELP,
+    **roles.HELP,
+    **locks.HELP,
+    **logs.HELP,
+}
+"""Every metric that a node may show, by name."""
+
+
 def run(settings: Settings, file: Path) -> int:
     """Run a node until it is told to stop; returns the process's exit code. Raises IsthmusError when
     the node cannot come up: one line that says what to do. `file` is where the settings came from."""
@@ -265,21 +283,7 @@ class Node(Parts):
                 self.locks.samples,
                 logs.lines.samples,
             ],
-            {
-                **telemetry.HELP,
-                **registering.HELP,
-                **listing.HELP,
-                **sink_listing.HELP,
-                **keeping.HELP,
-                **fullsync_listing.HELP,
-                **row_streams.HELP,
-                **app.HELP,
-                **listeners.HELP,
-                **tls_server.HELP,
-                **roles.HELP,
-                **locks.HELP,
-                **logs.HELP,
-            },
+            METRICS,
         )
         self.face = HttpFace(
             self.coordinator,

@@ -23,7 +23,7 @@ from node import certificates
 from node.http.listeners import ListenerTls
 from node.http.roles import guard_of
 from repl.model.errors import BadConfig
-from repl.telemetry import Sample
+from repl.telemetry import Family, Sample
 from repl.transport.http_client import Access
 from repl.transport.tls import LinkTls, NodeName, TlsFiles, client_contexts, server_contexts
 from repl.transport.tokens import read_digests, read_token, watched_token
@@ -34,10 +34,16 @@ log = structlog.get_logger(__name__)
 TELL_EVERY_S: Final = 3600.0
 """How often logs say again what is amiss with certificates."""
 
-HELP: Final[Mapping[str, str]] = {
-    "isthmus_tls_certificate_expiry_timestamp_seconds": "When the first certificate of a file expires, by its key.",
-    "isthmus_tls_peer_certificate_expiry_timestamp_seconds": "When a connected node's certificate expires, by node.",
-    "isthmus_secret_file_reloads_total": "Times that changed files of certificates were read again, by outcome.",
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_tls_certificate_expiry_timestamp_seconds": Family(
+        "When the first certificate of a file expires, by its key.", "seconds", "locks", ("file",)
+    ),
+    "isthmus_tls_peer_certificate_expiry_timestamp_seconds": Family(
+        "When a connected node's certificate expires, by node.", "seconds", "locks", ("node",)
+    ),
+    "isthmus_secret_file_reloads_total": Family(
+        "Times that changed files of certificates were read again, by outcome.", "reads", "locks", ("outcome",)
+    ),
 }
 """Name -> what it counts (see repl.telemetry)."""
 

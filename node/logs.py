@@ -16,7 +16,7 @@ from typing import Any, Final
 import structlog
 
 from config.settings import LogSettings
-from repl.telemetry import Sample
+from repl.telemetry import Family, Sample
 
 log = structlog.get_logger(__name__)
 
@@ -26,8 +26,10 @@ LIBRARY_INTERVAL_S: Final = 10.0
 LIBRARY_MESSAGES_MAX: Final = 256
 """Messages of libraries that are remembered; with more, some are repeated sooner."""
 
-HELP: Final[Mapping[str, str]] = {
-    "isthmus_log_failures_total": "Lines that could not be written to standard error when they came.",
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_log_failures_total": Family(
+        "Lines that could not be written to standard error when they came.", "lines", "logs and store"
+    ),
 }
 """Name -> what it counts (see repl.telemetry)."""
 

@@ -1,7 +1,8 @@
 """Prometheus metrics, read from the parts at scrape time: nothing on the hot path touches a metric object.
 
 A part offers a list of samples (name, labels, value); names carry their unit and say their type (`kind_of`). Each
-family has one help line in its floor's table; a sample without one is a bug. docs/metrics.md lists them all.
+family is defined once, in the table HELP of its package; a sample without a definition is a bug. docs/metrics.md is
+generated from these tables.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from repl.telemetry import Sample
+from repl.telemetry import Family, Sample
 
 _HISTOGRAM_PARTS: Final = ("_bucket", "_count", "_sum")
 
@@ -30,33 +31,33 @@ def kind_of(name: str) -> tuple[str, str]:
 class PartsCollector(Collector):
     """Collects the samples of all parts into families."""
 
-    def __init__(self, sources: Sequence[Callable[[], Iterable[Sample]]], help_texts: Mapping[str, str]) -> None:
+    def __init__(self, sources: Sequence[Callable[[], Iterable[Sample]]], families: Mapping[str, Family]) -> None:
         self._sources = sources
-        self._help = help_texts
+        self._families = families
 
     def collect(self) -> Iterator[Metric]:
         """One family a name, in order of first appearance."""
-        families: dict[str, Metric] = {}
+        found: dict[str, Metric] = {}
         for source in self._sources:
             for name, labels, value in source():
                 of, kind = kind_of(name)
-                family = families.get(of)
+                family = found.get(of)
                 if family is None:
-                    family = families[of] = Metric(of.removesuffix("_total"), self._help[of], kind)
+                    family = found[of] = Metric(of.removesuffix("_total"), self._families[of].meaning, kind)
                 family.add_sample(name, dict(labels), value)
-        yield from families.values()
+        yield from found.values()
 
 
 class Metrics:
     """The node's registry: our parts, and what prometheus-client knows of the process."""
 
-    def __init__(self, sources: Sequence[Callable[[], Iterable[Sample]]], help_texts: Mapping[str, str]) -> None:
-        self.help_texts = help_texts
+    def __init__(self, sources: Sequence[Callable[[], Iterable[Sample]]], families: Mapping[str, Family]) -> None:
+        self.families = families
         """Every metric that the parts may offer, by name."""
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
-        self._registry.register(PartsCollector(sources, help_texts))
+        self._registry.register(PartsCollector(sources, families))
 
     def render(self) -> bytes:
         """The exposition text."""

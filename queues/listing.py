@@ -16,31 +16,68 @@ from queues.serving import ServedQueue, lacking
 from queues.wire import OFF
 from repl.model.ports import TimeSource
 from repl.property_digests import differences_shown, types_of
-from repl.telemetry import Sample
+from repl.telemetry import Family, Sample
 
-HELP: Final[Mapping[str, str]] = {
-    "isthmus_queue_waiting_in_memory": "Changes that wait to be fetched, as far as they are in memory.",
-    "isthmus_queue_unread_partitions": "Led partitions whose waiting changes are not all in memory.",
-    "isthmus_queue_in_flight": "Changes given to a sink and not acknowledged yet.",
-    "isthmus_queue_oldest_age_seconds": "Age of the oldest change in memory that is not acknowledged; 0 when none.",
-    "isthmus_queue_objects_in_memory": "Whole objects that wait in memory.",
-    "isthmus_queue_references_in_memory": "Places of the window in memory, settled ones among them.",
-    "isthmus_queue_suspended": "1 while an operator has suspended serving.",
-    "isthmus_queue_served_total": "Changes given to sinks, repeats included.",
-    "isthmus_queue_acknowledged_total": "Changes acknowledged by the sink.",
-    "isthmus_queue_redelivered_total": "Changes that came back (lease over, or failed at the sink) and wait again.",
-    "isthmus_queue_batches_total": "Batches given to sinks.",
-    "isthmus_queue_collapsed_total": "Changes for which a newer one of the same key went instead.",
-    "isthmus_queue_vanished_total": "Changes whose object was gone when it was to be served.",
-    "isthmus_queue_late_acknowledgements_total": "Acknowledgements of batches that were no longer under lease.",
-    "isthmus_queue_publishing_suspended": "1 while changes are not queued: suspended, or the source is off.",
-    "isthmus_queue_given_up_total": "Changes left out in real time; each lies in a gap.",
-    "isthmus_queue_ledger_off": "Changes by which a ledger did not close; anything but 0 is a bug.",
-    "isthmus_queue_gaps": "Gaps that no full-sync has closed, of partitions led here.",
-    "isthmus_queue_throttled_seconds_total": "How long a rate limit held serving back.",
-    "isthmus_queue_held_types": "Bucket types whose changes are held back, since the sink's cluster lacks them.",
-    "isthmus_queue_lower_waiting": "References that wait at the full-sync and fold priorities.",
-    "isthmus_queue_refused_acknowledgements_total": "Acknowledgements under an older owner version.",
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_queue_waiting_in_memory": Family(
+        "Changes that wait to be fetched, as far as they are in memory.", "changes", "queues", ("queue",)
+    ),
+    "isthmus_queue_unread_partitions": Family(
+        "Led partitions whose waiting changes are not all in memory.", "partitions", "queues", ("queue",)
+    ),
+    "isthmus_queue_in_flight": Family(
+        "Changes given to a sink and not acknowledged yet.", "changes", "queues", ("queue",)
+    ),
+    "isthmus_queue_oldest_age_seconds": Family(
+        "Age of the oldest change in memory that is not acknowledged; 0 when none.", "seconds", "queues", ("queue",)
+    ),
+    "isthmus_queue_objects_in_memory": Family("Whole objects that wait in memory.", "changes", "queues", ("queue",)),
+    "isthmus_queue_references_in_memory": Family(
+        "Places of the window in memory, settled ones among them.", "changes", "queues", ("queue",)
+    ),
+    "isthmus_queue_suspended": Family("1 while an operator has suspended serving.", "0 or 1", "queues", ("queue",)),
+    "isthmus_queue_served_total": Family("Changes given to sinks, repeats included.", "changes", "queues", ("queue",)),
+    "isthmus_queue_acknowledged_total": Family("Changes acknowledged by the sink.", "changes", "queues", ("queue",)),
+    "isthmus_queue_redelivered_total": Family(
+        "Changes that came back (lease over, or failed at the sink) and wait again.", "changes", "queues", ("queue",)
+    ),
+    "isthmus_queue_batches_total": Family("Batches given to sinks.", "batches", "queues", ("queue",)),
+    "isthmus_queue_collapsed_total": Family(
+        "Changes for which a newer one of the same key went instead.", "changes", "queues", ("queue",)
+    ),
+    "isthmus_queue_vanished_total": Family(
+        "Changes whose object was gone when it was to be served.", "changes", "queues", ("queue",)
+    ),
+    "isthmus_queue_late_acknowledgements_total": Family(
+        "Acknowledgements of batches that were no longer under lease.", "changes", "queues", ("queue",)
+    ),
+    "isthmus_queue_publishing_suspended": Family(
+        "1 while changes are not queued: suspended, or the source is off.", "0 or 1", "queues", ("queue",)
+    ),
+    "isthmus_queue_given_up_total": Family(
+        "Changes left out in real time; each lies in a gap.", "changes", "queues", ("queue",)
+    ),
+    "isthmus_queue_ledger_off": Family(
+        "Changes by which a ledger did not close; anything but 0 is a bug.", "changes", "queues", ("queue",)
+    ),
+    "isthmus_queue_gaps": Family(
+        "Gaps that no full-sync has closed, of partitions led here.", "gaps", "queues", ("queue",)
+    ),
+    "isthmus_queue_throttled_seconds_total": Family(
+        "How long a rate limit held serving back.", "seconds", "queues", ("queue",)
+    ),
+    "isthmus_queue_held_types": Family(
+        "Bucket types whose changes are held back, since the sink's cluster lacks them.",
+        "bucket types",
+        "queues",
+        ("queue",),
+    ),
+    "isthmus_queue_lower_waiting": Family(
+        "References that wait at the full-sync and fold priorities.", "references", "queues", ("queue",)
+    ),
+    "isthmus_queue_refused_acknowledgements_total": Family(
+        "Acknowledgements under an older owner version.", "changes", "queues", ("queue",)
+    ),
 }
 """Name -> what it counts."""
 

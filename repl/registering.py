@@ -28,6 +28,7 @@ from repl.identity import Identity
 from repl.metastore.port import Ambiguous, Conflict, Metastore, NameTaken, Unavailable
 from repl.model.errors import IsthmusError
 from repl.model.record import Registration
+from repl.telemetry import Family
 
 log = structlog.get_logger(__name__)
 
@@ -42,10 +43,17 @@ name has become free is back within a second."""
 OWN_INCS_MAX: Final = 4
 """Sessions of this process whose registrations it may replace: the last one that could still stand, and some more."""
 
-HELP: Final = {
-    "isthmus_registered": "1 while this process is registered in the metastore as its node.",
-    "isthmus_registrations_lost_total": "Registrations that this process lost though its session lived, by cause: "
-    "removed (the znode was gone), taken (another process has the name).",
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_registered": Family(
+        "1 while this process is registered in the metastore as its node.", "flag", "partitions"
+    ),
+    "isthmus_registrations_lost_total": Family(
+        "Registrations that this process lost though its session lived, by cause: removed (the "
+        "znode was gone), taken (another process has the name).",
+        "registrations",
+        "partitions",
+        ("cause",),
+    ),
 }
 
 

@@ -3,86 +3,230 @@
 A sample is (name, labels, value). Names ending in `_total` only rise; those ending in `_duration_seconds` are
 histograms, whose samples end in `_bucket` (with the label `le`), `_count` and `_sum`; all others are gauges. What
 people read of each is in HELP; a metric that has no line there fails a test. Prometheus itself is the roof's affair
-(`node.metrics`), and docs/metrics.md lists them all.
+(`node.metrics`), and docs/metrics.md is generated from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 Sample = tuple[str, Mapping[str, str], float]
 
-HELP: Final[Mapping[str, str]] = {
-    "isthmus_requests_total": "Items asked of this node, by kind.",
-    "isthmus_reads_total": "Keys read through this node, by isolation.",
-    "isthmus_refusals_total": "Items refused for now, by reason.",
-    "isthmus_writes_above_warning_total": "Writes taken although above a warning's limit, by what is above it.",
-    "isthmus_reaps_total": "Tombstones removed by this node as a leader.",
-    "isthmus_reap_restated_total": "Tombstones of other clusters that it wrote once more as ours, to be reaped later.",
-    "isthmus_reap_announced_total": "Tombstones of which it told other clusters that they are about to be reaped.",
-    "isthmus_reap_told_total": "Tombstones of which another cluster told that it is about to reap them.",
-    "isthmus_reap_waiting": "Tombstones of partitions led here that are known and may not be removed yet.",
-    "isthmus_forwarded_items_total": "Items forwarded to the node that leads their partition, by method.",
-    "isthmus_partitions": "Partitions on this node, by role of the replica.",
-    "isthmus_partitions_ready": "Partitions that this node leads and serves.",
-    "isthmus_partitions_following": "Partitions that this node follows, taking what their leaders send.",
-    "isthmus_partitions_rolled_back": "Partitions whose record is older than what this node has seen (H32).",
-    "isthmus_partitions_under_replicated": "Partitions led here with a replica out of sync.",
-    "isthmus_unclean_elections": "Unclean elections that an operator has ordered of the partitions led here, ever.",
-    "isthmus_isr_worst_members": "Members in sync of the partition led here that is closest to its min-ISR.",
-    "isthmus_isr_worst_min_isr": "The min-ISR in force for that partition at this moment.",
-    "isthmus_isr_shrunk_total": "Members that left the ISRs led here, by reason: stalled, lags, removed, gone.",
-    "isthmus_isr_expanded_total": "Followers that had caught up and joined the ISRs led here.",
-    "isthmus_copies_deleted_total": "Copies deleted here since no record named them any more.",
-    "isthmus_leader_moves_total": "Leaderships that balancing moved, from this node as the controller, by outcome.",
-    "isthmus_move_orders": "Orders of placement that are not over, told by the controller alone.",
-    "isthmus_moves": "Partitions of these orders, by how far their move is, told by the controller alone.",
-    "isthmus_metastore_unreadable_documents": "Records and registrations in the metastore that cannot be read.",
-    "isthmus_move_orders_ended_total": "Orders that were over, noted by this node as the controller, by outcome.",
-    "isthmus_leader_imbalance": "Leaderships of the busiest node above the idlest, told by the controller alone.",
-    "isthmus_leader_type_imbalance": "The same of one bucket type's leaderships.",
-    "isthmus_leader_balancing": "1 while leaderships are being moved, told by the controller alone.",
-    "isthmus_replicate_duration_seconds": "Time of entries from the append at their leader until applied there.",
-    "isthmus_replicate_failures_total": "Entries refused before the append, lost to a leadership, or answered 504 "
-    "before they were committed (timed-out), by reason.",
-    "isthmus_replicate_oldest_seconds": "For how long the oldest entry appended by a leader here has waited to apply.",
-    "isthmus_replicate_batches_total": "Batches appended here as a leader and applied.",
-    "isthmus_replicate_sent_entries_total": "Entries sent to followers.",
-    "isthmus_replicate_read_back_entries_total": "Entries read back from the log for followers.",
-    "isthmus_replicate_dropped_messages_total": "Messages to other nodes that found no connection or no room.",
-    "isthmus_replicate_strange_messages_total": "Messages of other nodes for partitions that are not here.",
-    "isthmus_far_rounds_begun_total": "Transfer rounds of rows that this node began to give to followers that are far.",
-    "isthmus_far_rows_sent_total": "Rows given to them.",
-    "isthmus_far_bytes_sent_total": "Bytes given to them.",
-    "isthmus_far_rows_unreadable_total": "Rows that could not be given since they are missing or damaged here.",
-    "isthmus_far_rounds_taken_total": "Transfer rounds of rows that this node has taken whole.",
-    "isthmus_far_bytes_taken_total": "Bytes of rows taken.",
-    "isthmus_far_chunks_refused_total": "Chunks of rows that were not what their sender made.",
-    "isthmus_partitions_far": "Partitions of this node that take rows of their leader's store.",
-    "isthmus_storage_full": "1 while the log's disk has no room.",
-    "isthmus_storage_refused_forwards_total": "Messages with entries that a follower could not take for lack of room.",
-    "isthmus_replog_replicas": "Replicas here, by their part: leader, isr (follower in sync) or osr (one that is not).",
-    "isthmus_replog_entries_average": "Entries in the log of such a replica, on average.",
-    "isthmus_replog_entries_max": "Entries in the longest of these logs.",
-    "isthmus_replog_unapplied_entries_average": "Entries of such a replica's log that are not applied, on average.",
-    "isthmus_replog_unapplied_entries_max": "The most entries that are not applied of any of them.",
-    "isthmus_replog_size_bytes": "Size of the node's log files.",
-    "isthmus_replog_files": "Number of the node's log files.",
-    "isthmus_replog_written_entries_total": "Entries written to the log.",
-    "isthmus_replog_batches_total": "Group commits.",
-    "isthmus_replog_fsyncs_total": "Syncs of log files.",
-    "isthmus_replog_fsync_seconds_total": "Time spent in syncs of log files.",
-    "isthmus_apply_duration_seconds": "Time of entries from being known as committed until they are in the store.",
-    "isthmus_apply_steps_total": "Batches written to the store.",
-    "isthmus_apply_entries_total": "Entries applied to the store.",
-    "isthmus_unapplied_bytes": "Bytes of entries held in memory until they are applied.",
-    "isthmus_store_size_bytes": "Approximate size of the store on disk.",
-    "isthmus_links": "Connections with other nodes of the cluster, by who dialled them.",
-    "isthmus_link_frames_total": "Frames between this node and the others of its cluster, by lane and direction.",
-    "isthmus_link_bytes_total": "Bytes of those frames.",
-    "isthmus_link_waiting_bytes": "Bytes that wait to be written to other nodes of the cluster, by lane.",
-    "isthmus_link_faults_total": "Connections closed, and messages dropped, for a fault, by reason.",
-    "isthmus_link_round_trip_seconds": "Last measured round trip to another node of the cluster.",
+
+class Family(NamedTuple):
+    """The definition of a metric: its help text, its unit, its section in docs/metrics.md, and its label names."""
+
+    meaning: str
+    unit: str
+    section: str
+    labels: tuple[str, ...] = ()
+
+
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_requests_total": Family("Items asked of this node, by kind.", "items", "clients", ("kind",)),
+    "isthmus_reads_total": Family("Keys read through this node, by isolation.", "keys", "clients", ("isolation",)),
+    "isthmus_refusals_total": Family("Items refused for now, by reason.", "items", "clients", ("reason",)),
+    "isthmus_writes_above_warning_total": Family(
+        "Writes taken although above a warning's limit, by what is above it.", "items", "clients", ("what",)
+    ),
+    "isthmus_reaps_total": Family("Tombstones removed by this node as a leader.", "tombstones", "clients"),
+    "isthmus_reap_restated_total": Family(
+        "Tombstones of other clusters that it wrote once more as ours, to be reaped later.", "tombstones", "clients"
+    ),
+    "isthmus_reap_announced_total": Family(
+        "Tombstones of which it told other clusters that they are about to be reaped.", "tombstones", "clients"
+    ),
+    "isthmus_reap_told_total": Family(
+        "Tombstones of which another cluster told that it is about to reap them.", "tombstones", "clients"
+    ),
+    "isthmus_reap_waiting": Family(
+        "Tombstones of partitions led here that are known and may not be removed yet.", "tombstones", "clients"
+    ),
+    "isthmus_forwarded_items_total": Family(
+        "Items forwarded to the node that leads their partition, by method.", "items", "clients", ("method",)
+    ),
+    "isthmus_partitions": Family(
+        "Partitions on this node, by role of the replica.", "partitions", "partitions", ("role",)
+    ),
+    "isthmus_partitions_ready": Family("Partitions that this node leads and serves.", "partitions", "partitions"),
+    "isthmus_partitions_following": Family(
+        "Partitions that this node follows, taking what their leaders send.", "partitions", "partitions"
+    ),
+    "isthmus_partitions_rolled_back": Family(
+        "Partitions whose record is older than what this node has seen (H32).", "partitions", "partitions"
+    ),
+    "isthmus_partitions_under_replicated": Family(
+        "Partitions led here with a replica out of sync.", "partitions", "partitions"
+    ),
+    "isthmus_unclean_elections": Family(
+        "Unclean elections that an operator has ordered of the partitions led here, ever.", "elections", "partitions"
+    ),
+    "isthmus_isr_worst_members": Family(
+        "Members in sync of the partition led here that is closest to its min-ISR.",
+        "replicas",
+        "partitions",
+        ("bucket_type",),
+    ),
+    "isthmus_isr_worst_min_isr": Family(
+        "The min-ISR in force for that partition at this moment.", "replicas", "partitions", ("bucket_type",)
+    ),
+    "isthmus_isr_shrunk_total": Family(
+        "Members that left the ISRs led here, by reason: stalled, lags, removed, gone.",
+        "members",
+        "partitions",
+        ("reason",),
+    ),
+    "isthmus_isr_expanded_total": Family(
+        "Followers that had caught up and joined the ISRs led here.", "members", "partitions"
+    ),
+    "isthmus_copies_deleted_total": Family(
+        "Copies deleted here since no record named them any more.", "copies", "partitions"
+    ),
+    "isthmus_leader_moves_total": Family(
+        "Leaderships that balancing moved, from this node as the controller, by outcome.",
+        "moves",
+        "partitions",
+        ("outcome",),
+    ),
+    "isthmus_move_orders": Family(
+        "Orders of placement that are not over, told by the controller alone.", "orders", "partitions"
+    ),
+    "isthmus_moves": Family(
+        "Partitions of these orders, by how far their move is, told by the controller alone.",
+        "partitions",
+        "partitions",
+        ("stage",),
+    ),
+    "isthmus_metastore_unreadable_documents": Family(
+        "Records and registrations in the metastore that cannot be read.", "documents", "partitions"
+    ),
+    "isthmus_move_orders_ended_total": Family(
+        "Orders that were over, noted by this node as the controller, by outcome.", "orders", "partitions", ("outcome",)
+    ),
+    "isthmus_leader_imbalance": Family(
+        "Leaderships of the busiest node above the idlest, told by the controller alone.", "leaderships", "partitions"
+    ),
+    "isthmus_leader_type_imbalance": Family(
+        "The same of one bucket type's leaderships.", "leaderships", "partitions", ("bucket_type",)
+    ),
+    "isthmus_leader_balancing": Family(
+        "1 while leaderships are being moved, told by the controller alone.", "0 or 1", "partitions"
+    ),
+    "isthmus_replicate_duration_seconds": Family(
+        "Time of entries from the append at their leader until applied there.",
+        "seconds",
+        "replication",
+        ("bucket_type", "kind"),
+    ),
+    "isthmus_replicate_failures_total": Family(
+        "Entries refused before the append, lost to a leadership, or answered 504 before they were "
+        "committed (timed-out), by reason.",
+        "entries",
+        "replication",
+        ("bucket_type", "kind", "reason"),
+    ),
+    "isthmus_replicate_oldest_seconds": Family(
+        "For how long the oldest entry appended by a leader here has waited to apply.",
+        "seconds",
+        "replication",
+        ("bucket_type",),
+    ),
+    "isthmus_replicate_batches_total": Family(
+        "Batches appended here as a leader and applied.", "batches", "replication"
+    ),
+    "isthmus_replicate_sent_entries_total": Family("Entries sent to followers.", "entries", "replication"),
+    "isthmus_replicate_read_back_entries_total": Family(
+        "Entries read back from the log for followers.", "entries", "replication"
+    ),
+    "isthmus_replicate_dropped_messages_total": Family(
+        "Messages to other nodes that found no connection or no room.", "messages", "replication"
+    ),
+    "isthmus_replicate_strange_messages_total": Family(
+        "Messages of other nodes for partitions that are not here.", "messages", "replication"
+    ),
+    "isthmus_far_rounds_begun_total": Family(
+        "Transfer rounds of rows that this node began to give to followers that are far.", "rounds", "far horizon"
+    ),
+    "isthmus_far_rows_sent_total": Family("Rows given to them.", "rows", "far horizon"),
+    "isthmus_far_bytes_sent_total": Family("Bytes given to them.", "bytes", "far horizon"),
+    "isthmus_far_rows_unreadable_total": Family(
+        "Rows that could not be given since they are missing or damaged here.", "rows", "far horizon"
+    ),
+    "isthmus_far_rounds_taken_total": Family(
+        "Transfer rounds of rows that this node has taken whole.", "rounds", "far horizon"
+    ),
+    "isthmus_far_bytes_taken_total": Family("Bytes of rows taken.", "bytes", "far horizon"),
+    "isthmus_far_chunks_refused_total": Family(
+        "Chunks of rows that were not what their sender made.", "chunks", "far horizon"
+    ),
+    "isthmus_partitions_far": Family(
+        "Partitions of this node that take rows of their leader's store.", "partitions", "partitions"
+    ),
+    "isthmus_storage_full": Family("1 while the log's disk has no room.", "0 or 1", "logs and store"),
+    "isthmus_storage_refused_forwards_total": Family(
+        "Messages with entries that a follower could not take for lack of room.", "messages", "logs and store"
+    ),
+    "isthmus_replog_replicas": Family(
+        "Replicas here, by their part: leader, isr (follower in sync) or osr (one that is not).",
+        "replicas",
+        "logs and store",
+        ("bucket_type", "part"),
+    ),
+    "isthmus_replog_entries_average": Family(
+        "Entries in the log of such a replica, on average.", "entries", "logs and store", ("bucket_type", "part")
+    ),
+    "isthmus_replog_entries_max": Family(
+        "Entries in the longest of these logs.", "entries", "logs and store", ("bucket_type", "part")
+    ),
+    "isthmus_replog_unapplied_entries_average": Family(
+        "Entries of such a replica's log that are not applied, on average.",
+        "entries",
+        "logs and store",
+        ("bucket_type", "part"),
+    ),
+    "isthmus_replog_unapplied_entries_max": Family(
+        "The most entries that are not applied of any of them.", "entries", "logs and store", ("bucket_type", "part")
+    ),
+    "isthmus_replog_size_bytes": Family("Size of the node's log files.", "bytes", "logs and store"),
+    "isthmus_replog_files": Family("Number of the node's log files.", "files", "logs and store"),
+    "isthmus_replog_written_entries_total": Family("Entries written to the log.", "entries", "logs and store"),
+    "isthmus_replog_batches_total": Family("Group commits.", "batches", "logs and store"),
+    "isthmus_replog_fsyncs_total": Family("Syncs of log files.", "syncs", "logs and store"),
+    "isthmus_replog_fsync_seconds_total": Family("Time spent in syncs of log files.", "seconds", "logs and store"),
+    "isthmus_apply_duration_seconds": Family(
+        "Time of entries from being known as committed until they are in the store.",
+        "seconds",
+        "replication",
+        ("bucket_type", "kind"),
+    ),
+    "isthmus_apply_steps_total": Family("Batches written to the store.", "batches", "replication"),
+    "isthmus_apply_entries_total": Family("Entries applied to the store.", "entries", "replication"),
+    "isthmus_unapplied_bytes": Family(
+        "Bytes of entries held in memory until they are applied.", "bytes", "replication"
+    ),
+    "isthmus_store_size_bytes": Family("Approximate size of the store on disk.", "bytes", "logs and store"),
+    "isthmus_links": Family(
+        "Connections with other nodes of the cluster, by who dialled them.",
+        "connections",
+        "between nodes",
+        ("dialled",),
+    ),
+    "isthmus_link_frames_total": Family(
+        "Frames between this node and the others of its cluster, by lane and direction.",
+        "frames",
+        "between nodes",
+        ("direction", "lane"),
+    ),
+    "isthmus_link_bytes_total": Family("Bytes of those frames.", "bytes", "between nodes", ("direction", "lane")),
+    "isthmus_link_waiting_bytes": Family(
+        "Bytes that wait to be written to other nodes of the cluster, by lane.", "bytes", "between nodes", ("lane",)
+    ),
+    "isthmus_link_faults_total": Family(
+        "Connections closed, and messages dropped, for a fault, by reason.", "faults", "between nodes", ("reason",)
+    ),
+    "isthmus_link_round_trip_seconds": Family(
+        "Last measured round trip to another node of the cluster.", "seconds", "between nodes", ("node",)
+    ),
 }
 """Name -> what it counts."""

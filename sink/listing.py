@@ -8,7 +8,7 @@ from typing import Any, Final
 from config.texts import quantity
 from repl.model.requests import PushOutcome
 from repl.property_digests import differences_shown, types_of
-from repl.telemetry import Sample
+from repl.telemetry import Family, Sample
 from sink.discovery import PassedOver
 from sink.roster import Roster
 from sink.suspensions import Suspension
@@ -17,23 +17,51 @@ from sink.worker import Link
 SHOWN_MAX: Final = 4
 """Addresses that a sentence names."""
 
-HELP: Final[Mapping[str, str]] = {
-    "isthmus_sink_changes_total": "Changes fetched and pushed into this cluster, by outcome.",
-    "isthmus_sink_fetches_total": "Fetches that the source answered.",
-    "isthmus_sink_batches_total": "Batches pushed.",
-    "isthmus_sink_errors_total": "Cycles that failed; nothing of them was acknowledged.",
-    "isthmus_sink_lag_seconds": "Lag of the last minute by quantile; absent when nothing was stored in it.",
-    "isthmus_sink_delay_seconds": "Delay of a link before its next fetch.",
-    "isthmus_sink_peers_passed_over": "Listed nodes of other clusters that this node does not fetch from.",
-    "isthmus_sink_suspended": "1 while an operator has suspended the link.",
-    "isthmus_sink_held_types": "Bucket types that this cluster lacks, whose changes the source holds back.",
-    "isthmus_sink_workers": "Workers that may fetch at once.",
-    "isthmus_sink_workers_busy": "Workers that fetch or push now.",
-    "isthmus_sink_throttled_seconds_total": "Time in which no fetch could begin because of a rate limit.",
-    "isthmus_sink_limit_bytes_per_second": "Bytes a second that may be fetched; 0: no limit.",
-    "isthmus_sink_limit_objects_per_second": "Changes a second that may be fetched; 0: no limit.",
-    "isthmus_sink_dead_letters": "Changes that were refused for good and are kept for people.",
-    "isthmus_sink_dead_letters_given_up_total": "Dead letters that went because there were too many.",
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_sink_changes_total": Family(
+        "Changes fetched and pushed into this cluster, by outcome.", "changes", "sink", ("outcome", "peer", "queue")
+    ),
+    "isthmus_sink_fetches_total": Family("Fetches that the source answered.", "fetches", "sink", ("peer", "queue")),
+    "isthmus_sink_batches_total": Family("Batches pushed.", "batches", "sink", ("peer", "queue")),
+    "isthmus_sink_errors_total": Family(
+        "Cycles that failed; nothing of them was acknowledged.", "cycles", "sink", ("peer", "queue")
+    ),
+    "isthmus_sink_lag_seconds": Family(
+        "Lag of the last minute by quantile; absent when nothing was stored in it.",
+        "seconds",
+        "sink",
+        ("peer", "quantile", "queue"),
+    ),
+    "isthmus_sink_delay_seconds": Family(
+        "Delay of a link before its next fetch.", "seconds", "sink", ("peer", "queue")
+    ),
+    "isthmus_sink_peers_passed_over": Family(
+        "Listed nodes of other clusters that this node does not fetch from.", "nodes", "sink"
+    ),
+    "isthmus_sink_suspended": Family(
+        "1 while an operator has suspended the link.", "0 or 1", "sink", ("peer", "queue")
+    ),
+    "isthmus_sink_held_types": Family(
+        "Bucket types that this cluster lacks, whose changes the source holds back.",
+        "bucket types",
+        "sink",
+        ("peer", "queue"),
+    ),
+    "isthmus_sink_workers": Family("Workers that may fetch at once.", "workers", "sink"),
+    "isthmus_sink_workers_busy": Family("Workers that fetch or push now.", "workers", "sink"),
+    "isthmus_sink_throttled_seconds_total": Family(
+        "Time in which no fetch could begin because of a rate limit.", "seconds", "sink"
+    ),
+    "isthmus_sink_limit_bytes_per_second": Family("Bytes a second that may be fetched; 0: no limit.", "bytes", "sink"),
+    "isthmus_sink_limit_objects_per_second": Family(
+        "Changes a second that may be fetched; 0: no limit.", "changes a second", "sink"
+    ),
+    "isthmus_sink_dead_letters": Family(
+        "Changes that were refused for good and are kept for people.", "changes", "sink"
+    ),
+    "isthmus_sink_dead_letters_given_up_total": Family(
+        "Dead letters that went because there were too many.", "changes", "sink"
+    ),
 }
 """Name -> what it counts."""
 

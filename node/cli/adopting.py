@@ -43,6 +43,9 @@ def adopt_command(file: Path, yes: bool, dry_run: bool, by: str, output: str) ->
     FILE is the config of any node. Bucket types, placements, options, queues and suspensions come from the copy of
     the metastore that the directory holds. Refused when the metastore is in use. Afterwards start the nodes, and
     run `isthmus cluster reseed`.
+
+    Asks no node; says what is lost, and asks. Code 2 when the metastore is in use, 3 when it does not answer, 5 for a
+    directory that belongs to no cluster.
     """
     from node import logs
     from repl.identity import NAME as IDENTITY

@@ -52,7 +52,7 @@ def list_buckets(admin: AdminClient, output: str) -> None:
 @admin_option
 @output_option
 def show(where: str, admin: AdminClient, output: str) -> None:
-    """Every property of a bucket: what counts, where it comes from, by whom and since when."""
+    """Every property of a bucket, BUCKET or TYPE/BUCKET: what counts, where it comes from, by whom and since when."""
     echo_properties(admin.get(bucket_path(where)), output)
 
 

@@ -167,7 +167,8 @@ def set_type(
     admin: AdminClient,
     output: str,
 ) -> None:
-    """Set what bucket type NAME goes by. Other options: `isthmus option set ... --bucket-type NAME`."""
+    """Set what bucket type NAME goes by: PROPERTY=VALUE, or its min-ISR. Other options: `isthmus option set ...
+    --bucket-type NAME`."""
     if assignments:
         if min_isr is not None:
             raise CommandFailed(Exit.USAGE, "bad-input", "properties or --min-isr: they are set one after the other")

@@ -1,6 +1,6 @@
 """Exit codes: one table for every command, and which failure ends with which code.
 
-Scripts and monitors rely on these numbers; `docs/commands.md` shows the table, held equal by a test.
+Scripts and monitors rely on these numbers; the table of `docs/commands.md` is generated from this one.
 Expected failures become one line on standard error (`node.cli.main` prints it); bugs keep their traceback.
 """
 

@@ -58,7 +58,10 @@ def fullsync_group() -> None:
 @admin_option
 @output_option
 def status(results: int, admin: AdminClient, output: str) -> None:
-    """Every cluster that the node compares with, when next, since when it is proven in sync, and the last results."""
+    """Every cluster that the node compares with, when next, since when it is proven in sync, and the last results.
+
+    Names the other nodes that compare with the same cluster.
+    """
     answer = admin.get(f"/admin/fullsync?results={results}")
     if output == "json":
         echo_json(answer)
@@ -116,7 +119,10 @@ def status(results: int, admin: AdminClient, output: str) -> None:
 @output_option
 def run(kind: str, peer: str | None, wait: bool, by: str, admin: AdminClient, output: str) -> None:
     """Begin a check now: everything, the last day or hour, a learned range, or what `auto` chooses. Of several peers,
-    one after the other."""
+    one after the other.
+
+    With --wait the verdict is the exit code: 0 in sync, 1 differing, 2 an error, 3 when something was not looked at.
+    """
     begun = admin.post("/admin/fullsync/run", {"peer": peer, "kind": kind, "by": by})
     names = [str(name) for name in begun.get("peers", ())] or [str(begun.get("peer"))]
     if not wait:

@@ -36,7 +36,7 @@ RECEIVED: Final = ("fetched", "applied", "merged", "superseded", "rejected", "fa
 @output_option
 def lag_command(over: float | None, admin: AdminClient, output: str) -> None:
     """How far each other cluster is behind, by queue and bucket type: seconds since the oldest change that it has not
-    acknowledged, objects and bytes that wait."""
+    acknowledged, objects and bytes that wait. With --over: exit code 1 above it, 3 where it is unknown."""
     answer = admin.get("/admin/lag")
     rows = listed(answer, "lag")
     if output == "json":
@@ -72,7 +72,7 @@ def lag_command(over: float | None, admin: AdminClient, output: str) -> None:
 @output_option
 def ledger_command(admin: AdminClient, output: str) -> None:
     """What became of every change that was to go to, and that came from, each other cluster. Exit code 1 when a ledger
-    does not close, 3 when it is not known."""
+    does not close, 3 when it is not known. A queue that nobody fetched from yet is `no-sink`, code 0."""
     answer = admin.get("/admin/ledger")
     rows = listed(answer, "ledger")
     if output == "json":

@@ -35,7 +35,10 @@ def leader_group() -> None:
 @admin_option
 @output_option
 def balance(dry_run: bool, yes: bool, admin: AdminClient, output: str) -> int:
-    """Move leaderships to where they are spread most evenly, with as few moves as there can be."""
+    """Move leaderships to where they are spread most evenly, with as few moves as there can be.
+
+    Shows who leads how much and each move, and asks.
+    """
     status = admin.get("/admin/leaders")
     plan = listed(status, "plan")
     moving = status.get("state") == "leadership-balancing"

@@ -70,7 +70,10 @@ def reassign(
     admin: AdminClient,
     output: str,
 ) -> int:
-    """Move replicas while the cluster serves: by a file, evenly, or from one node to another."""
+    """Move replicas while the cluster serves: by a file, evenly, or from one node to another.
+
+    Shows the plan and asks.
+    """
     if sum((path is not None, spread, replace is not None, cancel is not None)) != 1:
         raise CommandFailed(Exit.USAGE, "bad-input", "one of --file, --spread, --replace and --cancel is needed")
     if cancel is not None:
@@ -107,7 +110,10 @@ def reassign(
 def set_replication_factor(
     name: str, factor: int, ignore_racks: bool, yes: bool, dry_run: bool, by: str, admin: AdminClient, output: str
 ) -> int:
-    """Let each partition of bucket type NAME have FACTOR replicas, while it serves."""
+    """Let each partition of bucket type NAME have FACTOR replicas, while it serves.
+
+    Shows the plan and asks.
+    """
     path = f"/admin/bucket-types/{quote(name, safe='')}/replication-factor"
     wish = {"replication_factor": factor, "ignore_racks": ignore_racks}
     return _act(admin, path, wish, yes=yes, dry_run=dry_run, by=by, output=output)
@@ -154,7 +160,10 @@ def drain(
 @admin_option
 @output_option
 def remove(name: str, yes: bool, dry_run: bool, by: str, admin: AdminClient, output: str) -> None:
-    """Forget node NAME, which is stopped and holds nothing: nothing waits for it afterwards."""
+    """Forget node NAME, which is stopped and holds nothing: nothing waits for it afterwards.
+
+    Its id is free then. Refused while the node lives or holds replicas.
+    """
     path = f"/admin/nodes/{quote(name, safe='')}/remove"
     answer = admin.post(path, {"by": by, "dry_run": True})
     if not dry_run:
@@ -170,7 +179,8 @@ def remove(name: str, yes: bool, dry_run: bool, by: str, admin: AdminClient, out
 @admin_option
 @output_option
 def list_nodes(admin: AdminClient, output: str) -> None:
-    """Every node: what it holds and leads, whether it lives, and whether it is drained."""
+    """Every node: what it holds and leads, whether it lives, and whether it is drained. Its id is shown also
+    while it is down."""
     answer = admin.get("/admin/nodes")
     if output == "json":
         echo_json(answer)

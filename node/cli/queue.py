@@ -261,7 +261,10 @@ def set_queue(
 @admin_option
 @output_option
 def place(name: str, positions: Path, by: str, reason: str, admin: AdminClient, output: str) -> None:
-    """Let queue NAME go on from exact offsets, below which everything is at its sink cluster already."""
+    """Let queue NAME go on from exact offsets, below which everything is at its sink cluster already.
+
+    `isthmus reconcile seed` records such offsets.
+    """
     _act(admin, output, name, "place", "placed", positions=_positions(positions), by=by, reason=reason)
 
 
@@ -328,7 +331,7 @@ def push(
     output: str,
 ) -> Exit:
     """Send the objects of these keys once more by queue NAME, at the full-sync priority, whatever its filter says. Code
-    3 when there was room for the first of them only."""
+    3 when there was room for the first of them only. With --fold they go below the full-sync priority."""
     encoding = {"encoding": "percent"} if percent else {}
     wish = {"bucket_type": bucket_type, "bucket": bucket, "keys": list(keys), "fold": fold, "by": by, **encoding}
     answer = admin.post(f"/admin/queues/{quote(name, safe='')}/push", wish)

@@ -30,7 +30,7 @@ LEDGER: Final = (
 @admin_option
 @output_option
 def show(name: str, admin: AdminClient, output: str) -> None:
-    """All that is known of queue NAME on the node that answers."""
+    """All that is known of queue NAME on the node that answers: priorities, limits, throttle, suspensions."""
     queues = listed(admin.get("/admin/queues"), "queues")
     found = [queue for queue in queues if queue.get("name") == name]
     if not found:
@@ -90,7 +90,10 @@ def ledger(name: str, admin: AdminClient, output: str) -> None:
 @admin_option
 @output_option
 def gaps_of_queues(name: str | None, ids: tuple[str, ...], by: str, admin: AdminClient, output: str) -> None:
-    """What queues gave up and no full-sync has closed yet, of all nodes; of queue NAME only."""
+    """What queues gave up and no full-sync has closed yet, of all nodes; of queue NAME only.
+
+    With --close: code 1 where there is no such gap, or it still grows.
+    """
     if ids:
         if name is None:
             raise click.UsageError("say of which queue the gaps are: isthmus queue gaps NAME --close ID")
@@ -143,7 +146,7 @@ def filter_tested(
     name: str, bucket_type: str, bucket: str, object_key: str | None, admin: AdminClient, output: str
 ) -> None:
     """Would queue NAME offer a change of TYPE/BUCKET KEY in real time, and which rule decides? Rules look at type and
-    bucket only, so KEY changes nothing."""
+    bucket only, so KEY changes nothing. A bucket type that is not there is reported."""
     query = f"type={quote(bucket_type, safe='')}&bucket={quote(bucket, safe='')}"
     answer = admin.get(f"/admin/queues/{quote(name, safe='')}/filter?{query}")
     if output == "json":

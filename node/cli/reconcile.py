@@ -102,7 +102,8 @@ def _bytes(_context: click.Context, _parameter: click.Parameter, value: str | No
 @click.option("--master", default="", help="A Spark master; without it local[*].")
 @FORMAT
 def run(**given: Any) -> None:
-    """Compare two clusters. Ctrl-C, or a killed driver, loses nothing: the same --run-id goes on."""
+    """Compare two clusters. Ctrl-C, or a killed driver, loses nothing: the same --run-id goes on. The
+    verdict is the exit code."""
     refuse_token_variable(given["token_file"])
     from aae.reconcile.reconcile import ReconcileOptions, check, check_apart
     from aae.reconcile.reconcile import run as run_it

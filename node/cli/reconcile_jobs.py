@@ -130,7 +130,7 @@ def export(path: str, urls: str, bucket_type: str, master: str, output: str, **g
 def import_(
     path: str, urls: str, run_id: str | None, run_dir: str | None, master: str, output: str, **given: Any
 ) -> None:
-    """Push the export in PATH into a cluster, with its clocks; again does no harm."""
+    """Push the export in PATH into a cluster, with its clocks; again does no harm. What is rejected is named."""
     from aae.reconcile import exporting, sessions
     from aae.reconcile.options import parse_options
 

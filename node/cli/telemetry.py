@@ -21,7 +21,10 @@ PARTS: Final = (("leader", "leaders"), ("isr", "ISR followers"), ("osr", "OSR"))
 @admin_option
 @output_option
 def telemetry(admin: AdminClient, output: str) -> None:
-    """Replogs, replication, apply and ISR in numbers: cluster, bucket types, nodes."""
+    """Replogs, replication, apply and ISR in numbers: cluster, bucket types, nodes.
+
+    Logs by role, times and rates by kind of entry, failures, and the worst ISR.
+    """
     answer = admin.get("/admin/telemetry")
     if output == "json":
         echo_json(answer)

@@ -31,15 +31,22 @@ from node.http.whole import Whole
 from repl.model.errors import IsthmusError
 from repl.model.keys import DEFAULT_BUCKET_TYPE
 from repl.model.ports import KeyValue, TimeSource
-from repl.telemetry import Sample
+from repl.telemetry import Family, Sample
 
 log = structlog.get_logger(__name__)
 
-HELP: Final[Mapping[str, str]] = {
-    "isthmus_http_requests_total": "Answers of the client face, by route, method and status; 499: the client left.",
-    "isthmus_http_body_bytes": "Bytes of request bodies and large answers held now; refused with 503 above a limit.",
-    "isthmus_http_fetches": "Fetches of sinks that wait or run now.",
-    "isthmus_http_listings": "Listings that run now.",
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_http_requests_total": Family(
+        "Answers of the client face, by route, method and status; 499: the client left.",
+        "requests",
+        "clients",
+        ("method", "route", "status"),
+    ),
+    "isthmus_http_body_bytes": Family(
+        "Bytes of request bodies and large answers held now; refused with 503 above a limit.", "bytes", "clients"
+    ),
+    "isthmus_http_fetches": Family("Fetches of sinks that wait or run now.", "fetches", "clients"),
+    "isthmus_http_listings": Family("Listings that run now.", "listings", "clients"),
 }
 """Name -> what it counts (see repl.telemetry)."""
 

@@ -23,7 +23,7 @@ from node.http.statuses import Refused
 from node.ports import outgoing_ports
 from node.timesource import SystemTime
 from repl.model.errors import LocalFault
-from repl.telemetry import Sample
+from repl.telemetry import Family, Sample
 from repl.transport.tls_server import TlsServer
 
 log = structlog.get_logger(__name__)
@@ -40,9 +40,11 @@ DRAIN_S: Final = 10.0
 SPEAK_TLS: Final = Refused(400, "tls", "TLS is spoken here: write https:// instead of http://")
 """What a listener with TLS says to who comes without."""
 
-HELP: Final[Mapping[str, str]] = {
-    "isthmus_http_connections": "Open connections, by listener.",
-    "isthmus_http_connections_refused_total": "Connections refused because their listener had too many, by listener.",
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_http_connections": Family("Open connections, by listener.", "connections", "clients", ("listener",)),
+    "isthmus_http_connections_refused_total": Family(
+        "Connections refused because their listener had too many, by listener.", "connections", "clients", ("listener",)
+    ),
 }
 """Name -> what it counts (see repl.telemetry)."""
 

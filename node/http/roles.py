@@ -19,7 +19,7 @@ import structlog
 
 from config.security import TokenSettings
 from node.http.statuses import Headers, Refused
-from repl.telemetry import Sample
+from repl.telemetry import Family, Sample
 from repl.transport.tokens import digest_of, is_among, watched_digests
 from repl.transport.watched_files import Watched
 
@@ -108,8 +108,13 @@ LOG_INTERVAL_S: Final = 10.0
 CREDENTIAL_BYTES_MAX: Final = 1024
 """Longest Authorization header that is looked at; a longer one is no token."""
 
-HELP: Final[Mapping[str, str]] = {
-    "isthmus_http_unauthorized_total": "Requests refused for want of a token or a role, by listener and status.",
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_http_unauthorized_total": Family(
+        "Requests refused for want of a token or a role, by listener and status.",
+        "requests",
+        "locks",
+        ("listener", "status"),
+    ),
 }
 """Name -> what it counts (see repl.telemetry)."""
 

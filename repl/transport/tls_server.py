@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import structlog
 
-from repl.telemetry import Sample
+from repl.telemetry import Family, Sample
 from repl.transport.tls import FIRST_BYTE, HANDSHAKE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S, Trouble, shown_address, trouble_of
 
 log = structlog.get_logger(__name__)
@@ -40,9 +40,16 @@ ACCEPT_PAUSE_S: Final = 0.2
 PLAIN: Final = Trouble("plaintext", "the other end does not speak TLS")
 CUT: Final = Trouble("crowded", "others waited for the place of this handshake")
 
-HELP: Final = {
-    "isthmus_tls_handshakes": "TLS handshakes under way now, by listener.",
-    "isthmus_tls_refused_total": "Connections whose TLS handshake failed, by listener and reason.",
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_tls_handshakes": Family(
+        "TLS handshakes under way now, by listener.", "connections", "locks", ("listener",)
+    ),
+    "isthmus_tls_refused_total": Family(
+        "Connections whose TLS handshake failed, by listener and reason.",
+        "connections",
+        "locks",
+        ("listener", "reason"),
+    ),
 }
 """Name -> what it counts (see repl.telemetry)."""
 

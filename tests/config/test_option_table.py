@@ -1,30 +1,15 @@
-"""The closed table of dynamic options: its documentation, its ranges, and how values are read."""
+"""The closed table of dynamic options: its ranges, and how values are read."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 
 import pytest
 
 from config.options import MIN_ISR, OPTIONS
 from config.rules import RANGES
 from config.settings import ReplicationSettings
-
-DOCS = Path(__file__).parents[2] / "docs" / "options.md"
-
-
-def test_the_docs_print_the_table() -> None:
-    """docs/options.md has a row for every option, in order: default, range, unit, scope and meaning of the code."""
-    rows = [
-        [cell.strip() for cell in line.strip("|").split(" | ")]
-        for line in DOCS.read_text().splitlines()
-        if line.startswith("| `")
-    ]
-    assert rows == [
-        [f"`{o.name}`", o.default_text, o.allowed, o.unit or "-", o.scope, o.meaning] for o in OPTIONS.values()
-    ]
 
 
 def test_an_option_that_a_file_may_set_has_the_files_default_and_range() -> None:

@@ -1,0 +1,352 @@
+"""Writes the generated parts of the reference pages from the product's own definitions: `make docs`.
+
+A generated part stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`; everything else on a page is
+written by hand and stays. The texts come from docstrings of settings, the tables of options, properties and metrics,
+and the help of commands. tests/tidy fails when a page differs from what this module makes.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from config.keys import RELOADED, Key, Kind, as_text, keys_of, range_text
+from config.options import OPTIONS
+from config.properties import ABSENT, FIXED, PROPERTIES
+from config.settings import ReplicationSettings, Settings
+from node.cli.exits import MEANINGS
+from node.cli.main import root
+from node.daemon import METRICS
+from node.metrics import kind_of
+
+DOCS: Final = Path(__file__).parent
+WIDTH: Final = 120
+"""Longest line of running text, as in the pages."""
+
+GUIDES: Final[Mapping[str, str]] = {
+    "bucket": "[properties](properties.md)",
+    "bucket-type": "[bucket types](#bucket-types), [properties](properties.md)",
+    "check": "[checks for monitoring](#checks-for-monitoring)",
+    "cluster": "[the state of a cluster](#the-state-of-a-cluster), [runbooks](runbooks.md), [metrics](metrics.md)",
+    "config": "[the config file](config.md)",
+    "dev": "[security](security.md)",
+    "fold": "[folds](fullsync.md#folds)",
+    "fullsync": "[full-sync](fullsync.md)",
+    "gaps": "[queues](queues.md)",
+    "kv": "[single values](#single-values)",
+    "lag": "[queues](queues.md#knowing)",
+    "leader": "[balancing leaders](#balancing-leaders)",
+    "local": "[local clusters](local.md)",
+    "node": "[moving replicas](#moving-replicas), [runbooks](runbooks.md), [logs and signals](config.md#log)",
+    "option": "[dynamic options](options.md)",
+    "partition": "[moving replicas](#moving-replicas), [placing partitions](#placing-partitions)",
+    "queue": "[queues](queues.md)",
+    "reconcile": "[Spark](spark.md)",
+    "sink": "[sinks](sinks.md)",
+}
+"""Noun -> the pages that explain it."""
+
+COMMON: Final = ("--admin", "--token-file", "--ca", "--cert", "--key", "--output")
+"""Options that many commands have; the page describes them once."""
+
+
+def blocks() -> dict[str, dict[str, str]]:
+    """Page -> name of a generated part -> its text."""
+    return {
+        "config.md": dict(settings_blocks(Settings, "")),
+        "options.md": {"options": options_table()},
+        "properties.md": properties_blocks(),
+        "metrics.md": metrics_blocks(),
+        "commands.md": {
+            "commands": commands_table(),
+            "exit codes": table(("code", "meaning"), ((str(int(code)), text) for code, text in MEANINGS.items())),
+            "reference": commands_reference(),
+        },
+    }
+
+
+def rewrite(page: str, parts: Mapping[str, str]) -> str:
+    """The page with its generated parts replaced. Raises ValueError unless it has just these places."""
+    pattern = re.compile(r"<!-- generated: (.+?) -->\n.*?<!-- end of \1 -->", re.DOTALL)
+    names = [match[1] for match in pattern.finditer(page)]
+    if sorted(names) != sorted(parts):
+        raise ValueError(f"places for generated parts {sorted(names)}, but there are {sorted(parts)}")
+    return pattern.sub(
+        lambda match: f"<!-- generated: {match[1]} -->\n{parts[match[1]]}\n<!-- end of {match[1]} -->", page
+    )
+
+
+def stale_pages() -> dict[str, str]:
+    """Page -> its current text, for each page whose file differs."""
+    found = {}
+    for name, parts in blocks().items():
+        old = (DOCS / name).read_text()
+        try:
+            new = rewrite(old, parts)
+        except ValueError as error:
+            raise ValueError(f"docs/{name}: {error}") from error
+        if new != old:
+            found[name] = new
+    return found
+
+
+def main() -> None:
+    """Rewrite the pages that are not current, and print their names."""
+    for name, text in stale_pages().items():
+        (DOCS / name).write_text(text)
+        sys.stdout.write(f"docs/{name}\n")
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table. An empty cell stays empty."""
+    titles = tuple(head)
+    lines = [titles, tuple("---" for _ in titles), *(tuple(row) for row in rows)]
+    return "\n".join("|" + "".join(f" {cell} |" if cell else " |" for cell in line) for line in lines)
+
+
+# Settings
+
+
+def settings_blocks(section: type, path: str) -> Iterator[tuple[str, str]]:
+    """(header, table) of each section of a config file, in the order of the code."""
+    for key in keys_of(section).values():
+        if key.inner is None:
+            continue
+        inner = f"{path}.{key.name}" if path else key.name
+        header = f"[[{inner}]]" if key.kind is Kind.TABLES else f"[{inner}]"
+        texts = docstrings_of(key.inner)
+        rows = (setting_row(each, texts[each.field]) for each in keys_of(key.inner).values() if each.inner is None)
+        yield header, table(("key", "default", "range", "meaning"), rows)
+        yield from settings_blocks(key.inner, inner)
+
+
+def setting_row(key: Key, meaning: str) -> tuple[str, str, str, str]:
+    """One key: its default, its range and its docstring, with the ways to change it while the node runs."""
+    default = "required" if key.required else f"`{as_text(key, key.default)}`"
+    if (key.section, key.field) in RELOADED:
+        meaning += " SIGHUP reads it again."
+    for option in OPTIONS.values():
+        if key.section is ReplicationSettings and option.setting == key.field:
+            meaning += f" While the cluster runs: [option](options.md) `{option.name}`."
+    return f"`{key.name}`", default, range_text(key), meaning
+
+
+def docstrings_of(section: type) -> dict[str, str]:
+    """Field -> the docstring below it, in one line. Raises ValueError for a field without one."""
+    module = ast.parse(textwrap.dedent(inspect.getsource(section)))
+    assert isinstance(module.body[0], ast.ClassDef)
+    body = module.body[0].body
+    found: dict[str, str] = {}
+    for field, below in zip(body, [*body[1:], None], strict=True):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
+    missing = [key.field for key in keys_of(section).values() if key.inner is None and key.field not in found]
+    if missing:
+        raise ValueError(f"settings of {section.__name__} without a docstring: {', '.join(missing)}")
+    return found
+
+
+# Options and properties
+
+
+def options_table() -> str:
+    """The dynamic options."""
+    head = ("option", "default", "range", "unit", "scope", "meaning")
+    return table(
+        head,
+        ((f"`{o.name}`", o.default_text, o.allowed, o.unit or "-", o.scope, o.meaning) for o in OPTIONS.values()),
+    )
+
+
+def properties_blocks() -> dict[str, str]:
+    """Properties that may be set, those with one possible value, and those that are not shown."""
+    ordered = sorted(PROPERTIES.values(), key=lambda each: (not each.acts, each.name))
+    settable = (
+        (f"`{p.name}`", f"`{json.dumps(p.default)}`", p.right, f"{'' if p.acts else 'none: '}{p.meaning}")
+        for p in ordered
+    )
+    fixed = ((f"`{name}`", f"`{json.dumps(FIXED[name].value)}`", FIXED[name].why) for name in sorted(FIXED))
+    absent = ((f"`{name}`", f"`{json.dumps(ABSENT[name][0])}`", ABSENT[name][1]) for name in sorted(ABSENT))
+    return {
+        "properties": table(("property", "default", "values", "effect"), settable),
+        "fixed properties": table(("property", "value", "why"), fixed),
+        "absent properties": table(("property", "value", "why"), absent),
+    }
+
+
+# Metrics
+
+
+def metrics_blocks() -> dict[str, str]:
+    """Section -> the table of its metrics, in the order of the definitions."""
+    rows: dict[str, list[tuple[str, ...]]] = {}
+    for name, family in METRICS.items():
+        kind = "histogram" if name.endswith("_duration_seconds") else kind_of(name)[1]
+        labels = " ".join(f"`{label}`" for label in family.labels)
+        rows.setdefault(family.section, []).append((f"`{name}`", kind, labels, family.meaning, family.unit))
+    return {
+        f"metrics of {section}": table(("name", "type", "labels", "meaning", "unit"), found)
+        for section, found in rows.items()
+    }
+
+
+# Commands
+
+
+def commands_of(group: click.Group, context: click.Context) -> Iterator[tuple[click.Context, click.Command]]:
+    """Every command below a group that is no group itself, with its context."""
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        inner = click.Context(command, info_name=name, parent=context)
+        if isinstance(command, click.Group):
+            yield from commands_of(command, inner)
+        elif not command.hidden:
+            yield inner, command
+
+
+def nouns() -> Iterator[tuple[str, click.Command, list[tuple[click.Context, click.Command]]]]:
+    """Each noun with its command or group, and the commands below it."""
+    context = click.Context(root, info_name="isthmus")
+    for noun in root.list_commands(context):
+        command = root.get_command(context, noun)
+        assert command is not None
+        inner = click.Context(command, info_name=noun, parent=context)
+        found = list(commands_of(command, inner)) if isinstance(command, click.Group) else [(inner, command)]
+        yield noun, command, found
+
+
+def commands_table() -> str:
+    """Every command with the first paragraph of its help; the name leads to its reference."""
+    rows = [
+        (f"[`{context.command_path}`](#{context.command_path.replace(' ', '-')})", paragraphs(command.help)[0])
+        for _, _, found in nouns()
+        for context, command in found
+    ]
+    return table(("command", "what it does"), rows)
+
+
+def commands_reference() -> str:
+    """The common options, and a section for each noun."""
+    parts = ["Many commands have these options; below, *node options* are all of them but `-o`.", common_options()]
+    for noun, command, found in nouns():
+        guide = f"See {GUIDES[noun]}." if noun in GUIDES else ""
+        if isinstance(command, click.Group):
+            parts += [f"### isthmus {noun}", *filled(paragraphs(command.help)), guide]
+            parts += [part for each in found for part in command_parts(*each, level=4)]
+        else:
+            parts += [*command_parts(*found[0], level=3), guide]
+    return "\n\n".join(part for part in parts if part)
+
+
+def common_options() -> str:
+    """The options that many commands share, from the first command that has all of them."""
+    for _, _, found in nouns():
+        for _, command in found:
+            shared = {option.opts[-1]: option for option in options_of(command)}
+            if all(name in shared for name in COMMON):
+                return options_table_of([shared[name] for name in COMMON])
+    raise ValueError(f"no command has all of {', '.join(COMMON)}")
+
+
+def command_parts(context: click.Context, command: click.Command, level: int) -> list[str]:
+    """Heading, usage, help and options of one command."""
+    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+    own = [option for option in options_of(command) if option.opts[-1] not in COMMON]
+    shared = {option.opts[-1] for option in options_of(command)} & set(COMMON)
+    also = ["node options"] * ("--admin" in shared) + ["`-o`"] * ("--output" in shared)
+    named = sorted(shared - {"--output"}, key=COMMON.index) if "--admin" not in shared else []
+    also = [*(f"`{name}`" for name in named), *also]
+    return [
+        f"{'#' * level} {context.command_path}",
+        f"```\n{usage}\n```",
+        *filled(paragraphs(command.help)),
+        options_table_of(own) if own else "",
+        f"Common: {', '.join(also)}." if also else "",
+    ]
+
+
+def options_of(command: click.Command) -> list[click.Option]:
+    """The options of a command that its help shows."""
+    return [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
+
+
+def options_table_of(options: Iterable[click.Option]) -> str:
+    """A table of options: spelling, value, default, meaning."""
+    rows = ((spelling_of(each), value_of(each), default_of(each), meaning_of(each)) for each in options)
+    return table(("option", "value", "default", "meaning"), rows)
+
+
+def spelling_of(option: click.Option) -> str:
+    """All names of an option."""
+    return ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+
+
+def value_of(option: click.Option) -> str:
+    """What an option takes; empty for a flag."""
+    if option.is_flag:
+        return ""
+    form = option.type
+    if isinstance(form, click.Choice):
+        found = ", ".join(f"`{choice}`" for choice in form.choices)
+    elif isinstance(form, click.IntRange | click.FloatRange):
+        bounds = [f"{word} {bound:g}" for word, bound in (("from", form.min), ("to", form.max)) if bound is not None]
+        whole = "whole number" if isinstance(form, click.IntRange) else "number"
+        found = " ".join([option.metavar or whole, *bounds])
+    else:
+        found = option.metavar or form.name.upper()
+    return found.replace("|", r"\|") + (", repeatable" if option.multiple else "")
+
+
+def default_of(option: click.Option) -> str:
+    """The default of an option as its help would show it; empty for none."""
+    default: Any = option.default
+    if isinstance(option.show_default, str):
+        return option.show_default
+    if option.required:
+        return "required"
+    if isinstance(default, tuple | list):
+        return ", ".join(f"`{each}`" for each in default)
+    if isinstance(default, str | int | float) and not isinstance(default, bool) and default != "":
+        return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
+    return ""
+
+
+def meaning_of(option: click.Option) -> str:
+    """The help of an option, with the variable of the environment that stands for it."""
+    text = marked(" ".join((option.help or "").split())).replace("|", r"\|")
+    return f"{text} Variable: `{option.envvar}`." if option.envvar else text
+
+
+def paragraphs(text: str | None) -> list[str]:
+    """The paragraphs of a help text, a line each, ready for Markdown."""
+    found = inspect.cleandoc(text or "").replace("\b", "").split("\n\n")
+    return [marked(" ".join(each.split())) for each in found]
+
+
+def filled(texts: Iterable[str]) -> list[str]:
+    """Paragraphs wrapped to the width of the pages."""
+    return [textwrap.fill(each, WIDTH, break_long_words=False, break_on_hyphens=False) for each in texts]
+
+
+def marked(text: str) -> str:
+    """Plain text of a help as Markdown: options become code, and what Markdown would read as a sign is escaped."""
+    pieces = re.split(r"(`[^`]*`)", text)
+    for n in range(0, len(pieces), 2):
+        plain = re.sub(r"([*<>|]|\b_|_\b)", r"\\\1", pieces[n])
+        pieces[n] = re.sub(r"(?<![\w-])(--[a-z][a-z0-9-]*|-[a-z]\b)", r"`\1`", plain)
+    return "".join(pieces)
+
+
+if __name__ == "__main__":
+    main()
