@@ -43,10 +43,11 @@ class TlsSettings:
     """The `admin` listener."""
 
     cluster: str = "require"
-    """Between nodes of the cluster. `allow` takes both and dials without, `prefer` takes both and dials with TLS."""
+    """Between nodes of the cluster. `allow` takes both and dials without, `prefer` takes both and dials with TLS. These
+    two are for turning it on node by node."""
 
     client_certificates: str = "optional"
-    """`required`: a connection to `http` or `admin` without a certificate is refused."""
+    """`required`: a connection to `http` or `admin` without a certificate is refused, whatever token it has."""
 
     metastore: bool = False
     """Speak TLS to the ZooKeepers of `metastore.hosts`, whose certificates name their hosts. It shows this node's

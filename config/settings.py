@@ -142,7 +142,8 @@ class ReplicationSettings:
     """Bytes a second that a node sends to followers out of sync, in all. It keeps them from starving the others."""
 
     read_isolation: str = "committed"
-    """What a read without `isolation` gets. `uncommitted` shows what may yet be taken back."""
+    """What a read without `isolation` gets. `committed` is linearizable, `uncommitted` shows what may yet be taken
+    back."""
 
     dedup_window_count: int = 10_000
     """How many of a partition's last log offsets are searched for a request id that was seen before."""

@@ -34,7 +34,7 @@ def dead_letters_group() -> None:
 @admin_option
 @output_option
 def list_letters(admin: AdminClient, output: str) -> None:
-    """Every one that this node keeps, the oldest first."""
+    """Every dead letter that this node keeps, the oldest first: what it refused for good, and why."""
     answer = admin.get("/admin/sink/dead-letters")
     if output == "json":
         echo_json(answer)
@@ -57,8 +57,8 @@ def list_letters(admin: AdminClient, output: str) -> None:
 @admin_option
 @output_option
 def retry(ids: tuple[int, ...], everything: bool, by: str, admin: AdminClient, output: str) -> Exit:
-    """Push these again. What is taken now is off the list; code 1 when one was not. Each has a request of its own,
-    since it may wait for its source, or for a leader, as long as a request has."""
+    """Push dead letters again. What is taken now is off the list; code 1 when one was not. Each has a request of its
+    own, since it may wait for its source, or for a leader, as long as a request has."""
     _chosen(ids, everything)
     asked = tuple(dict.fromkeys(ids)) if ids else _kept(admin)
     retried: list[dict[str, Any]] = []
@@ -89,8 +89,8 @@ def retry(ids: tuple[int, ...], everything: bool, by: str, admin: AdminClient, o
 @admin_option
 @output_option
 def drop(ids: tuple[int, ...], everything: bool, yes: bool, by: str, admin: AdminClient, output: str) -> None:
-    """Forget these. The change stays what it is at its source; full-sync may find that the clusters differ. With --all
-    their number is told, and asked about; what comes meanwhile stays."""
+    """Forget dead letters. The change stays what it is at its source; full-sync may find that the clusters differ. With
+    --all their number is told, and asked about; what comes meanwhile stays."""
     _chosen(ids, everything)
     if everything:
         ids = _kept(admin)
