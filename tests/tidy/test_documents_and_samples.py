@@ -14,7 +14,7 @@ from config.loading import load_file
 from node.cli.main import root
 
 HOUSE: Final = Path(__file__).parents[2]
-DOCUMENTS: Final = [path for path in [HOUSE / "README.md", *sorted((HOUSE / "docs").glob("*.md"))] if path.exists()]
+DOCUMENTS: Final = [*sorted(HOUSE.glob("*.md")), *sorted((HOUSE / "docs").glob("*.md"))]
 SAMPLES: Final = sorted((HOUSE / "config" / "samples").glob("*.toml"))
 
 
