@@ -88,7 +88,7 @@ class SinkSettings:
     is kept. Each takes about 500 bytes."""
 
     dead_letters_count: int = 1_000
-    """Changes kept that were refused for good; beyond it the oldest goes and is counted."""
+    """Most dead letters kept: changes that were refused for good. A further one becomes a gap at its source."""
 
     dead_letters_bytes: int = 256 * MB
     """Disk for their objects; beyond it the oldest objects go, and their names stay."""
