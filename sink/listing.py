@@ -60,7 +60,7 @@ HELP: Final[Mapping[str, Family]] = {
         "Changes that were refused for good and are kept for people.", "changes", "sink"
     ),
     "isthmus_sink_dead_letters_given_up_total": Family(
-        "Dead letters that went because there were too many.", "changes", "sink"
+        "Refused changes that were not kept: there were too many dead letters.", "changes", "sink"
     ),
 }
 """Name -> what it counts."""

@@ -109,3 +109,31 @@ def test_a_dead_anchor_is_found(tmp_path: Path) -> None:
     document.write_text("# Here\n" + " ".join(f"[x]({link})" for link in links))
     assert dead_links(document) == ["#gone", "other.md#x", "no.md"]
     assert "the-same-1" in anchors_of((tmp_path / "other.md").read_text())
+
+
+def long_lines(text: str) -> list[int]:
+    """Numbers of the lines of prose that are wider than 120 columns: no code, no table, nothing generated."""
+    found, fenced, generated = [], False, False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        generated = (generated or line.startswith("<!-- generated")) and not line.startswith("<!-- end of")
+        prose = not (fenced or generated or line.startswith("    ") or line.lstrip().startswith("|"))
+        if prose and len(line) > 120:
+            found.append(number)
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_prose_is_wrapped(document: Path) -> None:
+    """No line of prose is wider than 120 columns."""
+    assert long_lines(document.read_text()) == []
+
+
+def test_a_long_line_of_prose_is_found() -> None:
+    """Prose alone counts, before and after code, tables and generated parts."""
+    long = "x" * 121
+    text = (
+        f"{long}\n```\n{long}\n```\n| {long} |\n<!-- generated: a -->\n{long}\n<!-- end of a -->\n    {long}\n{long}\n"
+    )
+    assert long_lines(text) == [1, 10]
