@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from repl.slots import Slots
 from repl.store import rows, transfer
+from repl.store.checkpoint import Disk
 from repl.store.far import LevelFar
 from repl.store.leveldb import LevelStore
 from repl.store.port import PartitionStep
@@ -201,3 +203,34 @@ def test_a_replay_is_finished_only_when_it_was_swept(store: LevelStore, monkeypa
     monkeypatch.setattr(store, "_note_floors", lambda boot_id, **given: (steps.append("note"), note(boot_id, **given)))
     store.replay_finished()
     assert steps == ["sweep", "note"]
+
+
+def test_the_logs_are_on_disk_before_the_rows_and_the_rows_before_the_floors(tmp_path: Path) -> None:
+    """A floor above what the log holds after a power loss would leave rows of entries that no log has (H36)."""
+    steps: list[str] = []
+
+    class Recording(Disk):
+        def sync_file(self, path: Path) -> None:
+            super().sync_file(path)
+            steps.append("rows")
+
+        def write_slot(self, slots: Slots, value: Any) -> None:
+            super().write_slot(slots, value)
+            steps.append("floors")
+
+    made = LevelStore.open(
+        tmp_path / "store",
+        cluster_uuid=UUID,
+        write_buffer_bytes=100_000,
+        block_cache_bytes=100_000,
+        boot_id="boot-1",
+        disk=Recording(),
+    )
+    made.before_floors = lambda: steps.append("logs")
+    steps.clear()
+    made.write([Writer().step(10)])
+    made.checkpoint()
+    made.close()
+    kept = [step for n, step in enumerate(steps) if n == 0 or steps[n - 1] != step]
+    assert kept[:3] == ["logs", "rows", "floors"]
+    assert kept == ["logs", "rows", "floors"] * (len(kept) // 3)
