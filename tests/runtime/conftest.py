@@ -315,7 +315,8 @@ class Town:
         return [house for house in self.houses.values() if house.partition(partition).replica.following]
 
     async def level(self, partition: int = 0, timeout_s: float = 15.0) -> None:
-        """Wait until all copies of a partition are applied to the same end, in sync."""
+        """Wait until all copies of a partition are applied to the same end, in sync: as what they are now. The record
+        may still name a copy as it was before it lost its log."""
 
         def same() -> bool:
             found = [house.partition(partition).replica for house in self.houses.values()]
@@ -324,7 +325,7 @@ class Town:
                 record is not None
                 and len({(r.leo, r.applied) for r in found}) == 1
                 and found[0].leo == found[0].applied
-                and len(record.isr) == len(found)
+                and record.isr == {r.member for r in found}
             )
 
         await until(same, timeout_s)

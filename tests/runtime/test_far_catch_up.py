@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import count, islice
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import plyvel
 import pytest
@@ -19,9 +20,11 @@ from repl import far_serving, far_taking
 from repl.isr.events import Event, Received
 from repl.isr.messages import FarRows, FarState, Message
 from repl.isr.options import Options
+from repl.metastore.memory import MemoryMetastore
 from repl.model.errors import IsthmusError
 from repl.model.keys import Key, key_hash, partition_index, segment_of
 from repl.model.objects import Content
+from repl.model.record import PartitionRecord
 from repl.model.requests import WriteRequest
 from repl.partition import Partition
 from repl.store import rows
@@ -253,6 +256,44 @@ def test_a_log_that_is_gone_costs_no_rows_where_the_others_reach_back(tmp_path: 
             assert back.runtime.replog.start_of(0) == applied
             assert (await t.led()).runtime._far._serving.rows_sent == 0
 
+    asyncio.run(story())
+
+
+def test_a_copy_that_lost_its_log_is_not_level_as_what_it_was(
+    tmp_path: Path, town: Towns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record names it still by its former gen while it is between two rounds, its log as long as the others' and
+    its rows under a far mark: `Town.level` waits until the record names it by its new one."""
+    written = asyncio.Event()
+    write_record = MemoryMetastore.write_record
+
+    async def held(metastore: MemoryMetastore, record: PartitionRecord, *needs: Any, **unmoved: Any) -> PartitionRecord:
+        await written.wait()
+        return await write_record(metastore, record, *needs, **unmoved)
+
+    async def story() -> None:
+        async with town(tmp_path, checkpoint_interval_ms=30) as t:
+            hurt = await follower_of(t)
+            await put(await t.led(), b"k", b"v")
+            await t.level()
+            await t.kill(hurt.node)
+            for path in (tmp_path / hurt.node / "log").iterdir():
+                path.unlink()
+            written.clear()
+            back = await t.open(hurt.node)
+            replica = back.partition().replica
+            leader = (await t.led()).partition().replica
+            await until(lambda: replica.leo == replica.applied == leader.applied)
+            assert len(leader.record.isr) == 3
+            assert replica.member not in leader.record.isr
+            with pytest.raises(TimeoutError):
+                await t.level(timeout_s=0.2)
+            written.set()
+            await same_everywhere(t)
+            assert replica.member in (await t.led()).partition().replica.record.isr
+
+    monkeypatch.setattr(MemoryMetastore, "write_record", held)
+    written.set()
     asyncio.run(story())
 
 
