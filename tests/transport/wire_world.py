@@ -242,6 +242,7 @@ class Proxy:
         self.swallows = False
         self.swallowed = False
         self._to = port
+        self._stopped = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: list[asyncio.StreamWriter] = []
 
@@ -254,8 +255,15 @@ class Proxy:
         return f"127.0.0.1:{self.port}"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        if self._stopped:
+            self.cut()
+            return
+        this = asyncio.current_task()
+        assert this is not None
+        self._tasks.add(this)
         there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._to)
-        self._writers += [writer, there_writer]
+        self._writers.append(there_writer)
         for one, other in ((reader, there_writer), (there_reader, writer)):
             task = asyncio.create_task(self._pass_on(one, other))
             self._tasks.add(task)
@@ -278,9 +286,11 @@ class Proxy:
         self._writers.clear()
 
     async def stop(self) -> None:
+        """No connection is left, not one just made either: a loop that is closed over one breaks the process."""
+        self._stopped = True
         self._server.close()
-        self.cut()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.cut()
         await self._server.wait_closed()
