@@ -5,6 +5,7 @@ Markers are explained in pyproject.toml. Rooms have fixtures of their own in the
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import shutil
 import subprocess
@@ -34,7 +35,7 @@ TOOLS: Final = {"network": ("ip", "tc", "iptables", "nsenter"), "disks": ("mkfs.
 """Marker -> the programs that its tests run."""
 
 _left_out: Counter[str] = Counter()
-"""Tests that `-m` deselected, by the markers that they have."""
+"""Tests that `-m` deselected, by the markers that they have; with `-n` each worker counts all of them."""
 
 _shared: set[threading.Thread | int] = set()
 """Threads and children that fixtures of wider scope than one test have started; they end with their fixture."""
@@ -87,9 +88,39 @@ class SharedFixtures:
         return result
 
 
+class TimeoutsOfWorkers:
+    """A plugin for the workers of `-n`: what a test that takes too long is at is seen.
+
+    pytest-timeout would write it to the worker's stdout, which is /dev/null, and end the process without a word.
+    """
+
+    def __init__(self) -> None:
+        self._stderr: Final = os.fdopen(os.dup(2), "w")  # the run's own; tests have their output captured
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_timeout_set_timer(self, item: Any, settings: Any) -> bool:
+        """In place of pytest-timeout's own thread."""
+
+        def ended() -> None:
+            print(f"\nTimeout: {item.nodeid} takes longer than {settings.timeout:g} s", file=self._stderr, flush=True)
+            faulthandler.dump_traceback(self._stderr)
+            os._exit(1)
+
+        def cancel() -> None:
+            timer.cancel()
+            timer.join()
+
+        timer = threading.Timer(settings.timeout, ended)
+        item.cancel_timeout = cancel
+        timer.start()
+        return True
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Once, before anything is collected."""
     config.pluginmanager.register(SharedFixtures())
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(TimeoutsOfWorkers())
 
 
 @pytest.fixture(autouse=True)
@@ -135,8 +166,19 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
                 _left_out[marker] += 1
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Takes over what a worker has counted; one that crashed has sent nothing."""
+    counted = getattr(node, "workeroutput", {}).get("left_out", {})
+    _left_out.update(Counter(counted) - _left_out)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """With ISTHMUS_NO_SKIPS a skipped test fails the run: there it would mean a machine that lacks something."""
+    sent: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if sent is not None:  # of a worker: the process that reports decides
+        sent["left_out"] = dict(_left_out)
+        return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if "ISTHMUS_NO_SKIPS" in os.environ and reporter is not None and reporter.stats.get("skipped"):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

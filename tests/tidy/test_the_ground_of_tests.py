@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -70,6 +71,16 @@ def test_lacking():
     pytest.skip("no such thing here")
 """
 
+STUCK: Final = """
+import threading
+
+def waits_for_ever():
+    threading.Event().wait()
+
+def test_stuck():
+    waits_for_ever()
+"""
+
 
 def run(folder: Path, tests: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run pytest on one module below a copy of the conftest whose grace is short."""
@@ -103,15 +114,26 @@ def test_what_a_test_leaves_running_fails_it(tmp_path: Path) -> None:
     assert "(sleep 1.5)" in done.stdout
 
 
-def test_what_was_left_out_is_said(tmp_path: Path) -> None:
-    """The end of a run counts what `-m` left out, by marker, and a skip alone fails nothing."""
-    done = run(tmp_path, MARKED, "-m", "not slow and not root and not strace")
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_what_was_left_out_is_said(tmp_path: Path, workers: str) -> None:
+    """The end of a run counts what `-m` left out, by marker and each test once, and a skip alone fails nothing."""
+    done = run(tmp_path, MARKED, "-n", workers, "-m", "not slow and not root and not strace")
     assert done.returncode == 0, done.stdout
     assert "left out by marker: 1 root, 1 slow, 1 strace (`make test-all` runs them)" in done.stdout
 
 
-def test_a_skip_can_be_made_to_fail_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_skip_can_be_made_to_fail_the_run(tmp_path: Path, workers: str) -> None:
     """With ISTHMUS_NO_SKIPS a machine that lacks something cannot pass by leaving tests out."""
-    done = run(tmp_path, MARKED, "-m", "not slow and not root and not strace", ISTHMUS_NO_SKIPS="1")
+    done = run(tmp_path, MARKED, "-n", workers, "-m", "not slow and not root and not strace", ISTHMUS_NO_SKIPS="1")
     assert done.returncode == 1, done.stdout
     assert "ISTHMUS_NO_SKIPS: 1 skipped tests fail this run" in done.stdout
+
+
+def test_a_test_that_takes_too_long_is_named_with_its_stacks(tmp_path: Path) -> None:
+    """With workers, too, a time-out ends the run, and says which test waited where for what."""
+    done = run(tmp_path, STUCK, "-n", "2", "--max-worker-restart=0", "-o", "timeout=1")
+    assert done.returncode == 1, done.stdout
+    assert "test_stuck takes longer than 1 s" in done.stderr
+    assert re.search(r"test_them.py\"?, line \d+ in waits_for_ever", done.stderr), done.stderr
+    assert "crashed while running 'tests/test_them.py::test_stuck'" in done.stdout
