@@ -13,12 +13,13 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
+from config.texts import quantity
 from queues.by_reference import ObjectReply, ObjectRequest
 from queues.decrees import CLEARED, PUBLISHING, SERVING, Applied, Positions
 from queues.explaining import explained, explained_lower
 from queues.filters import offers_of
 from queues.gaps import Gap
-from queues.lag import lags
+from queues.lag import TIMEOUT_S, lags
 from queues.listing import ledger, reason
 from queues.reading import backfilled, sound_changes
 from queues.registry import RIAK_CLUSTER, RIAK_NAME, SourceQueues
@@ -292,20 +293,26 @@ class QueueActs:
 
     async def lags(self) -> list[dict[str, Any]]:
         """How far every queue is behind in the partitions led here: {"queue", "cluster", "uuid", "partitions"}, see
-        `queues.lag`."""
+        `queues.lag`. What takes too long to read is None, and the reason says so."""
         rows = []
+        by_s = asyncio.get_running_loop().time() + TIMEOUT_S
         for name in self._queues.machines():
             queue = self._queues.named(name)
             owner = queue.word.owner
-            shown = await lags(queue, self._store, self._pool, self._queues.time.wall_ms())
+            shown = await lags(queue, self._store, self._pool, self._queues.time.wall_ms(), by_s)
+            told = [reason(queue, self._queues.time.now_ms())]
+            if shown.late:
+                told.append(
+                    f"{quantity(shown.late, 'partition')} could not be read within {TIMEOUT_S} s: the node is busy"
+                )
             owned = (None, None) if owner is None or not owner.cluster else (owner.name, owner.cluster.hex())
             rows.append(
                 {
                     "queue": name,
                     "cluster": owned[0],
                     "uuid": owned[1],
-                    "reason": reason(queue, self._queues.time.now_ms()),
-                    "partitions": shown,
+                    "reason": "; ".join(filter(None, told)),
+                    "partitions": shown.partitions,
                 }
             )
         return rows

@@ -1,7 +1,8 @@
 """How far a queue is behind on this node, by partition: since when, how many objects and bytes wait.
 
 Told from the cursor and the store's time marks, not from the times of the rows that wait: a key that keeps changing
-moves to a newer row each time, and would look young for ever. Reads only; what is not known is None, never a guess.
+moves to a newer row each time, and would look young for ever. Reads only; what is not known is None, never a guess,
+and neither is what could not be read in time.
 What a cluster makes of it stands in `node.knowing`.
 """
 
@@ -27,6 +28,12 @@ SIZES_MAX: Final = 10_000
 """Objects of one partition whose sizes are added up; beyond it bytes are unknown: each costs a look at the store."""
 
 
+TIMEOUT_S: Final = 1.5
+"""How long one question about all queues may take here: who gathers the answers of nodes waits for 2 s
+(`node.gathering`). Each partition with something waiting takes several turns of the loop, which last a second and more
+while objects of 100 MB are merged; else the whole question takes some 10 ms."""
+
+
 class Pending(NamedTuple):
     """What of a partition is not acknowledged, as the change index has it: `rows` the first SIZES_MAX of them, `total`
     how many there are (None: too many to count, or behind one that is damaged)."""
@@ -35,26 +42,49 @@ class Pending(NamedTuple):
     total: int | None
 
 
-async def lags(queue: ServedQueue, store: Store, pool: Executor, wall_ms: int) -> list[dict[str, Any]]:
-    """One dict for each partition that is led here and where the queue stands: {"partition", "bucket_type", "seconds",
-    "objects", "bytes", "in_flight", "cursor", "applied"}. `objects`: keys whose newest change is not acknowledged."""
-    return [await _lag(window, store, pool, wall_ms) for window in list(queue.machine.windows.values())]
+class Lags(NamedTuple):
+    """`partitions`: of each {"partition", "bucket_type", "seconds", "objects", "bytes", "in_flight", "cursor",
+    "applied"}, where `objects` are keys whose newest change is not acknowledged; `late`: how many of them could not be
+    read in time."""
+
+    partitions: list[dict[str, Any]]
+    late: int
 
 
-async def _lag(window: Window, store: Store, pool: Executor, wall_ms: int) -> dict[str, Any]:
-    loop = asyncio.get_running_loop()
-    cursor, contiguous = window.advance(), window.contiguous
-    in_memory = window.unacknowledged_count()
-    shown: dict[str, Any] = {
+async def lags(queue: ServedQueue, store: Store, pool: Executor, wall_ms: int, by_s: float) -> Lags:
+    """Of the partitions that are led here and where the queue stands. `by_s`: the loop's time from which on what is
+    not read yet stays None."""
+    rows = []
+    late = 0
+    for window in list(queue.machine.windows.values()):
+        try:
+            async with asyncio.timeout_at(by_s):
+                rows.append(await _lag(window, store, pool, wall_ms))
+        except TimeoutError:
+            late += 1
+            rows.append(_head(window) | dict.fromkeys(("seconds", "objects", "bytes")))
+    return Lags(rows, late)
+
+
+def _head(window: Window) -> dict[str, Any]:
+    """A partition where nothing waits."""
+    return {
         "partition": window.partition,
         "bucket_type": window.bucket_type.decode(errors="backslashreplace"),
         "seconds": 0.0,
         "objects": 0,
         "bytes": 0,
         "in_flight": window.away_count,
-        "cursor": cursor,
+        "cursor": window.advance(),
         "applied": window.applied,
     }
+
+
+async def _lag(window: Window, store: Store, pool: Executor, wall_ms: int) -> dict[str, Any]:
+    loop = asyncio.get_running_loop()
+    cursor, contiguous = window.advance(), window.contiguous
+    in_memory = window.unacknowledged_count()
+    shown = _head(window)
     if contiguous and not in_memory:
         return shown
     pending = await _pending(window, cursor, store, pool)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from threading import Event
 from typing import Any
 
 import pytest
 
+import queues.acts as acts_module
 import queues.lag as lag_module
 from config.settings import QueueSettings
 from node.cli.queue_facts import queue_facts
@@ -35,6 +37,31 @@ def explained(home: Home, key: bytes, name: str = "q") -> dict[str, Any]:
     answer = home.acts.explain(Key(b"default", BUCKET, key), P, rows[0] if rows else None)
     (found,) = [one for one in answer["queues"] if one["queue"] == name]
     return found
+
+
+def test_a_node_that_is_busy_tells_its_lag_in_time_as_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The read pool does not get to it: the answer comes within its time limit all the same, with null
+    for what is not read, and says why; a partition where nothing waits is told as ever."""
+    monkeypatch.setattr(acts_module, "TIMEOUT_S", 0.2)
+
+    async def run(home: Home) -> None:
+        home.put(b"k")
+        assert (await lag(home))["seconds"] is not None
+        free = Event()
+        busy = [home.pool.submit(free.wait, 20) for _ in range(2)]
+        try:
+            async with asyncio.timeout(5):
+                (queue,) = await home.acts.lags()
+        finally:
+            free.set()
+            assert all(one.result() for one in busy)
+        late, at_rest = sorted(queue["partitions"], key=lambda part: part["partition"] != P)[:2]
+        assert (late["seconds"], late["bytes"], late["objects"]) == (None, None, None)
+        assert (at_rest["seconds"], at_rest["bytes"], at_rest["objects"]) == (0, 0, 0)
+        assert "1 partition could not be read within 0.2 s: the node is busy" in queue["reason"]
+        assert (await lag(home))["objects"] == 1
+
+    alive(run)
 
 
 def test_a_key_that_keeps_changing_cannot_make_lag_young() -> None:
