@@ -41,11 +41,12 @@ def explained(home: Home, key: bytes, name: str = "q") -> dict[str, Any]:
 
 def test_a_node_that_is_busy_tells_its_lag_in_time_as_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """The read pool does not get to it: the answer comes within its time limit all the same, with null
-    for what is not read, and says why; a partition where nothing waits is told as ever."""
+    for what is not read, and says why; a partition of whose changes memory has all, and none, is told as ever."""
     monkeypatch.setattr(acts_module, "TIMEOUT_S", 0.2)
 
     async def run(home: Home) -> None:
         home.put(b"k")
+        assert len((await home.fetch()).items) == 1
         assert (await lag(home))["seconds"] is not None
         free = Event()
         busy = [home.pool.submit(free.wait, 20) for _ in range(2)]
