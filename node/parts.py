@@ -229,7 +229,12 @@ class Parts:
             read_pool=self.read_pool,
             limits=write_limits_of(settings),
             properties_of=self.property_book.of_type,
-            settled=QueuesSettled(self.queues.machines, self.store, lambda: self.queues.steering.unread),
+            settled=QueuesSettled(
+                self.queues.machines,
+                self.store,
+                lambda: self.queues.steering.unread,
+                lineage=self.coordinator.lineage,
+            ),
             request_timeout_ms=settings.listen.request_timeout_ms,
         )
         self.property_book.on_change.append(self.reaper.properties_changed)

@@ -1,10 +1,12 @@
 """Bytes of a queue's cursor in one partition: what a CURSOR entry carries and what travels softly.
 
 A CURSOR entry holds the whole state (replaying it is absolute): where to start, and under which owner version. What
-an acknowledgement moves is soft: it carries the offset of the CURSOR entry under which it was made and counts only
-on top of that entry and only forward, so that a late soft state can undo no decision (docs/protocol.md R-SOFT). An
-unknown cursor means the last CURSOR entry, never "now". A state with neither decree nor gaps is written as version 1,
-which every version of the program reads. The story goes on in `queues.window`.
+an acknowledgement moves is soft: it carries the offset of the CURSOR entry under which it was made and the lineage of
+the partition, and counts only on top of that entry, in that lineage, and only forward, so that a late soft state can
+undo no decision and speaks of no entries but those it was made over (docs/protocol.md R-SOFT). An unknown cursor means
+the last CURSOR entry, never "now". A state with neither decree nor gaps, and a soft cursor of a partition that nobody
+was ever forced to lead, are written as version 1, which every version of the program reads. The story goes on in
+`queues.window`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ CURSOR_VERSION: Final = 2
 PLAIN_VERSION: Final = 1
 """Of a state without decree and gaps."""
 
-SOFT_VERSION: Final = 1
+SOFT_VERSION: Final = 2
+PLAIN_SOFT_VERSION: Final = 1
+"""Of lineage 0."""
+
 NO_OWNER: Final = b""
 
 
@@ -80,34 +85,41 @@ def decode_state(payload: bytes) -> CursorState:
     return replace(state, decree=fields[4], gaps=unpacked(fields[5]))
 
 
-def encode_soft(base: int, cursor: int) -> bytes:
-    """A soft cursor: msgpack [version, offset of the CURSOR entry it was made under, cursor]."""
-    packed_soft: bytes = msgpack.packb((SOFT_VERSION, base, cursor))
+def encode_soft(base: int, cursor: int, lineage: int) -> bytes:
+    """A soft cursor: msgpack [version, offset of the CURSOR entry it was made under, cursor], and from version 2 on
+    [..., lineage of the leadership under which it was made]."""
+    plain = (base, cursor)
+    packed_soft: bytes = msgpack.packb((SOFT_VERSION, *plain, lineage) if lineage else (PLAIN_SOFT_VERSION, *plain))
     return packed_soft
 
 
-def decode_soft(payload: bytes) -> tuple[int, int]:
-    """(base, cursor) of a soft cursor. Raises CodecError when it is not one."""
+def decode_soft(payload: bytes) -> tuple[int, int, int]:
+    """(base, cursor, lineage) of a soft cursor. Raises CodecError when it is not one."""
     fields = _fields(payload, "soft cursor")
-    if tuple(map(type, fields)) != (int, int, int):
+    version = fields[0] if fields else None
+    if version not in (PLAIN_SOFT_VERSION, SOFT_VERSION):
+        raise CodecError(f"soft cursor of version {version!r:.40}, this program reads up to {SOFT_VERSION}")
+    if tuple(map(type, fields)) != (int,) * (3 if version == PLAIN_SOFT_VERSION else 4):
         raise CodecError("not a soft cursor: fields of a wrong type or number")
-    version, base, cursor = fields
-    if version != SOFT_VERSION:
-        raise CodecError(f"soft cursor of version {version}, this program reads {SOFT_VERSION}")
+    base, cursor, lineage = fields[1], fields[2], 0 if version == PLAIN_SOFT_VERSION else fields[3]
     if not 0 <= base <= MAX_OFFSET or not 0 <= cursor <= MAX_OFFSET:
         raise CodecError("not a soft cursor: an offset is out of range")
-    return base, cursor
+    if version == SOFT_VERSION and lineage < 1:
+        raise CodecError("not a soft cursor: its lineage is out of range")
+    return base, cursor, lineage
 
 
-def position_of(rows: Cursor) -> Position | None:
-    """Where the rows of a store put the queue; None when no CURSOR entry was ever applied. Raises CodecError."""
+def position_of(rows: Cursor, lineage: int) -> Position | None:
+    """Where the rows of a store put the queue, in a partition of that lineage; None when no CURSOR entry was ever
+    applied. A soft cursor of another lineage passes entries that may be gone, and others may stand in their places.
+    Raises CodecError."""
     if rows.entry is None:
         return None
     state = decode_state(rows.entry)
     cursor = state.cursor
     if rows.soft is not None:
-        base, soft = decode_soft(rows.soft)
-        if base == rows.entry_offset:
+        base, soft, made_in = decode_soft(rows.soft)
+        if base == rows.entry_offset and made_in == lineage:
             cursor = max(cursor, soft)
     return Position(rows.entry_offset, state, cursor)
 

@@ -7,7 +7,7 @@ Runs on the event loop; reads in the read pool. What an entry says is decided in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, Final
@@ -60,6 +60,19 @@ class CursorKeeper:
         self._time = time
         self._pool = pool
         self._spawn = spawn
+        self._lineages: dict[int, int] = {}
+        """Led partition -> lineage under which it is led."""
+
+    def begin(self, partition: int) -> None:
+        """A leadership begins. Its lineage is noted now: when it ends by a forced leader's record, that one is known
+        here already, and what this leadership was acknowledged is of the lineage before."""
+        self._lineages[partition] = self._cursors.lineage(partition)
+
+    def end(self, queues: Iterable[ServedQueue], partition: int) -> None:
+        """A leadership is over: let the cursors that moved under it travel."""
+        for queue in queues:
+            self.save(queue, partition)
+        self._lineages.pop(partition, None)
 
     async def stand(self, queue: ServedQueue, partition: int) -> None:
         """Find where the queue stands in a partition that is led here; one that never stood anywhere begins where its
@@ -73,7 +86,7 @@ class CursorKeeper:
                 if partition in machine.windows or partition not in self._led:
                     return
                 # Read once more, now out of memory: leadership may have gone and come back, and others have decided.
-                position = position_of(self._store.cursor(partition, queue.name))
+                position = position_of(self._store.cursor(partition, queue.name), self._lineages[partition])
                 newest = 0 if queue.word.decree is None else queue.word.decree.version
                 if position is not None and position.state.decree > newest and partition not in reread:
                     # Another node has obeyed a decree of which this one has not heard: what is offered may differ.
@@ -95,6 +108,9 @@ class CursorKeeper:
                     if self._store.cursor(partition, queue.name).entry is not None or partition not in self._led:
                         continue  # leadership may have gone and come back here, too
                     state = CursorState(start, decree=decree.version)
+                    if decree.what == CLEARED and start:
+                        # It was cleared before it stood here: what it would have given since it was registered is lost.
+                        state = obeyed(CursorState(), 0, decree, start, max(decree.at_ms, decree.start_ms), 0)
                 await self._write(queue, partition, state)
             except (Retryable, OutcomeUnknown):
                 await asyncio.sleep(RETRY_MS / 1000)
@@ -104,12 +120,14 @@ class CursorKeeper:
 
     def _within(self, queue: ServedQueue, partition: int, position: Position) -> Position:
         """The position, not above what is applied here. A follower may be told of a cursor before it has the entries
-        below; if it is forced to lead without them (docs/protocol.md R-FORCE), others come to stand there."""
+        below; if it is made to lead without them, others come to stand there. Its lineage tells that (docs/protocol.md
+        R-SOFT), but for a metastore that went back, in which a number of a lineage may come twice."""
         applied = self._led[partition]
         if position.cursor <= applied:
             return position
         log.warning("queue.cursor_above_log", queue=queue.settings.name, partition=partition, cursor=position.cursor)
-        self._cursors.soft_cursor(partition, queue.name, encode_soft(position.base, applied))
+        soft = encode_soft(position.base, applied, self._lineages[partition])
+        self._cursors.soft_cursor(partition, queue.name, soft)
         return replace(position, cursor=applied)
 
     def claim_all(self, queue: ServedQueue) -> None:
@@ -241,7 +259,7 @@ class CursorKeeper:
     def save(self, queue: ServedQueue, partition: int | None) -> None:
         """Let moved cursors travel, of one partition or of all."""
         for moved, base, cursor in queue.machine.soft_positions(partition):
-            self._cursors.soft_cursor(moved, queue.name, encode_soft(base, cursor))
+            self._cursors.soft_cursor(moved, queue.name, encode_soft(base, cursor, self._lineages[moved]))
 
 
 def unreadable(queue: ServedQueue, partition: int, error: IsthmusError) -> None:

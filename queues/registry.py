@@ -274,11 +274,11 @@ class SourceQueues:
         """See `repl.model.ports.AfterApply`; all entries below `applied_offset` are applied."""
         if leading:
             self._led[partition] = applied_offset
+            self._keeper.begin(partition)
             for queue in self._queues.values():
                 self._spawn(self._stand(queue, partition))
             return
-        for queue in self._queues.values():
-            self._keeper.save(queue, partition)
+        self._keeper.end(self._queues.values(), partition)
         self._led.pop(partition, None)
         for queue in self._queues.values():
             queue.machine.unlead(partition)

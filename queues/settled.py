@@ -16,13 +16,19 @@ from repl.store.port import Store
 
 class QueuesSettled:
     """`repl.model.ports.Settled` over the queues of a node. `machines`: by name, as they are now; `unread`: why nobody
-    knows yet which there are, "" once that is known."""
+    knows yet which there are, "" once that is known; `lineage`: of a partition, as its record says."""
 
     def __init__(
-        self, machines: Callable[[], Mapping[str, SourceQueue]], store: Store, unread: Callable[[], str] = lambda: ""
+        self,
+        machines: Callable[[], Mapping[str, SourceQueue]],
+        store: Store,
+        unread: Callable[[], str] = lambda: "",
+        *,
+        lineage: Callable[[int], int],
     ) -> None:
         self._machines = machines
         self._store = store
+        self._lineage = lineage
         self._unread = unread
 
     def offers(self, bucket_type: bytes, bucket: bytes) -> bool:
@@ -37,7 +43,7 @@ class QueuesSettled:
             if not machine.offers(bucket_type, bucket):
                 continue
             try:
-                position = position_of(self._store.cursor(partition, name.encode()))
+                position = position_of(self._store.cursor(partition, name.encode()), self._lineage(partition))
             except CodecError as error:
                 return f"queue {name}: its cursor cannot be read: {error}"
             if position is None:

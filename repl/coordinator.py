@@ -234,6 +234,11 @@ class Coordinator:
         """See CursorWriter.soft_cursor."""
         self._runtime.soft_cursor(partition, queue, payload)
 
+    def lineage(self, partition: int) -> int:
+        """See CursorWriter.lineage."""
+        record = self._runtime.partitions[partition].replica.record
+        return 0 if record is None else record.lineage
+
     def _submit_here(self, requests: Sequence[WriteRequest | PushItem]) -> asyncio.Future[list[object]]:
         return self._submit(requests, forward=False)
 

@@ -236,10 +236,8 @@ class Proposal:
                     kind = EntryKind.LEAVING
                 origin = self._own
                 outcome, met = PushOutcome.MERGED, Met(row.clock, len(merged.siblings))
-            else:
-                # The offset of the row, not of our dot: merges, and pushes that count as ours, move the row up.
-                if counter_of(mine, self._partition.actor) and self._owed(self._partition.id, row.offset, origin, key):
-                    origin = self._own
+        if outcome is PushOutcome.APPLIED and self._counts_as_ours(current, summary, origin, key):
+            origin = self._own
         offset, made = self._next, outcome is not PushOutcome.APPLIED
         self._append(key, hash64, current, payload, summary, origin, b"", kind, made=made)
         return PushResult(outcome, None, met), offset + 1
@@ -255,12 +253,23 @@ class Proposal:
         if current.row.clock == summary.clock and (differs or self._leaves(current)):
             return None
         origin, offset = item.origin, self._next
-        if self._partition.actor in current.row.clock and self._owed(
-            self._partition.id, current.row.offset, origin, key
-        ):
+        if self._counts_as_ours(current, summary, origin, key):
             origin = self._own
         self._append(key, hash64, current, item.payload, summary, origin, b"", EntryKind.LEAVING, made=False)
         return PushResult(PushOutcome.APPLIED), offset + 1
+
+    def _counts_as_ours(self, current: Current | None, summary: Summary, pusher: bytes, key: Key) -> bool:
+        """Whether a push that replaces `current` is given our origin, so that other clusters than the pusher get it
+        (R-OWED): it replaces a write of ours that some have not got, or brings back one that was lost here, of which
+        nothing tells who got it before."""
+        actor = self._partition.actor
+        here = 0 if current is None else counter_of(decode_clock(current.row.clock), actor)
+        # The offset of the row, not of our dot: merges, and pushes that count as ours, move the row up.
+        if current is not None and here and self._owed(self._partition.id, current.row.offset, pusher, key):
+            return True
+        if actor not in summary.clock or counter_of(decode_clock(summary.clock), actor) <= here:
+            return False
+        return self._owed(self._partition.id, self._next, pusher, key)
 
     def _leaves(self, current: Current) -> bool:
         """Whether what the key holds is a tombstone that is about to be reaped."""

@@ -73,6 +73,9 @@ class CursorWriter(Protocol):
     def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:
         """Let `payload` travel with the partition's next apply batch, or alone within a second."""
 
+    def lineage(self, partition: int) -> int:
+        """How often a leader was forced on a partition of this node, as far as this node knows (R-FORCE)."""
+
 
 class Settled(Protocol):
     """What the floor of the queues knows of tombstones (`queues.settled`); asked by whoever reaps (R-REAP)."""

@@ -109,7 +109,9 @@ class Town:
         """In the store, and the loop has not heard of it."""
         self.reads: list[Read] = []
         self.queues: dict[str, SourceQueue] = {}
-        self.settled = QueuesSettled(lambda: {queue.name: queue for queue in self.queues.values()}, self.store)
+        self.settled = QueuesSettled(
+            lambda: {queue.name: queue for queue in self.queues.values()}, self.store, lineage=lambda _partition: 0
+        )
         self.now_ms = 0
         self.life = 0
         self.read_count = 0
@@ -131,10 +133,10 @@ class Town:
             if road.source == self.name:
                 owner = owner_of(road.queue)
                 queue = self._make_queue(road, owner)
-                if position_of(self.store.cursor(P, queue.name.encode())) is None:
+                if position_of(self.store.cursor(P, queue.name.encode()), 0) is None:
                     self._decide(queue.name.encode(), CursorState(0, 1, owner))
         for queue in self.queues.values():
-            position = position_of(self.store.cursor(P, queue.name.encode()))
+            position = position_of(self.store.cursor(P, queue.name.encode()), 0)
             assert position is not None
             queue.lead(P, TYPE, position, self.replica.applied)
 
@@ -168,7 +170,7 @@ class Town:
         self.place.pending_rows.clear()
         self.replica.applied = self.replica.leo
         for queue in self.queues.values():
-            position = position_of(self.store.cursor(P, queue.name.encode()))
+            position = position_of(self.store.cursor(P, queue.name.encode()), 0)
             assert position is not None
             if not known:
                 position = replace(position, cursor=position.state.cursor)
@@ -291,7 +293,7 @@ class Town:
         """What acknowledgements moved is written, softly."""
         for queue in self.queues.values():
             for _, base, cursor in queue.soft_positions():
-                self.store.write([PartitionStep(P, (), {queue.name.encode(): encode_soft(base, cursor)})])
+                self.store.write([PartitionStep(P, (), {queue.name.encode(): encode_soft(base, cursor, 0)})])
 
     # ---------------------------------------------------------------- reaping
 

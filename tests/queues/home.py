@@ -59,6 +59,8 @@ class Home:
         self.refusals: list[IsthmusError] = []
         """Errors that the next CURSOR entries meet, one each."""
         self.soft_writes = 0
+        self.lineages: dict[int, int] = {}
+        """Partition -> lineage of its record, as this node knows it, where that is not 0."""
         self.pool = ThreadPoolExecutor(2)
         self.queues: SourceQueues
         self._started = False
@@ -160,6 +162,9 @@ class Home:
     def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:
         self.soft_writes += 1
         self.store.write([PartitionStep(partition, (), {queue: payload})])
+
+    def lineage(self, partition: int) -> int:
+        return self.lineages.get(partition, 0)
 
     # ------------------------------------------------------------------ the sink's part
 

@@ -158,7 +158,9 @@ def test_nothing_goes_while_nobody_knows_which_queues_there_are() -> None:
         assert row["serving"] == "suspended"
         key = Key(b"default", b"b", b"a")
         assert home.queues.owed(PARTITIONS[0], 0, SINK, key)
-        settled = QueuesSettled(home.queues.machines, home.store, lambda: home.queues.steering.unread)
+        settled = QueuesSettled(
+            home.queues.machines, home.store, lambda: home.queues.steering.unread, lineage=home.lineage
+        )
         assert "/queue-definitions" in settled.waits(PARTITIONS[0], 0, b"default", b"b")
         broken = ensemble.read("/queue-definitions")
         assert broken is not None

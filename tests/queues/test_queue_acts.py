@@ -311,6 +311,26 @@ def test_clear_gives_up_what_waits_and_says_so() -> None:
     alive(test)
 
 
+def test_what_a_queue_never_began_to_give_is_in_the_gap_when_it_is_cleared() -> None:
+    """A partition that had no leader since the queue was registered learns of both at once; what the clear gave up
+    there is a gap, as it is where the queue stood already."""
+
+    async def story() -> None:
+        home = Home()
+        await home.start(lead=False)
+        home.put(b"a", b"b")
+        await home.acts.clear("q", told(home))
+        home.clock.skew_ms += 2_000
+        home.lead(PARTITIONS[0])
+        await home.until(lambda: PARTITIONS[0] in home.queues.machines()["q"].windows)
+        (gap,) = home.queues.machines()["q"].windows[PARTITIONS[0]].state.gaps
+        assert (gap.start, gap.what) == (0, "cleared")
+        assert gap.end >= 2
+        await home.close()
+
+    asyncio.run(story())
+
+
 def test_a_released_queue_goes_to_another_cluster_from_the_place_that_was_said() -> None:
     """The old owner cannot take it back at once nor acknowledge any more; the new one begins at 0."""
 

@@ -23,7 +23,7 @@ class Rows:
 
     def __init__(self, state: CursorState | None, soft: int | None = None) -> None:
         self.rows = Cursor(
-            5, None if state is None else encode_state(state), None if soft is None else encode_soft(5, soft)
+            5, None if state is None else encode_state(state), None if soft is None else encode_soft(5, soft, 0)
         )
 
     def cursor(self, _partition: int, queue: bytes) -> Cursor:
@@ -31,11 +31,13 @@ class Rows:
         return self.rows
 
 
-def waits(state: CursorState | None, soft: int | None = None, bucket: bytes = b"b") -> str:
-    settled: Any = QueuesSettled(lambda: {"to-west": Machine()}, Rows(state, soft))  # type: ignore[dict-item,arg-type]
+def waits(state: CursorState | None, soft: int | None = None, bucket: bytes = b"b", lineage: int = 0) -> str:
+    machines: Any = {"to-west": Machine()}
+    rows: Any = Rows(state, soft)
+    settled = QueuesSettled(lambda: machines, rows, lineage=lambda _partition: lineage)
     assert settled.offers(b"t", b"b")
     assert not settled.offers(b"t", b"c")
-    return str(settled.waits(3, 10, b"t", bucket))
+    return settled.waits(3, 10, b"t", bucket)
 
 
 def test_a_queue_waits_until_its_cursor_has_passed() -> None:
@@ -47,6 +49,11 @@ def test_a_queue_waits_until_its_cursor_has_passed() -> None:
     assert waits(CursorState(0), soft=10).startswith("queue to-west")
     assert waits(CursorState(0), soft=11) == ""
     assert waits(CursorState(11)) == ""
+
+
+def test_what_was_acknowledged_before_a_leader_was_forced_settles_nothing() -> None:
+    """A soft cursor of another lineage than the partition's speaks of other entries (R-SOFT)."""
+    assert waits(CursorState(0), soft=11, lineage=1).startswith("queue to-west: acknowledged below offset 0")
 
 
 def test_other_buckets_wait_for_nothing() -> None:

@@ -118,7 +118,7 @@ class Schedule:
         self.session = Session(self.owner, "w1", b"incarnat", 0)
         self.queue.set_owner(self.owner, self.version)
         for partition in PARTITIONS:
-            position = position_of(self.shelf.cursor(partition, NAME))
+            position = position_of(self.shelf.cursor(partition, NAME), 0)
             assert position is not None
             self.untold[partition] = []
             self.told[partition] = self.shelf.ends[partition]
@@ -262,7 +262,7 @@ class Schedule:
 
     def save_cursors(self) -> None:
         for partition, base, cursor in self.queue.soft_positions():
-            self.shelf.soft[partition, NAME] = encode_soft(base, cursor)
+            self.shelf.soft[partition, NAME] = encode_soft(base, cursor, 0)
 
     def restart(self) -> None:
         self.start()
@@ -277,7 +277,7 @@ class Schedule:
     def lead_again(self, partition: int) -> None:
         self.untold[partition] = []
         self.told[partition] = self.shelf.ends[partition]
-        position = position_of(self.shelf.cursor(partition, NAME))
+        position = position_of(self.shelf.cursor(partition, NAME), 0)
         assert position is not None
         self.queue.lead(partition, b"default", position, self.shelf.ends[partition])
 
@@ -329,7 +329,7 @@ class Schedule:
             before = window.cursor
             cursor = window.advance()
             assert before <= cursor <= window.scan <= window.applied == self.told[partition]
-            position = position_of(self.shelf.cursor(partition, NAME))
+            position = position_of(self.shelf.cursor(partition, NAME), 0)
             assert position is not None
             if not self.deaf:
                 assert window.close_ledger() in (None, 0), (window.ledger, window.waiting_count, window.away_count)

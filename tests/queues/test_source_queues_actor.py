@@ -85,7 +85,7 @@ def test_the_first_fetch_makes_its_cluster_the_owner_and_another_is_refused_by_n
         owner = json.loads(found.value)
         assert (owner["owner"], owner["cluster"], owner["version"], owner["by"]) == (SINK.hex(), "west", 1, "w1")
         for partition in PARTITIONS:
-            position = position_of(home.store.cursor(partition, b"q"))
+            position = position_of(home.store.cursor(partition, b"q"), 0)
             assert position is not None
             assert (position.state.owner, position.state.owner_version) == (SINK, 1)
         for _ in range(2):

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from queues.cursors import CursorState, encode_soft, encode_state, position_of
+from queues.cursors import CursorState, decode_soft, encode_soft, encode_state, position_of
 from queues.decrees import Decree
 from queues.gaps import Gap
 from queues.wire import Ack
@@ -19,8 +19,8 @@ from tests.queues.test_source_queues_actor import alive
 P = PARTITIONS[0]
 
 
-def test_a_soft_cursor_above_the_log_of_a_forced_leader_hides_no_change() -> None:
-    """A follower may know a cursor above what its own log holds. Forced to lead, it writes those offsets anew: what
+def test_a_soft_cursor_above_the_log_of_its_leader_hides_no_change() -> None:
+    """A follower may know a cursor above what its own log holds. Made to lead, it writes those offsets anew: what
     stands there then is offered, and the store no longer says that it is acknowledged."""
 
     async def test(home: Home) -> None:
@@ -29,14 +29,59 @@ def test_a_soft_cursor_above_the_log_of_a_forced_leader_hides_no_change() -> Non
         await home.fetch(acks=[Ack(reply.batch, reply.owner_version)], wait_ms=0)
         home.queues.leadership(P, False, home.shelf.ends[P])
         base = home.store.cursor(P, b"q").entry_offset
-        home.soft_cursor(P, b"q", encode_soft(base, home.shelf.ends[P] + 5))
+        home.soft_cursor(P, b"q", encode_soft(base, home.shelf.ends[P] + 5, 0))
         home.lead(P)
         await home.until(lambda: P in home.queues.machines()["q"].windows)
-        found = position_of(home.store.cursor(P, b"q"))
+        found = position_of(home.store.cursor(P, b"q"), 0)
         assert found is not None
         assert found.cursor == home.shelf.ends[P]
         home.put(b"b", b"c")
         assert await home.drain() == [b"b", b"c"]
+
+    alive(test)
+
+
+def acknowledged(home: Home) -> tuple[int, int, int]:
+    """(base, cursor, lineage) of what the store of that node knows of acknowledgements."""
+    soft = home.store.cursor(P, b"q").soft
+    assert soft is not None
+    return decode_soft(soft)
+
+
+def test_a_cursor_of_the_lineage_that_was_lost_counts_for_no_later_leader() -> None:
+    """A copy that knows what the leader before a forced one was acknowledged may lead after it, under the same CURSOR
+    entry: others stand at those offsets by then, and they are offered. What is acknowledged from then on counts there,
+    and is all that counts."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a", b"b", b"c")
+        assert await home.drain() == [b"a", b"b", b"c"]
+        home.queues.leadership(P, False, home.shelf.ends[P])
+        base, cursor, lineage = acknowledged(home)
+        assert (cursor, lineage) == (home.shelf.ends[P], 0)
+        home.lineages[P] = 1
+        home.lead(P)
+        assert await home.drain() == [b"a", b"b", b"c"]
+        home.queues.leadership(P, False, home.shelf.ends[P])
+        assert acknowledged(home) == (base, cursor, 1)
+        home.lead(P)
+        await home.until(lambda: P in home.queues.machines()["q"].windows)
+        assert await home.drain() == []
+
+    alive(test)
+
+
+def test_a_leader_whose_lineage_is_over_says_nothing_of_the_next_one() -> None:
+    """A leader hears of its successor by force from the record that has the new lineage: what it lets travel then is of
+    the lineage under which it was acknowledged."""
+
+    async def test(home: Home) -> None:
+        home.put(b"a", b"b")
+        reply = await home.fetch()
+        await home.fetch(acks=[Ack(reply.batch, reply.owner_version)], wait_ms=0)
+        home.lineages[P] = 1
+        home.queues.leadership(P, False, home.shelf.ends[P])
+        assert acknowledged(home)[1:] == (home.shelf.ends[P], 0)
 
     alive(test)
 

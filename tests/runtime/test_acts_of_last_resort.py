@@ -99,6 +99,7 @@ def test_a_copy_that_lacks_something_leads_only_when_an_operator_forces_it(tmp_p
             assert (status, done["lineage"], done["epoch"]) == (200, 1, before.epoch + 1)
             assert [each["by"] for each in logs if each["event"] == "UNCLEAN_ELECTION"] == ["ann"]
             await until(lambda: last.partition().leads)
+            assert last.coordinator.lineage(0) == 1
             samples = {name: value for name, _, value in last.runtime.metrics() if name == "isthmus_unclean_elections"}
             assert samples == {"isthmus_unclean_elections": 1}
             assert not last.partition().replica.ready, "min-ISR is 2"

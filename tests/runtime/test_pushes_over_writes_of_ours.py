@@ -84,6 +84,38 @@ def test_a_push_over_a_write_that_is_owed_counts_as_ours(tmp_path: Path, house: 
     asyncio.run(story())
 
 
+def test_a_write_of_ours_that_comes_back_counts_as_ours(tmp_path: Path, house: Houses) -> None:
+    """R-OWED: after a loss another cluster may push what it had from us. Whether a third one had it nothing tells any
+    more, so it goes out again: where the key is not here, and where it replaces a row without that write."""
+
+    async def story() -> None:
+        origins = Origins()
+        async with house(tmp_path, MemoryEnsemble()) as h:
+            h.runtime.hooks.append(origins)
+            h.coordinator.owed = lambda _partition, _offset, pusher, _key: pusher == WEST
+            await h.coordinator.write(WriteRequest(KEY, Content(b"mine")))
+            place = h.partition()
+            lost = (place.actor, pack_counter(place.replica.epoch, 0))
+            from_west = write(None, (), Content(b"of west"), (actor_of(WEST, 1), 1), 5)
+
+            async def push(name: bytes, value: object, pusher: bytes = WEST) -> None:
+                item = PushItem(Key(b"default", b"b", name), pusher, encode_object(value))
+                (result,) = await h.coordinator.push([item])
+                assert result.outcome is PushOutcome.APPLIED
+
+            back = write(None, (), Content(b"ours once"), lost, 5)
+            await push(b"gone", back)
+            await push(b"replaced", from_west)
+            await push(b"replaced", write(from_west, from_west.clock, Content(b"over it"), lost, 6))
+            await push(b"not-owed", back, NORTH)
+            ours = h.runtime.cluster_uuid
+            assert origins.of[b"gone"] == [ours]
+            assert origins.of[b"replaced"] == [WEST, ours]
+            assert origins.of[b"not-owed"] == [NORTH]
+
+    asyncio.run(story())
+
+
 def test_what_is_owed_follows_owners_and_cursors() -> None:
     """A queue of the pusher's own owes nothing; one of another cluster owes what stands at or above its cursor; one
     that cascades, that leaves the key out, or that nobody owns, is judged by what it would do."""

@@ -184,7 +184,12 @@ class QueueProcess(Process):
             self.hooks.append(self.queues)
             self.coordinator.owed = self.queues.owed
             self.acts = QueueActs(self.queues, self.rows, cast(Executor, None))
-            self.settled = QueuesSettled(self.queues.machines, self.rows, lambda: self.queues.steering.unread)
+            self.settled = QueuesSettled(
+                self.queues.machines,
+                self.rows,
+                lambda: self.queues.steering.unread,
+                lineage=self.coordinator.lineage,
+            )
 
     # -- life -----------------------------------------------------------------------------------
 

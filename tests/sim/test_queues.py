@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
 from tests.sim import world
 from tests.sim.mixes import cuts, last_resorts
+from tests.sim.plan import Plan
 from tests.sim.queue_mutants import DEFECTS, Defect, deposed
 from tests.sim.queues import QueueWorld
 from tests.sim.world import run_seed
@@ -42,6 +44,22 @@ def test_the_sound_product_passes_the_mixes_that_catch_defects(plan: object) -> 
     """Without a defect the special mixes are harmless, forced leaders and their lost entries among them."""
     assert callable(plan)
     for seed in MIXED:
+        run_seed(seed, world_class=QueueWorld, plan=plan())
+
+
+@pytest.mark.parametrize(
+    ("plan", "seeds"),
+    [
+        (last_resorts(last_resort_ms=4_000), (27, 28, 58, 68, 94, 100, 255)),
+        (last_resorts(gap_ms=3_000, write_gap_ms=30, last_resort_ms=4_000), (4, 5, 74)),
+    ],
+)
+def test_what_comes_back_after_a_forced_leader_reaches_every_owner(
+    plan: Callable[[], Plan], seeds: tuple[int, ...]
+) -> None:
+    """Seeds in which a write that a forced leader had lost came back from another cluster and went to no third one,
+    over a key that was gone or replaced; and in which a queue was cleared before it stood anywhere, without a gap."""
+    for seed in seeds:
         run_seed(seed, world_class=QueueWorld, plan=plan())
 
 
