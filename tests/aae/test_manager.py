@@ -158,6 +158,12 @@ async def ended(desk: Desk) -> None:
         await asyncio.sleep(0.002)
 
 
+async def under_way(desk: Desk) -> None:
+    """Let what was asked for, or is due, begin."""
+    while desk.manager.running is None:
+        await asyncio.sleep(0.002)
+
+
 class NoGaps(Gaps):
     """A queue that gave nothing up."""
 
@@ -274,8 +280,7 @@ def test_one_check_runs_at_a_time_and_what_is_due_meanwhile_follows(tmp_path: Pa
         desk = Desk(tmp_path, WEST, east)
         gate = desk.checkers["west"].gate = asyncio.Event()
         desk.bell.call()
-        await asyncio.sleep(0.01)
-        assert desk.manager.running is not None
+        await under_way(desk)
         with pytest.raises(Busy, match="a check of west is running"):
             desk.manager.begin("east", Kind.ALL, "ann")
         desk.clock.ms = START + HOUR_MS // 2 + 1
@@ -283,20 +288,20 @@ def test_one_check_runs_at_a_time_and_what_is_due_meanwhile_follows(tmp_path: Pa
         await asyncio.sleep(0.01)
         assert desk.checkers["east"].checks == []
         gate.set()
-        await asyncio.sleep(0.05)
-        assert desk.manager.running is None
+        await ended(desk)
         desk.bell.call()
-        await asyncio.sleep(0.05)
+        await under_way(desk)
+        await ended(desk)
         assert len(desk.checkers["east"].checks) == 1
         results = await desk.manager.run("east", Kind.ALL, "ann")
         assert [(result.by, result.verdict, result.proven) for result in results] == [("ann", Verdict.IN_SYNC, True)]
         gate.clear()
         desk.clock.ms = START + HOUR_MS
         desk.bell.call()
-        await asyncio.sleep(0.01)
+        await under_way(desk)
         desk.clock.ms = START + 4 * HOUR_MS
         gate.set()
-        await asyncio.sleep(0.05)
+        await ended(desk)
         assert [one.reason for one in desk.manager.peers["east"].skipped] == ["late", "late"]
 
     story(work)

@@ -33,7 +33,7 @@ from node.fullsync_gathering import FullSyncGathering
 from node.http.fullsync import FullSyncAdmin
 from repl.metastore.memory import MemoryEnsemble, MemoryMetastore
 from repl.model.errors import BadInput, CodecError, PeerFault
-from tests.aae.test_manager import START, WEST, Desk, shown, story
+from tests.aae.test_manager import START, WEST, Desk, ended, shown, story, under_way
 from tests.http.conftest import ask, make_room
 
 ACT: Final = Act("ann", START, "move")
@@ -243,13 +243,12 @@ def test_a_peer_is_added_and_removed_while_nodes_run(tmp_path: Path) -> None:
         assert two.desk.manager.peer("north").remembered.proven_ms
         gate = checker.gate = asyncio.Event()
         two.desk.manager.begin("north", Kind.ALL, "bob")
-        await asyncio.sleep(0.01)
+        await under_way(two.desk)
         two.desk.clock.ms += 1
         assert (await two.act("peers/remove", peer="north"))[0] == 200
         assert (one.peers, two.peers) == ({}, {})
         gate.set()
-        await asyncio.sleep(0.05)
-        assert two.desk.manager.running is None
+        await ended(two.desk)
         status, _ = await two.act("peers/add", peer="north", values={**NORTH, "auto": 6})
         assert (status, two.peers["north"].auto_count) == (200, 6)
         remembered = two.desk.manager.peer("north").remembered
