@@ -15,7 +15,7 @@ from repl.transport import tls_server
 from repl.transport.tls import NodeName
 from repl.transport.tls_server import TlsServer
 from tests.security.folder import Folder, filled
-from tests.transport.wire_world import LOOPS, MB, Node, entries_of, forward, run, until, world
+from tests.transport.wire_world import DEAD_AFTER_MS, LOOPS, MB, Node, entries_of, forward, run, until, world
 
 
 def refused(node: Node) -> set[str]:
@@ -45,7 +45,7 @@ def test_nodes_speak_through_tls_whatever_the_size(folder: Folder, loop: str) ->
                 assert b.links.send("a", 0, forward(seq, entries_of(1, size, seq)))
                 assert await a.links.request("b", "echo", b"x" * 1000, 5000) == b"a echo " + b"x" * 1000
             await until(lambda: len(a.messages) == len(b.messages) == 40, "all messages")
-            await asyncio.sleep(1.0)  # over twice `dead_after`: pings and their answers go through, too
+            await asyncio.sleep(2.2 * DEAD_AFTER_MS / 1000)  # pings and their answers go through, too
             assert a.links.linked("b")
             assert b.links.linked("a")
             assert not a.faults()

@@ -19,7 +19,8 @@ from repl.transport.port import Delivery
 
 UUID: Final = b"u" * 16
 PATIENCE_S: Final = 20.0
-DEAD_AFTER_MS: Final = 400
+DEAD_AFTER_MS: Final = 1000
+"""How long a silent connection lives; longer than a loop stands still on a machine that has other work."""
 MB: Final = 1_000_000
 
 LOOPS: Final = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
