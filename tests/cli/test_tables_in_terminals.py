@@ -16,7 +16,7 @@ ROW = ("default/0", ["east-1", "east-2", "east-3"], 0, "east-2 is out of sync: t
 def drawn(room: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """The lines of the table in a terminal of so many columns."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((room, 24)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda fallback=(80, 24): os.terminal_size((room, 24)))
     output.echo_table(COLUMNS, [ROW])
     return capsys.readouterr().out.splitlines()
 
@@ -46,7 +46,7 @@ def test_a_word_that_is_longer_than_a_line_is_folded(
 ) -> None:
     """A value of a thousand letters makes no table of a thousand columns."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((60, 24)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda fallback=(80, 24): os.terminal_size((60, 24)))
     output.echo_table(("key", "bytes"), [("k" * 1_000, 5)])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 60
