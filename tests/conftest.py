@@ -91,18 +91,21 @@ class SharedFixtures:
 class TimeoutsOfWorkers:
     """A plugin for the workers of `-n`: what a test that takes too long is at is seen.
 
-    pytest-timeout would write it to the worker's stdout, which is /dev/null, and end the process without a word.
+    pytest-timeout would write it to the worker's stdout, which is /dev/null, and end the process without a word. A test
+    has the longer, the more workers share a core.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int) -> None:
         self._stderr: Final = os.fdopen(os.dup(2), "w")  # the run's own; tests have their output captured
+        self._longer: Final = max(1.0, workers / (os.cpu_count() or 1))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_set_timer(self, item: Any, settings: Any) -> bool:
         """In place of pytest-timeout's own thread."""
+        timeout_s = settings.timeout * self._longer
 
         def ended() -> None:
-            print(f"\nTimeout: {item.nodeid} takes longer than {settings.timeout:g} s", file=self._stderr, flush=True)
+            print(f"\nTimeout: {item.nodeid} takes longer than {timeout_s:g} s", file=self._stderr, flush=True)
             faulthandler.dump_traceback(self._stderr)
             os._exit(1)
 
@@ -110,7 +113,7 @@ class TimeoutsOfWorkers:
             timer.cancel()
             timer.join()
 
-        timer = threading.Timer(settings.timeout, ended)
+        timer = threading.Timer(timeout_s, ended)
         item.cancel_timeout = cancel
         timer.start()
         return True
@@ -119,8 +122,9 @@ class TimeoutsOfWorkers:
 def pytest_configure(config: pytest.Config) -> None:
     """Once, before anything is collected."""
     config.pluginmanager.register(SharedFixtures())
-    if hasattr(config, "workerinput"):
-        config.pluginmanager.register(TimeoutsOfWorkers())
+    given: dict[str, Any] | None = getattr(config, "workerinput", None)
+    if given is not None:
+        config.pluginmanager.register(TimeoutsOfWorkers(given["workercount"]))
 
 
 @pytest.fixture(autouse=True)
