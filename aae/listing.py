@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from aae.check import LOOKED
 from aae.compared import Peer
@@ -44,6 +44,18 @@ NAMED_SHOWN: Final = 20
 """Keys that differed, of a bucket type, in a listing: enough to look at some; `isthmus explain` tells of each."""
 
 
+class Owner(NamedTuple):
+    """The cluster that a queue belongs to."""
+
+    name: str
+    uuid: str
+    """In hex."""
+
+
+Owners = Mapping[str, Owner | None]
+"""The queues that there are on this node; None: no cluster has fetched from it yet."""
+
+
 def samples(manager: Manager, wall_ms: int) -> list[Sample]:
     """For Prometheus."""
     found: list[Sample] = [
@@ -66,8 +78,8 @@ def samples(manager: Manager, wall_ms: int) -> list[Sample]:
     return found
 
 
-def listed(manager: Manager, healing: Healing, results: int, wall_ms: int, queues: Collection[str]) -> dict[str, Any]:
-    """The check that runs, and every peer with its newest `results`. `queues`: those that there are on this node."""
+def listed(manager: Manager, healing: Healing, results: int, wall_ms: int, owners: Owners) -> dict[str, Any]:
+    """The check that runs, and every peer with its newest `results`."""
     running = manager.running
     return {
         "running": None
@@ -86,16 +98,18 @@ def listed(manager: Manager, healing: Healing, results: int, wall_ms: int, queue
             "queued": running.findings.queued,
             "estimate_s": _estimate_s(running.began_ms, running.findings, wall_ms),
         },
-        "peers": [_peer(manager, peer, healing, results, queues) for peer in manager.peers.values()],
+        "peers": [_peer(manager, peer, healing, results, owners) for peer in manager.peers.values()],
     }
 
 
-def _peer(manager: Manager, peer: Peer, healing: Healing, results: int, queues: Collection[str]) -> dict[str, Any]:
+def _peer(manager: Manager, peer: Peer, healing: Healing, results: int, owners: Owners) -> dict[str, Any]:
     settings, remembered = peer.settings, peer.remembered
     upcoming = manager.upcoming(settings.name)
     suspended, learned = remembered.suspended, remembered.standing.learned
     bucket_types = peer.bucket_types
-    delisted = settings.queue not in queues
+    delisted = settings.queue not in owners
+    owner = owners.get(settings.queue)
+    misplaced = "" if owner is None else _misplaced(peer, owner)
     healed = None if delisted else healing.peers.get(settings.name)
     return {
         "name": settings.name,
@@ -110,10 +124,11 @@ def _peer(manager: Manager, peer: Peer, healing: Healing, results: int, queues: 
         "cluster_slice": settings.cluster_slice,
         "queue": settings.queue,
         "queue_delisted": delisted,
+        "queue_of_other": owner.name if owner is not None and misplaced else None,
         "bucket_types": bucket_types,
         "bidirectional": settings.bidirectional,
         "state": "suspended" if suspended is not None else "idle" if peer.plan is None else "scheduled",
-        "reason": _why(peer)
+        "reason": misplaced or _why(peer)
         if not delisted
         else f"there is no queue {settings.queue}: delisted, or not registered yet; every check ends with an error",
         "suspended": None
@@ -206,6 +221,20 @@ def trees_listed(trees: Trees) -> dict[str, Any]:
 def shown(result: Result) -> dict[str, Any]:
     """A result for people and programs."""
     return {**asdict(result), "differences": dict(result.differences)}
+
+
+def _misplaced(peer: Peer, owner: Owner) -> str:
+    """What comes of it that the queue of repairs belongs to another cluster than the one that is compared with; "" when
+    it does not, or that is not known: no cluster has answered yet and the settings name none."""
+    settings, uuid = peer.settings, peer.remembered.cluster
+    if (uuid == owner.uuid) if uuid else settings.cluster in ("", owner.name):
+        return ""
+    compared = settings.cluster or f"cluster {uuid}"
+    whose = owner.name if owner.name != compared else f"another cluster of that name, {owner.uuid}"
+    return (
+        f"queue {settings.queue} belongs to {whose}, and {compared} is compared with: repairs go to the wrong cluster; "
+        f"name a queue that {compared} fetches from, or release this one (isthmus queue release)"
+    )
 
 
 def _why(peer: Peer) -> str:

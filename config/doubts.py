@@ -39,6 +39,13 @@ def doubts_of(settings: Settings) -> Iterator[Doubt]:
                 f'"{entry.queue}" is no queue of this file; there are: {", ".join(queues)}. It is right if it is '
                 "registered while the cluster runs (isthmus queue register); until then every check ends with an error",
             )
+        others = [e for e in settings.fullsync[:number] if e.queue == entry.queue and e.cluster and entry.cluster]
+        for other in (one for one in others if one.cluster != entry.cluster):
+            yield Doubt(
+                f"fullsync[{number}].queue",
+                f'"{entry.queue}" is the queue of "{other.name}" as well, which compares with {other.cluster}, not '
+                f"{entry.cluster}: a queue belongs to one cluster, so the repairs of one of them go to the other",
+            )
     sink = settings.sink
     if sink.peer_limit_count > sink.workers:
         yield Doubt(

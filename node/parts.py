@@ -340,8 +340,8 @@ class Parts:
         """What this node says of its full-sync: its `checks`, with newest `results` of each peer, or its `trees`."""
         if what == "trees":
             return listing.trees_listed(self.fullsync.trees)
-        there, manager = self.queues.machines(), self.fullsync.manager
-        found = listing.listed(manager, self.fullsync.healing, results, self.time.wall_ms(), there)
+        manager = self.fullsync.manager
+        found = listing.listed(manager, self.fullsync.healing, results, self.time.wall_ms(), self._queue_owners())
         for shown in found["peers"]:
             shown["compares"] = self.compared(manager.peers[shown["name"]])
         found |= listing.of_operators(manager)
@@ -390,6 +390,14 @@ class Parts:
             for bucket_type, at_ms in peer.remembered.proven_ms.items()
             if bucket_type in bucket_types
         ]
+
+    def _queue_owners(self) -> dict[str, listing.Owner | None]:
+        """Queues of this node with the cluster that each belongs to."""
+        owners = {name: self.queues.named(name).word.owner for name in self.queues.machines()}
+        return {
+            name: None if owner is None or not owner.cluster else listing.Owner(owner.name, owner.cluster.hex())
+            for name, owner in owners.items()
+        }
 
     def compared(self, peer: Peer) -> dict[str, list[str]]:
         """Queue -> bucket types that a peer of full-sync compares for it; see `node.gap_gathering`."""

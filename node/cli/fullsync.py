@@ -219,6 +219,10 @@ def _echo_acted(answer: dict[str, Any], output: str, what: str) -> None:
     for node, names in found.items() if output != "json" else ():
         if names:
             click.echo(printable(f"{node}: checks of {', '.join(names)} are {what}"))
+    meant = {name for names in found.values() for name in names or ()}
+    for peer in listed(answer, "peers") if "peers" in answer and output != "json" else ():
+        if peer.get("queue_of_other") and peer.get("name") in meant:
+            click.echo(printable(f"warning: {peer['name']}: {peer.get('reason')}"))
     later = [str(node) for node in answer.get("later", ())]
     if later and output != "json":
         click.echo(printable(f"{', '.join(later)}: down; follows when it is back"))
@@ -504,6 +508,14 @@ def _progress(running: dict[str, Any]) -> str:
     )
 
 
+def _queue(peer: dict[str, Any]) -> str:
+    """The queue of repairs, with what is wrong with it."""
+    if peer.get("queue_delisted"):
+        return f"{peer.get('queue')} (delisted)"
+    other = peer.get("queue_of_other")
+    return f"{peer.get('queue')} (of {other})" if other else str(peer.get("queue"))
+
+
 def _rows(peer: dict[str, Any]) -> list[list[Any]]:
     at_ms = peer.get("next_ms")
     when = "-" if at_ms is None or peer.get("state") == "suspended" else moment(at_ms)
@@ -516,7 +528,7 @@ def _rows(peer: dict[str, Any]) -> list[list[Any]]:
             kind,
             bucket_type,
             "never" if at is None else moment(at),
-            f"{peer.get('queue')} (delisted)" if peer.get("queue_delisted") else peer.get("queue"),
+            _queue(peer),
             peer.get("reason"),
         ]
         for bucket_type, at in peer.get("proven_ms", {}).items()

@@ -252,8 +252,8 @@ def _newest(
 
 
 def _rests(peer: Mapping[str, Any]) -> bool:
-    """Nothing is proven by this peer until somebody acts."""
-    return peer.get("state") != "scheduled" or bool(peer.get("queue_delisted"))
+    """Nothing is proven, or repaired, by this peer until somebody acts."""
+    return peer.get("state") != "scheduled" or bool(peer.get("queue_delisted") or peer.get("queue_of_other"))
 
 
 def gap_facts(answer: Mapping[str, Any], limits: Limits) -> list[Fact]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from aae.compare import Kind as DifferenceKind
 from aae.exchange import Findings, Verdict
 from aae.healing import Gap, Gaps, Healing
 from aae.last_comparison import differs, last_comparisons
-from aae.listing import listed, samples, scheduled
+from aae.listing import Owner, Owners, listed, samples, scheduled
 from aae.manager import Busy, Manager, UnknownPeer
 from aae.memory import NAMED_BYTES, Memory, Named, _plain
 from aae.runs import Outcome
@@ -181,9 +182,9 @@ class NoGaps(Gaps):
         raise AssertionError
 
 
-def shown(desk: Desk, queues: Collection[str] = ("to-west",)) -> dict[str, Any]:
+def shown(desk: Desk, owners: Owners = MappingProxyType({"to-west": None})) -> dict[str, Any]:
     """What operators see."""
-    return listed(desk.manager, Healing(desk.manager, NoGaps(), desk.clock), 10, desk.clock.ms, queues)
+    return listed(desk.manager, Healing(desk.manager, NoGaps(), desk.clock), 10, desk.clock.ms, owners)
 
 
 def story(work: Callable[[], Awaitable[None]]) -> None:
@@ -217,9 +218,31 @@ def test_a_queue_that_is_there_no_more_is_said_to_be_delisted(tmp_path: Path) ->
 
     async def work() -> None:
         desk = Desk(tmp_path, WEST)
-        (here,), (gone,) = shown(desk)["peers"], shown(desk, ())["peers"]
+        (here,), (gone,) = shown(desk)["peers"], shown(desk, {})["peers"]
         assert (here["queue_delisted"], gone["queue_delisted"], gone["gaps_open"]) == (False, True, None)
         assert gone["reason"].startswith("there is no queue to-west: delisted")
+
+    story(work)
+
+
+def test_a_queue_of_another_cluster_than_the_one_compared_with_is_said(tmp_path: Path) -> None:
+    """By uuid once the other cluster has answered, before that by the name that the settings give it; what is not known
+    is not guessed, and a queue that nobody owns yet is anybody's."""
+
+    async def work() -> None:
+        desk = Desk(tmp_path, WEST, replace(WEST, name="named", cluster="west"))
+        plain, named = shown(desk, {"to-west": Owner("north", "ab" * 16)})["peers"]
+        assert plain["queue_of_other"] is None, "no cluster has answered, and the settings name none"
+        assert named["queue_of_other"] == "north"
+        assert named["reason"].startswith("queue to-west belongs to north, and west is compared with: repairs go to")
+        assert not any(one["queue_of_other"] for one in shown(desk, {"to-west": None})["peers"])
+        assert not any(one["queue_of_other"] for one in shown(desk, {"to-west": Owner("west", "cd" * 16)})["peers"])
+        for peer in desk.manager.peers.values():
+            peer.remembered.cluster = "ab" * 16
+        assert not any(one["queue_of_other"] for one in shown(desk, {"to-west": Owner("old name", "ab" * 16)})["peers"])
+        plain, named = shown(desk, {"to-west": Owner("west", "cd" * 16)})["peers"]
+        assert plain["reason"].startswith(f"queue to-west belongs to west, and cluster {'ab' * 16} is compared with")
+        assert f"belongs to another cluster of that name, {'cd' * 16}, and west is" in named["reason"]
 
     story(work)
 

@@ -59,6 +59,16 @@ def test_status_tells_who_compares_what_is_next_and_what_is_open(
     shown = capsys.readouterr().out
     assert "to-west (delisted)" in shown
     assert "that are not proven yet" not in shown
+    other = {**PEER, "queue_of_other": "north", "reason": "queue to-west belongs to north"}
+    listener.tell("/admin/fullsync?results=5", {"node": "e1", "state": "scheduled", "peers": [other]})
+    assert cli.main(["fullsync", "status"]) == Exit.OK
+    shown = capsys.readouterr().out
+    assert "to-west (of north)" in shown
+    assert "queue to-west belongs to north" in shown
+    listener.tell("/admin/fullsync/set", {"acted": {"e1": ["west"]}, "peers": [other, {**other, "name": "south"}]})
+    assert cli.main(["fullsync", "set", "west", "--queue", "to-west", "--by", "ann"]) == Exit.OK
+    shown = capsys.readouterr().out
+    assert shown == "e1: checks of west are changed\nwarning: west: queue to-west belongs to north\n"
     waits = {**PEER, "gaps_wait_s": 35.0, "gaps_queues": ["rt"]}
     listener.tell("/admin/fullsync?results=5", {"node": "e1", "state": "scheduled", "peers": [waits]})
     assert cli.main(["fullsync", "status"]) == Exit.OK

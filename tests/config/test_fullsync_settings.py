@@ -72,6 +72,21 @@ def test_a_queue_that_is_registered_later_may_be_named(tmp_path: Path) -> None:
     assert not [one for one in doubts_of(load_file(file)) if one.path == "fullsync[0].queue"]
 
 
+def test_one_queue_for_two_clusters_is_doubted(tmp_path: Path) -> None:
+    """It belongs to one of them, to which the repairs of both would go; several entries for one cluster share it."""
+    file = tmp_path / "n1.toml"
+    entry = BASE[BASE.index("[[fullsync]]") :]
+    named = BASE.replace("[[fullsync]]", '[[fullsync]]\ncluster = "west"')
+    for cluster, doubted in (("west", 0), ("north", 1)):
+        again = entry.replace('name = "west"', 'name = "again"').replace(
+            "[[fullsync]]", f'[[fullsync]]\ncluster = "{cluster}"'
+        )
+        file.write_text(f"{named}\n{again}")
+        found = [one for one in doubts_of(load_file(file)) if one.path == "fullsync[1].queue"]
+        assert len(found) == doubted
+    assert "compares with west, not north: a queue belongs to one cluster" in found[0].message
+
+
 def test_two_of_one_name_are_one_too_many(tmp_path: Path) -> None:
     """Both places are named."""
     file = tmp_path / "n1.toml"
