@@ -313,7 +313,8 @@ def test_one_check_runs_at_a_time_and_what_is_due_meanwhile_follows(tmp_path: Pa
         gate.set()
         await ended(desk)
         desk.bell.call()
-        await under_way(desk)
+        while not desk.checkers["east"].checks:
+            await asyncio.sleep(0.002)
         await ended(desk)
         assert len(desk.checkers["east"].checks) == 1
         results = await desk.manager.run("east", Kind.ALL, "ann")
