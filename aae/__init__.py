@@ -1,4 +1,6 @@
-"""Full-sync: proves two clusters equal by trees over their key stores, and repairs what differs.
+"""Full-sync: proves two clusters equal by comparing trees over their keys, and repairs what differs.
 
-In this version only its actor is here: every node starts it, and it says that nothing is configured.
+`trees` keeps the trees of a node, `exchange` compares with another cluster, `scheduling` decides when, `scrub`
+checks this cluster's own rows, `reconcile` runs on Spark. Must not import `sink` or `node`. Start at `service`,
+then `scheduling.manager` and `exchange.exchange`.
 """

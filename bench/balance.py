@@ -2,8 +2,9 @@
 
     python -m bench.balance [--partitions 1000] [--nodes 50] [--factor 3] [--json]
 
-CPU seconds of one call of `repl.isr.balance.plan`, in one process, best and worst of some seeds. `restarted`: a fifth
-of the nodes lead nothing; `crowded`: each partition is led by the eligible node with the lowest number.
+CPU seconds of one call of `repl.controller.leader_balance_plan.plan`, in one process, best and worst of some seeds.
+`restarted`: a fifth of the nodes lead nothing; `crowded`: each partition is led by the eligible node with the lowest
+number.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import time
 from random import Random
 
-from repl.isr.balance import Seat, imbalance, loads, plan
+from isthmus.repl.controller.leader_balance_plan import Seat, imbalance, loads, plan
 
 SEEDS = 5
 

@@ -21,12 +21,13 @@ from typing import Any
 import uvloop
 
 from bench.loadgen import BUCKET, BUCKET_TYPE, VALUE_BYTES, VALUE_POOL_COUNT
-from config.loading import load_file
-from node import interpreter, logs
-from node.daemon import Node
-from repl.model.keys import Key
-from repl.model.objects import Content
-from repl.model.requests import WriteRequest, Written
+from isthmus.config.loader import load_file
+from isthmus.node import daemon
+from isthmus.node.daemon import Node
+from isthmus.node.observability import logs
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.requests import WriteRequest, Written
 
 
 @dataclass(frozen=True)
@@ -90,5 +91,5 @@ async def serve(file: Path) -> int:
 
 
 if __name__ == "__main__":
-    interpreter.tune()
+    daemon.tune()
     sys.exit(uvloop.run(serve(Path(sys.argv[1]))))

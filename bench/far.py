@@ -23,10 +23,10 @@ from bench.figures import Figure, Target, machine, report
 from bench.loadgen import VALUE_BYTES, Phase, Result
 from bench.nodes import THREE_NODES, BenchFailed, LoadProcess, Nodes
 from bench.profiling import Profiler
-from node import places
-from node.demo.client import Connection, Trouble
-from node.demo.costs import CpuTime, cpu_time
-from repl.model.errors import IsthmusError
+from isthmus.node.demo.client import Connection, Trouble
+from isthmus.node.demo.cost import CpuTime, cpu_time
+from isthmus.node.local import directory as places
+from isthmus.repl.model.errors import IsthmusError
 
 RATE: Final = Target(30, "MB/s")
 SLOWER: Final = Target(2, "× the p99 without a transfer", at_least=False)

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from node.demo.costs import CpuTime
+from isthmus.node.demo.cost import CpuTime
 
 PIPE_COLUMNS = 220
 """Width of the table when it goes to a file: no column is folded."""

@@ -21,8 +21,8 @@ import click
 from bench.figures import Figure, machine, report
 from bench.loadgen import VALUE_BYTES, Phase
 from bench.nodes import TWO_CLUSTERS, BenchFailed, LoadProcess, Nodes
-from node.demo.client import Connection
-from repl.model.errors import IsthmusError
+from isthmus.node.demo.client import Connection
+from isthmus.repl.model.errors import IsthmusError
 
 CONNECTIONS: Final = 16
 SETTLE_SECONDS: Final = 2.0

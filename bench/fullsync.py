@@ -23,19 +23,18 @@ from typing import Any, Final
 
 import click
 
-from aae.keeping import Trees
-from aae.kept import Copy
 from bench.figures import Figure, Target, machine, report
 from bench.loadgen import Phase, Result
 from bench.nodes import TWO_CLUSTERS, BenchFailed, LoadProcess, Nodes
 from bench.profiling import Profiler
-from node.demo.client import Connection, Trouble
-from node.demo.costs import CpuTime
-from node.timesource import SystemTime
-from repl.model.entry import Entry, EntryKind, encode_key_row, make_entry
-from repl.model.errors import IsthmusError
-from repl.model.objects import Summary
-from repl.store.memory import MemoryStore
+from isthmus.aae.trees.tree_cache import Copy, Trees
+from isthmus.node.demo.client import Connection, Trouble
+from isthmus.node.demo.cost import CpuTime
+from isthmus.repl.clock import SystemTime
+from isthmus.repl.model.entry import Entry, EntryKind, encode_key_row, make_entry
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.objects import Summary
+from tests.support.memory_store import MemoryStore
 
 PROVEN: Final = Target(30, "ms to prove both equal, the median", at_least=False)
 FEW: Final = Target(2, "s until all are repaired", at_least=False)

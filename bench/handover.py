@@ -23,10 +23,10 @@ import click
 
 from bench.figures import Figure, Target, machine, report
 from bench.nodes import THREE_NODES, BenchFailed, Nodes
-from node import places
-from node.demo.client import Trouble
-from repl.model.errors import IsthmusError
-from repl.model.keys import key_hash, partition_index
+from isthmus.node.demo.client import Trouble
+from isthmus.node.local import directory as places
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.keys import key_hash, partition_index
 
 HAND_OVER: Final = Target(100, "ms without a write, the median", at_least=False)
 

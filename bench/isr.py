@@ -29,9 +29,9 @@ from bench.figures import Figure, Target, machine, report
 from bench.loadgen import VALUE_BYTES, Phase, Result
 from bench.nodes import HOUSE, THREE_NODES, BenchFailed, LoadProcess, Nodes
 from bench.profiling import Profiler
-from node import places
-from node.demo.costs import CpuTime
-from repl.model.errors import IsthmusError
+from isthmus.node.demo.cost import CpuTime
+from isthmus.node.local import directory as places
+from isthmus.repl.model.errors import IsthmusError
 
 COMMIT: Final = Target(7, "CPU s per 100,000 objects, three nodes", at_least=False)
 """With a little room to 25,000 objects a second on two cores (8)."""

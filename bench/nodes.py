@@ -20,11 +20,11 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from bench.loadgen import Phase, Result
-from node.demo.client import AdminClient, Trouble
-from node.demo.costs import CpuTime, cpu_time, resident_bytes
-from node.local import LocalClusters
-from node.plans import SECURITY
-from node.topology import parse_topology
+from isthmus.node.demo.client import AdminClient, Trouble
+from isthmus.node.demo.cost import CpuTime, cpu_time, resident_bytes
+from isthmus.node.local.clusters import LocalClusters
+from isthmus.node.local.topology import parse_topology
+from isthmus.node.local.topology_model import SECURITY
 
 UP_TIMEOUT_S: Final = 90.0
 HOUSE: Final = Path(__file__).resolve().parents[1]

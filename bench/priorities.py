@@ -27,7 +27,7 @@ import click
 from bench.figures import Figure, Target, machine, report
 from bench.loadgen import VALUE_BYTES, Phase
 from bench.nodes import HOUSE, TWO_CLUSTERS, BenchFailed, LoadProcess, Nodes
-from repl.model.errors import IsthmusError
+from isthmus.repl.model.errors import IsthmusError
 
 LAG_RATIO: Final = Target(2, "× the p50 without", at_least=False)
 QUEUE_LIMIT: Final = 2_000
@@ -120,7 +120,7 @@ def _folds(nodes: Nodes) -> Iterator[list[int]]:
     """References to all keys are pushed, again and again, while the context is open; how many by each fold."""
     stopping = threading.Event()
     pushed: list[int] = []
-    wish = [sys.executable, "-m", "node.cli.main", "fold", "repl-keys", "to-b", "--yes", "-o", "json"]
+    wish = [sys.executable, "-m", "isthmus.node.cli.main", "fold", "repl-keys", "to-b", "--yes", "-o", "json"]
     wish += ["--admin", nodes.admin_urls["a"]]
 
     def run() -> None:

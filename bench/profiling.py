@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from node.demo.costs import TICKS_PER_SECOND
+from isthmus.node.demo.cost import TICKS_PER_SECOND
 
 SAMPLES_PER_SECOND: Final = 199
 """Not a divisor of the timers inside the node."""
@@ -127,6 +127,6 @@ def _room(frame: str) -> str:
     path = place.rpartition(":")[0]
     for floor in ("repl", "queues", "sink", "node", "aae", "config"):
         at = path.find(f"{floor}/")
-        if at == 0 or (at > 0 and path.startswith(f"{HOUSE}/{floor}/")):
+        if at == 0 or (at > 0 and path.startswith((f"{HOUSE}/{floor}/", f"{HOUSE}/isthmus/{floor}/"))):
             return path[at:].removesuffix(".py")
     return ""

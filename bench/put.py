@@ -18,7 +18,7 @@ from bench.figures import Figure, Target, machine, report
 from bench.loadgen import VALUE_BYTES, Phase, Result
 from bench.nodes import ONE_CLUSTER, SECURE, BenchFailed, LoadProcess, Nodes
 from bench.profiling import Profiler
-from repl.model.errors import IsthmusError
+from isthmus.repl.model.errors import IsthmusError
 
 SINGLE: Final = Target(10_000, "PUTs a second of node CPU")
 BATCH: Final = Target(35_000, "PUTs a second of node CPU")

@@ -23,8 +23,8 @@ from bench.figures import Figure, Target, machine, report
 from bench.loadgen import VALUE_BYTES, Phase, Result
 from bench.nodes import TWO_CLUSTERS, BenchFailed, LoadProcess, Nodes
 from bench.profiling import Profiler
-from node.demo.costs import CpuTime
-from repl.model.errors import IsthmusError
+from isthmus.node.demo.cost import CpuTime
+from isthmus.repl.model.errors import IsthmusError
 
 SINGLE_COST: Final = Target(8, "CPU s per 100,000 objects, all nodes", at_least=False)
 BATCH_COST: Final = Target(4, "CPU s per 100,000 objects, all nodes", at_least=False)

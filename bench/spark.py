@@ -31,9 +31,9 @@ import msgpack
 from bench.figures import Figure, Target, machine, report
 from bench.loadgen import Phase, Result
 from bench.nodes import BenchFailed, LoadProcess, Nodes
-from node.demo.costs import CpuTime, ProcessGone, cpu_time
-from repl.model.objects import Content, Object, encode_object, write
-from repl.model.vclock import EMPTY, actor_of
+from isthmus.node.demo.cost import CpuTime, ProcessGone, cpu_time
+from isthmus.repl.model.objects import Content, Object, encode_object, write
+from isthmus.repl.model.vclock import EMPTY, actor_of
 
 RATE: Final = Target(300_000, "rows/s")
 SEGMENTS: Final = Target(8, "s", at_least=False)
@@ -148,7 +148,7 @@ def settled(nodes: Nodes, names: Sequence[str]) -> None:
 
 def session() -> Any:
     """A session of two threads with the data source. Raises BenchFailed without PySpark's Java."""
-    from aae.reconcile.sessions import session as started
+    from isthmus.aae.reconcile.spark_session import session as started
 
     try:
         return started("bench", "local[2]", {"spark.driver.memory": "2g"}, stand_back=True)
@@ -226,7 +226,7 @@ def comparing(
     spark: Any, nodes: Nodes, sides: tuple[Sequence[str], Sequence[str]], keys: int, output: str, run_id: str
 ) -> Figure:
     """One run of `reconcile`, in full unless its id is `segments`, whose findings are those that were made."""
-    from aae.reconcile.reconcile import ReconcileOptions, run
+    from isthmus.aae.reconcile.job import ReconcileOptions, run
 
     full = run_id != "segments"
     options = ReconcileOptions(output, run_id, full=full, settle_s=0.0)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from config.fullsync import FullSyncSettings
-from config.keys import keys_of
-from config.loading import converted
+from isthmus.config.loader import converted
+from isthmus.config.schema import keys_of
+from isthmus.config.settings import FullSyncSettings
 
 FIXED: Final = frozenset({"name", "token_file"})
 """A name is how operators find it; a token is a file of each node's own."""

@@ -1,20 +1,326 @@
 """Typed settings of one node: frozen values, every default with its reason.
 
-Parsed once, at the edge, by `config.loading`; nothing here reads a file. Units stand in the names;
+Parsed once, at the edge, by `config.loader`; nothing here reads a file. Units stand in the names;
 texts such as "200KB" and "1s" exist in files only (`config.units`). The docstring of
 each field is its text in `docs/config.md`, which is generated.
+
+Settings of the locks: certificates and tokens, which all lie in files of their own.
+
+Paths only: no secret ever stands in a config file, so that showing one shows none. What is only doubtful is
+`config.warnings`'; files are read in `repl.security.tls` and
+`repl.security.tokens`. docs/security.md says how to turn it on.
+
+[sink] and [[sink.peers]]: what a node fetches from other clusters. Typed values and their defaults, nothing else.
+
+`config.settings` holds them with all other sections, and gives their names on; docs/sinks.md tells what they do.
+
+Settings of full-sync: the clusters that this node compares its own with.
+
+Frozen values with the reason of every default, like those of `config.settings`, which has them as [[fullsync]].
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
-from config.fullsync import FullSyncSettings
-from config.security import NO_TLS, NO_TOKENS, TlsSettings, TokenSettings
-from config.sinks import NO_SINK
-from config.sinks import PeerSettings as PeerSettings
-from config.sinks import SinkSettings as SinkSettings
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """[tls]: who this node is to others, and whom it believes. Without a certificate nothing is encrypted."""
+
+    certificate: Path | None = None
+    """This node's certificate, followed by those between it and its authority. Names the node:
+    `URI:isthmus://CLUSTER/NODE`. Empty: nothing is encrypted."""
+
+    key: Path | None = None
+    """The certificate's private key, without a password."""
+
+    authority: Path | None = None
+    """Who may sign for the nodes of this cluster; several certificates may follow each other."""
+
+    peer_authority: Path | None = None
+    """Who may sign for nodes of other clusters and for clients. Empty: `authority`."""
+
+    http_certificate: Path | None = None
+    """What the `http` listener shows instead of `certificate`, such as one of an authority that every client knows."""
+
+    http_key: Path | None = None
+    """Its private key."""
+
+    http: str = "require"
+    """The `http` listener. `allow` takes connections with and without TLS, on the same port."""
+
+    admin: str = "require"
+    """The `admin` listener."""
+
+    cluster: str = "require"
+    """Between nodes of the cluster. `allow` takes both and dials without, `prefer` takes both and dials with TLS. These
+    two are for turning it on node by node."""
+
+    client_certificates: str = "optional"
+    """`required`: a connection to `http` or `admin` without a certificate is refused, whatever token it has."""
+
+    metastore: bool = False
+    """Speak TLS to the ZooKeepers of `metastore.hosts`, whose certificates name their hosts. It shows this node's
+    certificate and trusts `authority`."""
+
+    expiry_warning_ms: int = 1_209_600_000
+    """How long before a certificate expires logs and `isthmus cluster status` say so. Two weeks leave time to act."""
+
+    def mode(self, listener: str) -> str:
+        """What `listener` ("http", "admin", "cluster") does about TLS; "off" where there is no certificate."""
+        assert listener in ("http", "admin", "cluster")
+        found: str = getattr(self, listener)
+        return "off" if self.certificate is None else found
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSettings:
+    """[tokens]: files of bearer tokens, a role each. Without any, whoever reaches a listener may do everything."""
+
+    read: Path | None = None
+    """May look at everything and change nothing."""
+
+    write: Path | None = None
+    """May also write objects."""
+
+    operate: Path | None = None
+    """May also suspend, resume, balance, and set bucket properties."""
+
+    replicate: Path | None = None
+    """For sinks of other clusters: may fetch from queues, nothing else."""
+
+    admin: Path | None = None
+    """May do everything."""
+
+    http_open: str = "nothing"
+    """What the `http` listener answers without a token."""
+
+    metrics_open: bool = False
+    """Answer `/metrics` without a token. For a Prometheus that has none."""
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """Role -> its file, of those that are set."""
+        found = {role: getattr(self, role) for role in ("read", "write", "operate", "replicate", "admin")}
+        return {role: path for role, path in found.items() if path is not None}
+
+
+NO_TLS: Final = TlsSettings()
+NO_TOKENS: Final = TokenSettings()
+"""Both stand for "not turned on": the defaults."""
+
+
+UNENCRYPTED: Final = ": without one nothing is encrypted, and nobody is asked for theirs"
+
+
+def broken_locks(tls: TlsSettings, *, named_metastore: bool) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Relations within [tls] that do not hold, as `config.validation.Broken`. `named_metastore`: it is no embedded
+    one."""
+    if tls.certificate is None:
+        for key in ("http", "admin", "cluster"):
+            if getattr(tls, key) in ("allow", "prefer"):
+                yield (f"tls.{key}", "tls.certificate"), f'"{getattr(tls, key)}" needs tls.certificate{UNENCRYPTED}'
+        if tls.client_certificates == "required":
+            yield ("tls.client_certificates", "tls.certificate"), f'"required" needs tls.certificate{UNENCRYPTED}'
+    for certificate, key in (("certificate", "key"), ("http_certificate", "http_key")):
+        has = getattr(tls, certificate) is not None, getattr(tls, key) is not None
+        if has[0] != has[1]:
+            given, missing = (certificate, key) if has[0] else (key, certificate)
+            yield (f"tls.{given}",), f"a certificate and its key belong together: set tls.{missing}, too"
+    if tls.certificate is not None and tls.authority is None:
+        yield ("tls.certificate",), "set tls.authority, too: who may sign for the other nodes"
+    if tls.http_certificate is not None and tls.certificate is None:
+        yield ("tls.http_certificate",), "set tls.certificate, too: it is what other nodes and clusters know"
+    if tls.metastore and tls.authority is None:
+        yield ("tls.metastore",), "set tls.authority, too: who may sign for the ZooKeepers"
+    if tls.metastore and not named_metastore:
+        yield ("tls.metastore",), "the embedded metastore listens on loopback without TLS; name metastore.hosts"
+
+
+_MB = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """[[sink.peers]]: one queue at one node of another cluster."""
+
+    url: str
+    """The peer's `listen.http`."""
+
+    queue: str
+    """The queue's name there."""
+
+    cluster: str = ""
+    """The cluster that must answer there, and that the peer's certificate must name. Empty: it must name the URL's
+    host, and whichever cluster answers first counts until the node's next start."""
+
+    token_file: Path | None = None
+    """Holds the token to show there: its first line that is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSettings:
+    """[sink]: what this node fetches from other clusters. Without peers the sink is idle."""
+
+    peers: tuple[PeerSettings, ...] = ()
+
+    workers: int = 24
+    """How many fetches and pushes may run at once; most of them wait for something to come. Riak has as many threads.
+    `isthmus sink set-workers` changes it live."""
+
+    peer_limit_count: int = 0
+    """Workers that may be busy with one peer; 0: an equal share for each peer. A peer that hangs holds no more."""
+
+    batch_count: int = 512
+    """Changes asked for in one fetch."""
+
+    batch_bytes: int = 4 * _MB
+    """Bytes asked for in one fetch; a single larger object still comes."""
+
+    poll_ms: int = 5_000
+    """How long a fetch waits at the source when there is nothing."""
+
+    delay_min_ms: int = 10
+    """First delay after an error; at most `delay_max`."""
+
+    delay_max_ms: int = 8_000
+    """Longest delay after errors; the first success ends it."""
+
+    delay_factor: int = 2
+    """By how much each further error or empty answer in a row lengthens the delay."""
+
+    empty_delay_min_ms: int = 5
+    """What an empty answer adds that the source did not hold; at most `empty_delay_max`."""
+
+    empty_delay_max_ms: int = 250
+    """Longest delay after empty answers. A suspended source is asked four times a second at most."""
+
+    compression: str = "none"
+    """Have sources compress what they send. For links that are narrower than the machines are fast."""
+
+    rate_limit_bytes: int = 0
+    """Bytes a second that the node fetches in all; 0: no limit. `isthmus sink throttle` changes it live."""
+
+    object_rate_limit_count: int = 0
+    """Changes a second that the node fetches in all; 0: no limit. `isthmus sink throttle` changes it live."""
+
+    discover: bool = True
+    """Fetch from every live node of a peer's cluster; `false`: only from those listed ([sinks](sinks.md)). The second
+    is for nodes behind a load balancer or NAT."""
+
+    discovery_interval_ms: int = 5_000
+    """How often peers are asked which nodes live. A new node waits this long at most before it is fetched from."""
+
+    conflicts_count: int = 1_000
+    """Newest changes kept that were concurrent with ours, for `isthmus sink conflicts`; what goes is counted. 0: none
+    is kept. Each takes about 500 bytes."""
+
+    dead_letters_count: int = 1_000
+    """Most dead letters kept: changes that were refused for good. A further one becomes a gap at its source."""
+
+    dead_letters_bytes: int = 256 * _MB
+    """Disk for their objects; beyond it the oldest objects go, and their names stay."""
+
+    request_timeout_ms: int = 30_000
+    """How long a fetch may take beyond its `poll`."""
+
+
+NO_SINK: Final = SinkSettings()
+"""Without peers: the sink is idle."""
+
+
+ALL_TYPES = "*"
+"""`bucket_types` that names all of them."""
+
+SECOND = 1_000
+HOUR = 3_600 * SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class FullSyncSettings:
+    """[[fullsync]]: one other cluster to compare with, and how often. Several nodes may have the same one: they share
+    nothing, and their checks fall on different moments of a slot."""
+
+    name: str
+    """What operators call it; unique in the file."""
+
+    urls: str
+    """Base URLs of the HTTP listeners of some of its nodes, separated by commas: when one fails, the next is asked."""
+
+    queue: str
+    """The queue of this cluster that repairs go into, at full-sync's priority; its filter says what is compared."""
+
+    cluster: str = ""
+    """The cluster that must answer there and that its certificates must name. Empty: as for [[sink.peers]]."""
+
+    token_file: Path | None = None
+    """Holds the token to show there: its first line that is one."""
+
+    bucket_types: str = ALL_TYPES
+    """Bucket types that are compared, separated by commas. `"*"`: all of this cluster that the queue's filter lets out,
+    those made later included; one that the other cluster lacks is skipped with a warning until it is made there."""
+
+    all_count: int = 0
+    """Checks a day that look at everything. All counts 0: nothing is done by itself."""
+
+    day_count: int = 0
+    """Checks a day of what changed in the last 24 hours."""
+
+    hour_count: int = 0
+    """Checks a day of what changed in the last hour."""
+
+    range_count: int = 0
+    """Checks a day of the learned range, or else of what changed since the last check that ended in sync."""
+
+    auto_count: int = 24
+    """Checks a day that choose by what the last ones found. In sync they cost some hundredths of a second."""
+
+    none_count: int = 0
+    """Slots a day in which nothing is done."""
+
+    all_window: str = "0-6"
+    """Hours (UTC) in which `auto` may check everything: "FIRST-END", "always" or "never"."""
+
+    cluster_slice: int = 0
+    """Which quarter of each slot the checks begin in, 1 to 4, of clusters that compare with each other each another
+    one; 0: anywhere in it. With as many checks a day on both sides, their checks do not begin at the same time."""
+
+    pause_ms: int = 1 * SECOND
+    """Between two looks at what differs, half to one and a half of it: must be longer than the usual lag, or changes on
+    their way are looked at in vain."""
+
+    timeout_ms: int = 60 * SECOND
+    """How long the other cluster may take for one answer."""
+
+    run_timeout_ms: int = 4 * HOUR
+    """How long a check may take in all; then it ends as timed-out, and says how far it came."""
+
+    repair_rate_limit_count: int = 5_000
+    """Repairs a second that a check queues, so that users' reads and writes keep their pace; 0: no limit."""
+
+    segment_limit_count: int = 0
+    """Segments that differ of which a check reads and compares the keys, at most; the next one goes on. It bounds the
+    work of one check, where much differs; 0: no limit."""
+
+    auto_suppress_count: int = 2
+    """Checks of kind `auto` that are left out after one that found only what cannot be repaired from here."""
+
+    compress: bool = False
+    """Ask for answers compressed with zstd: hashes hardly shrink, keys and clocks to about a half; costs CPU there."""
+
+    bidirectional: bool = False
+    """Tell the other cluster to queue what is ahead there. Without it that is counted and left alone."""
+
+    peer_queue: str = ""
+    """The other cluster's queue for that; needed with `bidirectional`."""
+
+    repair_log: bool = False
+    """Write every key that is queued for repair to the node's log."""
+
 
 KB = 1000
 MB = 1000 * KB

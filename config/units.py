@@ -2,7 +2,7 @@
 
 Exact or refused: decimals are allowed ("1.5s") as long as a whole number of bytes or milliseconds comes
 out. Used at the edge only (config files, the command line); inside, numbers carry their unit in the name.
-`config.loading` says where a text stood when it is wrong.
+`config.loader` says where a text stood when it is wrong.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Final
 
-from config.texts import shown
+from isthmus.config.text import shown
 
 SIZE_UNITS: Final[Mapping[str, int]] = {
     "B": 1,

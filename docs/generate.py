@@ -19,14 +19,14 @@ from typing import Any, Final
 
 import click
 
-from config.keys import RELOADED, Key, Kind, as_text, keys_of, range_text
-from config.options import OPTIONS
-from config.properties import ABSENT, FIXED, PROPERTIES
-from config.settings import ReplicationSettings, Settings
-from node.cli.exits import MEANINGS
-from node.cli.main import root
-from node.daemon import METRICS
-from node.metrics import kind_of
+from isthmus.config.bucket_properties import ABSENT, FIXED, PROPERTIES
+from isthmus.config.dynamic_options import OPTIONS
+from isthmus.config.schema import RELOADED, Key, Kind, as_text, keys_of, range_text
+from isthmus.config.settings import ReplicationSettings, Settings
+from isthmus.node.cli.exit_codes import MEANINGS
+from isthmus.node.cli.main import root
+from isthmus.node.daemon import METRICS
+from isthmus.node.observability.metrics import kind_of
 
 DOCS: Final = Path(__file__).parent
 WIDTH: Final = 120

@@ -1,5 +1,5 @@
-"""The roof: the daemon that builds every part from settings, its HTTP faces, the command line, the demo.
+"""The node: the daemon, its HTTP listeners, the command line, local clusters, the demo.
 
-`daemon` reads top to bottom as the order in which a node comes up; `http` is what clients, sinks and
-operators talk to; `cli` is `isthmus NOUN VERB`; `supervisor`, `topology` and `local` run clusters on this machine.
+Imports everything else; nothing imports it. `services` builds the parts and answers for the cluster, `client_api`
+and `admin_api` are the HTTP routes. Start at `daemon`, which reads in the order in which a node starts.
 """

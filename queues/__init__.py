@@ -1,7 +1,6 @@
-"""Source side of replication between clusters: named queues over the change index.
+"""The source side of replication between clusters: named queues over the index of changes.
 
-A queue is a window over what was applied, not a log of its own: per partition a durable cursor says up to where all
-is acknowledged, and what lies above it is found in the change index. Pure rooms decide (`filters`, `window`,
-`source_queue`), `registry` touches the loop, the store and the metastore. The story goes on in `sink`, which
-fetches from here over HTTP.
+A queue is a window over applied changes, not a log: each partition has a durable cursor, and what lies above the
+cursor is read from the change index. `window`, `source_queue` and `filters` are pure. Must not import `sink`, `aae`
+or `node`. Start at `service`, then `queue_server`, then `window`.
 """

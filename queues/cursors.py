@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import msgpack
 
-from queues.gaps import Gaps, packed, unpacked
-from repl.model.errors import CodecError
-from repl.model.vclock import MAX_OFFSET
-from repl.store.port import Cursor
+from isthmus.queues.gaps import Gaps, packed, unpacked
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.vclock import MAX_OFFSET
+from isthmus.repl.store.port import Cursor
 
 CURSOR_VERSION: Final = 2
 PLAIN_VERSION: Final = 1
@@ -36,7 +36,7 @@ NO_OWNER: Final = b""
 class CursorState:
     """What a CURSOR entry decides: all changes below `cursor` are settled; `owner` (16-byte cluster uuid, or empty)
     may fetch from here on under `owner_version` (0: nobody yet). `decree` is the newest act of an operator that it
-    obeys (`queues.decrees`; 0: none), `gaps` what is not offered."""
+    obeys (`queues.queue_documents`; 0: none), `gaps` what is not offered."""
 
     cursor: int = 0
     owner_version: int = 0

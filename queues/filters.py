@@ -10,7 +10,7 @@ A filter is a list of rules, in a text separated by commas:
 A negation that fits decides before any other rule. Names with a comma, a percent sign or bytes that are no text are
 percent-encoded. This room parses a text once and answers for one bucket at a time; it knows nothing of origins
 (those are rules of the window) nor of priorities. The rules are those of Riak's queues; lists and negations are ours.
-The story goes on in `queues.intake`.
+The story goes on in `queues.window`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from repl.model.errors import BadConfig
+from isthmus.repl.model.errors import BadConfig
 
 RULES_MAX: Final = 256
 """Most rules of one filter: each new bucket is held against all of them."""

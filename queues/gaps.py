@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Final, NamedTuple
 
-from repl.model.errors import CodecError
-from repl.model.vclock import MAX_OFFSET
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.vclock import MAX_OFFSET
 
 OPEN: Final = MAX_OFFSET + 1
 """The end of a gap that still grows."""

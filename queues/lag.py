@@ -3,7 +3,7 @@
 Told from the cursor and the store's time marks, not from the times of the rows that wait: a key that keeps changing
 moves to a newer row each time, and would look young for ever. Reads only; what is not known is None, never a guess,
 and neither is what could not be read in time.
-What a cluster makes of it stands in `node.knowing`.
+What a cluster makes of it stands in `node.services.replication_lag`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, NamedTuple
 
-from queues.reading import read_changes, size_of
-from queues.serving import ServedQueue
-from queues.window import Window
-from repl.store.port import Change, DamagedChange, Store
+from isthmus.queues.object_reader import read_changes, size_of
+from isthmus.queues.queue_server import ServedQueue
+from isthmus.queues.window import Window
+from isthmus.repl.store.port import Change, DamagedChange, Store
 
 STEP_ROWS: Final = 4_096
 """Rows of the change index read at once."""
@@ -30,8 +30,8 @@ SIZES_MAX: Final = 10_000
 
 TIMEOUT_S: Final = 1.5
 """How long one question about all queues may take here: who gathers the answers of nodes waits for 2 s
-(`node.gathering`). Each partition with something waiting takes several turns of the loop, which last a second and more
-while objects of 100 MB are merged; else the whole question takes some 10 ms."""
+(`node.services.cluster_rpc`). Each partition with something waiting takes several turns of the loop, which last a
+second and more while objects of 100 MB are merged; else the whole question takes some 10 ms."""
 
 
 class Pending(NamedTuple):

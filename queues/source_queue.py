@@ -1,6 +1,6 @@
 """One source queue of a node: windows of all partitions that it leads, batches under lease, cursors (pure).
 
-Deciding only: `now_ms` comes in, nothing is awaited, read or logged here; `queues.registry` runs what this says.
+Deciding only: `now_ms` comes in, nothing is awaited, read or logged here; `queues.service` runs what this says.
 
     waiting   -> away           taken into a batch, under a lease
     away      -> acknowledged   the sink said so in its next fetch; the cursor moves over the settled prefix
@@ -8,13 +8,17 @@ Deciding only: `now_ms` comes in, nothing is awaited, read or logged here; `queu
     away      -> settled        its key has a newer change with a place of its own, or that came from the sink
     waiting   -> settled        found to have vanished when it was read
 
-Real time comes first, strictly: a batch of a lower priority (`queues.lower`) is made only while no partition has
+Real time comes first, strictly: a batch of a lower priority (`queues.bulk_queue`) is made only while no partition has
 anything to give in real time, whether in memory or still in the change index. What comes in real time must not wait
 behind such a batch either: while changes come it is small, the next follows after a rest, and a sink's process holds
 one of them at a time, so that its other fetches wait for what comes.
 
 Who may fetch is decided by CURSOR entries once they are applied (`decided`): a window serves only under the queue's
 current owner version, and acknowledgements of an older one count nothing (docs/protocol.md R-OWNER).
+
+What a source queue's machine tells of itself: what waits, what is under lease, its ledger, how old it is (pure).
+
+Nothing is decided or changed here; the story is told in `queues.source_queue`.
 """
 
 from __future__ import annotations
@@ -23,16 +27,76 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from queues.batches import Batch, Counts, Leases, Part, Session, sum_outcomes
-from queues.claims import Stopped, needs_no_new_window, wanted_state
-from queues.cursors import NO_OWNER, CursorState, Position
-from queues.filters import Filter
-from queues.lower import Lower
-from queues.pace import Pace
-from queues.reckoning import Reckoning
-from queues.rules import LOWER, REAL_TIME, Budget, Item, Ledger
-from queues.window import Window
-from repl.model.entry import Entry
+from isthmus.queues.bulk_queue import Lower
+from isthmus.queues.cursor_decisions import Stopped, needs_no_new_window, wanted_state
+from isthmus.queues.cursors import NO_OWNER, CursorState, Position
+from isthmus.queues.filters import Filter
+from isthmus.queues.leases import Batch, Counts, Leases, Part, Session, sum_outcomes
+from isthmus.queues.pacing import Pace
+from isthmus.queues.window import Window
+from isthmus.queues.window_rules import LOWER, REAL_TIME, Budget, Item, Ledger
+from isthmus.repl.model.entry import Entry
+
+
+class Reckoning:
+    """The machine of one queue as those see it who show it."""
+
+    windows: dict[int, Window]
+    leases: Leases
+    past: Ledger
+    """Of leaderships that have ended."""
+    owner_version: int
+    _heard_ms: int | None
+
+    @property
+    def heard_lately(self) -> bool:
+        """The owner has fetched within QUIET_MS."""
+        return self._heard_ms is not None
+
+    def unheard(self, now_ms: int, patience_ms: int) -> bool:
+        """The owner has not begun a fetch for longer than `patience_ms`."""
+        return self._heard_ms is None or now_ms - self._heard_ms > patience_ms
+
+    def version_of_windows(self) -> int:
+        """The newest owner version under which a partition stands; 0: none does."""
+        return max([window.owner_version for window in self.windows.values()], default=0)
+
+    def decree_of_windows(self) -> int:
+        """The newest decree that a partition has obeyed; 0: none has any."""
+        return max([window.state.decree for window in self.windows.values()], default=0)
+
+    def waiting_count(self) -> int:
+        """References that wait in memory, of windows that serve."""
+        version = self.owner_version
+        return sum(w.waiting_count for w in self.windows.values() if w.owner_version == version)
+
+    def in_flight_count(self) -> int:
+        """References under lease."""
+        return sum(w.away_count for w in self.windows.values())
+
+    def unknown(self) -> list[Window]:
+        """Windows whose waiting changes are not all in memory."""
+        return [window for window in self.windows.values() if not window.contiguous]
+
+    def ledger(self) -> Ledger:
+        """Of all partitions led here, now and before; what waits and is under lease is of those led now."""
+        total = Ledger()
+        for ledger in (self.past, *(window.ledger for window in self.windows.values())):
+            total.add(ledger)
+        return total
+
+    def oldest_ms(self) -> int | None:
+        """The leader's wall clock of the oldest change in memory that is not acknowledged; None when there is
+        none."""
+        times = [
+            part.items[0][7]
+            for batch in self.leases.batches.values()
+            if batch.priority == REAL_TIME
+            for part in batch.parts
+        ]
+        times += [t for w in self.windows.values() if (t := w.oldest_waiting_ms()) is not None]
+        return min(times, default=None)
+
 
 TURN_MIN: Final = 16
 """Fewest references that one partition gives at its turn: below it a turn costs more than it shares."""
@@ -62,7 +126,7 @@ _NONE: Final[frozenset[bytes]] = frozenset()
 
 class SourceQueue(Reckoning):
     """The machine of one queue; see the module's text. `filter_` None offers everything; `batch_prefix` see
-    `queues.batches.Leases`."""
+    `queues.leases.Leases`."""
 
     def __init__(
         self,
@@ -105,7 +169,7 @@ class SourceQueue(Reckoning):
         """Earliest time of the next batch of a lower priority."""
         self.missing: list[tuple[int, list[int]]] = []
         """(lower priority, when they were queued) of references whose objects the sink refused and keeps nothing of; on
-        record soon (`queues.holding`)."""
+        record soon (`queues.bulk_marks`)."""
         self._types: dict[str, tuple[frozenset[bytes] | None, int]] = {}
         """Node of the sink's cluster -> bucket types that it knows (None: it does not tell), and when it said so."""
         self.types: frozenset[bytes] | None = None
@@ -114,7 +178,7 @@ class SourceQueue(Reckoning):
         self._lacking: dict[str, frozenset[bytes]] = {}
         """Node -> bucket types that it lacks and others have."""
         self.journal: Callable[[Window, Sequence[Entry]], None] | None = None
-        """Told of what is added, while somebody counts (`queues.counting`)."""
+        """Told of what is added, while somebody counts (`queues.backlog_count`)."""
 
     def offers(self, bucket_type: bytes, bucket: bytes) -> bool:
         """Whether its filter lets changes of this bucket through."""

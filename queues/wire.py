@@ -40,22 +40,41 @@ partition and offset only tell the items of a batch apart, and the time is when 
 length is bounded by that of the body, which the caller bounds before reading; a decoder answers hostile bytes with
 CodecError. Fields that are added may be absent, and one that is not known is passed over, so that nodes of
 neighbouring versions understand each other under one version number; another number is refused (`UnknownVersion`).
-The story goes on in `queues.registry` (source) and `sink.fetch` (sink).
+The story goes on in `queues.service` (source) and `sink.fetch` (sink).
+
+One object of a queue, asked for by its key: bodies of `POST /queues/NAME/object`, in msgpack.
+
+What a sink asks whose dead letter has not kept the object. Nothing is leased and nothing acknowledged: the queue's
+places stay as they are.
+
+    request   v, cluster (16 bytes: who asks), name (its name), bucket_type, bucket, key
+    answer    v, cluster, name (the source), payload: the object in canonical bytes as its leader has it now, nil: the
+              key is not there any more
+
+Versions and unknown fields are as in `queues.wire`.
+
+Reading msgpack that strangers sent, in memory that the length of their message bounds.
+
+msgpack makes room for a list when its length is declared, so a few bytes that nest lists of ten thousand would take
+80 KB each; and an empty map is one byte there and sixty here. So a small message is walked over first, which allocates
+nothing, and a large one is read piece by piece, each of a shape that is known before it is made. What the messages mean
+stands in `queues.wire`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import msgpack
 import zstandard
 
-from queues.batches import Session
-from queues.bounded import UNREADABLE, Pieces, unpacked, unzipped
-from queues.rules import PRIORITIES, REAL_TIME, Item
-from repl.model.errors import BadInput, CodecError, TooLarge
-from repl.property_digests import (
+from isthmus.queues.leases import Session
+from isthmus.queues.window_rules import PRIORITIES, REAL_TIME, Item
+from isthmus.repl.model.errors import BadInput, CodecError, TooLarge
+from isthmus.repl.model.keys import Key
+from isthmus.repl.property_digests import (
     PLACE_BYTES_MAX,
     PLACES_BYTES_MAX,
     PLACES_MAX,
@@ -63,6 +82,80 @@ from repl.property_digests import (
     PlaceDigests,
     within_bounds,
 )
+
+UNREADABLE: Final = (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError)
+"""What msgpack raises for bytes that it cannot read."""
+
+
+def unpacked(body: bytes, list_max: int, map_max: int) -> Any:
+    """The one value in `body`, its lists as tuples, each of at most `list_max`. Allocates at most 70 times the length
+    of `body`: for small messages. Raises what UNREADABLE names."""
+    walker = msgpack.Unpacker(max_buffer_size=len(body))
+    walker.feed(body)
+    walker.skip()  # every element that a list declares is there: its room is no larger than what came
+    return msgpack.unpackb(body, use_list=False, max_ext_len=0, max_array_len=list_max, max_map_len=map_max)
+
+
+def unzipped(frame: object, limit_bytes: int) -> bytes:
+    """What a zstd frame holds, of a size that it tells before anything is allocated. Raises CodecError."""
+    try:
+        if type(frame) is not bytes or not 0 < zstandard.frame_content_size(frame) <= limit_bytes:
+            raise CodecError(f"no zstd frame that says its size, of at most {limit_bytes} bytes")
+        return zstandard.ZstdDecompressor().decompress(frame, max_output_size=limit_bytes)
+    except (ValueError, zstandard.ZstdError) as error:
+        raise CodecError(f"what is compressed cannot be read: {error}") from error
+
+
+class Pieces:
+    """Reads a large message of known shape. Lists inside of lists must be rows: tuples of exactly the types of `row`;
+    a map is read by `entries` only. Raises CodecError, and what UNREADABLE names."""
+
+    def __init__(self, body: bytes, row: tuple[type, ...]) -> None:
+        def checked(values: tuple[Any, ...]) -> tuple[Any, ...]:
+            if tuple(map(type, values)) != row:
+                raise CodecError("fetch answer: an item has a wrong shape")
+            return values
+
+        self._length = len(body)
+        self._unpacker = msgpack.Unpacker(
+            use_list=False,
+            max_buffer_size=max(1, len(body)),
+            max_array_len=len(row),
+            max_map_len=0,
+            max_ext_len=0,
+            list_hook=checked,
+            object_hook=_no_map,
+        )
+        self._unpacker.feed(body)
+        self.value: Callable[[], Any] = self._unpacker.unpack
+        """The next value: a number, a text, bytes, nil, or a row."""
+        self.skip: Callable[[], None] = self._unpacker.skip
+        """Pass over the next value, whatever it is."""
+
+    def entries(self, limit: int) -> int:
+        """A map of so many entries begins, at most `limit`: a name and a value each."""
+        count: int = self._unpacker.read_map_header()
+        if count > limit:
+            raise CodecError(f"a map of {count} entries, at most {limit}")
+        return count
+
+    def rows(self, limit: int) -> tuple[Any, ...]:
+        """A list of at most `limit` values; what is no row among them is left to the caller."""
+        count: int = self._unpacker.read_array_header()
+        if count > limit:
+            raise CodecError(f"a list of {count} elements, at most {limit}")
+        value = self.value
+        return tuple([value() for _ in range(count)])
+
+    def end(self) -> None:
+        """Nothing may follow."""
+        if self._unpacker.tell() != self._length:
+            raise CodecError("there are bytes behind its end")
+
+
+def _no_map(_found: object) -> object:
+    raise CodecError("a map where none may be")
+
 
 WIRE_VERSION: Final = 1
 
@@ -498,3 +591,84 @@ def _number(fields: dict[str, Any], name: str) -> int:
     if type(value) is not int or value < 0:
         raise CodecError(f"fetch: {name} is no number from 0 up")
     return value
+
+
+ASKING_BYTES_MAX: Final = 200_000
+"""Largest request: the longest names that any node takes."""
+
+ANSWER_HEAD_BYTES: Final = 1_000
+"""What an answer has beside the payload, at most."""
+
+PART_BYTES_MAX: Final = 65_536
+"""Longest part of a key; the node's own limit is lower."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRequest:
+    """`cluster`, called `cluster_name`, wants the object of `key`."""
+
+    cluster: bytes
+    cluster_name: str
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectReply:
+    """What the source cluster has: canonical bytes, or None."""
+
+    cluster: bytes
+    cluster_name: str
+    payload: bytes | None
+
+
+def encode_asking(request: ObjectRequest) -> bytes:
+    """The request's body."""
+    packed: bytes = msgpack.packb(
+        {"v": WIRE_VERSION, "cluster": request.cluster, "name": request.cluster_name, **request.key._asdict()}
+    )
+    return packed
+
+
+def decode_asking(body: bytes) -> ObjectRequest:
+    """Raises CodecError."""
+    fields = _fields(body, "request for an object")
+    parts: list[Any] = [fields.get(name) for name in Key._fields]
+    if not all(type(part) is bytes and 0 < len(part) <= PART_BYTES_MAX for part in parts):
+        raise CodecError("request for an object: it names no key")
+    return ObjectRequest(*_cluster(fields), Key(*parts))
+
+
+def encode_object_reply(reply: ObjectReply) -> bytes:
+    """The answer's body."""
+    packed: bytes = msgpack.packb(
+        {"v": WIRE_VERSION, "cluster": reply.cluster, "name": reply.cluster_name, "payload": reply.payload}
+    )
+    return packed
+
+
+def decode_object_reply(body: bytes) -> ObjectReply:
+    """Raises CodecError."""
+    fields = _fields(body, "answer with an object")
+    payload = fields.get("payload")
+    if payload is not None and type(payload) is not bytes:
+        raise CodecError("answer with an object: its payload is no bytes")
+    return ObjectReply(*_cluster(fields), payload)
+
+
+def _fields(body: bytes, what: str) -> dict[str, Any]:
+    try:
+        fields = unpacked(body, 0, MAP_MAX)
+    except UNREADABLE as error:
+        raise CodecError(f"not a {what}: {error}") from error
+    if type(fields) is not dict:
+        raise CodecError(f"not a {what}: no map at the top")
+    if fields.get("v") != WIRE_VERSION:
+        raise UnknownVersion(f"{what} of version {fields.get('v')!r:.40}, this program speaks {WIRE_VERSION}")
+    return fields
+
+
+def _cluster(fields: dict[str, Any]) -> tuple[bytes, str]:
+    cluster, name = fields.get("cluster"), fields.get("name")
+    if type(cluster) is not bytes or len(cluster) != 16 or type(name) is not str or len(name) > NAME_MAX:
+        raise CodecError("an object asked for: it names no cluster")
+    return cluster, name

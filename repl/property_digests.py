@@ -1,8 +1,8 @@
 """Digests of the properties that clusters which replicate to each other must share, and what differs between two sides.
 
-Each bucket type has one digest of 8 bytes (`repl.properties`), which shows that something differs. Beside it go short
-digests by place: a bucket type, or a bucket whose values are not its bucket type's. They name the bucket and the
-property. Pure.
+Each bucket type has one digest of 8 bytes (`repl.controller.bucket_properties`), which shows that something differs.
+Beside it go short digests by place: a bucket type, or a bucket whose values are not its bucket type's. They name the
+bucket and the property. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import quote_from_bytes
 
 from xxhash import xxh64_digest
 
-from config.properties import Value, value_of
+from isthmus.config.bucket_properties import Value, value_of
 
 MUST_AGREE: Final = ("allow_mult", "last_write_wins", "dvv_enabled", "delete_mode", "repl_reap")
 """Where these differ, two clusters that replicate to each other drop other siblings, or keep other tombstones. Their

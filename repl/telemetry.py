@@ -3,7 +3,7 @@
 A sample is (name, labels, value). Names ending in `_total` only rise; those ending in `_duration_seconds` are
 histograms, whose samples end in `_bucket` (with the label `le`), `_count` and `_sum`; all others are gauges. What
 people read of each is in HELP; a metric that has no line there fails a test. Prometheus itself is the roof's affair
-(`node.metrics`), and docs/metrics.md is generated from it.
+(`node.observability.metrics`), and docs/metrics.md is generated from it.
 """
 
 from __future__ import annotations

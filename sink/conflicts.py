@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import structlog
 
-from repl.model.keys import Key
+from isthmus.repl.model.keys import Key
 
 log = structlog.get_logger(__name__)
 

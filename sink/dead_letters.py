@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import structlog
 
-from repl.model.errors import LocalFault
-from repl.model.keys import Key
+from isthmus.repl.model.errors import LocalFault
+from isthmus.repl.model.keys import Key
 
 log = structlog.get_logger(__name__)
 

@@ -1,7 +1,7 @@
 """Which nodes of other clusters to fetch from: the seeds of the config, and the live nodes that they tell of.
 
 Every node answers `GET /cluster/nodes` with the live nodes of its cluster, so one that is reached is enough to know
-all. `parse` and `wanted` are pure; `ask` is one request. Who runs this, and when, is `sink.actor`.
+all. `parse` and `wanted` are pure; `ask` is one request. Who runs this, and when, is `sink.service`.
 
     a seed                    is fetched from, and stands as failing while it is down; unless it answers with a list in
                               which it does not stand: then it is another name of a listed node, or a balancer
@@ -22,11 +22,11 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from config.rules import check_peer_url
-from queues.wire import UnknownVersion
-from repl.model.errors import CodecError
-from repl.transport.http_client import HttpPeer, as_protected
-from sink.roster import LinkName
+from isthmus.config.validation import check_peer_url
+from isthmus.queues.wire import UnknownVersion
+from isthmus.repl.http.client import HttpPeer, as_protected
+from isthmus.repl.model.errors import CodecError
+from isthmus.sink.scheduler import LinkName
 
 PATH: Final = "/cluster/nodes"
 

@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from config.settings import SinkSettings
-from queues.batches import Session
-from queues.wire import (
+from isthmus.config.settings import SinkSettings
+from isthmus.queues.leases import Session
+from isthmus.queues.wire import (
     BYTES_MAX,
     MEDIA_TYPE,
     OFF_LOOP_FROM_BYTES,
@@ -28,9 +28,9 @@ from queues.wire import (
     decode_reply,
     encode_request,
 )
-from repl.model.errors import PeerFault
-from repl.property_digests import PlaceDigests
-from repl.transport.loop_client import LoopPeer
+from isthmus.repl.http.async_client import LoopPeer
+from isthmus.repl.model.errors import PeerFault
+from isthmus.repl.property_digests import PlaceDigests
 
 ANSWER_OVERHEAD_BYTES: Final = 200_000_000
 """How much an answer may exceed the batch bytes asked for: a single larger object still comes (50 MB and its

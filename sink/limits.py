@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from queues.ownership import change_value, json_object, read_value
-from repl.metastore.port import Metastore
-from repl.model.errors import BadInput, CodecError
-from sink.suspensions import Suspension
+from isthmus.queues.queue_documents import change_value, json_object, read_value
+from isthmus.repl.metastore.port import Metastore
+from isthmus.repl.model.errors import BadInput, CodecError
+from isthmus.sink.suspensions import Suspension
 
 log = structlog.get_logger(__name__)
 

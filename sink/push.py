@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from queues.rules import Item
-from repl.model.keys import Key
-from repl.model.objects import summarize_encoded
-from repl.model.reference import ReferenceKind
-from repl.model.requests import PushItem, PushOutcome, PushResult
-from sink.conflicts import Conflict
-from sink.dead_letters import DeadLetter
-from sink.roster import LinkName
+from isthmus.queues.window_rules import Item
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import summarize_encoded
+from isthmus.repl.model.reference import ReferenceKind
+from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult
+from isthmus.sink.conflicts import Conflict
+from isthmus.sink.dead_letters import DeadLetter
+from isthmus.sink.scheduler import LinkName
 
 _LEAVING: Final = int(ReferenceKind.LEAVING)
 

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import structlog
 
-from repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
-from repl.model.errors import BadInput, CodecError, Overloaded
-from sink.roster import LinkName
+from isthmus.repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
+from isthmus.repl.model.errors import BadInput, CodecError, Overloaded
+from isthmus.sink.scheduler import LinkName
 
 log = structlog.get_logger(__name__)
 

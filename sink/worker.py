@@ -13,22 +13,22 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from config.texts import clause, quantity
-from queues.batches import Session
-from queues.rules import REAL_TIME
-from queues.wire import Ack, FetchReply
-from repl.model.errors import IsthmusError, LocalFault, OutcomeUnknown, Retryable
-from repl.model.ports import KeyValue, TimeSource
-from repl.model.requests import PushOutcome, PushResult
-from repl.property_digests import PropertyDifference, differences
-from sink.backoff import Result
-from sink.conflicts import Conflicts
-from sink.dead_letters import DeadLetters
-from sink.discovery import Aim
-from sink.fetch import Asked, Fetcher
-from sink.lag import Lag
-from sink.push import Tally, conflicts_of, dead_letters, failed_indexes, outcomes_of, pushes
-from sink.roster import LinkName
+from isthmus.config.text import clause, quantity
+from isthmus.queues.leases import Session
+from isthmus.queues.window_rules import REAL_TIME
+from isthmus.queues.wire import Ack, FetchReply
+from isthmus.repl.model.errors import IsthmusError, LocalFault, OutcomeUnknown, Retryable
+from isthmus.repl.model.ports import KeyValue, TimeSource
+from isthmus.repl.model.requests import PushOutcome, PushResult
+from isthmus.repl.property_digests import PropertyDifference, differences
+from isthmus.sink.backoff import Result
+from isthmus.sink.conflicts import Conflicts
+from isthmus.sink.dead_letters import DeadLetters
+from isthmus.sink.discovery import Aim
+from isthmus.sink.fetch import Asked, Fetcher
+from isthmus.sink.lag_histogram import Lag
+from isthmus.sink.push import Tally, conflicts_of, dead_letters, failed_indexes, outcomes_of, pushes
+from isthmus.sink.scheduler import LinkName
 
 log = structlog.get_logger(__name__)
 

@@ -1,11 +1,11 @@
-"""`reconcile` as an application of spark-submit; as `isthmus reconcile run`, with nothing of the command line.
+"""`job` as an application of spark-submit; as `isthmus reconcile run`, with nothing of the command line.
 
     spark-submit --master URL --py-files isthmus.zip application.py --left URL --right URL --output DIR --run-id ID
 
 The file stands alone: everything else comes out of what `--py-files` names. Spark's own settings (master, memory,
 cores) are spark-submit's. The last line of stdout is the summary as JSON; progress goes to stderr, which spark-submit
 mixes into it. The exit code is the run's: 0 equal, 1 differ, 2 error or options that mean nothing, 3 incomplete. Where
-the driver runs on the cluster it may be hidden: summary.json has it. The story goes on in `aae.reconcile.reconcile`.
+the driver runs on the cluster it may be hidden: summary.json has it. The story goes on in `aae.reconcile.job`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ERROR: Final = 2
 
 
 def _seconds(text: str) -> float:
-    from config.units import parse_duration
+    from isthmus.config.units import parse_duration
 
     try:
         return parse_duration(text) / 1000
@@ -32,7 +32,7 @@ def _seconds(text: str) -> float:
 
 
 def _moment(text: str) -> int:
-    from aae.reconcile.options import parse_time_ms
+    from isthmus.aae.reconcile.options import parse_time_ms
 
     try:
         return parse_time_ms(text)
@@ -41,7 +41,7 @@ def _moment(text: str) -> int:
 
 
 def _end(text: str) -> int:
-    from aae.reconcile.options import parse_before_ms
+    from isthmus.aae.reconcile.options import parse_before_ms
 
     try:
         return parse_before_ms(text)
@@ -50,7 +50,7 @@ def _end(text: str) -> int:
 
 
 def _bytes(text: str) -> bytes:
-    from aae.reconcile.options import parse_bytes
+    from isthmus.aae.reconcile.options import parse_bytes
 
     try:
         return parse_bytes(text)
@@ -84,9 +84,9 @@ has the same ones."""
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do a run, or what is left of it; its exit code."""
-    from aae.reconcile.reconcile import ReconcileOptions, check, run
-    from aae.reconcile.sessions import session
-    from repl.model.errors import IsthmusError
+    from isthmus.aae.reconcile.job import ReconcileOptions, check, run
+    from isthmus.aae.reconcile.spark_session import session
+    from isthmus.repl.model.errors import IsthmusError
 
     given = vars(_parser().parse_args(arguments))
     left, right = given.pop("left"), given.pop("right")

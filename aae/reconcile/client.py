@@ -1,8 +1,8 @@
 """A cluster as batch jobs see it, from the driver and from executors: plans, streams of rows, pushes.
 
 Blocking, one question at a time, through the one door for outgoing HTTP. Says what went wrong and leaves to its callers
-(`reading`, `writing`) to ask another node. Tokens and certificates are files, read where the work runs: nothing secret
-stands in an option. What is asked and answered is `aae.row_wire`'s.
+(`row_reader`, `row_writer`) to ask another node. Tokens and certificates are files, read where the work runs: nothing
+secret stands in an option. What is asked and answered is `aae.row_stream.wire`'s.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from urllib.parse import quote
 
 import msgpack
 
-from aae import row_wire
-from aae.row_wire import Frame, Frames, Head, Passed, Rows, Tail
-from repl.model.errors import BadConfig, BadInput, CodecError, PeerFault
-from repl.model.keys import SEGMENT_COUNT
-from repl.transport.http_client import Access, HttpPeer, Refused, as_protected
-from repl.transport.tls import TlsFiles, client_contexts
-from repl.transport.tokens import read_token
+from isthmus.aae.row_stream import wire
+from isthmus.aae.row_stream.wire import Frame, Frames, Head, Passed, Rows, Tail
+from isthmus.repl.http.client import Access, HttpPeer, Refused, as_protected
+from isthmus.repl.model.errors import BadConfig, BadInput, CodecError, PeerFault
+from isthmus.repl.model.keys import SEGMENT_COUNT
+from isthmus.repl.security.tls import TlsFiles, client_contexts
+from isthmus.repl.security.tokens import read_token
 
 PLAN_TIMEOUT_MS: Final = 15_000
 """How long a node may take to ask all others who holds what."""
@@ -114,7 +114,7 @@ def asked_plan(urls: Sequence[str], credentials: Credentials, bucket_type: str) 
     for url in urls:
         peer = HttpPeer(url, 1, access)
         try:
-            path = f"{row_wire.PLAN_PATH}?bucket_type={quote(bucket_type, safe='')}"
+            path = f"{wire.PLAN_PATH}?bucket_type={quote(bucket_type, safe='')}"
             return parse_plan(peer.get(path, timeout_ms=PLAN_TIMEOUT_MS, limit_bytes=PLAN_BYTES_MAX), url)
         except Refused as error:
             if error.reason == "unknown-bucket-type":
@@ -176,7 +176,7 @@ def streamed(
     needs longer than FRAME_TIMEOUT_S for a frame."""
     peer = HttpPeer(url, 1, credentials.access())
     try:
-        with peer.streaming(path, question, media_type=row_wire.MEDIA_TYPE, timeout_ms=timeout_ms) as take:
+        with peer.streaming(path, question, media_type=wire.MEDIA_TYPE, timeout_ms=timeout_ms) as take:
             frames = _frames(url, take)
             head = next(frames)
             if not isinstance(head, Head):
@@ -228,7 +228,7 @@ class Pusher:
             at = (self._at + turn) % len(self._peers)
             try:
                 data = self._peers[at].post(
-                    path, body, media_type=row_wire.MEDIA_TYPE, timeout_ms=PUSH_TIMEOUT_MS,
+                    path, body, media_type=wire.MEDIA_TYPE, timeout_ms=PUSH_TIMEOUT_MS,
                     limit_bytes=ANSWER_BYTES_MAX,
                 )  # fmt: skip
             except Refused as error:

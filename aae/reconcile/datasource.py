@@ -22,14 +22,14 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from aae.reconcile.findings import FINDING
-from aae.reconcile.options import FINDINGS, Options, parse_options
-from aae.reconcile.reading import IsthmusReader
-from aae.reconcile.rows import check_schema, schema_of
-from aae.reconcile.streaming import IsthmusStreamReader
-from aae.reconcile.writing import IsthmusWriter
-from aae.row_wire import View
-from repl.model.errors import BadInput
+from isthmus.aae.reconcile.arrow_rows import check_schema, schema_of
+from isthmus.aae.reconcile.findings import FINDING
+from isthmus.aae.reconcile.options import FINDINGS, Options, parse_options
+from isthmus.aae.reconcile.row_reader import IsthmusReader
+from isthmus.aae.reconcile.row_writer import IsthmusWriter
+from isthmus.aae.reconcile.stream_reader import IsthmusStreamReader
+from isthmus.aae.row_stream.wire import View
+from isthmus.repl.model.errors import BadInput
 
 
 class IsthmusSource(DataSource):  # type: ignore[misc]

@@ -17,9 +17,9 @@ import msgpack
 import pyarrow as pa
 import pyarrow.dataset
 
-from aae.reconcile.verdicts import Candidate, Said, Seen
-from repl.model.errors import CodecError
-from repl.model.keys import key_hash, segment_of
+from isthmus.aae.reconcile.verdicts import Candidate, Said, Seen
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.keys import key_hash, segment_of
 
 CANDIDATES_MAX: Final = 10_000_000
 """Candidates of a chunk that are read."""

@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aae.row_blobs import Blobs, Places
-from repl.model.entry import KEY_ROW_VERSION, decode_key_row
-from repl.model.errors import IsthmusError
-from repl.store.rows import BUCKET_END, SEGMENT_BYTES
+from isthmus.aae.row_stream.blobs import Blobs, Places
+from isthmus.repl.model.entry import KEY_ROW_VERSION, decode_key_row
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.store.rows import BUCKET_END, SEGMENT_BYTES
 
 Unsigned = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]

@@ -1,6 +1,6 @@
 """What a read was as of: one small document for its plan and one for each range, in a directory that all reach.
 
-Free of Spark. Who reads the ranges is `aae.reconcile.reading`.
+Free of Spark. Who reads the ranges is `aae.reconcile.row_reader`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from repl.model.errors import BadInput
+from isthmus.repl.model.errors import BadInput
 
 
 class Piece(NamedTuple):

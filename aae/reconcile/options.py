@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from aae.reconcile.client import Credentials
-from aae.row_wire import Consistency, View
-from repl.model.errors import BadInput
-from repl.model.keys import SEGMENT_COUNT
-from repl.model.times import DIGITS_MIN, written_ms
+from isthmus.aae.reconcile.client import Credentials
+from isthmus.aae.row_stream.wire import Consistency, View
+from isthmus.repl.model.errors import BadInput
+from isthmus.repl.model.keys import SEGMENT_COUNT
+from isthmus.repl.model.timestamps import DIGITS_MIN, written_ms
 
 FINDINGS: Final = "findings"
 

@@ -23,9 +23,9 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from xxhash import xxh64_hexdigest
 
-from aae.reconcile.findings import read_findings
-from aae.reconcile.runs import RunDirectory
-from repl.model.errors import BadInput, Overloaded
+from isthmus.aae.reconcile.findings import read_findings
+from isthmus.aae.reconcile.run_directory import RunDirectory
+from isthmus.repl.model.errors import BadInput, Overloaded
 
 BATCH: Final = 500
 """References of one request."""

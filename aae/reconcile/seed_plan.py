@@ -1,7 +1,7 @@
 """What a seed is to do, as a plan: ranges of segments, about how many objects and bytes, where the queue begins.
 
 Asks both clusters and the queue's, and changes nothing; `isthmus reconcile seed --dry-run` ends here. The story goes on
-in `seeding`.
+in `seed`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from aae.reconcile.client import Plan
-from aae.reconcile.handover import HandOver
-from aae.reconcile.key_rows import parsed
-from aae.reconcile.looks import SideSpec, plan_of
-from aae.reconcile.options import parse_options
-from aae.reconcile.reading import RangeStream, ranges_of
-from aae.reconcile.seed_tasks import SeedChunk
-from aae.row_blobs import Blobs
-from aae.row_wire import Consistency, RowsAsked
-from repl.model.errors import BadInput, IsthmusError, PeerFault
-from repl.transport.http_client import HttpPeer
+from isthmus.aae.reconcile.client import Plan
+from isthmus.aae.reconcile.compare_range import SideSpec, plan_of
+from isthmus.aae.reconcile.key_rows import parsed
+from isthmus.aae.reconcile.options import parse_options
+from isthmus.aae.reconcile.queue_handover import HandOver
+from isthmus.aae.reconcile.row_reader import RangeStream, ranges_of
+from isthmus.aae.reconcile.seed_tasks import SeedChunk
+from isthmus.aae.row_stream.blobs import Blobs
+from isthmus.aae.row_stream.wire import Consistency, RowsAsked
+from isthmus.repl.http.client import HttpPeer
+from isthmus.repl.model.errors import BadInput, IsthmusError, PeerFault
 
 CHUNK_ROWS: Final = 20_000
 """Rows of a chunk, about: seconds of a task, and what a killed run may do again for each task."""

@@ -2,7 +2,7 @@
 
 A task reads from any copy, one stream as of one offset, and pushes what comes, batch by batch; rows never leave the
 task. It gives back a row a chunk: what became of the objects, and the pieces that say as of which offsets they were
-read. Trouble with a chunk is in its row, and pushing it again changes nothing. The driver is `seeding`.
+read. Trouble with a chunk is in its row, and pushing it again changes nothing. The driver is `seed`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import msgpack
 import pyarrow as pa
 from xxhash import xxh64_intdigest
 
-from aae.reconcile.client import Pusher
-from aae.reconcile.key_rows import one_by_one, parsed
-from aae.reconcile.looks import SideSpec, explained, plan_of
-from aae.reconcile.rates import Pace
-from aae.reconcile.reading import RangeStream, RangeUnreadable, asked_ranges
-from aae.reconcile.writing import BATCH_BYTES, pushed, send_all
-from aae.row_blobs import Blobs
-from aae.row_wire import Consistency, Rows, RowsAsked, View, why_no_object
-from repl.model.errors import IsthmusError
-from repl.store.rows import SEGMENT_BYTES, split_tail
+from isthmus.aae.reconcile.client import Pusher
+from isthmus.aae.reconcile.compare_range import SideSpec, explained, plan_of
+from isthmus.aae.reconcile.key_rows import one_by_one, parsed
+from isthmus.aae.reconcile.rate import Pace
+from isthmus.aae.reconcile.row_reader import RangeStream, RangeUnreadable, asked_ranges
+from isthmus.aae.reconcile.row_writer import BATCH_BYTES, pushed, send_all
+from isthmus.aae.row_stream.blobs import Blobs
+from isthmus.aae.row_stream.wire import Consistency, Rows, RowsAsked, View, why_no_object
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.store.rows import SEGMENT_BYTES, split_tail
 
 BATCH_ITEMS: Final = 500
 """Objects of one push, as many as a write of the data source has."""

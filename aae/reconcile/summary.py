@@ -9,10 +9,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Final
 
-from aae.reconcile.planning import Planned
-from aae.reconcile.runs import Done, RunDirectory, Standing, program_version
-from repl.model.errors import Corruption
-from repl.model.keys import SEGMENT_COUNT
+from isthmus.aae.reconcile.run_directory import Done, RunDirectory, Standing, program_version
+from isthmus.aae.reconcile.segment_plan import Planned
+from isthmus.repl.model.errors import Corruption
+from isthmus.repl.model.keys import SEGMENT_COUNT
 
 SEGMENTS_NAMED_MAX: Final = 1_000
 """Ranges of segments that a summary names; all stand in the run's segments."""

@@ -7,9 +7,9 @@
     filtered      differs, and the filter leaves it out: never missing
     unreachable   differed at the first look, and the second one could not be had
 
-The left cluster is the `source`, the right one the `sink`. How clocks compare is `aae.compare`'s; what it cannot see, a
-row that cannot be read, is `corrupt` here. Pure, and free of Spark: it runs wherever both rows are. Rules:
-docs/protocol.md I-AAE-CONFIRM.
+The left cluster is the `source`, the right one the `sink`. How clocks compare is `aae.exchange.compare`'s; what it
+cannot see, a row that cannot be read, is `corrupt` here. Pure, and free of Spark: it runs wherever both rows are.
+Rules: docs/protocol.md I-AAE-CONFIRM.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from aae.compare import Kind, Row, Side, compared, lasting
-from repl.model.errors import CodecError
-from repl.model.vclock import decode_clock
+from isthmus.aae.exchange.compare import Kind, Row, Side, compared, lasting
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.vclock import decode_clock
 
 Name = tuple[bytes, bytes]
 """(bucket, key)."""

@@ -2,7 +2,7 @@
 
 Either leaves the same rows in the same place. A job costs Spark a second before its first row, and the first one of a
 session several; what trees have narrowed to some thousand rows is read in less, so the driver does that in threads of
-its own. What a look is stands in `tasks`, the order of waves in `reconcile`.
+its own. What a look is stands in `compare_tasks`, the order of waves in `job`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from aae.reconcile.reporting import counts_of, few, payloads_of
-from aae.reconcile.runs import Chunk, Done, RunDirectory, standing
-from aae.reconcile.tasks import FIRST_ROW, SECOND_ROW, Job, encode_chunk, first_looks, second_looks
-from aae.reconcile.troubles import trouble_of
+from isthmus.aae.reconcile.compare_tasks import FIRST_ROW, SECOND_ROW, Job, encode_chunk, first_looks, second_looks
+from isthmus.aae.reconcile.run_directory import Chunk, Done, RunDirectory, standing
+from isthmus.aae.reconcile.segment_report import counts_of, few, payloads_of
+from isthmus.aae.reconcile.spark_errors import trouble_of
 
 OWN_ROWS: Final = 50_000
 """Rows of a side, about, that the driver reads in a wave by itself: no more than a task has at once."""

@@ -1,1 +1,5 @@
-"""The command line, a file a noun; `node.cli.main` is its door and says how the others are found."""
+"""The command line, `isthmus NOUN VERB`: one module for each noun, imported when it is used.
+
+Commands talk to a node over its admin listener (`admin_client`). Must not import `node.demo` at run time of other
+nouns. Start at `main`, which lists the nouns.
+"""

@@ -1,7 +1,7 @@
 """`isthmus bucket`: properties of one bucket, TYPE/BUCKET, and how properties of bucket types are shown and set.
 
-Which properties there are is `config.properties`' affair; the node judges them. A bucket's name is percent-encoded
-where it holds a slash or is no text.
+Which properties there are is `config.bucket_properties`' affair; the node judges them. A bucket's name is
+percent-encoded where it holds a slash or is no text.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from urllib.parse import quote
 
 import click
 
-from node.cli.cluster import listed
-from node.cli.exits import CommandFailed, Exit
-from node.cli.output import cell, echo_json, echo_table, moment, output_option, printable
-from node.cli.remote import AdminClient, admin_option, whoami
-from repl.model.keys import DEFAULT_BUCKET_TYPE
+from isthmus.node.cli.admin_client import AdminClient, admin_option, whoami
+from isthmus.node.cli.cluster import listed
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.output import cell, echo_json, echo_table, moment, output_option, printable
+from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 
 WHERE = click.argument("where", metavar="[TYPE/]BUCKET")
 BY = click.option("--by", default=whoami, show_default="USER@HOST", help="Who does it; shown to others.")

@@ -1,7 +1,7 @@
 """`isthmus bucket-type`: the unit of placement, listed, shown and made.
 
-What is placed where is `repl.isr.placement`'s, what a placement file may say `repl.isr.replica_map`'s; the node checks
-all of it once more.
+What is placed where is `repl.controller.placement`'s, what a placement file may say `repl.controller.placement`'s; the
+node checks all of it once more.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from urllib.parse import quote
 
 import click
 
-from config.options import MIN_ISR
-from config.texts import quantity
-from node.cli.bucket import echo_changed, echo_properties, set_properties, wanted
-from node.cli.cluster import listed
-from node.cli.exits import CommandFailed, Exit
-from node.cli.moves import set_replication_factor
-from node.cli.output import cell, echo_json, echo_table, output_option, printable
-from node.cli.partition import read_map
-from node.cli.remote import AdminClient, admin_option, whoami
-from repl.isr.replica_map import PARTITIONS_MAX, REPLICAS_MAX, replica_map_document
+from isthmus.config.dynamic_options import MIN_ISR
+from isthmus.config.text import quantity
+from isthmus.node.cli.admin_client import AdminClient, admin_option, whoami
+from isthmus.node.cli.bucket import echo_changed, echo_properties, set_properties, wanted
+from isthmus.node.cli.cluster import listed
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.output import cell, echo_json, echo_table, output_option, printable
+from isthmus.node.cli.partition import read_map
+from isthmus.node.cli.reassignment import set_replication_factor
+from isthmus.repl.controller.placement import PARTITIONS_MAX, REPLICAS_MAX, replica_map_document
 
 NAME = click.argument("name")
 BY = click.option("--by", default=whoami, show_default="USER@HOST", help="Who does it; shown to others.")

@@ -1,38 +1,358 @@
-"""`isthmus check lag|isr|sync|gaps|sink`: probes for monitoring systems, which want one line and an exit code.
+"""What the probes of `isthmus check` make of a node's listings: each fact with the state that a monitor gives it. Pure.
+
+Reads the answers that `isthmus lag`, `cluster status`, `fullsync status` and `gaps` show, and adds nothing to them.
+What such an answer does not tell is unknown and is never taken for right. `node.cli.check` asks, and says it in a line.
+
+`isthmus check lag|isr|sync|gaps|sink`: probes for monitoring systems, which want one line and an exit code.
 
 The codes are those of monitoring plugins (Nagios and all that call its plugins): 0 OK, 1 WARNING, 2 CRITICAL,
 3 UNKNOWN; so a slip in the command line, a node that does not answer and a refusal are UNKNOWN here, never CRITICAL or
-OK. What is judged how is `node.cli.probes`'s; the words are told in docs/commands.md.
+OK. What is judged how is `node.cli.check`'s; the words are told in docs/commands.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import click
 
-from config.units import format_duration, parse_duration
-from node.cli.cluster import listed
-from node.cli.exits import CommandFailed, Exit, failure_of
-from node.cli.output import Invocation, echo_json, output_option, printable
-from node.cli.probes import (
-    RANK,
-    Fact,
-    Limits,
-    State,
-    doubts,
-    gap_facts,
-    isr_facts,
-    isr_fine,
-    lag_facts,
-    sink_facts,
-    sync_facts,
-    worst,
-)
-from node.cli.remote import AdminClient, admin_option
-from node.suggestions import no_such
+from isthmus.config.text import no_such, quantity
+from isthmus.config.units import format_duration, parse_duration
+from isthmus.node.cli.admin_client import AdminClient, admin_option
+from isthmus.node.cli.cluster import listed
+from isthmus.node.cli.exit_codes import CommandFailed, Exit, failure_of
+from isthmus.node.cli.output import Invocation, cell, echo_json, milliseconds, output_option, printable
+
+NAMED_MAX: Final = 8
+"""Partitions that a sentence names; `isthmus partition list` has all."""
+
+
+class State(IntEnum):
+    """What a probe found; the value is its exit code, as plugins of monitoring systems have them."""
+
+    OK = 0
+    WARNING = 1
+    CRITICAL = 2
+    UNKNOWN = 3
+
+
+RANK: Final = (State.OK, State.UNKNOWN, State.WARNING, State.CRITICAL)
+"""From the least to the worst: what is known to be wrong counts more than what is not known."""
+
+
+class Fact(NamedTuple):
+    """One thing that a probe found, as a sentence."""
+
+    state: State
+    sentence: str
+
+
+class Limits(NamedTuple):
+    """A value above `warning` is a warning, above `critical` critical. Milliseconds or counts."""
+
+    warning: int
+    critical: int
+
+    def state(self, value: float) -> State:
+        """What a value is."""
+        return State.CRITICAL if value > self.critical else State.WARNING if value > self.warning else State.OK
+
+
+def worst(facts: Iterable[Fact]) -> State:
+    """The state of all together; of nothing at all it is unknown."""
+    return max((fact.state for fact in facts), key=RANK.index, default=State.UNKNOWN)
+
+
+def doubts(cluster: Mapping[str, Any]) -> list[Fact]:
+    """Why what the node says of its cluster may be old; nothing when it sees the cluster as it is."""
+    node, metastore = cell(cluster.get("node")), cluster.get("metastore")
+    if metastore != "connected":
+        why = f"node {node}: its session with the metastore is {cell(metastore)}: what it shows may be old"
+    elif cluster.get("read_at_ms") is None:
+        why = f"node {node} has not read the metastore yet"
+    elif cluster.get("registered") is False:
+        why = f"node {node} is not registered and takes no part: {cell(cluster.get('reason'))}"
+    else:
+        return []
+    return [Fact(State.UNKNOWN, why)]
+
+
+def lag_facts(rows: Sequence[Mapping[str, Any]], limits: Limits) -> list[Fact]:
+    """A fact for each queue and bucket type: rows of `/admin/lag`."""
+    facts = []
+    for row in rows:
+        where = f"queue {cell(row.get('queue'))}, bucket type {cell(row.get('bucket_type'))}"
+        because = f" ({row['reason']})" if row.get("reason") else ""
+        seconds = _number(row.get("seconds"))
+        if seconds is None:
+            facts.append(Fact(State.UNKNOWN, f"{where}: how far it is behind is not known{because}"))
+        else:
+            waiting = f", keys that wait: {cell(row.get('objects'))}"
+            sentence = f"{where}: {milliseconds(1000 * seconds)} behind{waiting}{because}"
+            facts.append(Fact(limits.state(1000 * seconds), sentence))
+    return facts
+
+
+def isr_facts(cluster: Mapping[str, Any], limits: Limits) -> list[Fact]:
+    """Replicas in sync and partitions that take writes: the answer of `/admin/cluster`. `limits`: partitions that lack
+    replicas in sync are a warning above the one, partitions without leader or below min-ISR critical above the other.
+    """
+    counts = cluster.get("partitions")
+    found = counts if isinstance(counts, dict) else {}
+    total, online = _number(found.get("total")), _number(found.get("online"))
+    under, below = cluster.get("under_replicated"), cluster.get("below_min_isr")
+    if total is None or online is None or not isinstance(under, list) or not isinstance(below, list):
+        return [Fact(State.UNKNOWN, f"node {cell(cluster.get('node'))} does not tell which partitions are in sync")]
+    facts = []
+    waiting = cluster.get("waiting")
+    if waiting:
+        facts.append(Fact(State.CRITICAL, f"bucket type default: {waiting}"))
+    elif not total:
+        facts.append(Fact(State.UNKNOWN, "no partition is known"))
+    if online < total:
+        words = {key.replace("_", "-"): n for key, n in found.items() if key not in ("total", "online") and n}
+        told = ", ".join(f"{n} {word}" for word, n in words.items())
+        stopped = State.CRITICAL if total - online > limits.critical else State.WARNING
+        facts.append(Fact(stopped, f"{total - online} of {total} partitions are not online: {told}"))
+    if below:
+        stopped = State.CRITICAL if len(below) > limits.critical else State.WARNING
+        facts.append(Fact(stopped, f"too few replicas are in sync to take writes (min-ISR) in {_some(below)}"))
+    lacking = State.WARNING if not under or len(under) > limits.warning else State.OK
+    if under:
+        more = ", ..." if len(under) > NAMED_MAX else ""
+        named = ", ".join(map(str, under[:NAMED_MAX]))
+        facts.append(Fact(lacking, f"{len(under)} of {total} partitions lack replicas in sync: {named}{more}"))
+    facts += _absent(cluster, lacking)
+    if worst([Fact(State.OK, ""), *facts]) is State.OK and not under:
+        facts += [Fact(State.WARNING, str(problem)) for problem in cluster.get("problems") or ()]
+    return facts
+
+
+def isr_fine(cluster: Mapping[str, Any]) -> str:
+    """What is to be said of a cluster that lacks nothing."""
+    partitions, replicas = cluster.get("partitions") or {}, cluster.get("replicas") or {}
+    live = sum(1 for row in cluster.get("nodes") or () if isinstance(row, dict) and row.get("state") == "live")
+    nodes = "node" if live == 1 else "nodes"
+    return (
+        f"{cell(partitions.get('online'))} of {cell(partitions.get('total'))} partitions online, "
+        f"{cell(replicas.get('in_sync'))} of {cell(replicas.get('total'))} replicas in sync, {live} {nodes} live"
+    )
+
+
+def _absent(cluster: Mapping[str, Any], gone: State) -> list[Fact]:
+    """Nodes that are down, and such as live and did not answer."""
+    facts = []
+    for row in cluster.get("nodes") or ():
+        emptied = row.get("drained") and not row.get("replicas")
+        if row.get("state") != "live" and not emptied:
+            facts.append(Fact(gone, f"node {cell(row.get('name'))} is {cell(row.get('state'))}"))
+    silent = cluster.get("silent")
+    if silent is None:
+        return [*facts, Fact(State.UNKNOWN, "which nodes did not answer is not told")]
+    return [*facts, *(Fact(State.UNKNOWN, f"node {cell(node)} lives and did not answer") for node in silent)]
+
+
+def sync_facts(
+    nodes: Mapping[str, Any],
+    limits: Limits,
+    *,
+    at_ms: int,
+    queue: str | None = None,
+    gone: Mapping[str, Any] | None = None,
+) -> tuple[list[Fact], list[str]]:
+    """A fact for each queue and bucket type that full-sync compares, and the names of the queues: `nodes` and `at_ms`
+    of `/admin/fullsync/nodes`. Checks of all nodes count; `queue`: what is compared for this one only, whichever queue
+    its repairs go by. What a queue sends and none compares is a warning. `gone`: since when nodes are down."""
+    facts = _silent(nodes, gone or {}, at_ms)
+    known: dict[str, dict[str, list[tuple[str, Mapping[str, Any]]]]] = {}
+    for node, said in nodes.items():
+        for peer in () if said is None else said.get("peers") or ():
+            for bucket_type in peer.get("bucket_types") or ():
+                if queue is None or queue in (peer.get("queue"), *_for_queues(peer, bucket_type)):
+                    known.setdefault(str(peer.get("queue")), {}).setdefault(bucket_type, []).append((node, peer))
+    facts += [
+        _synced(name, bucket_type, peers, limits, at_ms)
+        for name in sorted(known)
+        for bucket_type, peers in sorted(known[name].items())
+    ]
+    told = [said for said in nodes.values() if said is not None]
+    peers = [peer for said in told for peer in said.get("peers") or ()]
+    names = {str(peer.get("queue")) for peer in peers} | {name for peer in peers for name in peer.get("compares") or ()}
+    sent = {str(row.get("queue")): row for said in told for row in said.get("sent") or ()}
+    silent = len(told) < len(nodes)
+    for name, row in sorted(sent.items()) if names else ():
+        for bucket_type in row.get("bucket_types") or () if queue in (None, name) else ():
+            if not any(name in _for_queues(peer, bucket_type) for peer in peers):
+                words = f"queue {name} sends bucket type {bucket_type} to {cell(row.get('cluster'))}, and no full-sync"
+                state = State.UNKNOWN if silent else State.WARNING
+                facts.append(Fact(state, f"{words} {'of a node that answers ' if silent else ''}compares it"))
+    return facts, sorted(names | sent.keys()) if names else []
+
+
+def _for_queues(peer: Mapping[str, Any], bucket_type: str) -> list[str]:
+    """Queues of which a peer's comparisons of a bucket type prove that nothing is missing. A node of an older version
+    tells of the one that its repairs go by."""
+    compares = peer.get("compares")
+    if not isinstance(compares, dict):
+        return [str(peer.get("queue"))] if bucket_type in (peer.get("bucket_types") or ()) else []
+    return [str(name) for name, types in compares.items() if bucket_type in types]
+
+
+GONE_MARGIN_MS: Final = 5_000
+"""How much later than a node's end a check must have begun to count as later: clocks of machines differ."""
+
+
+def _silent(nodes: Mapping[str, Any], gone: Mapping[str, Any], at_ms: int) -> list[Fact]:
+    """A fact for each node that does not answer. What a node that is down has found no longer matters once others have
+    proven later than its end all that they compare; `gone`: since when nodes are down, at the latest."""
+    newest: dict[tuple[str, str], float] = {}
+    for peer in (peer for said in nodes.values() if said is not None for peer in said.get("peers") or ()):
+        for bucket_type in peer.get("bucket_types") or ():
+            of, at = (str(peer.get("queue")), str(bucket_type)), (peer.get("proven_ms") or {}).get(bucket_type)
+            newest[of] = max(newest.get(of, 0), _number(at) or 0)
+    facts = []
+    for node in (node for node, said in nodes.items() if said is None):
+        down_ms = _number(gone.get(node))
+        if down_ms is not None and newest and min(newest.values()) > down_ms + GONE_MARGIN_MS:
+            old = milliseconds(max(0, at_ms - down_ms))
+            facts.append(Fact(State.OK, f"node {node} is down for {old}, and other nodes have proven all since"))
+        else:
+            facts.append(Fact(State.UNKNOWN, f"node {node} does not answer: what its checks found is not known"))
+    return facts
+
+
+def _synced(
+    queue: str, bucket_type: str, peers: Sequence[tuple[str, Mapping[str, Any]]], limits: Limits, at_ms: int
+) -> Fact:
+    """What the nodes that compare a bucket type have found, the newest of each."""
+    where = f"{cell(peers[0][1].get('name'))}, bucket type {bucket_type} (queue {queue})"
+    newest, looked = _newest(peers, bucket_type, "newest"), _newest(peers, bucket_type, "newest_looked")
+    if newest is not None and newest[1].get("lacking"):
+        there = cell(peers[0][1].get("cluster") or peers[0][1].get("name"))
+        what = f"{there} has no such bucket type: its changes are held back until it is made there"
+        return Fact(State.WARNING, f"{where}: {what} (isthmus bucket-type create {bucket_type})")
+    proven = [_number((peer.get("proven_ms") or {}).get(bucket_type)) for _, peer in peers]
+    proven_ms = max((at for at in proven if at is not None), default=None)
+    notes = [f"{node} is {cell(peer.get('state'))}: {peer.get('reason')}" for node, peer in peers if _rests(peer)]
+    if newest is not None and newest != looked:
+        notes.append(f"the newest check, of node {newest[0]}, could not look: {newest[1].get('reason')}")
+    because = f" ({'; '.join(notes)})" if notes else ""
+    age = None if proven_ms is None else f"proven in sync {milliseconds(max(0, at_ms - proven_ms))} ago"
+    if looked is not None and looked[1].get("verdict") != "in-sync":
+        node, result = looked
+        if proven_ms is None or result["began_ms"] >= proven_ms:
+            queued, left = cell(result.get("queued")), cell(result.get("left"))
+            state = State.WARNING if result.get("verdict") == "repaired" else State.CRITICAL
+            why = f" ({result['reason']})" if result.get("reason") else ""
+            ended = f"the newest check ended as {cell(result.get('verdict'))} at node {node}{why}"
+            since = f"{ended}: {queued} keys queued, {left} not; {age or 'never proven in sync'}"
+            state = max(state, limits.state(max(0, at_ms - (proven_ms or at_ms))), key=RANK.index)
+            return Fact(state, f"{where}: {since}{because}")
+    if proven_ms is None:
+        return Fact(State.UNKNOWN, f"{where}: never proven in sync{because}")
+    return Fact(limits.state(max(0, at_ms - proven_ms)), f"{where}: {age}{because}")
+
+
+def _newest(
+    peers: Sequence[tuple[str, Mapping[str, Any]]], bucket_type: str, key: str
+) -> tuple[str, Mapping[str, Any]] | None:
+    """(node, result) of the check that began last."""
+    told = [(node, (peer.get(key) or {}).get(bucket_type)) for node, peer in peers]
+    return max(((node, one) for node, one in told if one), key=lambda at: at[1]["began_ms"], default=None)
+
+
+def _rests(peer: Mapping[str, Any]) -> bool:
+    """Nothing is proven, or repaired, by this peer until somebody acts."""
+    return peer.get("state") != "scheduled" or bool(peer.get("queue_delisted") or peer.get("queue_of_other"))
+
+
+def gap_facts(answer: Mapping[str, Any], limits: Limits) -> list[Fact]:
+    """A fact for each queue with open gaps: the answer of `/admin/gaps`. `limits`: milliseconds since the oldest change
+    that was given up."""
+    facts = [
+        Fact(State.UNKNOWN, f"node {cell(node)} does not answer: its gaps are not known")
+        for node in answer.get("unknown") or ()
+    ]
+    untold = answer.get("unknown_partitions")
+    if not isinstance(untold, dict):
+        facts.append(Fact(State.UNKNOWN, "of which partitions no gaps are known is not told"))
+    else:
+        facts += [
+            Fact(State.UNKNOWN, f"queue {cell(name)}: gaps of {_some(partitions)} are not known")
+            for name, partitions in sorted(untold.items())
+        ]
+    rows: dict[str, list[Mapping[str, Any]]] = {}
+    for row in answer.get("gaps") or ():
+        rows.setdefault(cell(row.get("queue")), []).append(row)
+    at_ms = _number(answer.get("at_ms"))
+    for name, found in sorted(rows.items()):
+        told = [_number(row.get("from_ms")) for row in found]
+        since = [at for at in told if at]
+        oldest = None if at_ms is None or not since else max(0, at_ms - min(since))
+        old = "since when is not known" if oldest is None else f"the oldest of {milliseconds(oldest)} ago"
+        dated = "" if oldest is None or len(since) == len(found) else f", {len(found) - len(since)} of unknown age"
+        grows = sum(1 for row in found if row.get("upto_ms") is None)
+        growing = f", {grows} still growing" if grows else ""
+        state = State.WARNING if oldest is None else limits.state(oldest)
+        if dated:  # as old as can be: it is no less than a warning
+            state = max(state, State.WARNING, key=RANK.index)
+        count = quantity(len(found), "gap")
+        facts.append(Fact(state, f"queue {name}: {count} not proven yet, {old}{dated}{growing}"))
+    return facts
+
+
+def sink_facts(nodes: Mapping[str, Any], limits: Limits) -> list[Fact]:
+    """What this cluster's nodes cannot take in. `nodes`: what `/admin/sink/nodes` tells of each, None: nothing.
+    `limits`: dead letters of all nodes together. Bucket types that are lacking, and links that fail, are a warning."""
+    facts = [
+        Fact(State.UNKNOWN, f"node {node} does not answer: what its sink does is not known")
+        for node, said in nodes.items()
+        if said is None
+    ]
+    kept: dict[str, int] = {}
+    held: dict[str, set[str]] = {}
+    for node, said in nodes.items():
+        if said is None:
+            continue
+        letters = _number((said.get("dead_letters") or {}).get("kept"))
+        if letters is None:
+            facts.append(Fact(State.UNKNOWN, f"node {node}: its dead letters cannot be counted"))
+        elif letters:
+            kept[node] = int(letters)
+        rows = said.get("sinks") or ()
+        failing = [row for row in rows if row.get("state") == "failing"]
+        if failing:
+            words = f"node {node}: {len(failing)} of {len(rows)} links fail: {failing[0].get('reason')}"
+            facts.append(Fact(State.WARNING, words))
+        for row in rows:
+            for name in row.get("held_types") or ():
+                held.setdefault(str(name), set()).add(cell(row.get("source_cluster")))
+    if kept:
+        where = ", ".join(f"{count} at {node}" for node, count in sorted(kept.items()))
+        words = f"dead letters: {where} (isthmus sink dead-letters list)"
+        facts.append(Fact(limits.state(sum(kept.values())), words))
+    facts += [
+        Fact(
+            State.WARNING,
+            f"bucket type {name} of {', '.join(sorted(sources))} is lacking here: its changes wait there "
+            f"(isthmus bucket-type create {name})",
+        )
+        for name, sources in sorted(held.items())
+    ]
+    return facts
+
+
+def _number(value: Any) -> int | float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _some(numbers: Sequence[Any]) -> str:
+    noun = "partition" if len(numbers) == 1 else f"{len(numbers)} partitions:"
+    return f"{noun} {', '.join(map(str, numbers[:NAMED_MAX]))}" + (", ..." if len(numbers) > NAMED_MAX else "")
+
 
 TOLD_MAX: Final = 4
 """Facts that a line has room for: pagers and lists of services show some hundred characters. `-o json` has all."""

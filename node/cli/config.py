@@ -1,6 +1,6 @@
 """`isthmus config`: check a node's file or a topology, show the values in force. Needs no running node.
 
-The work is done in `config.loading` and `node.topology`; here it is only printed.
+The work is done in `config.loader` and `node.local.topology`; here it is only printed.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from config.doubts import doubts_of
-from config.loading import ConfigError, Fault, effective, load_file
-from config.settings import QueueSettings, Settings
-from node.cli.exits import CommandFailed, Exit
-from node.cli.output import echo_json, echo_table, output_option, printable
-from node.fullsync_gathering import sharing, warning
-from node.topology import load_topology
+from isthmus.config.loader import ConfigError, Fault, effective, load_file
+from isthmus.config.settings import QueueSettings, Settings
+from isthmus.config.warnings import doubts_of
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.output import echo_json, echo_table, output_option, printable
+from isthmus.node.local.topology import load_topology
+from isthmus.node.services.cluster_rpc import sharing, warning
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
 FILES = click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
@@ -208,7 +208,7 @@ def show(file: Path, output: str) -> None:
 
 def _checked(file: Path) -> Checked:
     """A file with what is wrong with it, and with the files that it names."""
-    from node.locks import file_faults
+    from isthmus.node.security.credentials import file_faults
 
     try:
         try:

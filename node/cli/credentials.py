@@ -4,8 +4,8 @@
     --ca FILE           ISTHMUS_CA: who may sign for the nodes; without it, whom this system believes
     --cert FILE         ISTHMUS_CERT: a certificate to show; --key FILE, ISTHMUS_KEY: its private key
 
-A token is never an argument, which everybody on the machine could read. `access_from` is what `remote` and others hand
-to the door of outgoing HTTP.
+A token is never an argument, which everybody on the machine could read. `access_from` is what `admin_client` and others
+hand to the door of outgoing HTTP.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from node.cli.exits import CommandFailed, Exit
-from node.cli.output import Invocation
-from repl.model.errors import BadConfig
-from repl.transport.http_client import Access
-from repl.transport.tls import TlsFiles, client_contexts
-from repl.transport.tokens import check_token, watched_token
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.output import Invocation
+from isthmus.repl.http.client import Access
+from isthmus.repl.model.errors import BadConfig
+from isthmus.repl.security.tls import TlsFiles, client_contexts
+from isthmus.repl.security.tokens import check_token, watched_token
 
 TOKEN_VARIABLE: Final = "ISTHMUS_TOKEN"  # noqa: S105 - its name
 

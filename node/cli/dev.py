@@ -1,4 +1,4 @@
-"""`isthmus dev`: certificates of a test authority, and tokens. The work is `node.dev_security`'s.
+"""`isthmus dev`: certificates of a test authority, and tokens. The work is `node.local.dev_certificates`'s.
 
 What is made here is for trials: the authority's key lies beside what it signs. docs/security.md says what differs in
 production.
@@ -11,13 +11,14 @@ from typing import Any
 
 import click
 
-from config.rules import check_name
-from node import certificates, dev_security
-from node.cli.exits import CommandFailed, Exit
-from node.cli.numbers import Real
-from node.cli.output import echo_json, echo_table, moment, output_option
-from node.topology import load_topology
-from repl.transport.tls import NodeName
+from isthmus.config.validation import check_name
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.output import echo_json, echo_table, moment, output_option
+from isthmus.node.cli.parameters import Real
+from isthmus.node.local import dev_certificates
+from isthmus.node.local.topology import load_topology
+from isthmus.node.security import certificates
+from isthmus.repl.security.tls import NodeName
 
 directory_argument = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 
@@ -42,7 +43,7 @@ def dev_group() -> None:
     "--host",
     "hosts",
     multiple=True,
-    default=dev_security.LOCAL_HOSTS,
+    default=dev_certificates.LOCAL_HOSTS,
     show_default=True,
     help="A name or address at which the nodes answer; may be repeated.",
 )
@@ -64,7 +65,7 @@ def certs(
     wanted = _named(cluster, nodes) + ([] if topology is None else _of(topology))
     if not wanted:
         raise CommandFailed(Exit.USAGE, "usage", "name nodes by --cluster NAME --node NAME, or a file by --for")
-    paths = dev_security.make_certificates(directory, wanted, hosts, days)
+    paths = dev_certificates.make_certificates(directory, wanted, hosts, days)
     rows: list[dict[str, Any]] = [
         {
             "name": name.uri(),
@@ -88,7 +89,7 @@ def certs(
 @output_option
 def tokens(directory: Path, output: str) -> None:
     """Make a token for each role in DIR, in files that only you can read. Those that are there stay."""
-    paths = dev_security.make_tokens(directory)
+    paths = dev_certificates.make_tokens(directory)
     if output == "json":
         echo_json({"tokens": {path.stem: str(path) for path in paths}})
         return

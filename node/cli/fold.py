@@ -17,15 +17,14 @@ from urllib.parse import quote
 
 import click
 
-from config.texts import quantity
-from config.units import format_size, parse_size
-from node.cli.cluster import listed
-from node.cli.confirming import confirm
-from node.cli.exits import CommandFailed, Exit
-from node.cli.output import echo_facts, echo_json, echo_table, moment, output_option, printable
-from node.cli.queue import BY
-from node.cli.remote import AdminClient, admin_option
-from node.cli.times import time_of
+from isthmus.config.text import quantity
+from isthmus.config.units import format_size, parse_size
+from isthmus.node.cli.admin_client import AdminClient, admin_option
+from isthmus.node.cli.cluster import listed
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.output import echo_facts, echo_json, echo_table, moment, output_option, printable
+from isthmus.node.cli.parameters import confirm, time_of
+from isthmus.node.cli.queue import BY
 
 SEGMENTS: Final = 1 << 20
 

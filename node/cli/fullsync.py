@@ -11,14 +11,13 @@ from typing import Any, Final
 
 import click
 
-from config.texts import clause
-from node.cli.cluster import listed
-from node.cli.exits import CommandFailed, Exit
-from node.cli.output import cell, echo_json, echo_table, milliseconds, moment, output_option, printable
-from node.cli.queue import BY, REASON
-from node.cli.remote import AdminClient, admin_option
-from node.cli.times import time_of
-from node.cli.where import node_options
+from isthmus.config.text import clause
+from isthmus.node.cli.admin_client import AdminClient, admin_option
+from isthmus.node.cli.cluster import listed
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.output import cell, echo_json, echo_table, milliseconds, moment, output_option, printable
+from isthmus.node.cli.parameters import node_options, time_of
+from isthmus.node.cli.queue import BY, REASON
 
 
 def _named(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:

@@ -1,7 +1,10 @@
 """`isthmus kv`: single values for people and scripts, at the client listener of any node.
 
 All but listings goes through the batch face, which takes every byte string as a name and answers all siblings at once.
-What the requests mean stands in docs/http.md, outgoing HTTP in `repl.transport.http_client`.
+What the requests mean stands in docs/http.md, outgoing HTTP in `repl.http.client`.
+
+`isthmus kv reap`: the tombstone of one key removed, or who still needs it. The node decides
+(`repl.coordinator.tombstone_reaper`).
 """
 
 from __future__ import annotations
@@ -20,13 +23,46 @@ from urllib.parse import quote, unquote_to_bytes
 import click
 import msgpack
 
-from config.rules import check_peer_url
-from node.cli.credentials import access_from, credential_options
-from node.cli.exits import CommandFailed, Exit
-from node.cli.output import echo_json, moment, output_option, printable
-from node.cli.reap import reap
-from node.cli.remote import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, TLS_WANTED, TOKEN_HINT, UNAUTHORIZED, cause, check_path
-from repl.transport.http_client import OPEN, Access, session
+from isthmus.config.validation import check_peer_url
+from isthmus.node.cli.admin_client import (
+    ANSWER_TIMEOUT_S,
+    CONNECT_TIMEOUT_S,
+    TLS_WANTED,
+    TOKEN_HINT,
+    UNAUTHORIZED,
+    AdminClient,
+    admin_option,
+    cause,
+    check_path,
+)
+from isthmus.node.cli.credentials import access_from, credential_options
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.output import cell, echo_json, moment, output_option, printable
+from isthmus.repl.http.client import OPEN, Access, session
+from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
+
+
+@click.command("reap")
+@click.argument("where", metavar="[TYPE/]BUCKET")
+@click.argument("name", metavar="KEY")
+@admin_option
+@output_option
+def reap(where: str, name: str, admin: AdminClient, output: str) -> None:
+    """Remove the tombstone of KEY, whatever its bucket's delete_mode: if every replica is in sync and every queue has
+    its acknowledgement. Otherwise it says who is waited for, and exits with code 4. Names are percent-encoded where
+    they hold a slash or are no plain text."""
+    kind, slash, bucket = where.partition("/")
+    if not slash:
+        kind, bucket = DEFAULT_BUCKET_TYPE.decode(), where
+    answer: dict[str, Any] = admin.post("/admin/reaps", {"bucket_type": kind, "bucket": bucket, "key": name})
+    outcome, reason = cell(answer.get("outcome")), cell(answer.get("reason"))
+    if output == "json":
+        echo_json(answer)
+    elif outcome == "reaped":
+        click.echo(printable(f"{where} {name}: reaped"))
+    if outcome != "reaped":
+        raise CommandFailed(Exit.REFUSED, outcome, reason)
+
 
 DEFAULT_HTTP: Final = "http://127.0.0.1:8098"
 """Where a node's client listener is unless its config says otherwise."""

@@ -1,7 +1,7 @@
 """`isthmus leader`: who leads how much, and to spread it evenly now.
 
 Shows the plan before anything is moved and asks, then follows the moves until they are over. What it asks a node is
-`node.http.leaderships`'; when a cluster does it by itself is `repl.balancing`'s.
+`node.admin_api.leaders`'; when a cluster does it by itself is `repl.controller.leader_balancer`'s.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import click
 
-from node.cli.cluster import listed
-from node.cli.exits import CommandFailed, Exit
-from node.cli.output import cell, echo_json, echo_table, output_option
-from node.cli.remote import AdminClient, admin_option, whoami
+from isthmus.node.cli.admin_client import AdminClient, admin_option, whoami
+from isthmus.node.cli.cluster import listed
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.output import cell, echo_json, echo_table, output_option
 
 POLL_S: Final = 0.2
 """How often the moves are looked at; each takes some tenths of a second."""

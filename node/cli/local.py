@@ -1,4 +1,5 @@
-"""`isthmus local`: clusters on this machine. Its work is `node.local` and `node.places`, here are words and columns."""
+"""`isthmus local`: clusters on this machine. Its work is `node.local.clusters` and `node.local.directory`, here are
+words and columns."""
 
 from __future__ import annotations
 
@@ -11,16 +12,16 @@ from typing import Any, Final
 
 import click
 
-from node import places
-from node.cli.exits import Exit
-from node.cli.numbers import Real
-from node.cli.output import echo_json, echo_table, output_option
-from node.local import LocalClusters
-from node.plans import Topology
-from node.suggestions import no_such
-from node.supervisor import stop
-from node.topology import load_topology
-from repl.model.errors import BadInput
+from isthmus.config.text import no_such
+from isthmus.node.cli.exit_codes import Exit
+from isthmus.node.cli.output import echo_json, echo_table, output_option
+from isthmus.node.cli.parameters import Real
+from isthmus.node.local import directory as places
+from isthmus.node.local.clusters import LocalClusters
+from isthmus.node.local.supervisor_client import stop
+from isthmus.node.local.topology import load_topology
+from isthmus.node.local.topology_model import Topology
+from isthmus.repl.model.errors import BadInput
 
 NODE_COLUMNS: Final = ("cluster", "node", "http", "admin", "pid")
 STATUS_COLUMNS: Final = ("cluster", "process", "state", "pid", "restarts", "online", "address", "reason")

@@ -2,7 +2,7 @@
 
 Each noun has a file of its own here, imported when it is asked for, so that `isthmus --help` is quick and
 a part that cannot be loaded harms no other. What commands print is in `node.cli.output`, exit codes in
-`node.cli.exits`, the way to a node in `node.cli.remote`.
+`node.cli.exit_codes`, the way to a node in `node.cli.admin_client`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,16 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from node.cli.exits import MEANINGS, OWN_PACKAGES, CommandFailed, Exit, Failure, failure_of, missing_package
-from node.cli.output import Invocation, printable
+from isthmus.node.cli.exit_codes import (
+    MEANINGS,
+    OWN_PACKAGES,
+    CommandFailed,
+    Exit,
+    Failure,
+    failure_of,
+    missing_package,
+)
+from isthmus.node.cli.output import Invocation, printable
 
 
 class Noun(NamedTuple):
@@ -32,38 +40,56 @@ class Noun(NamedTuple):
 
 
 NOUNS: Final[Mapping[str, Noun]] = {
-    "demo": Noun("node.cli.demo", "demo_command", "Two clusters on this machine: load, replicate, prove them equal."),
-    "dev": Noun("node.cli.dev", "dev_group", "Certificates and tokens for trying things out."),
-    "local": Noun("node.cli.local", "local_group", "Start and stop clusters on this machine."),
-    "node": Noun(
-        "node.cli.node", "node_group", "Run a node; list, drain and remove nodes; give a restored one a new identity."
+    "demo": Noun(
+        "isthmus.node.demo.command", "demo_command", "Two clusters on this machine: load, replicate, prove them equal."
     ),
-    "config": Noun("node.cli.config", "config_group", "Check and show config files."),
-    "kv": Noun("node.cli.kv", "kv_group", "Get, put, delete and list values."),
-    "cluster": Noun("node.cli.cluster", "cluster_group", "Look at a cluster as a whole, and mend it."),
+    "dev": Noun("isthmus.node.cli.dev", "dev_group", "Certificates and tokens for trying things out."),
+    "local": Noun("isthmus.node.cli.local", "local_group", "Start and stop clusters on this machine."),
+    "node": Noun(
+        "isthmus.node.cli.node",
+        "node_group",
+        "Run a node; list, drain and remove nodes; give a restored one a new identity.",
+    ),
+    "config": Noun("isthmus.node.cli.config", "config_group", "Check and show config files."),
+    "kv": Noun("isthmus.node.cli.kv", "kv_group", "Get, put, delete and list values."),
+    "cluster": Noun("isthmus.node.cli.cluster", "cluster_group", "Look at a cluster as a whole, and mend it."),
     "partition": Noun(
-        "node.cli.partition", "partition_group", "Look at partitions, place and move them, and force a leader."
+        "isthmus.node.cli.partition", "partition_group", "Look at partitions, place and move them, and force a leader."
     ),
     "bucket-type": Noun(
-        "node.cli.bucket_type", "bucket_type_group", "Make and change bucket types, and look where they are."
+        "isthmus.node.cli.bucket_type", "bucket_type_group", "Make and change bucket types, and look where they are."
     ),
-    "bucket": Noun("node.cli.bucket", "bucket_group", "Properties of single buckets: show, set and unset them."),
-    "option": Noun("node.cli.option", "option_group", "Look at dynamic options; set and unset them."),
-    "leader": Noun("node.cli.leader", "leader_group", "Look at leaderships, and spread them evenly."),
-    "queue": Noun("node.cli.queue", "queue_group", "Look at source queues; register, suspend, limit, release them."),
-    "gaps": Noun("node.cli.queue_looks", "gaps_of_queues", "What queues gave up and no full-sync has closed yet."),
-    "lag": Noun("node.cli.knowing", "lag_command", "How far other clusters are behind: seconds, objects, bytes."),
-    "ledger": Noun("node.cli.knowing", "ledger_command", "What became of every change sent and received."),
+    "bucket": Noun(
+        "isthmus.node.cli.bucket", "bucket_group", "Properties of single buckets: show, set and unset them."
+    ),
+    "option": Noun("isthmus.node.cli.option", "option_group", "Look at dynamic options; set and unset them."),
+    "leader": Noun("isthmus.node.cli.leader", "leader_group", "Look at leaderships, and spread them evenly."),
+    "queue": Noun(
+        "isthmus.node.cli.queue", "queue_group", "Look at source queues; register, suspend, limit, release them."
+    ),
+    "gaps": Noun("isthmus.node.cli.queue", "gaps_of_queues", "What queues gave up and no full-sync has closed yet."),
+    "lag": Noun(
+        "isthmus.node.cli.replication", "lag_command", "How far other clusters are behind: seconds, objects, bytes."
+    ),
+    "ledger": Noun("isthmus.node.cli.replication", "ledger_command", "What became of every change sent and received."),
     "explain": Noun(
-        "node.cli.knowing", "explain_command", "One key: where it was accepted, where it is, what is next."
+        "isthmus.node.cli.replication", "explain_command", "One key: where it was accepted, where it is, what is next."
     ),
-    "check": Noun("node.cli.check", "check_group", "Probes for monitoring: lag, isr, sync, gaps; a line and a code."),
-    "sink": Noun("node.cli.sink", "sink_group", "Look at sinks; suspend and resume them."),
-    "fullsync": Noun("node.cli.fullsync", "fullsync_group", "Compare with other clusters, and repair what differs."),
+    "check": Noun(
+        "isthmus.node.cli.check", "check_group", "Probes for monitoring: lag, isr, sync, gaps; a line and a code."
+    ),
+    "sink": Noun("isthmus.node.cli.sink", "sink_group", "Look at sinks; suspend and resume them."),
+    "fullsync": Noun(
+        "isthmus.node.cli.fullsync", "fullsync_group", "Compare with other clusters, and repair what differs."
+    ),
     "reconcile": Noun(
-        "node.cli.reconcile", "reconcile_group", "Compare two clusters key by key on Spark, and repair what differs."
+        "isthmus.node.cli.reconcile",
+        "reconcile_group",
+        "Compare two clusters key by key on Spark, and repair what differs.",
     ),
-    "fold": Noun("node.cli.fold", "fold_group", "Look at, or act upon, all keys of a type, a bucket or a range."),
+    "fold": Noun(
+        "isthmus.node.cli.fold", "fold_group", "Look at, or act upon, all keys of a type, a bucket or a range."
+    ),
 }
 """In the order of the help. A noun whose module is not installed is not offered."""
 
@@ -120,7 +146,7 @@ def root() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code (see `node.cli.exits`). Never raises for an expected failure."""
+    """Run one command; its exit code (see `node.cli.exit_codes`). Never raises for an expected failure."""
     invocation = Invocation()
     open_streams()
     try:
@@ -162,7 +188,7 @@ def open_streams() -> None:
 
 
 def check_house() -> None:
-    """All our packages must lie in one folder: a stranger's package named `config` would shadow ours.
+    """All our packages must lie in one folder: an older one in PYTHONPATH would be mixed with this one.
 
     Raises CommandFailed (LOCAL_FAULT) with both places.
     """

@@ -1,7 +1,7 @@
 """`isthmus node`: the daemon, what is done to a node's directory while it does not run, and the nodes of a cluster.
 
 All of the daemon is `node.daemon`, imported only when it is to run; what a data directory knows of itself is
-`repl.identity`'s. Listing, draining and removing nodes stand in `node.cli.moves`.
+`repl.storage.identity`'s. Listing, draining and removing nodes stand in `node.cli.reassignment`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from pathlib import Path
 
 import click
 
-from config.loading import load_file
-from config.texts import quantity
-from node.cli.moves import drain, list_nodes, remove
-from node.cli.output import echo_json, output_option, printable
-from node.cli.remote import whoami
-from repl.identity import Identity
-from repl.model.errors import LocalFault
+from isthmus.config.loader import load_file
+from isthmus.config.text import quantity
+from isthmus.node.cli.admin_client import whoami
+from isthmus.node.cli.output import echo_json, output_option, printable
+from isthmus.node.cli.reassignment import drain, list_nodes, remove
+from isthmus.repl.model.errors import LocalFault
+from isthmus.repl.storage.identity import Identity
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
 
@@ -40,7 +40,7 @@ def run(file: Path) -> int:
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the daemon handles it: a hang-up ends no node that starts
     settings = load_file(file)
-    from node import daemon
+    from isthmus.node import daemon
 
     return daemon.run(settings, file)
 

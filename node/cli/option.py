@@ -1,7 +1,7 @@
 """`isthmus option`: what may be changed while a cluster runs, what it is set to, and what is in force.
 
-Shows and asks what a node's admin listener offers; which options there are is `config.options`' affair, docs/options.md
-prints them.
+Shows and asks what a node's admin listener offers; which options there are is `config.dynamic_options`' affair,
+docs/options.md prints them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 import click
 
-from node.cli.cluster import listed
-from node.cli.output import cell, echo_json, echo_table, moment, output_option, printable
-from node.cli.remote import AdminClient, admin_option, whoami
+from isthmus.node.cli.admin_client import AdminClient, admin_option, whoami
+from isthmus.node.cli.cluster import listed
+from isthmus.node.cli.output import cell, echo_json, echo_table, moment, output_option, printable
 
 NAME = click.argument("name")
 BUCKET_TYPE = click.option("--bucket-type", metavar="T", help="Of this bucket type, not of the cluster.")

@@ -2,7 +2,7 @@
 
 Tables say "unknown" where a value is not known and never invent one. Text from a cluster is printed as
 text: control characters are escaped, nothing in it is taken for markup. Which exit code a failure has
-stands in `node.cli.exits`.
+stands in `node.cli.exit_codes`.
 """
 
 from __future__ import annotations

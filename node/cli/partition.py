@@ -1,10 +1,10 @@
 """`isthmus partition`: where partitions are, how a placement would look, and placing a bucket type by a file.
 
-Moving what exists is `node.cli.moves`', forcing a leader `node.cli.acts`'.
+Moving what exists is `node.cli.reassignment`', forcing a leader `node.cli.unsafe_recovery`'.
 
-`plan` is offline and prints what `assign` reads; the rules of both are `repl.isr.placement` and
-`repl.isr.replica_map`, so a file that passes here passes at the node, which checks it once more against the nodes that
-live.
+`plan` is offline and prints what `assign` reads; the rules of both are `repl.controller.placement` and
+`repl.controller.placement`, so a file that passes here passes at the node, which checks it once more against the nodes
+that live.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from urllib.parse import quote
 
 import click
 
-from config.rules import check_name
-from config.texts import quantity
-from node.cli.acts import force_leader
-from node.cli.cluster import listed
-from node.cli.exits import CommandFailed, Exit
-from node.cli.moves import moves, read_named, reassign
-from node.cli.output import cell, echo_json, echo_table, output_option
-from node.cli.remote import AdminClient, admin_option
-from repl.isr.placement import ReplicaMap, placed
-from repl.isr.replica_map import (
+from isthmus.config.text import quantity
+from isthmus.config.validation import check_name
+from isthmus.node.cli.admin_client import AdminClient, admin_option
+from isthmus.node.cli.cluster import listed
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.output import cell, echo_json, echo_table, output_option
+from isthmus.node.cli.reassignment import moves, read_named, reassign
+from isthmus.node.cli.unsafe_recovery import force_leader
+from isthmus.repl.controller.placement import (
     PARTITIONS_MAX,
     REPLICAS_MAX,
     BadReplicaMap,
+    ReplicaMap,
     parse_replica_map,
+    placed,
     replica_map_document,
 )
 

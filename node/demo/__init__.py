@@ -1,6 +1,4 @@
-"""`isthmus demo`: a history replayed into one of two clusters, and the proof that both hold it.
+"""`isthmus demo`: replays a history into one of two clusters, breaks things, and proves both equal.
 
-Reads a history (`history`, `made_history`), writes it over HTTP like any user (`client`, `replay`), watches
-(`watch`, `view`, `costs`), compares (`verify`) and reports (`figures`); `run` is the whole in order. Knows the
-product by its faces only: HTTP, the supervisor, nothing inside a node.
+Uses the product as a user does: HTTP and local clusters, nothing inside a node. Start at `run`.
 """

@@ -19,9 +19,9 @@ from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 import msgpack
 
-from node.demo.verify import Found
-from repl.model.errors import BadInput, PeerFault
-from repl.model.keys import DEFAULT_BUCKET_TYPE
+from isthmus.node.demo.verify import Found
+from isthmus.repl.model.errors import BadInput, PeerFault
+from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 
 Result = TypeVar("Result")
 

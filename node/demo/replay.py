@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from node.demo.client import BucketClient, Patience, Trouble
-from node.demo.history import History, Operation
-from repl.model.errors import IsthmusError
+from isthmus.node.demo.client import BucketClient, Patience, Trouble
+from isthmus.node.demo.history import History, Operation
+from isthmus.repl.model.errors import IsthmusError
 
 CONNECTIONS: Final = 8
 """Keys are spread over this many connections. One write waits for an fsync, so a few are needed

@@ -5,41 +5,86 @@
 
 Everything that it starts it stops, also on Ctrl-C and on SIGTERM; if it is killed, the supervisor ends the
 clusters. Nodes and ZooKeepers that others kill are started again while it runs. The parts: `node.demo.history`,
-`replay`, `breaking`, `watch`, `view`, `verify`, `figures`; what it says at the end is `afterwards`.
+`replay`, `chaos`, `watch`, `view`, `verify`, `cost`; what it says at the end is `run`.
+
+What is left of a demo: its outcome, where the clusters are, and how to talk to those that were kept.
 """
 
 from __future__ import annotations
 
 import secrets
+import shlex
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
-import config
-import node
-from node.demo.afterwards import Demo, sample_key
-from node.demo.breaking import Breaker, SupervisorsHand
-from node.demo.client import PatientReader
-from node.demo.figures import Outcome
-from node.demo.history import GitHistory, History, HistoryFault
-from node.demo.made_history import MadeHistory
-from node.demo.replay import Replay
-from node.demo.sights import Sight
-from node.demo.verify import Verdict, compare
-from node.demo.view import Progress, View
-from node.demo.watch import Watcher
-from node.local import LocalClusters
-from node.places import READY_TIMEOUT_S
-from node.topology import load_topology
-from repl.model.errors import LocalFault
+from isthmus import config, node
+from isthmus.node.demo.chaos import Breaker, SupervisorsHand
+from isthmus.node.demo.client import PatientReader, key_path
+from isthmus.node.demo.cost import Outcome
+from isthmus.node.demo.history import Expectation, GitHistory, History, HistoryFault, MadeHistory
+from isthmus.node.demo.live_view import Progress, View
+from isthmus.node.demo.replay import Replay
+from isthmus.node.demo.verify import Verdict, compare
+from isthmus.node.demo.watch import Sight, Watcher
+from isthmus.node.local.clusters import LocalClusters
+from isthmus.node.local.directory import READY_TIMEOUT_S
+from isthmus.node.local.topology import load_topology
+from isthmus.repl.model.errors import LocalFault
+
+
+@dataclass
+class Demo:
+    """A finished run: what came out, and where the clusters are."""
+
+    outcome: Outcome
+    directory: Path
+    clusters: dict[str, Any] = field(default_factory=dict)
+    sample_key: tuple[bytes, bytes] | None = None
+    """Bucket and key of something small to read with curl."""
+
+
+def curl_lines(demo: Demo) -> list[str]:
+    """How to talk to clusters that were kept, as commands that work."""
+    lines: list[str] = []
+    isthmus = _own_command()
+    for name, cluster in demo.clusters.items():
+        first = cluster["nodes"][0]
+        if demo.sample_key is not None:
+            lines.append(f"curl -si '{first['http']}{key_path(*demo.sample_key)}'   # a key in {name}")
+    for name, cluster in demo.clusters.items():
+        admin = cluster["nodes"][0]["admin"]
+        lines.append(f"curl -s '{admin}/admin/queues'   # queues of {name}; or: {isthmus} queue list --admin {admin}")
+    lines.append(f"{isthmus} local down --dir {shlex.quote(str(demo.directory))}   # stops all of it")
+    return lines
+
+
+def _own_command() -> str:
+    """What to type for this program: its name where the shell finds it, else its path."""
+    beside = Path(sys.executable).with_name("isthmus")
+    found = shutil.which("isthmus")
+    if not beside.exists() or (found is not None and Path(found).resolve() == beside.resolve()):
+        return "isthmus"
+    here = Path.cwd()
+    return shlex.quote(str(beside.relative_to(here) if beside.is_relative_to(here) else beside))
+
+
+def sample_key(bucket: bytes, expected: Expectation) -> tuple[bytes, bytes] | None:
+    """A key that reads well on a terminal: small, and a text by its name if there is one."""
+    small = [key for key, size in expected.sizes.items() if 0 < size < 4_000]
+    texts = [key for key in small if key.endswith((b".md", b".txt", b".toml", b".py", b".json"))]
+    chosen = min(texts or small, key=len, default=None)
+    return None if chosen is None else (bucket, chosen)
+
 
 SOURCE: Final = "east"
 """The cluster that is written to; the other one receives."""

@@ -2,7 +2,7 @@
 
 Lists each bucket and reads every value, on each cluster by itself: nothing missing, nothing extra, every byte
 equal (by git's own blob id), no siblings, every key that was deleted is deleted. It reads only; it
-does not know how the data came there. The story goes on in `node.demo.figures`, which shows the verdict.
+does not know how the data came there. The story goes on in `node.demo.cost`, which shows the verdict.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from node.demo.history import Expectation, blob_id
+from isthmus.node.demo.history import Expectation, blob_id
 
 CHUNK_COUNT: Final = 200
 CHUNK_BYTES: Final = 4_000_000

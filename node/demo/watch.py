@@ -1,35 +1,214 @@
-"""What the demo sees of its clusters once a second: processes, leaders, queues, sinks, and what they cost.
+"""One look at everything that a demo shows: processes, leaders and replicas in sync, queues, sinks. Values only.
+
+What is not known is None. Several nodes make a cluster, so what they say of one queue or of what they fetch is summed
+here; whether all of it was seen is told by the partitions that the answers cover. Who looks is `node.demo.watch`, who
+shows it `node.demo.live_view`.
+
+What the demo sees of its clusters once a second: processes, leaders, queues, sinks, and what they cost.
 
 Asks the supervisor and every node's admin listener as an operator would, in a thread of its own, so that a node
 that is dead or paused delays nobody. Changes of processes, of leaders and of replicas in sync become notes in words.
-What a look holds is `node.demo.sights`; the story goes on in `node.demo.view`.
+What a look holds is `node.demo.watch`; the story goes on in `node.demo.live_view`.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import statistics
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from node.demo.client import AdminClient, Trouble
-from node.demo.costs import CpuLedger
-from node.demo.sights import (
-    ClusterSight,
-    ProcessSight,
-    QueueSight,
-    Sight,
-    SinkSight,
-    cluster_sight,
-    queue_sights,
-    sink_sights,
-)
-from node.local import LocalClusters
-from node.places import status_of
-from node.supervisor import START_TRIES
-from repl.model.errors import BadInput, LocalFault
+from isthmus.config.text import quantity
+from isthmus.node.demo.client import AdminClient, Trouble
+from isthmus.node.demo.cost import CpuLedger
+from isthmus.node.local.clusters import LocalClusters
+from isthmus.node.local.directory import status_of
+from isthmus.node.local.supervisor_client import START_TRIES
+from isthmus.repl.model.errors import BadInput, LocalFault
+
+UNTOLD: Final = "unknown"
+"""Stands for the queues of a cluster none of whose nodes told of any; each cluster of a demo has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSight:
+    """One process: its state in a word, why, and how often it was restarted."""
+
+    name: str
+    state: str
+    pid: int | None
+    restarts: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSight:
+    """One cluster, as the first of its nodes that answered sees it. `leaders` counts partitions led by each node that
+    holds replicas; `absent` are the nodes that are not registered."""
+
+    name: str
+    partitions: int
+    online: int
+    replicas: int
+    in_sync: int
+    leaders: Mapping[str, int]
+    absent: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Every partition online, every replica in sync, every node there."""
+        return 0 < self.partitions == self.online and self.in_sync == self.replicas and not self.absent
+
+    def told(self) -> str:
+        """Leaders and replicas in one line."""
+        led = ", ".join(f"{name} {count}" for name, count in sorted(self.leaders.items()))
+        offline = f"; {quantity(self.partitions - self.online, 'partition')} without a leader" * (
+            self.online < self.partitions
+        )
+        return f"{self.name}: leaders {led}; {self.in_sync} of {self.replicas} replicas in sync{offline}"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSight:
+    """One source queue of a cluster, all its nodes together; None is unknown."""
+
+    cluster: str
+    name: str
+    waiting: int | None
+    in_flight: int | None
+    reason: str
+
+    @property
+    def outstanding(self) -> int | None:
+        """Changes that no sink has acknowledged."""
+        return None if self.waiting is None or self.in_flight is None else self.waiting + self.in_flight
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSight:
+    """What a cluster's sinks say of one queue that they fetch, all links together: lag since their nodes began, and of
+    the last minute, p50 of the middle link and p99 of the worst; None is unknown."""
+
+    cluster: str
+    queue: str
+    state: str
+    applied: int | None
+    lag_p50_ms: float | None
+    lag_p99_ms: float | None
+    recent_p50_ms: float | None
+    recent_p99_ms: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One look at everything; `taken_s` is monotonic."""
+
+    taken_s: float
+    processes: tuple[ProcessSight, ...] = ()
+    clusters: tuple[ClusterSight, ...] = ()
+    queues: tuple[QueueSight, ...] = ()
+    sinks: tuple[SinkSight, ...] = ()
+    unknown: tuple[str, ...] = field(default=())
+    """Nodes that did not answer, each with why."""
+
+    def cluster(self, name: str) -> ClusterSight | None:
+        """What was seen of a cluster; None when none of its nodes answered."""
+        return next((cluster for cluster in self.clusters if cluster.name == name), None)
+
+    @property
+    def outstanding(self) -> int | None:
+        """Changes that are not acknowledged, of all queues; None when any is unknown."""
+        counts = [queue.outstanding for queue in self.queues]
+        if not counts or any(count is None for count in counts):
+            return None
+        return sum(count for count in counts if count is not None)
+
+    def why_outstanding(self) -> str:
+        """What still waits, and what the parts say about it, in one line."""
+        parts = list(self.unknown)
+        parts += [cluster.told() for cluster in self.clusters if not cluster.whole]
+        for queue in self.queues:
+            if queue.outstanding != 0:
+                count = "an unknown number of" if queue.outstanding is None else f"{queue.outstanding:,}"
+                parts.append(
+                    f"{queue.cluster}'s queue {queue.name} has {count} changes outstanding {queue.reason}".strip()
+                )
+        parts += [f"{s.cluster}'s sink of {s.queue} is {s.state}: {s.reason}" for s in self.sinks if s.reason]
+        return "; ".join(parts) or "nothing is outstanding"
+
+
+def cluster_sight(name: str, raw: Mapping[str, Any]) -> ClusterSight:
+    """A cluster from a node's `/admin/cluster`. Raises KeyError, TypeError for anything else."""
+    partitions, replicas = raw["partitions"], raw["replicas"]
+    return ClusterSight(
+        name,
+        partitions["total"],
+        partitions["online"],
+        replicas["total"],
+        replicas["in_sync"],
+        {node["name"]: node["leaders"] for node in raw["nodes"]},
+        tuple(node["name"] for node in raw["nodes"] if node["state"] == "gone"),
+    )
+
+
+def queue_sights(cluster: str, rows: Sequence[Mapping[str, Any]], partitions: int | None) -> list[QueueSight]:
+    """A cluster's queues from the rows of its nodes' `/admin/queues`. A count is only known when the answers cover all
+    of the cluster's `partitions`: each is counted where it is led. Without rows nobody has told, and there is one that
+    is unknown."""
+    if not rows:
+        return [QueueSight(cluster, UNTOLD, None, None, "no node tells of its queues")]
+    sights = []
+    for name in sorted({row["name"] for row in rows}):
+        mine = [row for row in rows if row["name"] == name]
+        covered = sum(row["partitions"] for row in mine)
+        waiting, in_flight = (_sum([row[key] for row in mine]) for key in ("waiting", "in_flight"))
+        reason = next((row["reason"] for row in mine if row.get("reason")), "")
+        if covered != partitions:
+            waiting, reason = None, reason or f"{covered} of {partitions or 'an unknown number of'} partitions seen"
+        sights.append(QueueSight(cluster, name, waiting, in_flight, reason))
+    return sights
+
+
+def sink_sights(cluster: str, rows: Sequence[Mapping[str, Any]]) -> list[SinkSight]:
+    """What a cluster's sinks say, from the rows of its nodes' `/admin/sink`, one a link."""
+    sights = []
+    for queue in sorted({row["queue"] for row in rows}):
+        mine = [row for row in rows if row["queue"] == queue]
+        troubled = next((row for row in mine if row.get("reason")), mine[0])
+        sights.append(
+            SinkSight(
+                cluster,
+                queue,
+                troubled["state"],
+                _sum([row.get("applied") for row in mine]),
+                _middle([row.get("lag_ms_p50") for row in mine]),
+                _worst([row.get("lag_ms_p99") for row in mine]),
+                _middle([row.get("recent_lag_ms_p50") for row in mine]),
+                _worst([row.get("recent_lag_ms_p99") for row in mine]),
+                troubled.get("reason") or "",
+            )
+        )
+    return sights
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _middle(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _worst(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
 
 INTERVAL_S: Final = 1.0
 ANSWER_TIMEOUT_S: Final = 2.0

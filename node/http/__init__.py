@@ -1,6 +1,5 @@
-"""The node's HTTP faces: the one for clients and sinks, and what the operators' one is built from.
+"""The HTTP server: connections, requests, routing, authorization, errors as statuses.
 
-Texts become bytes and errors become statuses here, and nowhere else; nothing in this room decides about data.
-Only `listeners` knows uvicorn. `app` turns one ASGI call into one handler call, `router` finds the handler,
-`statuses` is the table of errors. The story goes on in `repl.coordinator` and in `queues.registry`.
+Knows no route of the product; `client_api` and `admin_api` bring these. `connection` is the only module that
+imports uvicorn. Start at `application`, then `router` and `responses`.
 """

@@ -7,10 +7,10 @@ from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from node.http.asgi import Request, RoutedHandler, text_reply
-from node.http.router import Router
-from node.http.statuses import Reply
-from repl.model.errors import NotReady
+from isthmus.node.http.application import Request, RoutedHandler, text_reply
+from isthmus.node.http.responses import Reply
+from isthmus.node.http.router import Router
+from isthmus.repl.model.errors import NotReady
 
 _EXPOSITION: Final = CONTENT_TYPE_LATEST.encode("ascii")
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from node.http.router import parse_query
-from node.http.statuses import Refused
-from repl.model.requests import Isolation
+from isthmus.node.http.responses import Refused
+from isthmus.node.http.router import parse_query
+from isthmus.repl.model.requests import Isolation
 
 QUORUMS: Final = frozenset({"r", "w", "dw", "pr", "pw", "rw", "node_confirms"})
 QUORUM_WORDS: Final = frozenset({"one", "quorum", "all", "default", "backend"})

@@ -1,7 +1,8 @@
 """The OpenAPI 3.1 description of a face, made of its own router: GET /openapi.json.
 
 A path stands in it because it is routed, under the first words that its handler says of itself; what the router cannot
-know (parameters, bodies, statuses) is in the tables here. Objects are routed by `app` itself and stand in OBJECTS.
+know (parameters, bodies, statuses) is in the tables here. Objects are routed by `application` itself and stand in
+OBJECTS.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from node.http.asgi import Face, Request, RoutedHandler, json_reply
-from node.http.object_query import FLAGS, QUORUM_WORDS, QUORUMS, SYNC_WORDS
-from node.http.statuses import Reply
-from repl.model.requests import Isolation
+from isthmus.node.http.application import Face, Request, RoutedHandler, json_reply
+from isthmus.node.http.object_query import FLAGS, QUORUM_WORDS, QUORUMS, SYNC_WORDS
+from isthmus.node.http.responses import Reply
+from isthmus.repl.model.requests import Isolation
 
 OPENAPI_VERSION: Final = "3.1.0"
 PATH: Final = "/openapi.json"

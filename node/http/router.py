@@ -3,7 +3,7 @@
 Works on the path as it was sent, so that a `%2F` inside a key stays inside the key. A `+` is a space in paths, too, as
 in Riak, whose clients write it so. Decoding is strict: a `%` that is not followed by two hex digits is refused, never
 passed through. Routes are few and looked up by their number of segments; the object routes, which are hot, are
-recognized in `app` before this room is asked.
+recognized in `application` before this room is asked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from node.http.statuses import Refused
+from isthmus.node.http.responses import Refused
 
 Handler = TypeVar("Handler")
 

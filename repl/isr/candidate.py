@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from repl.isr.effects import Role
-from repl.isr.membership import guard
-from repl.isr.messages import Hello
-from repl.isr.standing import Standing
+from isthmus.repl.isr.effects import Role
+from isthmus.repl.isr.membership import guard
+from isthmus.repl.isr.messages import Hello
+from isthmus.repl.isr.replica_state import Standing
 
 PROMOTED_REPEAT_MS: Final = 500
 """Pause between two announcements: four within the shortest wait-for-response timer (2 s), so that three may

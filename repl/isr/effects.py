@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from repl.isr.epochs import EpochTable
-from repl.isr.messages import FarAsk, Forward, Message
-from repl.model.entry import Entry
-from repl.model.record import Incarnation, Member, PartitionRecord
+from isthmus.repl.isr.epochs import EpochTable
+from isthmus.repl.isr.messages import FarAsk, Forward, Message
+from isthmus.repl.model.entry import Entry
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord
 
 
 class Role(StrEnum):

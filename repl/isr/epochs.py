@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from repl.model.entry import Entry
+from isthmus.repl.model.entry import Entry
 
 EpochTable = tuple[tuple[int, int], ...]
 """((epoch, first offset), ...), ascending in both."""

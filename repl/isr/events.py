@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from repl.isr.epochs import EpochTable
-from repl.isr.messages import Message
-from repl.model.entry import Entry
-from repl.model.record import PartitionRecord
+from isthmus.repl.isr.epochs import EpochTable
+from isthmus.repl.isr.messages import Message
+from isthmus.repl.model.entry import Entry
+from isthmus.repl.model.record import PartitionRecord
 
 
 @dataclass(frozen=True, slots=True)

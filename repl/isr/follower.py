@@ -2,7 +2,7 @@
 
     asks       Hello goes out, again and again, until the leader of this epoch answers with this Hello's nonce
     follows    the log is a prefix of the leader's: Forwards are appended, and acknowledged once durable
-    is far     rows of the leader's store come instead of entries (`far.py`); then it asks again
+    is far     rows of the leader's store come instead of entries (`state_transfer.py`); then it asks again
 
 A broken connection, a Forward that contradicts the log, or a refusal leads back to asking. State and decisions;
 `replica.py` makes it and takes it away, with the record. Rules that are cited by name stand in docs/protocol.md.
@@ -13,14 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from repl.isr import far
-from repl.isr.effects import GoFar, Persist, RenewGen, Role, Send, Truncate
-from repl.isr.epochs import cut, epoch_at, last_epoch, with_entries
-from repl.isr.membership import guard, too_few_in_sync
-from repl.isr.messages import Ack, Forward, Hello, HelloOk, HelloRefused, Nack, Refusal
-from repl.isr.standing import FarCopy, Standing
-from repl.model.entry import Entry
-from repl.model.record import PartitionRecord
+from isthmus.repl.isr import state_transfer
+from isthmus.repl.isr.effects import GoFar, Persist, RenewGen, Role, Send, Truncate
+from isthmus.repl.isr.epochs import cut, epoch_at, last_epoch, with_entries
+from isthmus.repl.isr.membership import guard, too_few_in_sync
+from isthmus.repl.isr.messages import Ack, Forward, Hello, HelloOk, HelloRefused, Nack, Refusal
+from isthmus.repl.isr.replica_state import FarCopy, Standing
+from isthmus.repl.model.entry import Entry
+from isthmus.repl.model.record import PartitionRecord
 
 HELLO_REPEAT_MS: Final = 500
 """Pause between two Hellos without an answer. A connection that comes back is told at once (LinkUp), so this only
@@ -94,7 +94,7 @@ class Follower:
             standing.effects.append(Send(self.leader, hello))
         elif not standing.far.busy:
             self.hello_at_ms = now_ms + FAR_REPEAT_MS
-            standing.effects.append(Send(self.leader, far.ask(standing, self.epoch, self.nonce)))
+            standing.effects.append(Send(self.leader, state_transfer.ask(standing, self.epoch, self.nonce)))
 
     def _go_far(self, standing: Standing, reason: str, *, empty: bool = False) -> None:
         """Have this copy marked as far, unless something of its log is still on its way."""
@@ -199,10 +199,10 @@ class Follower:
                 standing.doubted = True
                 standing.effects.append(RenewGen(f"{self.leader} was acknowledged more than this log holds"))
             case Refusal.BEYOND_LOG if standing.far is None:
-                self._go_far(standing, far.why_rows(self.leader, standing))
+                self._go_far(standing, state_transfer.why_rows(self.leader, standing))
             case Refusal.AHEAD if standing.far is not None and not standing.far.busy:
                 standing.far.busy = True
-                standing.effects.append(GoFar(True, far.why_from_nothing(self.leader), again=True))
+                standing.effects.append(GoFar(True, state_transfer.why_from_nothing(self.leader), again=True))
             case Refusal.DIVERGED if standing.far is not None:
                 self.diverged = (
                     f"committed-divergence: {self.leader} contradicts what is applied here, below "

@@ -1,9 +1,14 @@
 """The leader: what it refuses, what its followers' acknowledgements commit, who is in sync, what it has written.
 
-State and decisions; `replica.py` makes the transitions. What is sent to each follower is `peers.py`'s, committed
-reads are `reads.py`'s, who is too slow `stalls.py`'s. A leader that resigns keeps all of it until the record names it
-no longer: while its write is undecided it commits and repeats, and takes nothing new. Rules that are cited by
-name stand in docs/protocol.md.
+State and decisions; `replica.py` makes the transitions. What is sent to each follower is `follower_tracker.py`'s,
+committed reads are `read_index.py`'s, who is too slow `lag_detector.py`'s. A leader that resigns keeps all of it until
+the record names it no longer: while its write is undecided it commits and repeats, and takes nothing new. Rules that
+are cited by name stand in docs/protocol.md.
+
+The leader that is to go: at a stop, when asked to hand over, or when its own disk is too slow.
+
+It is a leader (`leader.py`) in all but this: it appends nothing new, and once all is applied, and so answered, has
+itself taken out of the record. While that write is undecided it commits and repeats.
 """
 
 from __future__ import annotations
@@ -11,22 +16,28 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from repl.isr import far
-from repl.isr.effects import Role, Send, SendFar, WriteRecord
-from repl.isr.epochs import common_prefix
-from repl.isr.events import Append
-from repl.isr.giving_way import GiveWay, Solitude
-from repl.isr.membership import drop_members, maximal_isr, too_few_in_sync, with_member
-from repl.isr.messages import Ack, FarAsk, Hello, HelloOk, HelloRefused, Nack, Refusal
-from repl.isr.pauses import Pauses
-from repl.isr.peers import RESEND_MS, Peer
-from repl.isr.pending import WRITE_ANSWER_MS, WRITE_REPEAT_MS, PendingWrite
-from repl.isr.reads import Reads
-from repl.isr.reassigning import Done, HandOver, Reassignment
-from repl.isr.stalls import CHECKS, Stalls
-from repl.isr.standing import Standing
-from repl.model.errors import Fenced, NotReady, Overloaded, TooFewInSync
-from repl.model.record import Member, PartitionRecord
+from isthmus.repl.isr import state_transfer
+from isthmus.repl.isr.effects import Role, Send, SendFar, WriteRecord
+from isthmus.repl.isr.epochs import common_prefix
+from isthmus.repl.isr.events import Append
+from isthmus.repl.isr.follower_tracker import RESEND_MS, Peer
+from isthmus.repl.isr.give_way import GiveWay, Solitude
+from isthmus.repl.isr.lag_detector import CHECKS, Pauses, Stalls
+from isthmus.repl.isr.membership import (
+    WRITE_ANSWER_MS,
+    WRITE_REPEAT_MS,
+    PendingWrite,
+    drop_members,
+    maximal_isr,
+    too_few_in_sync,
+    with_member,
+)
+from isthmus.repl.isr.messages import Ack, FarAsk, Hello, HelloOk, HelloRefused, Nack, Refusal
+from isthmus.repl.isr.read_index import Reads
+from isthmus.repl.isr.reassignment import Done, HandOver, Reassignment
+from isthmus.repl.isr.replica_state import Standing
+from isthmus.repl.model.errors import Fenced, NotReady, Overloaded, TooFewInSync
+from isthmus.repl.model.record import Member, PartitionRecord, PartitionStatus
 
 
 @dataclass(slots=True)
@@ -105,7 +116,7 @@ class Leadership:
             standing.effects.append(Send(node, refused))
             return
         common = common_prefix(standing.table, progress.leo, hello.table, hello.leo)
-        refusal = far.horizon(member in self.electable(standing.known), common, hello.rounds, standing)
+        refusal = state_transfer.horizon(member in self.electable(standing.known), common, hello.rounds, standing)
         if refusal is not None:
             self.peers.pop(node, None)
             standing.effects.append(Send(node, HelloRefused(self.epoch, hello.nonce, refusal, standing.log_start)))
@@ -125,7 +136,7 @@ class Leadership:
             return
         electable = Member(node, asked.gen) in self.electable(standing.known)
         later = not self.ready and node not in self.rows_below
-        refusal = far.serve(node, asked, electable, standing, later=later)
+        refusal = state_transfer.serve(node, asked, electable, standing, later=later)
         if refusal is None and standing.effects and isinstance(standing.effects[-1], SendFar):
             self.rows_below[node] = asked.position
             self.solitude.hear()
@@ -385,3 +396,61 @@ def refusal(leader: Leader, standing: Standing, append: Append) -> str | None:
     if progress.leo - progress.applied + len(append.entries) > standing.options.window_entries:
         return Overloaded.reason
     return None
+
+
+@dataclass(slots=True)
+class Resigning(Leadership):
+    """It is to go: appends nothing new, drains, and then has itself taken out of the record. `target`, a member in
+    sync, takes over if it can; `deadline_at_ms` ends the attempt and it leads on, None for a process that leaves: then
+    whoever is closest will do as well."""
+
+    role: ClassVar[Role] = Role.RESIGNING
+
+    target: str | None = None
+    deadline_at_ms: int | None = None
+    why: str = "resigned"
+
+    def want(self, standing: Standing, now_ms: int) -> HandOver | None:
+        """The record without a leader, once everything that was appended is applied, and so answered, and on the
+        target; before that whatever a leader wants, since draining may need it."""
+        progress, record = standing.progress, standing.known
+        target = self.target if self.deadline_at_ms is not None else self._heir(record, standing.member.node)
+        held = target is None or any(m.node == target and self.acked.get(m, 0) == progress.leo for m in record.isr)
+        if self.pending is not None or progress.applied != progress.leo or not held:
+            return Leadership.want(self, standing, now_ms)
+        gone = replace(
+            record,
+            status=PartitionStatus.ELECTION,
+            leader=None,
+            candidate=None,
+            tried=frozenset(),
+            preferred=target,
+            reason=f"{standing.member.node} {self.why}",
+        )
+        self.write(gone, standing, now_ms)
+        return None
+
+    def _heir(self, record: PartitionRecord, node: str) -> str | None:
+        """The target if nobody is closer, or else who is."""
+        return closest(self, record, node, self.target)
+
+    @property
+    def given_up(self) -> bool:
+        """True once the record without this leader has been sent: it may be decided at any time."""
+        return self.pending is not None and self.pending.record.leader is None
+
+    def deadline_ms(self, standing: Standing) -> int | None:
+        """See Leadership; and the end of the attempt."""
+        due_ms = Leadership.deadline_ms(self, standing)
+        if self.deadline_at_ms is not None and not self.given_up:
+            return self.deadline_at_ms if due_ms is None else min(due_ms, self.deadline_at_ms)
+        return due_ms
+
+
+def closest(leadership: Leadership, record: PartitionRecord, node: str, wish: str | None = None) -> str | None:
+    """The member in sync, other than `node`, that is not to go and has acknowledged most, among equals the one that is
+    wished for; None when there is none."""
+    others = [m for m in record.isr if m.node != node and m in leadership.acked]
+    if not others:
+        return None
+    return max(others, key=lambda m: (m.node not in record.removing, leadership.acked[m], m.node == wish, m.node)).node

@@ -15,8 +15,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from repl.isr.epochs import EpochTable
-from repl.model.entry import Entry
+from isthmus.repl.isr.epochs import EpochTable
+from isthmus.repl.model.entry import Entry
 
 
 class Hello(NamedTuple):
@@ -146,7 +146,7 @@ class FarAsk(NamedTuple):
 
 class FarRows(NamedTuple):
     """All rows whose latest change lies in [start, upto), of a snapshot at `end`; `upto_epoch` is the epoch of the
-    entry just below `upto` (0: not known). `rows` are bytes of `repl.store.transfer`."""
+    entry just below `upto` (0: not known). `rows` are bytes of `repl.store.row_codec`."""
 
     epoch: int
     nonce: int

@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from repl.isr.candidate import Candidate
-from repl.isr.follower import Follower
-from repl.isr.leader import Leader, Leadership
-from repl.isr.membership import too_few_in_sync
-from repl.isr.reassigning import waits_for
-from repl.isr.resigning import Resigning
-from repl.isr.standing import Standing
-from repl.isr.states import Failed, Idle, Quarantined, State
-from repl.model.record import Incarnation, PartitionRecord, PartitionStatus
+from isthmus.repl.isr.candidate import Candidate
+from isthmus.repl.isr.follower import Follower
+from isthmus.repl.isr.leader import Leader, Leadership, Resigning
+from isthmus.repl.isr.membership import too_few_in_sync
+from isthmus.repl.isr.reassignment import waits_for
+from isthmus.repl.isr.replica_state import Standing
+from isthmus.repl.isr.states import Failed, Idle, Quarantined, State
+from isthmus.repl.model.record import Incarnation, PartitionRecord, PartitionStatus
 
 
 def rolled_back(record_epoch: int, epoch_seen: int) -> str:

@@ -17,7 +17,7 @@ The transitions, all of them (what a role does between them stands in its own ro
     Resigning -> Leader      the hand-over did not happen in time, and the process is not leaving
     Leader, Resigning -> Idle  the record no longer names this process in this epoch; the session is over: what is
                              appended and not committed becomes UNKNOWN
-    Follower  -> Follower    far: rows of the leader's store come instead of entries (`far.py`)
+    Follower  -> Follower    far: rows of the leader's store come instead of entries (`state_transfer.py`)
     Follower  -> Quarantined the leader contradicts what is committed here: this copy alone is left untouched
     Quarantined -> Idle      the record no longer names this node: the copy is one of those that are left behind
     any       -> Failed      log, store or identity could not be written: first step down, then believe nothing, until
@@ -26,33 +26,401 @@ The transitions, all of them (what a role does between them stands in its own ro
 Whatever a recovered log holds above the applied offset counts as uncommitted until a leader says otherwise, or the
 BARRIER of a new epoch of its own commits: leadership is never resumed (H11, R-INC). A record is ignored unless newer
 than the known one, refused when its epoch is below the durable one (H32). A message counts only in its epoch (R-FENCE).
+
+Changing roles: what a replica becomes, what it gives up with the role before, and why it may refuse to.
+
+The middle of `Replica`: `replica.py` is what may be read, `replica.py` says which event leads here, and lists all
+transitions. What a role does while it lasts stands in `follower.py`, `candidate.py` and `leader.py`.
+
+What a shell may read of a replica, at any time; nothing here changes anything. `replica.py` is the rest of it.
 """
 
 from __future__ import annotations
 
-from typing import Final, assert_never
+from dataclasses import fields
+from typing import Final, NamedTuple, assert_never
 
-from repl.isr import effects as fx
-from repl.isr import events as ev
-from repl.isr import far
-from repl.isr import messages as ms
-from repl.isr.candidate import PROMOTED_REPEAT_MS, Candidate
-from repl.isr.effects import Role
-from repl.isr.epochs import EpochTable
-from repl.isr.follower import Follower
-from repl.isr.leader import Leader, Leadership, refusal
-from repl.isr.options import Options
-from repl.isr.pending import WRITE_REPEAT_MS
-from repl.isr.progress import Progress
-from repl.isr.reasons import another_leader, older_version, rolled_back, why_idle
-from repl.isr.resigning import Resigning
-from repl.isr.roles import LEAVING, Roles
-from repl.isr.standing import FarCopy, Standing
-from repl.isr.states import Failed, Idle, Quarantined
-from repl.model.errors import NotLeader, NotReady
-from repl.model.record import Incarnation, Member, PartitionRecord
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr import messages as ms
+from isthmus.repl.isr import state_transfer as far
+from isthmus.repl.isr.candidate import PROMOTED_REPEAT_MS, Candidate, objection
+from isthmus.repl.isr.effects import Role
+from isthmus.repl.isr.epochs import EpochTable, last_epoch, with_epoch
+from isthmus.repl.isr.follower import Follower
+from isthmus.repl.isr.follower_tracker import FollowerView, views
+from isthmus.repl.isr.lag_detector import CHECKS, Stalls
+from isthmus.repl.isr.leader import Leader, Leadership, Resigning, closest, refusal
+from isthmus.repl.isr.membership import WRITE_REPEAT_MS, guard
+from isthmus.repl.isr.reasons import (
+    another_leader,
+    older_version,
+    overtaken,
+    rolled_back,
+    used_before,
+    why,
+    why_idle,
+    why_reassigning,
+)
+from isthmus.repl.isr.reassignment import HAND_OVER_MS
+from isthmus.repl.isr.replica_state import FarCopy, Options, Progress, Standing
+from isthmus.repl.isr.states import Failed, Idle, Quarantined, State
+from isthmus.repl.model.errors import NotLeader, NotReady, OutOfStorage
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
 
-__all__ = ["Replica", "Role"]
+__all__ = ["LEAVING", "SLOW_HAND_OVER_MS", "SUSPICION_PAUSE_MS", "Replica", "Role", "Roles", "Suspicion", "View"]
+
+
+class View:
+    """The readable half of `Replica`."""
+
+    def __init__(self, standing: Standing) -> None:
+        self._standing = standing
+        self._state: State = Idle()
+
+    @property
+    def partition(self) -> int:
+        """The partition's id."""
+        return self._standing.partition
+
+    @property
+    def member(self) -> Member:
+        """This copy, as ISR and ELR name it."""
+        return self._standing.member
+
+    @property
+    def options(self) -> Options:
+        """The numbers that it goes by."""
+        return self._standing.options
+
+    @property
+    def record(self) -> PartitionRecord | None:
+        """The newest record that was believed; None before the first one of a session."""
+        return self._standing.record
+
+    @property
+    def epoch_seen(self) -> int:
+        """The highest epoch that is durable here."""
+        return self._standing.epoch_seen
+
+    @property
+    def epoch_table(self) -> EpochTable:
+        """Where each epoch begins in the log, appended entries included."""
+        return self._standing.table
+
+    @property
+    def role(self) -> Role:
+        """What the replica is."""
+        return self._state.role
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that it leads, stands or follows in; otherwise the highest one it has heard of."""
+        state = self._state
+        return self._standing.epoch_wanted if isinstance(state, Idle | Quarantined | Failed) else state.epoch
+
+    @property
+    def leo(self) -> int:
+        """First free offset of the log."""
+        return self._standing.progress.leo
+
+    @property
+    def durable(self) -> int:
+        """First offset that is not known to be durable."""
+        return self._standing.progress.durable
+
+    @property
+    def hw(self) -> int:
+        """First offset that is not known to be committed."""
+        return self._standing.progress.hw
+
+    @property
+    def applied(self) -> int:
+        """First offset that is not applied."""
+        return self._standing.progress.applied
+
+    @property
+    def ready(self) -> bool:
+        """True while client writes and committed reads are served."""
+        return isinstance(self._state, Leader) and self._state.ready
+
+    @property
+    def confirms_alone(self) -> bool:
+        """True when a Read would be answered in the same step: nobody else may be elected, and all that is committed
+        is applied."""
+        state, standing = self._state, self._standing
+        if not isinstance(state, Leader) or not state.ready or standing.progress.applied < standing.progress.hw:
+            return False
+        record = standing.known
+        alone = len(record.isr) == 1 and standing.member in record.isr and not record.elr
+        return alone and state.reads.round is None and (state.pending is None or not state.pending.adds)
+
+    @property
+    def following(self) -> bool:
+        """True while it takes what its leader sends."""
+        return isinstance(self._state, Follower) and self._state.following
+
+    @property
+    def reason(self) -> str:
+        """Why the state is what it is: "code: sentence"."""
+        standing = self._standing
+        if standing.far is not None and isinstance(self._state, Follower) and not self._state.diverged:
+            return far.why(standing.far, self._state.leader, standing.far_rounds)
+        return why(self._state, standing)
+
+    @property
+    def reassigning(self) -> str:
+        """What a change of this partition's replicas waits for, as its leader knows; "" when none is under way here."""
+        state = self._state
+        return why_reassigning(state, self._standing) if isinstance(state, Leadership) else ""
+
+    @property
+    def far_position(self) -> int | None:
+        """Below which offset rows are here, of a copy that is far; None of any other."""
+        copy = self._standing.far
+        return None if copy is None else copy.position
+
+    @property
+    def unfounded(self) -> bool:
+        """Its store has rows of entries that its log does not hold (H36)."""
+        return self._standing.unfounded
+
+    def why_out(self, now_ms: int) -> dict[str, str]:
+        """Why replicas are out of the ISR and what they wait for, as this leader knows; empty when it does not lead."""
+        state, standing = self._state, self._standing
+        if not isinstance(state, Leadership):
+            return {}
+        in_sync = {member.node for member in standing.known.isr}
+        found = {node: state.pauses.why(node, now_ms) for node in standing.known.replicas if node not in in_sync}
+        return {node: why for node, why in found.items() if why}
+
+    def taken_out(self, node: str) -> str:
+        """The code of the reason for which this leader took a node out of the ISR; "" when it did not."""
+        state = self._state
+        return state.pauses.reasons.get(node, ("", 0))[0] if isinstance(state, Leadership) else ""
+
+    def followers(self) -> list[FollowerView]:
+        """The followers as this leader sees them; empty when it does not lead."""
+        state = self._state
+        if not isinstance(state, Leadership):
+            return []
+        return views(iter(state.peers.values()), state.acked, self._standing.known.isr)
+
+    def deadline_ms(self) -> int | None:
+        """When the next Tick is due, on the clock of `now_ms`; None while nothing is timed."""
+        match self._state:
+            case Leadership() as leadership:
+                return leadership.deadline_ms(self._standing)
+            case Follower() as follower:
+                return follower.deadline_ms()
+            case Candidate(announce_at_ms=announce_at_ms):
+                return announce_at_ms
+            case _:
+                return None
+
+
+LEAVING: Final = "resigned: this process is leaving"
+"""Why a process that was told to resign leads and stands no more."""
+
+
+SUSPICION_PAUSE_MS: Final = 2_000
+"""Least time between two synced reads because of records that are older than what is known: most are late watches, and
+each costs the metastore a sync."""
+
+
+class Suspicion(NamedTuple):
+    """A synced read under way: below `version` of `lineage`, what it brings is from before the metastore went back."""
+
+    nonce: int
+    version: int
+    lineage: int
+    again_at_ms: int
+
+
+class Roles(View):
+    """The transitions of `Replica`. `_epoch_floor` is the highest epoch that this log has been in, or that this process
+    or an earlier one has followed or stood in; `_newest` the newest record that was believed, also in an earlier
+    session of this process; `_suspicion` the synced read that is to tell whether the metastore went back behind it."""
+
+    def __init__(self, standing: Standing) -> None:
+        super().__init__(standing)
+        self._epoch_floor = max(standing.epoch_seen, last_epoch(standing.table))
+        self._rolled_back_lineage: int | None = None
+        """Of records that are not believed, whatever their epoch: the metastore went back, and that is certain."""
+        self._newest: PartitionRecord | None = None
+        self._suspicion: Suspicion | None = None
+        self._told_to_resign = False
+
+    def must_replay(self, epoch: int, end: int) -> None:
+        """The store was found to have applied all below `end`, the last entry in `epoch`, and may lack rows of it."""
+        self._standing.found = (epoch, end)
+
+    def reconfigure(self, options: Options, now_ms: int) -> None:
+        """Go by other numbers from now on, also where something was timed by the old ones."""
+        state = self._state
+        self._standing.options = options
+        if isinstance(state, Leadership):
+            state.stalls.look_by(now_ms + options.max_time_lag_ms // CHECKS)
+
+    def _leave_idle(self, record: PartitionRecord, now_ms: int) -> None:
+        """Stand, or follow, if the record asks for it."""
+        standing = self._standing
+        member, leader = standing.member, record.leader
+        if record.status is PartitionStatus.CANDIDATE_FOUND:
+            if record.candidate is not None and record.candidate == standing.me:
+                if record.epoch <= self._epoch_floor and not self._told_to_resign:
+                    # Of this session it was made after that had begun, and epochs never come again. (Who was told to
+                    # resign may have stood in it: that one's own nomination.)
+                    self._went_back(record, used_before(record.epoch, self._epoch_floor))
+                else:
+                    self._stand(record.epoch)
+        elif leader is not None and leader.node != member.node and member.node in record.replicas:
+            self._epoch_floor = max(self._epoch_floor, record.epoch)
+            follower = Follower(record.epoch, leader.node, added=member.node in record.adding)
+            self._become(follower, f"led: by {leader.node} in epoch {record.epoch}")
+            follower.ask(standing, now_ms)
+
+    def _stand(self, epoch: int) -> None:
+        """Idle -> Candidate, unless there is an objection; then nothing is sent. Offsets of entries that the log lost,
+        and the store has rows of, are none of other entries: barriers stand there, too (H36)."""
+        standing = self._standing
+        if self._told_to_resign:
+            objected: str | None = LEAVING
+        else:
+            objected = objection(standing)
+        if objected is not None:
+            self._object(objected)
+            return
+        first = barrier = standing.progress.leo
+        if standing.found is not None and standing.unfounded:
+            barrier = max(first, standing.found[1])
+        self._epoch_floor = epoch
+        standing.table = with_epoch(standing.table, epoch, first)
+        standing.progress.leo = barrier + 1
+        self._become(Candidate(epoch, barrier), f"nominated: by the record of epoch {epoch}")
+        standing.effects.extend(fx.AppendBarrier(epoch, offset) for offset in range(first, barrier + 1))
+
+    def _lead(self, now_ms: int) -> None:
+        """Candidate -> Leader."""
+        candidate, standing = self._state, self._standing
+        assert isinstance(candidate, Candidate)
+        durable = standing.progress.durable
+        assert durable > candidate.barrier, "elected before the barrier was durable"
+        leader = Leader(candidate.epoch, candidate.barrier, Stalls.since(now_ms), {standing.member: durable})
+        self._become(leader, f"elected: in epoch {candidate.epoch}")
+        for node, hello in candidate.early.items():
+            leader.greet(node, hello, standing, now_ms)
+        leader.judge(standing, now_ms)
+        self._advance(leader, now_ms)
+
+    def _leave(self, reason: str) -> None:
+        """Any role -> Idle; a copy in quarantine stays there."""
+        state, standing = self._state, self._standing
+        if isinstance(state, Idle | Quarantined | Failed):
+            return
+        self._become(Idle(), reason)
+        if isinstance(state, Leadership):
+            standing.effects.insert(-1, fx.SteppedDown(state.epoch, standing.progress.hw, reason))
+            state.reads.refuse(standing, NotLeader.reason)
+
+    def _fail(self, reason: str) -> None:
+        """Anything -> Failed, by way of Idle."""
+        self._leave(reason)
+        self._become(Failed(reason), reason)
+
+    def _step_failed(self, event: ev.Event) -> None:
+        """What was committed before may still reach the store, and its clients; nothing else counts any more."""
+        standing = self._standing
+        match event:
+            case ev.AppliedTo(end):
+                standing.progress.applied_to(end)
+            case ev.Append(entries=entries):
+                standing.effects.append(fx.Refused(OutOfStorage.reason, len(entries)))
+            case ev.Read(token):
+                standing.effects.append(fx.ReadRefused((token,), NotReady.reason))
+            case _:
+                pass
+
+    def _quarantine_if(self, reason: str) -> None:
+        """Follower -> Quarantined, when there is a reason."""
+        if reason:
+            self._leave(reason)
+            self._become(Quarantined(reason), reason)
+
+    def _resign(self, target: str | None, deadline_ms: int | None, reason: str, now_ms: int) -> None:
+        """Leader -> Resigning; of a process that leaves (no deadline) also Candidate -> Idle, for good."""
+        state, standing = self._state, self._standing
+        if isinstance(state, Candidate) and deadline_ms is None:
+            self._leave(reason)
+        elif isinstance(state, Resigning) and deadline_ms is None:
+            state.deadline_at_ms, state.target = None, target
+        elif isinstance(state, Leader):
+            if deadline_ms is not None:
+                target = target or closest(state, standing.known, standing.member.node)
+                if target is None or all(m.node != target for m in standing.known.isr - {standing.member}):
+                    return
+            kept = {field.name: getattr(state, field.name) for field in fields(Leader)}
+            resigning = Resigning(**kept, target=target, deadline_at_ms=deadline_ms, why=reason)
+            self._become(resigning, reason)
+            resigning.reads.refuse(standing, NotReady.reason)
+            self._want(resigning, now_ms)
+
+    def _lead_on(self, state: Resigning) -> None:
+        """Resigning -> Leader: the hand-over did not happen."""
+        kept = {field.name: getattr(state, field.name) for field in fields(Leader)}
+        self._become(Leader(**kept), "hand-over not done in time: leads on")
+
+    def _become(self, state: State, reason: str) -> None:
+        self._state = state
+        self._standing.effects.append(fx.RoleChanged(state.role, self.epoch, reason))
+
+    def _advance(self, leadership: Leadership, now_ms: int) -> None:
+        leadership.advance(self._standing, now_ms)
+        self._want(leadership, now_ms)
+
+    def _want(self, leadership: Leadership, now_ms: int) -> None:
+        """Let a leadership ask for a conditional write, where one may be wanted: not on the way of a write."""
+        record = self._standing.known
+        quiet = len(record.isr) == len(record.replicas) and not (leadership.stalled or leadership.lagging or record.elr)
+        if not quiet or isinstance(leadership, Resigning) or record.adding or record.removing:
+            step = leadership.want(self._standing, now_ms)
+            if step is not None:
+                why = f"hands over to {step.target}: this node is to be no replica any more"
+                self._resign(step.target, now_ms + HAND_OVER_MS, why, now_ms)
+
+    def _object(self, reason: str) -> None:
+        if isinstance(self._state, Idle):
+            self._state.objection = reason
+
+    def _suspect(self, now_ms: int) -> None:
+        """A record came that is older than one that was believed: ask for the one that stands, at most once in a
+        while."""
+        standing, newest = self._standing, self._newest
+        assert newest is not None
+        asked = self._suspicion
+        if asked is None or now_ms >= asked.again_at_ms:
+            nonce = standing.next_nonce()
+            self._suspicion = Suspicion(nonce, newest.version, newest.lineage, now_ms + SUSPICION_PAUSE_MS)
+            standing.effects.append(fx.SyncRecord(nonce))
+
+    def _went_back(self, record: PartitionRecord, reason: str) -> None:
+        """The metastore went back behind this process, for certain: of this lineage nothing is believed any more."""
+        self._rolled_back_lineage = record.lineage
+        self._disbelieve(record, max(self._epoch_floor, self._standing.epoch_wanted), reason)
+        self._standing.record = None
+
+    def _disbelieve(self, record: PartitionRecord, epoch: int, reason: str) -> None:
+        """Leave what `record` is not to be believed about, and say so in the record, for whoever does not know better
+        (H32). The write is on its version: if a server of the metastore merely lags, it is refused, and nothing is
+        lost but this role. Where an operator went on without this copy, it has no say."""
+        member = self._standing.member
+        self._leave(reason)
+        self._object(reason)
+        if record.overtaken:
+            self._rolled_back_lineage = record.lineage
+        elif not record.lineage or member in guard(record):
+            self._standing.effects.append(fx.WriteRecord(overtaken(record, epoch, member.node)))
+
 
 SLOW_HAND_OVER_MS: Final = 10_000
 """How long a leader with a slow disk tries to hand over before it leads on; its writes are slow either way."""

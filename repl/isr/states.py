@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from repl.isr.candidate import Candidate
-from repl.isr.effects import Role
-from repl.isr.follower import Follower
-from repl.isr.leader import Leader
-from repl.isr.resigning import Resigning
+from isthmus.repl.isr.candidate import Candidate
+from isthmus.repl.isr.effects import Role
+from isthmus.repl.isr.follower import Follower
+from isthmus.repl.isr.leader import Leader, Resigning
 
 
 @dataclass(slots=True)

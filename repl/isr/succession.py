@@ -1,7 +1,7 @@
 """Succession: who should lead what a node gives up when it leaves, so that those who stay share it evenly. Pure.
 
-Of one node's partitions at one moment, where balancing (`balance.py`) evens out what a cluster has and may take its
-time: a node that stops gives up everything at once, and each partition alone would choose the same successor.
+Of one node's partitions at one moment, where balancing (`leader_balance_plan.py`) evens out what a cluster has and may
+take its time: a node that stops gives up everything at once, and each partition alone would choose the same successor.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from repl.model.record import PartitionRecord
+from isthmus.repl.model.record import PartitionRecord
 
 
 def successors(records: Mapping[int, PartitionRecord], node: str) -> dict[int, str]:

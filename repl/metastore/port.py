@@ -1,7 +1,7 @@
 """What the rest of the house knows of the metastore: small records, conditional writes, sessions.
 
 The metastore decides who leads, who is in sync, and who owns a queue; it never holds data. The real thing is
-`repl.metastore.zookeeper.ZooKeeperMetastore`, its memory twin `repl.metastore.memory.MemoryMetastore`;
+`repl.metastore.zookeeper.ZooKeeperMetastore`, its memory twin `tests.support.memory_metastore.MemoryMetastore`;
 one contract suite runs on both. Watch callbacks only say that something changed; whoever is told
 reads again. All methods are coroutines of the event loop; driver threads stay behind the door.
 """
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from repl.model.errors import Retryable
-from repl.model.record import Member, PartitionRecord, Registration
+from isthmus.repl.model.errors import Retryable
+from isthmus.repl.model.record import Member, PartitionRecord, Registration
 
 
 class SessionState(StrEnum):

@@ -1,7 +1,7 @@
 """ZooKeeper as the metastore: connects to an ensemble and makes the ground for the tree.
 
-Everything lies below ROOT/CLUSTER; what lies where is `repl.metastore.tree`'s. Sessions, requests and the driver's
-errors are `repl.metastore.link`'s; the twin with faults at will is `repl.metastore.memory`.
+Everything lies below ROOT/CLUSTER; what lies where is `repl.metastore.metastore`'s. Sessions, requests and the driver's
+errors are `repl.metastore.zookeeper_session`'s; the twin with faults at will is `tests.support.memory_metastore`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import structlog
 
-from repl.metastore.link import RECONNECT_DELAY_FIRST_S, ZooKeeperLink
-from repl.metastore.port import Ambiguous, Conflict, SessionState, Unavailable
-from repl.metastore.tree import GROUND, TreeMetastore
-from repl.model.errors import LocalFault
+from isthmus.repl.metastore.metastore import GROUND, TreeMetastore
+from isthmus.repl.metastore.port import Ambiguous, Conflict, SessionState, Unavailable
+from isthmus.repl.metastore.zookeeper_session import RECONNECT_DELAY_FIRST_S, ZooKeeperLink
+from isthmus.repl.model.errors import LocalFault
 
 log = structlog.get_logger(__name__)
 

@@ -1,6 +1,5 @@
-"""The nouns of one cluster, pure: keys, clocks, objects, log entries, references, records, errors, ports.
+"""Values of one cluster, pure: keys, vector clocks, objects, log entries, records, errors, ports.
 
-Nothing here does I/O, reads a clock, draws a random number or logs. What a Spark executor runs
-imports this room and nothing above it. The story goes on in `repl.isr` (the protocol) and in
-`repl.runtime` (where the nouns meet the disk).
+No I/O, clock, randomness or logging. Spark executors import this package, so it must not import `config` or any
+other package of `repl`. Start at `entry` and `objects`; `ports` has the protocols that upper layers use.
 """

@@ -1,9 +1,9 @@
 """Conditions: what a client says must hold of a key for its read or write to be carried out. Pure.
 
 The forms are HTTP's conditional requests (RFC 9110, 13) and Riak's X-Riak-If-Not-Modified. A condition of a write is
-judged by the partition's leader against what the key holds when the write is proposed (`repl.proposal`), so that of two
-writes under conditions that exclude each other one is refused, whichever nodes they came to. One of a read is judged by
-the face that shows the object. A tombstone is no object: the key does not exist.
+judged by the partition's leader against what the key holds when the write is proposed (`repl.coordinator.write_batch`),
+so that of two writes under conditions that exclude each other one is refused, whichever nodes they came to. One of a
+read is judged by the face that shows the object. A tombstone is no object: the key does not exist.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 
 from xxhash import xxh64_hexdigest
 
-from repl.model.errors import BadInput
-from repl.model.objects import Sibling
-from repl.model.vclock import Clock, descends
+from isthmus.repl.model.errors import BadInput
+from isthmus.repl.model.objects import Sibling
+from isthmus.repl.model.vclock import Clock, descends
 
 ANY: Final = ("*",)
 """If-Match and If-None-Match of any version."""

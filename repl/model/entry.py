@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 import msgpack
 from xxhash import xxh64_intdigest
 
-from repl.model.errors import CodecError
-from repl.model.keys import hashed_bytes
-from repl.model.objects import Summary
-from repl.model.vclock import MAX_EPOCH, MAX_OFFSET
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.keys import hashed_bytes
+from isthmus.repl.model.objects import Summary
+from isthmus.repl.model.vclock import MAX_EPOCH, MAX_OFFSET
 
 ENTRY_VERSION: Final = 1
 KEY_ROW_VERSION: Final = 1
@@ -41,7 +41,7 @@ class EntryKind(IntEnum):
     CURSOR = 4
     """Moves a queue's cursor by a rule or an operator's act; payload: its state."""
     REAP = 5
-    """Removes the tombstone that was written at `previous_offset` (`repl.reaping`)."""
+    """Removes the tombstone that was written at `previous_offset` (`repl.coordinator.tombstone_reaper`)."""
     LEAVING = 6
     """As DATA, of a tombstone: it stays, and will be reaped once everybody has been told so by this entry."""
 

@@ -21,7 +21,7 @@
             DamagedChange  of the change index (`repl.store.port`)
           DamagedChunk     rows that came from another node and are not what that made
         WrongIdentity      a data directory or metastore of another cluster or node
-      BadConfig            a setting is wrong (all faults at once: see `config.loading`)
+      BadConfig            a setting is wrong (all faults at once: see `config.loader`)
 
 Bugs are assertions, not members of this tree. Each error carries a `reason` code, stable over
 releases: it goes into HTTP answers, logs and `REASON` columns.
@@ -171,7 +171,7 @@ class BadConfig(IsthmusError):
 
 def let_go(error: Raised) -> Raised:
     """The error itself, which holds nothing more of the calls that it came through. Where one is kept among answers in
-    a call that it went through, the two make a ring, which the collector finds late (`node.interpreter`): until then
+    a call that it went through, the two make a ring, which the collector finds late (`node.daemon`): until then
     the bodies of refused writes would fill the memory."""
     found: BaseException | None = error
     while found is not None:

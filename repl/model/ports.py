@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from repl.model.entry import Entry
-from repl.model.errors import IsthmusError
-from repl.model.keys import Key
-from repl.model.requests import Isolation, PushItem, PushResult, WriteRequest, Written
+from isthmus.repl.model.entry import Entry
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.requests import Isolation, PushItem, PushResult, WriteRequest, Written
 
 
 class TimeSource(Protocol):
@@ -36,7 +36,7 @@ class AfterApply(Protocol):
 
 
 class KeyValue(Protocol):
-    """The cluster's data as its faces see it (`repl.coordinator`); any node answers for its cluster."""
+    """The cluster's data as its faces see it (`repl.coordinator.coordinator`); any node answers for its cluster."""
 
     async def get(self, key: Key, isolation: Isolation | None = None) -> bytes | None:
         """Canonical object bytes; None when never written or reaped; `isolation` None: the node's default. Raises
@@ -78,7 +78,8 @@ class CursorWriter(Protocol):
 
 
 class Settled(Protocol):
-    """What the floor of the queues knows of tombstones (`queues.settled`); asked by whoever reaps (R-REAP)."""
+    """What the floor of the queues knows of tombstones (`queues.tombstone_barrier`); asked by whoever reaps
+    (R-REAP)."""
 
     def offers(self, bucket_type: bytes, bucket: bytes) -> bool:
         """Whether some queue offers changes of this bucket to another cluster."""

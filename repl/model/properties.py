@@ -1,7 +1,7 @@
 """What the properties of a bucket come to: what a leader goes by when it takes a write, and what becomes of tombstones.
 
-Which properties there are and how they are written is `config.properties`' affair, what is set `repl.properties`'; what
-they make of concurrent writes is `siblings`'. Pure.
+Which properties there are and how they are written is `config.bucket_properties`' affair, what is set
+`repl.controller.bucket_properties`'; what they make of concurrent writes is `objects`'. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from repl.model.errors import BadInput
+from isthmus.repl.model.errors import BadInput
 
 
 class BadProperty(BadInput):

@@ -1,7 +1,7 @@
 """What is asked of a cluster and what it answers: the nouns between the faces and the coordinator.
 
-The HTTP face, the sink and the folds build these; `repl.coordinator` answers them. An answer for one item is
-a value or an error of the tree in `repl.model.errors`; one bad item never disturbs the others.
+The HTTP face, the sink and the folds build these; `repl.coordinator.coordinator` answers them. An answer for one item
+is a value or an error of the tree in `repl.model.errors`; one bad item never disturbs the others.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from repl.model.conditions import Condition
-from repl.model.errors import IsthmusError
-from repl.model.keys import Key
-from repl.model.objects import Content
-from repl.model.vclock import Clock
+from isthmus.repl.model.conditions import Condition
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.vclock import Clock
 
 REQUEST_ID_BYTES_MAX: Final = 64
 """Longest request id: a UUID in any spelling and a sequence number fit. Each one takes a row of the store for as long

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgpack
 
-from repl.model.errors import CodecError
+from isthmus.repl.model.errors import CodecError
 
 Clock = tuple[tuple[bytes, int, int], ...]
 """((actor, counter, timestamp_s), ...), sorted by actor."""

@@ -1,4 +1,5 @@
-"""The log: one a node, append-only files, group commit over all partitions.
+"""The replicated log: one per node, append-only files, group commit over all partitions.
 
-`port` says what others know of it; `log` is the real thing, `memory` its twin.
+Imports `repl.model` and `repl.telemetry` only. `port` is the interface, `log` the implementation. Start at `log`,
+then `writer` (group commit) and `recovery` (what is read at start).
 """

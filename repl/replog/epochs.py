@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from repl.replog.port import EpochTable
+from isthmus.repl.replog.port import EpochTable
 
 
 def _first_offset(row: tuple[int, int]) -> int:

@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 
 from xxhash import xxh64_intdigest
 
-from repl.model.errors import Corruption, LocalFault
-from repl.replog.port import EpochTable
+from isthmus.repl.model.errors import Corruption, LocalFault
+from isthmus.repl.replog.port import EpochTable
 
 FORMAT_VERSION: Final = 1
 """Of files and frames alike. A reader refuses any other; a change of any layout below raises it."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple
 
-from repl.replog.epochs import clipped, common_end, extended, truncated
-from repl.replog.port import EpochTable
+from isthmus.repl.replog.epochs import clipped, common_end, extended, truncated
+from isthmus.repl.replog.port import EpochTable
 
 INDEX_STRIDE_BYTES: Final = 64 * 1024
 """Distance of the noted positions: a read passes over at most this much to find its first entry (some 50 µs), and a

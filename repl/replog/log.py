@@ -16,18 +16,18 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Final
 
-from repl.model.entry import Entry
-from repl.model.errors import Corruption, IsthmusError, LocalFault, OutOfStorage, TooLarge
-from repl.replog.epochs import clipped, extended, last_epoch, truncated
-from repl.replog.files import FileIO, SystemFiles
-from repl.replog.frames import MAX_BODY_BYTES, RunKind, encode_entries, encode_state, encode_truncate
-from repl.replog.index import LogIndex
-from repl.replog.names import is_unfinished
-from repl.replog.port import NO_PINS, EpochTable, LogStats, OnAboveLimit, OnDurable, RecoveredPartition
-from repl.replog.reader import LogFileReader, decoded
-from repl.replog.recovery import Recovery, recover
-from repl.replog.tail import LogTail
-from repl.replog.writer import Abandon, CheckSpace, Item, LogWriter, Queued, Stop, Trim
+from isthmus.repl.model.entry import Entry
+from isthmus.repl.model.errors import Corruption, IsthmusError, LocalFault, OutOfStorage, TooLarge
+from isthmus.repl.replog.epochs import clipped, extended, last_epoch, truncated
+from isthmus.repl.replog.files import FileIO, SystemFiles
+from isthmus.repl.replog.frames import MAX_BODY_BYTES, RunKind, encode_entries, encode_state, encode_truncate
+from isthmus.repl.replog.index import LogIndex
+from isthmus.repl.replog.names import is_unfinished
+from isthmus.repl.replog.port import NO_PINS, EpochTable, LogStats, OnAboveLimit, OnDurable, RecoveredPartition
+from isthmus.repl.replog.reader import LogFileReader, decoded
+from isthmus.repl.replog.recovery import Recovery, recover
+from isthmus.repl.replog.tail import LogTail
+from isthmus.repl.replog.writer import Abandon, CheckSpace, Item, LogWriter, Queued, Stop, Trim
 
 RESERVE_BYTES: Final = 128 * 1024 * 1024
 """Free space below which no write is accepted: the log's own next file (64 MB) and the store's next table (64 MB) still

@@ -1,7 +1,7 @@
 """What the rest of the house knows of the node's log.
 
 One log a node holds the entries of all its partitions; offsets are sequential per partition. The real
-thing is `repl.replog.log.FileLog`, its memory twin `repl.replog.memory.MemoryLog`; one contract
+thing is `repl.replog.log.FileLog`, its memory twin `tests.support.memory_log.MemoryLog`; one contract
 suite runs on both.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from repl.model.entry import Entry
+from isthmus.repl.model.entry import Entry
 
 EpochTable = tuple[tuple[int, int], ...]
 """((epoch, first offset), ...), ascending in both."""

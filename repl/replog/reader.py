@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 
 from xxhash import xxh64_intdigest
 
-from repl.model.entry import Entry, decode_entry
-from repl.model.errors import CodecError, Corruption
-from repl.replog.files import FileIO
-from repl.replog.frames import (
+from isthmus.repl.model.entry import Entry, decode_entry
+from isthmus.repl.model.errors import CodecError, Corruption
+from isthmus.repl.replog.files import FileIO
+from isthmus.repl.replog.frames import (
     FILE_HEADER_BYTES,
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
@@ -29,7 +29,7 @@ from repl.replog.frames import (
     decode_wires,
     frame_seed,
 )
-from repl.replog.index import LogFile
+from isthmus.repl.replog.index import LogFile
 
 WINDOW_BYTES: Final = 256 * 1024
 """Read from the file at once: many small frames cost one system call, and a read for one entry not much more."""

@@ -25,14 +25,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from repl.model.errors import Corruption, WrongIdentity
-from repl.replog.epochs import epoch_at, extended, last_epoch
-from repl.replog.files import FileIO
-from repl.replog.frames import FILE_HEADER_BYTES, LogPosition, Run, RunKind, decode_state
-from repl.replog.index import LogFile, LogIndex, PartitionIndex
-from repl.replog.names import sequence_of
-from repl.replog.port import RecoveredPartition
-from repl.replog.reader import BadFrame, Frame, LogFileReader
+from isthmus.repl.model.errors import Corruption, WrongIdentity
+from isthmus.repl.replog.epochs import epoch_at, extended, last_epoch
+from isthmus.repl.replog.files import FileIO
+from isthmus.repl.replog.frames import FILE_HEADER_BYTES, LogPosition, Run, RunKind, decode_state
+from isthmus.repl.replog.index import LogFile, LogIndex, PartitionIndex
+from isthmus.repl.replog.names import sequence_of
+from isthmus.repl.replog.port import RecoveredPartition
+from isthmus.repl.replog.reader import BadFrame, Frame, LogFileReader
 
 NOWHERE: Final = LogPosition(0, 0)
 """Before the first file, whose number is 1."""

@@ -18,8 +18,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
-from repl.replog.files import NOT_KNOWN, FileIO
-from repl.replog.frames import (
+from isthmus.repl.replog.files import NOT_KNOWN, FileIO
+from isthmus.repl.replog.frames import (
     FILE_HEADER_BYTES,
     FRAME_HEADER_BYTES,
     FileHeader,
@@ -29,8 +29,8 @@ from repl.replog.frames import (
     encode_state,
     frame_seed,
 )
-from repl.replog.index import LogFile, LogIndex, states
-from repl.replog.names import log_path, new_path
+from isthmus.repl.replog.index import LogFile, LogIndex, states
+from isthmus.repl.replog.names import log_path, new_path
 
 REWRITE_BYTES: Final = 1024 * 1024
 """Read and written back at once when a log is opened; bounds the memory that this takes."""

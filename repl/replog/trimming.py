@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from repl.replog.epochs import clipped
-from repl.replog.files import FileIO
-from repl.replog.frames import RunKind, encode_entries, encode_state
-from repl.replog.index import LogFile, LogIndex
-from repl.replog.reader import LogFileReader
-from repl.replog.tail import LogTail
+from isthmus.repl.replog.epochs import clipped
+from isthmus.repl.replog.files import FileIO
+from isthmus.repl.replog.frames import RunKind, encode_entries, encode_state
+from isthmus.repl.replog.index import LogFile, LogIndex
+from isthmus.repl.replog.reader import LogFileReader
+from isthmus.repl.replog.tail import LogTail
 
 COPY_SHARE: Final = 4
 """At one time at most this part (a quarter) of the oldest file's size is copied forward; where more is still needed,

@@ -18,12 +18,12 @@ from queue import Empty, SimpleQueue
 from threading import Event
 from typing import Final, NamedTuple
 
-from repl.replog.files import FileIO
-from repl.replog.frames import RunKind
-from repl.replog.index import LogIndex
-from repl.replog.port import PINNED_SHARE, EpochTable, OnAboveLimit, OnDurable, pinned
-from repl.replog.tail import LogTail
-from repl.replog.trimming import trim
+from isthmus.repl.replog.files import FileIO
+from isthmus.repl.replog.frames import RunKind
+from isthmus.repl.replog.index import LogIndex
+from isthmus.repl.replog.port import PINNED_SHARE, EpochTable, OnAboveLimit, OnDurable, pinned
+from isthmus.repl.replog.tail import LogTail
+from isthmus.repl.replog.trimming import trim
 
 MARK_AFTER_S: Final = 0.5
 """Quiet time before a mark is written: long enough that a busy log has none, short so that little time

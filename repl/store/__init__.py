@@ -1,4 +1,5 @@
-"""The store: one LevelDB a node, rows by partition, written in apply steps.
+"""The store: one LevelDB per node, rows by partition, written in apply steps.
 
-`port` says what others know of it; `leveldb` is the real thing, `memory` its twin; `rows` is the layout.
+`port` is the interface; `leveldb` implements it and is the only module that imports plyvel; `rows` is the layout on
+disk. Must not import `repl.runtime` or `repl.transport`. Start at `port`, then `rows`, then `leveldb`.
 """

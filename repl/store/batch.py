@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from repl.model.entry import EntryKind, decode_key_row
-from repl.store import rows
-from repl.store.key_names import SLOT_MASK
-from repl.store.port import REAPED, PartitionStep
-from repl.store.progress import End, Progress
-from repl.store.reaped import encode_gone, gone_name
-from repl.store.remembered import Remembered
-from repl.store.requests import request_name
-from repl.store.rows import Position, Prefixes
+from isthmus.repl.model.entry import EntryKind, decode_key_row
+from isthmus.repl.store import rows
+from isthmus.repl.store.key_filter import SLOT_MASK
+from isthmus.repl.store.memory_index import Remembered
+from isthmus.repl.store.port import REAPED, PartitionStep
+from isthmus.repl.store.positions import End, Progress
+from isthmus.repl.store.reaped_keys import encode_gone, gone_name
+from isthmus.repl.store.request_dedup import request_name
+from isthmus.repl.store.rows import Position, Prefixes
 
 _DATA: Final = int(EntryKind.DATA)
 _LEAVING: Final = int(EntryKind.LEAVING)

@@ -6,8 +6,8 @@ each partition is written, syncs every `.log` that is there, then the directory,
 writes the noted positions down as the durable floors. A log that is gone by then was
 compacted into tables, which LevelDB syncs; one that appeared since holds only later rows.
 
-The floors lie beside the database in two slot files (`repl.slots`), written in turn, with the boot id under which
-the rows were last known to be whole, and whether the store was closed cleanly.
+The floors lie beside the database in two slot files (`repl.storage.slot_file`), written in turn, with the boot id under
+which the rows were last known to be whole, and whether the store was closed cleanly.
 
 This room knows files, not LevelDB; when to checkpoint is its caller's business.
 """
@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from repl.model.errors import Corruption, LocalFault
-from repl.slots import Slots, sync_directory
-from repl.store.rows import Position
+from isthmus.repl.model.errors import Corruption, LocalFault
+from isthmus.repl.storage.slot_file import Slots, sync_directory
+from isthmus.repl.store.rows import Position
 
 FLOORS_VERSION: Final = 1
 """Version of the value in the slots; another one is refused at open."""

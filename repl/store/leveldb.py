@@ -24,20 +24,29 @@ from typing import Any, Final, NamedTuple
 
 import plyvel
 
-from repl.model.errors import Corruption, LocalFault
-from repl.slots import Slots
-from repl.store.at_once import AtOnce
-from repl.store.batch import fill
-from repl.store.checkpoint import FLOORS_NAME, Disk, Floors, encode_floors, read_floors, sync_rows
-from repl.store.far import LevelFar
-from repl.store.opening import ROWS_NAME, check_identity, damaged, found_progress, found_remembered, is_empty, make_new
-from repl.store.port import Applied, PartitionStep
-from repl.store.progress import End, Progress
-from repl.store.reads import Reads, Source
-from repl.store.remembered import Remembered
-from repl.store.requests import WINDOW_OFFSETS
-from repl.store.resting import rest, size_of
-from repl.store.time_marks import THIN_EVERY_S, thinning
+from isthmus.repl.model.errors import Corruption, LocalFault
+from isthmus.repl.storage.slot_file import Slots
+from isthmus.repl.store.batch import fill
+from isthmus.repl.store.checkpoint import FLOORS_NAME, Disk, Floors, encode_floors, read_floors, sync_rows
+from isthmus.repl.store.compaction import rest, size_of
+from isthmus.repl.store.memory_index import Remembered
+from isthmus.repl.store.port import Applied, PartitionStep
+from isthmus.repl.store.positions import End, Progress
+from isthmus.repl.store.reads import Reads
+from isthmus.repl.store.recovery import (
+    ROWS_NAME,
+    check_identity,
+    damaged,
+    found_progress,
+    found_remembered,
+    is_empty,
+    make_new,
+)
+from isthmus.repl.store.request_dedup import WINDOW_OFFSETS
+from isthmus.repl.store.row_source import Source
+from isthmus.repl.store.state_transfer import LevelFar
+from isthmus.repl.store.time_index import THIN_EVERY_S, thinning
+from isthmus.repl.store.write_stalls import AtOnce
 
 BLOOM_FILTER_BITS: Final = 10
 """Bits a key in each table's filter: about one absent key in a hundred costs a block read."""
@@ -278,7 +287,7 @@ class LevelStore(Reads):
         return Prepared(batch, fill(batch, steps, self._progress, self._prefixes_of, self._remembered))
 
     def takes_at_once(self, prepared: Prepared) -> bool:
-        """See the port; `repl.store.at_once` knows."""
+        """See the port; `repl.store.write_stalls` knows."""
         return self._at_once.takes(prepared.batch.approximate_size())
 
     def commit(self, prepared: Prepared) -> None:

@@ -3,7 +3,7 @@
 One store a node holds the rows of all its partitions (docs/formats.md): object, key, change and
 time-mark rows, cursors, and how far each partition is applied. One writer thread calls `write`
 and `checkpoint`; reads come from any thread. The real thing is `repl.store.leveldb.LevelStore`,
-its memory twin `repl.store.memory.MemoryStore`; one contract suite runs on both.
+its memory twin `tests.support.memory_store.MemoryStore`; one contract suite runs on both.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
-from repl.model.entry import Entry
-from repl.model.errors import DamagedRow
+from isthmus.repl.model.entry import Entry
+from isthmus.repl.model.errors import DamagedRow
 
 REAPED: Final = b"\0reaped"
 """The row, among the cursors, of the partition's last REAP entry, whose offset it has; no queue has such a name. It
@@ -82,7 +82,7 @@ class FarMark(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Change rows [from, upto) of a snapshot, with their keys and objects, as bytes of `repl.store.transfer`."""
+    """Change rows [from, upto) of a snapshot, with their keys and objects, as bytes of `repl.store.row_codec`."""
 
     rows: bytes
     upto: int
@@ -167,7 +167,7 @@ class FarStore(Protocol):
 
     def install_rows(self, partition: int, chunk: bytes, upto: int, epoch: int) -> FarMark:
         """Write the rows of a Chunk over what is here, and the new mark, in one batch. Raises DamagedChunk for bytes
-        that `transfer` did not make, DamagedRow where a row here cannot be read; then nothing is written."""
+        that `row_codec` did not make, DamagedRow where a row here cannot be read; then nothing is written."""
 
     def install_state(self, partition: int, chunk: bytes, *, first: bool) -> FarMark:
         """Write the rows of a StateChunk; with `first` all that were here go. Raises DamagedChunk."""
@@ -270,7 +270,8 @@ class Store(Protocol):
 
     def reaped_clocks(self, partition: int) -> Mapping[tuple[bytes, bytes], bytes]:
         """(bucket, key) -> encoded clock of its last tombstone, of the keys that the partition's last REAP entries
-        removed (`repl.store.reaped`), whatever was written since; applied or about to be. From memory; never blocks."""
+        removed (`repl.store.reaped_keys`), whatever was written since; applied or about to be. From memory; never
+        blocks."""
 
     def offset_at(self, partition: int, time_ms: int) -> int:
         """The offset from which changes at or after `time_ms` (leader's wall clock) are found, by the time

@@ -7,44 +7,24 @@ What is here knows how rows are laid out (`rows`) but not LevelDB: it reads thro
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final
 
-from repl.model.entry import NO_OFFSET
-from repl.model.errors import Corruption
-from repl.model.keys import SEGMENT_COUNT, key_hash, segment_of
-from repl.store import rows
-from repl.store.key_names import SLOT_MASK
-from repl.store.port import Change, Cursor, DamagedChange, ListedKey
-from repl.store.progress import Progress
-from repl.store.remembered import Remembered
-from repl.store.rows import Prefixes
+from isthmus.repl.model.entry import NO_OFFSET
+from isthmus.repl.model.errors import Corruption
+from isthmus.repl.model.keys import SEGMENT_COUNT, key_hash, segment_of
+from isthmus.repl.store import rows
+from isthmus.repl.store.key_filter import SLOT_MASK
+from isthmus.repl.store.memory_index import Remembered
+from isthmus.repl.store.port import Change, Cursor, DamagedChange, ListedKey
+from isthmus.repl.store.positions import Progress
+from isthmus.repl.store.row_source import Source
+from isthmus.repl.store.rows import Prefixes
 
 FULL_FOR_S: Final = 3_600
-"""Every time mark of the last hour stays (`repl.store.time_marks`): lag and "since" are asked about the recent past. A
+"""Every time mark of the last hour stays (`repl.store.time_index`): lag and "since" are asked about the recent past. A
 guess."""
-
-
-class Source(Protocol):
-    """An ordered key space as it is now, or as it was at one moment. Every method raises Corruption or
-    LocalFault; iterators read from one moment and are to be closed when abandoned."""
-
-    def get(self, name: bytes) -> bytes | None:
-        """The value of the row `name`, or None."""
-
-    def scan(self, start: bytes, stop: bytes) -> Generator[tuple[bytes, bytes], bytes | None, None]:
-        """The rows [start, stop), in order. Sent a name, it goes on with the first row from there on: three times as
-        cheap as another scan."""
-
-    def names(self, start: bytes, stop: bytes) -> Generator[bytes, None, None]:
-        """The names of the rows [start, stop), in order."""
-
-    def last_before(self, name: bytes) -> tuple[bytes, bytes]:
-        """The last row before `name`; there is one."""
-
-    def snapshot(self) -> AbstractContextManager[Source]:
-        """The key space as it is now, for as long as the context is open."""
 
 
 class Reads:

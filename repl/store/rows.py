@@ -24,8 +24,8 @@ import struct
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from repl.model.errors import Corruption
-from repl.store.port import Change
+from isthmus.repl.model.errors import Corruption
+from isthmus.repl.store.port import Change
 
 FORMAT_VERSION: Final = 2
 """Version of everything described here; a database of another version is refused at open."""

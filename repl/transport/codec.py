@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import msgpack
 
-from repl.isr.epochs import EpochTable
-from repl.isr.messages import (
+from isthmus.repl.isr.epochs import EpochTable
+from isthmus.repl.isr.messages import (
     Ack,
     FarAsk,
     FarRows,
@@ -32,11 +32,11 @@ from repl.isr.messages import (
     ProbeOk,
     Refusal,
 )
-from repl.model.entry import Entry, decode_entry
-from repl.model.errors import CodecError
-from repl.model.vclock import MAX_EPOCH, MAX_OFFSET
-from repl.transport.frames import Parts, bin_head, list_head
-from repl.transport.port import NO_CURSORS, Delivery
+from isthmus.repl.model.entry import Entry, decode_entry
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.vclock import MAX_EPOCH, MAX_OFFSET
+from isthmus.repl.transport.frames import Parts, bin_head, list_head
+from isthmus.repl.transport.port import NO_CURSORS, Delivery
 
 NAME_LENGTH_MAX: Final = 64
 """Longest name of a node, in characters; the configuration allows no longer ones."""

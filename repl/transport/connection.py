@@ -17,9 +17,9 @@ from struct import Struct
 from time import monotonic
 from typing import Any, Final, Protocol, cast
 
-from repl.model.errors import CodecError
-from repl.transport.calls import Asking, Serving
-from repl.transport.frames import (
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.security.tls import FIRST_BYTE, shown_address, shown_certificate, trouble_of, wrong_certificate
+from isthmus.repl.transport.frames import (
     FIRST_BYTES_MAX,
     PIECE_BYTES_MAX,
     Frame,
@@ -30,7 +30,7 @@ from repl.transport.frames import (
     Parts,
     unpacked,
 )
-from repl.transport.handshake import (
+from isthmus.repl.transport.handshake import (
     Introduction,
     Refusal,
     Refused,
@@ -40,8 +40,8 @@ from repl.transport.handshake import (
     encode_introduction,
     encode_refusal,
 )
-from repl.transport.lanes import Outbox, RateCap, Traffic
-from repl.transport.tls import FIRST_BYTE, shown_address, shown_certificate, trouble_of, wrong_certificate
+from isthmus.repl.transport.lanes import Outbox, RateCap, Traffic
+from isthmus.repl.transport.rpc import Asking, Serving
 
 NOTSENT_BYTES: Final = 64 * 1024
 """What the kernel holds unsent besides what is on its way: it cannot be overtaken. Less would cost wake-ups."""

@@ -3,7 +3,7 @@
 A frame is a header of 16 bytes and a body. What is too long for one frame is cut into pieces, each a frame of its
 own, so that other lanes get their turn in between; within a lane pieces stand in order and nothing between them.
 Every size is checked before anything is kept for it, and whatever was not written by `frame_head` ends in a FrameFault,
-which costs the connection. What a body means is said in `codec`, `handshake` and `calls`; who sends when, in `lanes`.
+which costs the connection. What a body means is said in `codec`, `handshake` and `rpc`; who sends when, in `lanes`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 from xxhash import xxh64, xxh64_intdigest
 
-from repl.model.errors import CodecError, PeerFault
+from isthmus.repl.model.errors import CodecError, PeerFault
 
 MAGIC: Final = 0xA9B1
 """Begins each frame. Not ASCII, so that a browser or another protocol is refused by its first two bytes."""

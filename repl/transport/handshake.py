@@ -2,7 +2,7 @@
 
 The dialler says who it is and whom it believes to reach; the other side welcomes it or says in one sentence why not.
 Both ends check the cluster's uuid and both names: an address may belong to another node or another cluster by now
-(docs/protocol.md H33). Nothing else is sent before the welcome. When to dial again is for `dialler`.
+(docs/protocol.md H33). Nothing else is sent before the welcome. When to dial again is for `dialer`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from repl.model.errors import CodecError, PeerFault
-from repl.transport.codec import NAME_LENGTH_MAX
-from repl.transport.frames import unpacked
+from isthmus.repl.model.errors import CodecError, PeerFault
+from isthmus.repl.transport.codec import NAME_LENGTH_MAX
+from isthmus.repl.transport.frames import unpacked
 
 WIRE_VERSION: Final = 2
 """Of everything between the nodes of a cluster. Another one is refused by name."""

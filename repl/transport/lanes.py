@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from repl.transport.frames import LIST_ITEMS_MAX, FrameKind, Lane, Parts, frame_head, list_head
+from isthmus.repl.transport.frames import LIST_ITEMS_MAX, FrameKind, Lane, Parts, frame_head, list_head
 
 LIVE_PIECE_BYTES: Final = 128 * 1024
 """Frames of live messages and calls are filled up to this, and cut at it: large enough that its cost does not show,

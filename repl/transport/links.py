@@ -3,32 +3,54 @@
 Dials every node it is told of and takes the connections that they dial; says which connection a message takes, hands
 over what arrives, one call a frame, and keeps the clock of their health. At most one accepted connection a node: a
 second replaces the first. Everything belongs to the event loop; nothing here knows what a message means.
+
+The clock of the connections' health: time that this process lived through. Who counts it is in `connection`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from random import Random
 from typing import Any, Final
 
 import structlog
 
-from repl.isr.messages import Fenced, Message
-from repl.model.errors import CodecError, NotReady
-from repl.telemetry import Sample
-from repl.transport.calls import Handler, Serving
-from repl.transport.codec import FROM_FOLLOWER, FROM_LEADER, Encoder, decode_item
-from repl.transport.connection import Connection, LinkLimits
-from repl.transport.dialler import Dialler
-from repl.transport.frames import Lane
-from repl.transport.handshake import Introduction, Refusal, Refused
-from repl.transport.lanes import RateCap, Traffic
-from repl.transport.lived_time import lived_ms
-from repl.transport.port import NO_CURSORS, Delivery
-from repl.transport.tls import LinkTls, expires_s
-from repl.transport.tls_server import TlsServer
+from isthmus.repl.isr.messages import Fenced, Message
+from isthmus.repl.model.errors import CodecError, NotReady
+from isthmus.repl.security.tls import LinkTls, expires_s
+from isthmus.repl.security.tls_server import TlsServer
+from isthmus.repl.telemetry import Sample
+from isthmus.repl.transport.codec import FROM_FOLLOWER, FROM_LEADER, Encoder, decode_item
+from isthmus.repl.transport.connection import Connection, LinkLimits
+from isthmus.repl.transport.dialer import Dialler
+from isthmus.repl.transport.frames import Lane
+from isthmus.repl.transport.handshake import Introduction, Refusal, Refused
+from isthmus.repl.transport.lanes import RateCap, Traffic
+from isthmus.repl.transport.port import NO_CURSORS, Delivery
+from isthmus.repl.transport.rpc import Handler, Serving
+
+TURNS: Final = 4
+"""Turns of the loop in which what came during a pause is read: a loop may run what is due before it reads, and an
+answer may want a turn at either end."""
+
+
+async def lived_ms(interval_s: float) -> AsyncIterator[int]:
+    """How many milliseconds have passed, every `interval_s`. A tick that comes late, since the process or its machine
+    was paused, counts as two at most, and only when what came meanwhile has been read."""
+    loop = asyncio.get_running_loop()
+    before_s = loop.time()
+    while True:
+        await asyncio.sleep(interval_s)
+        now_s = loop.time()
+        elapsed_s = min(now_s - before_s, 2 * interval_s)
+        before_s = now_s
+        if elapsed_s == 2 * interval_s:
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+        yield int(elapsed_s * 1000)
+
 
 log = structlog.get_logger(__name__)
 

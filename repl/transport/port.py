@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
-from repl.isr.messages import Message
+from isthmus.repl.isr.messages import Message
 
 NO_CURSORS: Final[Mapping[bytes, bytes]] = MappingProxyType({})
 

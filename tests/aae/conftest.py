@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from node import supervisor
+from isthmus.node.local import supervisor_client
 
 
 @pytest.fixture
@@ -15,4 +15,4 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     """Whatever runs here at the end is stopped."""
     (tmp_path / "d").mkdir()
     yield tmp_path / "d"
-    supervisor.stop(tmp_path / "d")
+    supervisor_client.stop(tmp_path / "d")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 
-from aae.mending import Mending
-from repl.model.errors import NotReady
-from repl.store.port import Store
+from isthmus.aae.scrub.row_repair import Mending
+from isthmus.repl.model.errors import NotReady
+from isthmus.repl.store.port import Store
 
 
 async def nobody(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from aae.exchange import Verdict
-from aae.schedule import Kind, TimeRange
+from isthmus.aae.exchange.exchange import Verdict
+from isthmus.aae.scheduling.schedule import Kind, TimeRange
 from tests.aae.test_manager import START, WEST, Desk, ended, story
 
 

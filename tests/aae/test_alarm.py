@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 
-from aae.alarm import SchedulerAlarm
+from isthmus.aae.scheduling.alarm import SchedulerAlarm
 
 
 def test_it_rings_once_on_the_loop_and_a_new_date_replaces_the_old() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import plyvel
 import pytest
 
-from node import places
-from repl.model.keys import key_hash, segment_of
-from repl.store import rows
+from isthmus.node.local import directory as places
+from isthmus.repl.model.keys import key_hash, segment_of
+from isthmus.repl.store import rows
 from tests.aae.test_rows_are_mended import other_hash
 from tests.aae.worlds import World, asked, topology, until
 

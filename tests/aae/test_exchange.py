@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from aae.compare import Kind, Row, Side, by_key, compared
-from aae.exchange import Clocks, Findings, Leaves, Listed, Pause, Repair, Roots, Verdict, exchange
-from aae.tree import Tree
-from repl.model.entry import leaf
-from repl.model.keys import key_hash
-from repl.model.vclock import Clock, encode_clock
+from isthmus.aae.exchange.compare import Kind, Row, Side, by_key, compared
+from isthmus.aae.exchange.exchange import Clocks, Findings, Leaves, Listed, Pause, Repair, Roots, Verdict, exchange
+from isthmus.aae.trees.tree import Tree
+from isthmus.repl.model.entry import leaf
+from isthmus.repl.model.keys import key_hash
+from isthmus.repl.model.vclock import Clock, encode_clock
 
 SIZE_BITS = 14
 ROWS_MAX = 50

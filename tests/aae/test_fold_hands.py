@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from node.repairs import REAPS_AT_ONCE, FoldHands
-from repl.model.errors import Overloaded
-from repl.model.keys import Key
-from repl.reaping import Reaped
+from isthmus.node.services.repairs import REAPS_AT_ONCE, FoldHands
+from isthmus.repl.coordinator.tombstone_reaper import Reaped
+from isthmus.repl.model.errors import Overloaded
+from isthmus.repl.model.keys import Key
 
 
 class Sickle:

@@ -12,17 +12,26 @@ from pathlib import Path
 import pytest
 from xxhash import xxh64_intdigest
 
-from aae import folds
-from aae.folding import Folding, asked_of, decode_asked, decode_page, encode_asked, encode_page, shown, text_of
-from aae.folds import UNREADABLE, Asked, Folds, Kind, Page, Place, Scope
-from aae.local import Led
-from repl.model.entry import NO_OFFSET, EntryKind, encode_key_row, make_entry
-from repl.model.errors import CodecError, NotLeader, NotReady
-from repl.model.keys import Key, key_hash, segment_of
-from repl.model.objects import Summary
-from repl.store import rows
-from repl.store.leveldb import LevelStore
-from repl.store.port import PartitionStep
+from isthmus.aae.exchange.local import Led
+from isthmus.aae.folds import folds
+from isthmus.aae.folds.fold_rpc import (
+    Folding,
+    asked_of,
+    decode_asked,
+    decode_page,
+    encode_asked,
+    encode_page,
+    shown,
+    text_of,
+)
+from isthmus.aae.folds.folds import UNREADABLE, Asked, Folds, Kind, Page, Place, Scope
+from isthmus.repl.model.entry import NO_OFFSET, EntryKind, encode_key_row, make_entry
+from isthmus.repl.model.errors import CodecError, NotLeader, NotReady
+from isthmus.repl.model.keys import Key, key_hash, segment_of
+from isthmus.repl.model.objects import Summary
+from isthmus.repl.store import rows
+from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.port import PartitionStep
 from tests.store.histories import CLUSTER, open_store
 
 PARTITION = 3

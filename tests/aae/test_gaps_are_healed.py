@@ -10,14 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from aae.check import Check, Checker
-from aae.exchange import Findings, Verdict
-from aae.healing import FOLLOWING, LOOK_S, MARGIN_MS, WAIT_MS, Gap, Gaps, Healing, needed, proven, unsettled
-from aae.manager import Manager
-from aae.memory import Memory, Remembered, Result
-from aae.runs import Outcome
-from aae.schedule import DAY_MS, Kind, Standing, TimeRange
-from config.fullsync import FullSyncSettings
+from isthmus.aae.exchange.exchange import Findings, Verdict
+from isthmus.aae.exchange.run import Outcome
+from isthmus.aae.scheduling.check import Check, Checker
+from isthmus.aae.scheduling.gap_healing import (
+    FOLLOWING,
+    LOOK_S,
+    MARGIN_MS,
+    WAIT_MS,
+    Gap,
+    Gaps,
+    Healing,
+    needed,
+    proven,
+    unsettled,
+)
+from isthmus.aae.scheduling.history import Memory, Remembered, Result
+from isthmus.aae.scheduling.manager import Manager
+from isthmus.aae.scheduling.schedule import DAY_MS, Kind, Standing, TimeRange
+from isthmus.config.settings import FullSyncSettings
 
 START = 1_699_920_000_000  # midnight UTC
 WEST = FullSyncSettings("west", "http://10.0.0.7:8098", "to-west", auto_count=0, hour_count=1)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from node import places
+from isthmus.node.local import directory as places
 from tests.aae.worlds import BUCKETS, World, drop_queues, filled, topology, until
 
 STATES = {

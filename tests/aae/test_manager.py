@@ -14,21 +14,21 @@ from typing import Any
 import pytest
 from msgpack import packb
 
-from aae import check
-from aae.check import Check, Checker, Repairs, rest_s
-from aae.compare import Difference, Row, Side
-from aae.compare import Kind as DifferenceKind
-from aae.exchange import Findings, Verdict
-from aae.healing import Gap, Gaps, Healing
-from aae.last_comparison import differs, last_comparisons
-from aae.listing import Owner, Owners, listed, samples, scheduled
-from aae.manager import Busy, Manager, UnknownPeer
-from aae.memory import NAMED_BYTES, Memory, Named, _plain
-from aae.runs import Outcome
-from aae.schedule import DAY_MS, HOUR_MS, Kind, TimeRange, window_of
-from config.fullsync import FullSyncSettings
-from repl.model.errors import BadInput
-from repl.model.keys import Key
+from isthmus.aae.exchange.compare import Difference, Row, Side
+from isthmus.aae.exchange.compare import Kind as DifferenceKind
+from isthmus.aae.exchange.exchange import Findings, Verdict
+from isthmus.aae.exchange.run import Outcome
+from isthmus.aae.scheduling import check
+from isthmus.aae.scheduling.check import Check, Checker, Repairs, rest_s
+from isthmus.aae.scheduling.gap_healing import Gap, Gaps, Healing
+from isthmus.aae.scheduling.history import NAMED_BYTES, Memory, Named, _plain
+from isthmus.aae.scheduling.last_comparison import differs, last_comparisons
+from isthmus.aae.scheduling.manager import Busy, Manager, UnknownPeer
+from isthmus.aae.scheduling.schedule import DAY_MS, HOUR_MS, Kind, TimeRange, window_of
+from isthmus.aae.status import Owner, Owners, listed, samples, scheduled
+from isthmus.config.settings import FullSyncSettings
+from isthmus.repl.model.errors import BadInput
+from isthmus.repl.model.keys import Key
 
 START = 1_699_920_000_000  # midnight UTC
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from aae.exchange import Verdict
-from aae.listing import scheduled
-from aae.memory import Memory
-from aae.schedule import HOUR_MS, Kind, TimeRange
-from config.fullsync import FullSyncSettings
-from repl.model.errors import NotReady
-from repl.slots import Slots
+from isthmus.aae.exchange.exchange import Verdict
+from isthmus.aae.scheduling.history import Memory
+from isthmus.aae.scheduling.schedule import HOUR_MS, Kind, TimeRange
+from isthmus.aae.status import scheduled
+from isthmus.config.settings import FullSyncSettings
+from isthmus.repl.model.errors import NotReady
+from isthmus.repl.storage.slot_file import Slots
 from tests.aae.test_manager import START, WEST, Desk, ended, shown, story
 
 

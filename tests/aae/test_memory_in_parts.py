@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from aae.exchange import Verdict
-from aae.memory import RESULTS_KEPT, Memory, Result, Suspended
-from aae.schedule import Kind, Standing
-from repl.slots import SLOT_BYTES_MAX, Slots
+from isthmus.aae.exchange.exchange import Verdict
+from isthmus.aae.scheduling.history import RESULTS_KEPT, Memory, Result, Suspended
+from isthmus.aae.scheduling.schedule import Kind, Standing
+from isthmus.repl.storage.slot_file import SLOT_BYTES_MAX, Slots
 
 BY_ANN = Suspended("ann", 7, "move")
 

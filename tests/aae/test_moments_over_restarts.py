@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aae.schedule import DAY_MS, HOUR_MS, Kind
+from isthmus.aae.scheduling.schedule import DAY_MS, HOUR_MS, Kind
 from tests.aae.test_manager import START, WEST, Desk, ended, shown, story
 
 MINUTE_MS = 60_000

@@ -12,9 +12,8 @@ from typing import Any, Final
 
 import pytest
 
-from aae import operators
-from aae.listing import of_operators
-from aae.operators import (
+from isthmus.aae.scheduling import operator_documents
+from isthmus.aae.scheduling.operator_documents import (
     PEERS_PATH,
     SUSPENSIONS_PATH,
     Act,
@@ -26,15 +25,15 @@ from aae.operators import (
     in_force,
     suspension_for,
 )
-from aae.schedule import HOUR_MS, Kind
-from config.fullsync import FullSyncSettings
-from config.settings import Address
-from node.fullsync_gathering import FullSyncGathering
-from node.http.fullsync import FullSyncAdmin
-from repl.metastore.memory import MemoryEnsemble, MemoryMetastore
-from repl.model.errors import BadInput, CodecError, PeerFault
+from isthmus.aae.scheduling.schedule import HOUR_MS, Kind
+from isthmus.aae.status import of_operators
+from isthmus.config.settings import Address, FullSyncSettings
+from isthmus.node.admin_api.fullsync import FullSyncAdmin
+from isthmus.node.services.cluster_rpc import FullSyncGathering
+from isthmus.repl.model.errors import BadInput, CodecError, PeerFault
 from tests.aae.test_manager import START, WEST, Desk, ended, shown, story, under_way
 from tests.http.conftest import ask, make_room
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
 ACT: Final = Act("ann", START, "move")
 NORTH: Final = {"urls": "http://10.0.0.9:8098", "queue": "to-north", "auto": 12}
@@ -438,17 +437,17 @@ def test_each_document_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         cluster = Cluster(tmp_path)
         (one,) = await cluster.start("n1")
         for node in ("n1", "n2"):
-            await operators.set_peer(one.metastore, "west", node, {"all": 1}, ACT)
-            await operators.suspend(one.metastore, Suspension("west", node, *ACT))
-        await operators.set_peer(one.metastore, "west", "n2", {"all": 2}, ACT)
+            await operator_documents.set_peer(one.metastore, "west", node, {"all": 1}, ACT)
+            await operator_documents.suspend(one.metastore, Suspension("west", node, *ACT))
+        await operator_documents.set_peer(one.metastore, "west", "n2", {"all": 2}, ACT)
         with pytest.raises(BadInput, match="2 entries of peers"):
-            await operators.set_peer(one.metastore, "west", "n3", {"all": 1}, ACT)
+            await operator_documents.set_peer(one.metastore, "west", "n3", {"all": 1}, ACT)
         with pytest.raises(BadInput, match="2 suspensions"):
-            await operators.suspend(one.metastore, Suspension("west", "n3", *ACT))
-        found = await operators.suspend(one.metastore, Suspension("west", "n2", "bob", START, ""))
+            await operator_documents.suspend(one.metastore, Suspension("west", "n3", *ACT))
+        found = await operator_documents.suspend(one.metastore, Suspension("west", "n2", "bob", START, ""))
         held = suspension_for("west", "n2", found)
         assert held is not None
         assert held.by == "bob"
 
-    monkeypatch.setattr(operators, "ENTRIES_MAX", 2)
+    monkeypatch.setattr(operator_documents, "ENTRIES_MAX", 2)
     story(work)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from aae import wire
-from aae.peers import PeerTrees
-from repl.transport.http_client import Refused
+from isthmus.aae.exchange import wire
+from isthmus.aae.exchange.remote import PeerTrees
+from isthmus.repl.http.client import Refused
 
 
 def test_long_keys_are_handed_over_in_questions_that_are_taken() -> None:

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from aae.manager import Manager
-from node.fullsync_gathering import FullSyncGathering, sharing, warning
-from repl.model.errors import CodecError, PeerFault
+from isthmus.aae.scheduling.manager import Manager
+from isthmus.node.services.cluster_rpc import FullSyncGathering, sharing, warning
+from isthmus.repl.model.errors import CodecError, PeerFault
 
 
 def said(cluster: str | None, *urls: str) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from config.settings import QueueSettings
-from node.repairs import QueueRepairs
-from queues.rules import FULL_SYNC, LOWER
-from repl.model.keys import Key
+from isthmus.config.settings import QueueSettings
+from isthmus.node.services.repairs import QueueRepairs
+from isthmus.queues.window_rules import FULL_SYNC, LOWER
+from isthmus.repl.model.keys import Key
 from tests.queues.home import Home
 from tests.queues.test_queue_acts import alive
 

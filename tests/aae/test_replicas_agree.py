@@ -10,18 +10,17 @@ from typing import NoReturn
 
 import pytest
 
-from aae import agreement, mending
-from aae.agreement import Agreement
-from aae.keeping import Trees
-from aae.kept import Kept
-from aae.tree import Tree
-from node.timesource import SystemTime
-from repl.model.entry import Entry
-from repl.model.errors import CodecError, Corruption, NotReady, OutcomeUnknown
-from repl.store.memory import MemoryStore
-from repl.store.port import PartitionStep
+from isthmus.aae.scrub import replica_agreement, row_repair
+from isthmus.aae.scrub.replica_agreement import Agreement
+from isthmus.aae.trees.tree import Tree
+from isthmus.aae.trees.tree_cache import Kept, Trees
+from isthmus.repl.clock import SystemTime
+from isthmus.repl.model.entry import Entry
+from isthmus.repl.model.errors import CodecError, Corruption, NotReady, OutcomeUnknown
+from isthmus.repl.store.port import PartitionStep
 from tests.aae.menders import alone
 from tests.store.histories import History
+from tests.support.memory_store import MemoryStore
 
 PARTITION = 3
 
@@ -47,7 +46,7 @@ class Replica:
 
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         """To the other one."""
-        assert (node, timeout_ms) == ("n2", agreement.TIMEOUT_MS)
+        assert (node, timeout_ms) == ("n2", replica_agreement.TIMEOUT_MS)
         if self.other is None:
             raise NotReady("no connection")
         return await self.other.agreement.request_handlers()[method]("n1", body)
@@ -87,7 +86,7 @@ def test_a_follower_that_is_behind_answers_when_it_has_caught_up(tmp_path: Path)
 
 def test_a_fault_of_the_program_ends_one_comparison_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next partitions are compared all the same, and this one in its next turn."""
-    monkeypatch.setattr(agreement, "ROUND_S", 0.01)
+    monkeypatch.setattr(replica_agreement, "ROUND_S", 0.01)
 
     async def story() -> None:
         leader, _, entries = pair(tmp_path)
@@ -124,7 +123,7 @@ def test_a_row_that_differs_is_an_alarm_with_its_segment(tmp_path: Path) -> None
         tree.change(wrong, 9)
         assert await leader.agreement.compare(PARTITION, "n2") is False
         assert [(m.partition, m.segment, m.against) for m in leader.trees.mismatches] == [(PARTITION, wrong, "n2")]
-        assert follower.looked == [("n2", mending.LOOK_ASKED)]
+        assert follower.looked == [("n2", row_repair.LOOK_ASKED)]
         leader.pool.shutdown()
 
     asyncio.run(story())
@@ -149,7 +148,7 @@ def test_rows_that_cannot_be_read_keep_no_alarm_back(tmp_path: Path, monkeypatch
         monkeypatch.setattr(leader.store, "key_rows", damaged)
         assert await leader.agreement.compare(PARTITION, "n2") is False
         assert [(m.partition, m.segment, m.against) for m in leader.trees.mismatches] == [(PARTITION, wrong, "n2")]
-        assert follower.looked == [("n2", mending.LOOK_ASKED)]
+        assert follower.looked == [("n2", row_repair.LOOK_ASKED)]
         leader.pool.shutdown()
 
     asyncio.run(story())
@@ -185,7 +184,7 @@ def test_a_follower_that_does_not_look_keeps_no_other_alarm_back(
 
 def test_what_cannot_be_compared_is_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that is away, ahead, without a tree, or too slow: nothing is known, and nothing is said."""
-    monkeypatch.setattr(agreement, "TIMEOUT_MS", 30)
+    monkeypatch.setattr(replica_agreement, "TIMEOUT_MS", 30)
 
     async def story() -> None:
         leader, follower, entries = pair(tmp_path)
@@ -200,6 +199,6 @@ def test_what_cannot_be_compared_is_no_alarm(tmp_path: Path, monkeypatch: pytest
         assert await leader.agreement.compare(PARTITION, "n2") is None
         assert not leader.trees.mismatches
         with pytest.raises(CodecError):
-            await follower.agreement.request_handlers()[agreement.TREE_AT]("n1", b"\x93\x01\x02\x03")
+            await follower.agreement.request_handlers()[replica_agreement.TREE_AT]("n1", b"\x93\x01\x02\x03")
 
     asyncio.run(story())

@@ -11,15 +11,16 @@ from typing import Any, NoReturn
 import pytest
 from structlog.testing import capture_logs
 
-from aae import keeping, row_audit
-from aae.kept import State
-from aae.row_audit import RowAudit
-from repl.model.entry import decode_key_row, encode_key_row
-from repl.model.errors import Corruption, LocalFault
-from repl.model.keys import key_hash, segment_of
-from repl.model.objects import Summary
-from repl.store import rows
-from repl.store.port import PartitionStep
+from isthmus.aae.scrub import row_audit
+from isthmus.aae.scrub.row_audit import RowAudit
+from isthmus.aae.trees import tree_cache
+from isthmus.aae.trees.tree_cache import State
+from isthmus.repl.model.entry import decode_key_row, encode_key_row
+from isthmus.repl.model.errors import Corruption, LocalFault
+from isthmus.repl.model.keys import key_hash, segment_of
+from isthmus.repl.model.objects import Summary
+from isthmus.repl.store import rows
+from isthmus.repl.store.port import PartitionStep
 from tests.aae.menders import alone
 from tests.aae.test_trees_are_kept import PARTITION, Lab, ready, run, until
 
@@ -203,8 +204,8 @@ def test_a_tree_that_cannot_be_built_is_told_of_once_and_tried_after_growing_pau
 ) -> None:
     """Once a reason, however often it is tried: each pause is twice the one before, up to a bound, and the reason is
     shown all the time. Whoever asks for a build need not wait; once it has been built, the next failure is told of."""
-    monkeypatch.setattr(keeping, "RETRY_MS", 20)
-    monkeypatch.setattr(keeping, "RETRY_MS_MAX", 100)
+    monkeypatch.setattr(tree_cache, "RETRY_MS", 20)
+    monkeypatch.setattr(tree_cache, "RETRY_MS_MAX", 100)
 
     async def story(lab: Lab) -> None:
         audit = await prepared(lab, 50)
@@ -225,8 +226,8 @@ def test_a_tree_that_cannot_be_built_is_told_of_once_and_tried_after_growing_pau
             for pause_ms, wanted_ms in zip(pauses_ms, (20, 40, 80, 100, 100, 100), strict=False):
                 assert wanted_ms - 18 < pause_ms <= wanted_ms
             assert [one["again_in_s"] for one in logged if one["event"] == "trees.build_failed"] == [0]
-            monkeypatch.setattr(keeping, "RETRY_MS_MAX", 100_000)
-            monkeypatch.setattr(keeping, "RETRY_MS", 50_000)
+            monkeypatch.setattr(tree_cache, "RETRY_MS_MAX", 100_000)
+            monkeypatch.setattr(tree_cache, "RETRY_MS", 50_000)
             tries = kept.failures
             await until(lambda: kept.failures > tries)
             damage(lab, b"7", lambda data: data[1:])

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from aae import mending
-from aae.mending import Mending
-from aae.row_leaves import leaf_of_row
-from repl.model.entry import NO_OFFSET, EntryKind, decode_key_row, encode_key_row, leaf, make_entry
-from repl.model.errors import NotReady
-from repl.model.keys import key_hash, segment_of
-from repl.model.objects import Content, Summary, seal, write
-from repl.store import rows
-from repl.store.leveldb import LevelStore
-from repl.store.port import DamagedChange, PartitionStep
+from isthmus.aae.scrub import row_repair
+from isthmus.aae.scrub.row_repair import Mending
+from isthmus.aae.trees.tree_builder import leaf_of_row
+from isthmus.repl.model.entry import NO_OFFSET, EntryKind, decode_key_row, encode_key_row, leaf, make_entry
+from isthmus.repl.model.errors import NotReady
+from isthmus.repl.model.keys import key_hash, segment_of
+from isthmus.repl.model.objects import Content, Summary, seal, write
+from isthmus.repl.store import rows
+from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.port import DamagedChange, PartitionStep
 from tests.store.histories import CLUSTER, open_store
 
 PARTITION = 3
@@ -119,7 +119,7 @@ def right_leaf(replica: Replica) -> int:
     return found
 
 
-def mended(replica: Replica, leaf_is: int | None = None) -> mending.Mended:
+def mended(replica: Replica, leaf_is: int | None = None) -> row_repair.Mended:
     """What becomes of the segment of the key 7."""
     return asyncio.run(replica.mending.segment(PARTITION, SEGMENT, leaf_is))
 
@@ -150,7 +150,7 @@ def test_what_contradicts_itself_is_taken_from_the_other_replica(
     assert mine.all_rows() == other.all_rows()
     assert mine.told == [PARTITION]
     assert mine.mending.metrics()[0][2] == 1
-    assert mended(mine) == mending.Mended()
+    assert mended(mine) == row_repair.Mended()
 
 
 def test_a_row_that_is_gone_is_taken_where_the_tree_tells_of_it(pair: tuple[Replica, Replica]) -> None:
@@ -158,7 +158,7 @@ def test_a_row_that_is_gone_is_taken_where_the_tree_tells_of_it(pair: tuple[Repl
     mine, other = pair
     leaf_is = right_leaf(mine)
     mine.damage(KEY_ROWS, None)
-    assert mended(mine) == mending.Mended()
+    assert mended(mine) == row_repair.Mended()
     assert mended(mine, leaf_is).keys == ((b"b", b"7"),)
     assert mine.all_rows() == other.all_rows()
 
@@ -211,15 +211,15 @@ def test_a_key_that_cannot_be_mended_keeps_back_no_other(pair: tuple[Replica, Re
 
 def test_a_replica_that_is_behind_is_waited_for(pair: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers once it has applied as much; one that does not in time says that it is not ready."""
-    monkeypatch.setattr(mending, "APPLIED_S", 0.05)
+    monkeypatch.setattr(row_repair, "APPLIED_S", 0.05)
     mine, other = pair
     more = PartitionStep(PARTITION, [entry(len(KEYS), b"more", b"x")])
     mine.store.write([more])
     mine.damage(KEY_ROWS, other_hash)
     assert f"not applied to {len(KEYS) + 1} there" in mended(mine).reason
-    monkeypatch.setattr(mending, "APPLIED_S", 10.0)
+    monkeypatch.setattr(row_repair, "APPLIED_S", 10.0)
 
-    async def story() -> mending.Mended:
+    async def story() -> row_repair.Mended:
         asking = asyncio.create_task(mine.mending.segment(PARTITION, SEGMENT))
         await asyncio.sleep(0.1)
         assert not asking.done()
@@ -288,10 +288,10 @@ def test_what_an_exchange_reads_is_looked_through(
     mine, other = pair
     mine.damage(OBJECTS, None)
     others = [segment_of(key_hash(b"b", key)) for key in KEYS if key != b"7"]
-    monkeypatch.setattr(mending, "LOOKED_MAX", len(KEYS) - 1)
+    monkeypatch.setattr(row_repair, "LOOKED_MAX", len(KEYS) - 1)
     asyncio.run(mine.mending.look(PARTITION, [*sorted(others), SEGMENT]))
     assert mine.all_rows() != other.all_rows()
-    monkeypatch.setattr(mending, "LOOKED_MAX", len(KEYS))
+    monkeypatch.setattr(row_repair, "LOOKED_MAX", len(KEYS))
     asyncio.run(mine.mending.look(PARTITION, sorted(others)))
     assert mine.all_rows() != other.all_rows()
     asyncio.run(mine.mending.look(PARTITION, sorted([*others, SEGMENT])))
@@ -305,8 +305,8 @@ def test_whoever_looks_for_rows_that_cannot_be_read_rests(
     mine, _ = pair
     mine.damage(KEY_ROWS, lambda data: b"\xc1" + data)
     rests: list[float] = []
-    monkeypatch.setattr(mending, "UNREADABLE_ROWS", 5)
-    monkeypatch.setattr("aae.mending.clock.sleep", rests.append)
+    monkeypatch.setattr(row_repair, "UNREADABLE_ROWS", 5)
+    monkeypatch.setattr("isthmus.aae.scrub.row_repair.clock.sleep", rests.append)
     assert asyncio.run(mine.mending.unreadable(PARTITION, 10)) == [SEGMENT]
     pages = len(KEYS) // 5
     assert len(rests) == pages + 1 + pages  # of change rows, with the look behind the last one, and of key rows
@@ -364,7 +364,7 @@ def test_a_neighbour_of_a_damaged_change_row_is_whole(pair: tuple[Replica, Repli
     mine, _ = pair
     mine.driver.put(CHANGES + rows.U64.pack(7), b"x")
     segment = segment_of(key_hash(b"b", b"6"))
-    assert asyncio.run(mine.mending.segment(PARTITION, segment)) == mending.Mended()
+    assert asyncio.run(mine.mending.segment(PARTITION, segment)) == row_repair.Mended()
     with closing(mine.store.far.snapshot(PARTITION)) as snapshot:
         chunk = snapshot.rows(0, 1 << 20)
         assert (chunk.upto, chunk.row_count) == (7, 7)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aae.row_leaves import changes_of_page, leaf_of_row
-from repl.model.entry import decode_key_row, encode_key_row, leaf
-from repl.model.errors import CodecError, Corruption
-from repl.model.objects import Summary
-from repl.store.rows import bucket_head, segment_name
+from isthmus.aae.trees.tree_builder import changes_of_page, leaf_of_row
+from isthmus.repl.model.entry import decode_key_row, encode_key_row, leaf
+from isthmus.repl.model.errors import CodecError, Corruption
+from isthmus.repl.model.objects import Summary
+from isthmus.repl.store.rows import bucket_head, segment_name
 
 numbers = st.integers(0, 300) | st.integers(0, 70_000) | st.integers(0, 2**63)
 summaries = st.builds(

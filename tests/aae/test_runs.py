@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import structlog.testing
 
-from aae.check import CORRUPT_LOGGED, Check, Checker, NoRoom
-from aae.compare import Difference, Kind, Row
-from aae.exchange import Findings, Verdict
-from aae.runs import Outcome, Scope, run
-from aae.schedule import Kind as CheckKind
-from aae.schedule import TimeRange
-from aae.tree import Hashes, Tree
-from aae.wire import ClocksAsked, LeavesAsked, RootsAsked, RowsTold
-from config.fullsync import FullSyncSettings
-from repl.model.entry import leaf
-from repl.model.errors import IsthmusError, NotReady, PeerFault
-from repl.model.keys import Key, key_hash
-from repl.model.vclock import encode_clock
+from isthmus.aae.exchange.compare import Difference, Kind, Row
+from isthmus.aae.exchange.exchange import Findings, Verdict
+from isthmus.aae.exchange.run import Outcome, Scope, run
+from isthmus.aae.exchange.wire import ClocksAsked, LeavesAsked, RootsAsked, RowsTold
+from isthmus.aae.scheduling.check import CORRUPT_LOGGED, Check, Checker, NoRoom
+from isthmus.aae.scheduling.schedule import Kind as CheckKind
+from isthmus.aae.scheduling.schedule import TimeRange
+from isthmus.aae.trees.tree import Hashes, Tree
+from isthmus.config.settings import FullSyncSettings
+from isthmus.repl.model.entry import leaf
+from isthmus.repl.model.errors import IsthmusError, NotReady, PeerFault
+from isthmus.repl.model.keys import Key, key_hash
+from isthmus.repl.model.vclock import encode_clock
 
 CLOCK = encode_clock(((b"a" * 20, 1, 0),))
 

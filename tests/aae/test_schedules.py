@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aae.schedule import (
+from isthmus.aae.scheduling.schedule import (
     DAY_MS,
     HOUR_MS,
     Kind,

@@ -9,9 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aae.tree import BRANCH_BITS, BRANCH_COUNT, LEAF_BITS, Tree, differing, hashes_from_wire, hashes_to_wire
-from repl.model.errors import CodecError
-from repl.model.keys import SEGMENT_COUNT
+from isthmus.aae.trees.tree import (
+    BRANCH_BITS,
+    BRANCH_COUNT,
+    LEAF_BITS,
+    Tree,
+    differing,
+    hashes_from_wire,
+    hashes_to_wire,
+)
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.keys import SEGMENT_COUNT
 
 segments = st.integers(0, SEGMENT_COUNT - 1) | st.sampled_from([0, 1, 1023, 1024, SEGMENT_COUNT - 1])
 changes = st.lists(st.tuples(segments, st.integers(0, (1 << 64) - 1)), max_size=40)

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from aae.building import Build, first_rebuild_ms
-from aae.keeping import RETRY_MS, Trees
-from aae.kept import Copy
-from aae.pace import Pace
-from aae.tree import Tree
-from repl.store.memory import MemoryStore
-from repl.store.port import PartitionStep
+from isthmus.aae.trees.throttle import Pace
+from isthmus.aae.trees.tree import Tree
+from isthmus.aae.trees.tree_builder import Build, first_rebuild_ms
+from isthmus.aae.trees.tree_cache import RETRY_MS, Copy, Trees
+from isthmus.repl.store.port import PartitionStep
 from tests.store.histories import History
+from tests.support.memory_store import MemoryStore
 
 EVERY_MS = 100_000
 
@@ -106,7 +105,7 @@ def test_a_fault_of_the_program_in_one_build_holds_up_no_other_tree(
                 raise faults[0]
             return super().fold(store, partition, *others)
 
-    monkeypatch.setattr("aae.keeping.Build", Faulty)
+    monkeypatch.setattr("isthmus.aae.trees.tree_cache.Build", Faulty)
 
     async def work() -> None:
         clock, store = Clock(), MemoryStore()

@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from aae.building import Build
-from aae.files import save_tree, take_tree
-from aae.keeping import Trees
-from aae.kept import Copy, State
-from aae.row_leaves import leaf_of_row
-from aae.tree import Tree
-from node.timesource import SystemTime
-from repl.model.entry import Entry, EntryKind, make_entry
-from repl.store.leveldb import LevelStore
-from repl.store.port import PartitionStep
+from isthmus.aae.trees.tree import Tree
+from isthmus.aae.trees.tree_builder import Build, leaf_of_row
+from isthmus.aae.trees.tree_cache import Copy, State, Trees
+from isthmus.aae.trees.tree_files import save_tree, take_tree
+from isthmus.repl.clock import SystemTime
+from isthmus.repl.model.entry import Entry, EntryKind, make_entry
+from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.port import PartitionStep
 from tests.store.histories import History, open_store
 
 PARTITION = 3

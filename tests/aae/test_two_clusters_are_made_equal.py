@@ -10,7 +10,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from node import places
+from isthmus.node.local import directory as places
 from tests.aae.worlds import BUCKETS, Held, World, asked, drop_queues, filled, topology, until
 
 

@@ -16,11 +16,11 @@ import msgpack
 import plyvel
 import pytest
 
-from node import places
-from repl.model.entry import decode_key_row, encode_key_row
-from repl.model.keys import key_hash, segment_of
-from repl.model.objects import Summary
-from repl.store import rows
+from isthmus.node.local import directory as places
+from isthmus.repl.model.entry import decode_key_row, encode_key_row
+from isthmus.repl.model.keys import key_hash, segment_of
+from isthmus.repl.model.objects import Summary
+from isthmus.repl.store import rows
 from tests.aae.worlds import World, asked, drop_queues, towns, until
 
 

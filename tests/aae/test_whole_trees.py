@@ -12,21 +12,20 @@ import msgpack
 import pytest
 import zstandard
 
-from aae import wire
-from aae.compare import Row
-from aae.keeping import Trees
-from aae.kept import Copy, Kept
-from aae.local import Led, LocalTrees
-from aae.tree import BRANCH_COUNT, Tree
-from aae.whole import Incomplete, WholeTrees
-from aae.wire import ClocksAsked, LeavesAsked, RootsAsked
-from node.timesource import SystemTime
-from repl.model.entry import leaf
-from repl.model.errors import CodecError, NotReady
-from repl.model.keys import key_hash, partition_index, segment_of
-from repl.store.memory import MemoryStore
-from repl.store.port import PartitionStep
+from isthmus.aae.exchange import wire
+from isthmus.aae.exchange.cluster import Incomplete, WholeTrees
+from isthmus.aae.exchange.compare import Row
+from isthmus.aae.exchange.local import Led, LocalTrees
+from isthmus.aae.exchange.wire import ClocksAsked, LeavesAsked, RootsAsked
+from isthmus.aae.trees.tree import BRANCH_COUNT, Tree
+from isthmus.aae.trees.tree_cache import Copy, Kept, Trees
+from isthmus.repl.clock import SystemTime
+from isthmus.repl.model.entry import leaf
+from isthmus.repl.model.errors import CodecError, NotReady
+from isthmus.repl.model.keys import key_hash, partition_index, segment_of
+from isthmus.repl.store.port import PartitionStep
 from tests.store.histories import History
+from tests.support.memory_store import MemoryStore
 
 TYPE = b"default"
 COUNT = 5
@@ -182,13 +181,13 @@ def test_an_answer_of_rows_is_bounded_however_partitions_are_led(city: Story, mo
             assert max(await parts(c, ClocksAsked(TYPE, every, 20, 0, 0, 70))) <= 70 + most
             coarse = tuple(range(1 << 12))
             assert max(await parts(c, ClocksAsked(TYPE, coarse, 12, 0, 0, 10))) <= 10 + most + 4
-        monkeypatch.setattr("aae.local.ANSWER_BYTES", 20 * 50)
+        monkeypatch.setattr("isthmus.aae.exchange.local.ANSWER_BYTES", 20 * 50)
         for leaders, nodes in (("aaaaa", 1), ("abcab", 3)):
             c.leaders = dict(enumerate(leaders))
             assert max(await parts(c, ClocksAsked(TYPE, every, 20, 0, 0, 1_000))) <= nodes * (25 + most)
-        monkeypatch.setattr("aae.whole.ANSWER_BYTES", 20 * 50)
+        monkeypatch.setattr("isthmus.aae.exchange.cluster.ANSWER_BYTES", 20 * 50)
         assert max(await parts(c, ClocksAsked(TYPE, every, 20, 0, 0, 1_000))) <= 25 + most
-        monkeypatch.setattr("aae.local.READ_ROWS_MAX", 50)
+        monkeypatch.setattr("isthmus.aae.exchange.local.READ_ROWS_MAX", 50)
         assert len(await parts(c, ClocksAsked(TYPE, every, 20, 1 << 50, 0, 1_000))) >= 2
 
     city(story)
@@ -201,7 +200,7 @@ def test_rows_of_a_copy_that_has_gone_while_they_were_read_are_none(
     answers are not taken for all rows; asked again, they are."""
 
     async def story(city: City) -> None:
-        monkeypatch.setattr("aae.whole.ATTEMPT_PAUSE_S", 0)
+        monkeypatch.setattr("isthmus.aae.exchange.cluster.ATTEMPT_PAUSE_S", 0)
         segments = tuple(sorted({segment_of(key_hash(*name)) for name in city.names}))
         asked = ClocksAsked(TYPE, segments, 20, 0, 0, 1_000_000)
         node = city.nodes["a"]
@@ -224,7 +223,7 @@ def test_rows_of_a_copy_that_has_gone_while_they_were_read_are_none(
 def test_what_is_not_whole_is_no_answer(city: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition without a leader, with two, on a silent node, or without a tree makes the answer Incomplete, and the
     reason names it."""
-    monkeypatch.setattr("aae.whole.ATTEMPT_PAUSE_S", 0.0)
+    monkeypatch.setattr("isthmus.aae.exchange.cluster.ATTEMPT_PAUSE_S", 0.0)
 
     async def story(c: City) -> None:
         whole = c.whole()
@@ -254,7 +253,7 @@ def test_a_deposed_leader_does_not_answer_for_a_new_one_that_is_silent(
 ) -> None:
     """A node that is cut off still believes that it leads: what it counts once may be old, and the node that does not
     answer may lead it. Such a sum is Incomplete, also while each partition was counted once."""
-    monkeypatch.setattr("aae.whole.ATTEMPT_PAUSE_S", 0.0)
+    monkeypatch.setattr("isthmus.aae.exchange.cluster.ATTEMPT_PAUSE_S", 0.0)
 
     async def story(c: City) -> None:
         c.leaders = dict(enumerate("aacca"))

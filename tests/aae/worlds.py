@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from node.local import LocalClusters
-from node.topology import parse_topology
+from isthmus.node.local.clusters import LocalClusters
+from isthmus.node.local.topology import parse_topology
 
 FULLSYNC = """
 [[clusters.{here}.fullsync]]

@@ -11,7 +11,7 @@ import pytest
 
 from bench.figures import Figure, Target
 from bench.loadgen import Load, Phase, Result, _groups
-from node.demo.costs import CpuTime
+from isthmus.node.demo.cost import CpuTime
 
 
 class Server:

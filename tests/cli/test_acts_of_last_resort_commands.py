@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from node.cli import main as cli
-from node.cli.exits import Exit
-from repl.identity import Identity
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import Exit
+from isthmus.repl.storage.identity import Identity
 from tests.cli.test_remote_commands import ToldListener, listener
 
 __all__ = ["listener"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from node.cli import main as cli
+from isthmus.node.cli import main as cli
 from tests.cli.test_remote_commands import ToldListener, listener
 
 __all__ = ["listener"]

@@ -12,11 +12,11 @@ from pathlib import Path
 import click
 import pytest
 
-from config.loading import ConfigError, Fault
-from node.cli import main as cli
-from node.cli.exits import MEANINGS, CommandFailed, Exit, failure_of
-from node.cli.output import cell, echo_table, milliseconds, moment
-from repl.model.errors import BadConfig, Corruption, NotReady, OutcomeUnknown, PeerFault, TooLarge
+from isthmus.config.loader import ConfigError, Fault
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import MEANINGS, CommandFailed, Exit, failure_of
+from isthmus.node.cli.output import cell, echo_table, milliseconds, moment
+from isthmus.repl.model.errors import BadConfig, Corruption, NotReady, OutcomeUnknown, PeerFault, TooLarge
 
 HOUSE = Path(__file__).parents[2]
 SAMPLE = HOUSE / "config" / "samples" / "node.toml"
@@ -25,8 +25,8 @@ SAMPLE = HOUSE / "config" / "samples" / "node.toml"
 def test_help_names_the_nouns_without_importing_them() -> None:
     """`isthmus --help` is quick: it loads neither HTTP nor tables nor any noun's module."""
     code = (
-        "import sys; from node.cli.main import main; code = main(['--help']);"
-        "heavy = {'requests', 'rich', 'node.cli.queue', 'node.daemon'} & set(sys.modules);"
+        "import sys; from isthmus.node.cli.main import main; code = main(['--help']);"
+        "heavy = {'requests', 'rich', 'isthmus.node.cli.queue', 'isthmus.node.daemon'} & set(sys.modules);"
         "sys.exit(f'loaded {heavy}' if heavy else code)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=HOUSE, capture_output=True, text=True, timeout=30)
@@ -233,7 +233,7 @@ def test_a_reader_that_went_away_is_no_failed_check() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-m", "node.cli.main", "config", "show", str(SAMPLE)],
+        [sys.executable, "-m", "isthmus.node.cli.main", "config", "show", str(SAMPLE)],
         cwd=HOUSE,
         stdout=writer,
         stderr=subprocess.PIPE,
@@ -246,17 +246,19 @@ def test_a_reader_that_went_away_is_no_failed_check() -> None:
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_is_no_fault(closed: str) -> None:
     """A command whose input, output or errors lead nowhere does what it does, and ends with its own code."""
-    line = f'"$0" -m node.cli.main config show {SAMPLE} {closed}'
+    line = f'"$0" -m isthmus.node.cli.main config show {SAMPLE} {closed}'
     done = subprocess.run(["sh", "-c", line, sys.executable], cwd=HOUSE, capture_output=True, timeout=30)
     assert (done.returncode, done.stderr) == (Exit.OK, b"")
 
 
-def test_a_strangers_package_is_found_before_it_is_used(tmp_path: Path) -> None:
-    """Another package called `sink` on the path stops the program with both places named."""
+def test_a_strangers_package_does_no_harm(tmp_path: Path) -> None:
+    """Another package called `sink`, first on the path, is not mixed with ours."""
     stranger = tmp_path / "sink"
     stranger.mkdir()
     (stranger / "__init__.py").write_text("")
-    code = "import sys; from node.cli.main import main; sys.exit(main(['--version']))"
+    code = (
+        "import sys; from isthmus.node.cli.main import main; import isthmus.sink.service; sys.exit(main(['--version']))"
+    )
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{HOUSE}"},
@@ -264,8 +266,7 @@ def test_a_strangers_package_is_found_before_it_is_used(tmp_path: Path) -> None:
         text=True,
         timeout=30,
     )
-    assert done.returncode == Exit.LOCAL_FAULT
-    assert f"package sink is {stranger}" in done.stderr
+    assert (done.returncode, done.stderr) == (Exit.OK, "")
 
 
 def test_cells_never_invent_a_value() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from aae.reconcile import runs
-from aae.reconcile.runs import SEED, RunDirectory
-from node.cli.exits import Exit
-from node.cli.main import main
-from repl.model.errors import LocalFault
+from isthmus.aae.reconcile import run_directory
+from isthmus.aae.reconcile.run_directory import SEED, RunDirectory
+from isthmus.node.cli.exit_codes import Exit
+from isthmus.node.cli.main import main
+from isthmus.repl.model.errors import LocalFault
 
 SUMMARY: dict[str, Any] = {
     "form": 1, "run_id": "one", "outcome": "differ", "exit_code": 1, "error": "", "mode": "full", "why": "", "keys": 3,
@@ -96,7 +96,7 @@ def test_a_damaged_repair_is_named_and_one_without_progress_begins_anew(
 
 def test_an_enormous_document_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its size is looked at first."""
-    monkeypatch.setattr(runs, "DOCUMENT_BYTES_MAX", 1_000)
+    monkeypatch.setattr(run_directory, "DOCUMENT_BYTES_MAX", 1_000)
     run = RunDirectory(str(tmp_path), "one")
     run.write("summary.json", {"text": "x" * 2_000})
     with pytest.raises(LocalFault, match="more than 1000"):

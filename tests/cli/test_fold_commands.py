@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from node.cli import fold
-from node.cli import main as cli
-from node.cli.exits import Exit
-from node.cli.remote import AdminClient
+from isthmus.node.cli import fold
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.admin_client import AdminClient
+from isthmus.node.cli.exit_codes import Exit
 from tests.cli.test_remote_commands import ToldListener
 
 

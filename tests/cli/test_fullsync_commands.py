@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from node.cli import main as cli
-from node.cli.exits import Exit
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import Exit
 from tests.cli.test_remote_commands import ToldListener
 
 AT_MS = 1_700_000_000_000

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from node.cli import main as cli
-from node.cli.exits import Exit
-from node.explaining import joined
-from node.knowing import OUTCOMES, SENT, lag_rows, ledger_rows, received_rows
-from node.other_side import ALL_SENT, compared, first_to_tell, with_other_sides
-from repl.model.record import Incarnation, PartitionRecord
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import Exit
+from isthmus.node.services.explain_key import joined
+from isthmus.node.services.remote_lookup import ALL_SENT, compared, first_to_tell, with_other_sides
+from isthmus.node.services.replication_lag import OUTCOMES, SENT, lag_rows, ledger_rows, received_rows
+from isthmus.repl.model.record import Incarnation, PartitionRecord
 from tests.cli.test_remote_commands import ToldListener, listener
 
 __all__ = ["listener"]
@@ -366,7 +366,8 @@ def test_what_another_cluster_has_decides_what_is_next(
 ) -> None:
     """One that the command asks counts as one that full-sync knows."""
     monkeypatch.setattr(
-        "node.cli.knowing.other_side", lambda url, *_, **__: {"url": url, "state": told, "clock": None, "reason": ""}
+        "isthmus.node.cli.replication.other_side",
+        lambda url, *_, **__: {"url": url, "state": told, "clock": None, "reason": ""},
     )
     sides = [{"fullsync": "west", "url": "http://w:1", "state": "equal", "clock": None, "reason": ""}]
     answer = {

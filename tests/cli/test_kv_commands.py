@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from config.settings import Address, ListenSettings
-from node.cli import main as cli
-from node.cli.exits import Exit
+from isthmus.config.settings import Address, ListenSettings
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import Exit
 from tests.http.conftest import Room, Served, make_room
 
 Run = Callable[..., tuple[int, bytes, str]]
@@ -144,7 +144,7 @@ def test_failures_have_their_codes_and_one_line(run: Run, arguments: tuple[str, 
 
 def test_a_refusal_for_now_is_incomplete(run: Run, room: Room) -> None:
     """What the node cannot do now is code 3 with the node's own sentence."""
-    from repl.model.errors import NotReady
+    from isthmus.repl.model.errors import NotReady
 
     room.kv.fail = NotReady("no leader yet")
     for arguments in (("get", "b", "k"), ("put", "b", "k", "v"), ("delete", "b", "k"), ("list", "b")):

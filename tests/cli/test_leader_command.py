@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from node.cli import leader
-from node.cli import main as cli
-from node.cli.exits import Exit
-from node.cli.remote import AdminClient
+from isthmus.node.cli import leader
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.admin_client import AdminClient
+from isthmus.node.cli.exit_codes import Exit
 
 PLAN = [{"partition": 4, "from": "n1", "to": "n3"}, {"partition": 7, "from": "n2", "to": "n3"}]
 DONE = [{**PLAN[0], "state": "done", "reason": ""}, {**PLAN[1], "state": "done", "reason": ""}]

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from node.cli import main as cli
-from node.cli.exits import Exit
-from repl.isr.placement import computed, placed
-from repl.isr.replica_map import MAP_BYTES_MAX, parse_replica_map, replica_map_document
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import Exit
+from isthmus.repl.controller.placement import MAP_BYTES_MAX, computed, parse_replica_map, placed, replica_map_document
 
 NOBODY = "http://127.0.0.1:1"
 

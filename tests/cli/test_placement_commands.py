@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from node.cli import main as cli
-from node.cli import moves
-from node.cli.exits import Exit
-from node.cli.remote import AdminClient
+from isthmus.node.cli import main as cli
+from isthmus.node.cli import reassignment
+from isthmus.node.cli.admin_client import AdminClient
+from isthmus.node.cli.exit_codes import Exit
 
 ROW = {
     "partition": 4,
@@ -144,7 +144,7 @@ def test_an_order_is_cancelled_by_its_number_or_alone(monkeypatch: pytest.Monkey
 
 def test_moves_are_shown_until_they_are_over(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     """What is copying with its reason, how many are done, how long yet; waiting ones with --all; then the history."""
-    monkeypatch.setattr(moves, "WATCH_S", 0.0)
+    monkeypatch.setattr(reassignment, "WATCH_S", 0.0)
     busy = {"orders": [ORDER], "ended": [ENDED], "drained": [{"node": "n2", "by": "ann", "at_ms": 1_000}], "paused": ""}
     idle = {"orders": [], "ended": [ENDED], "drained": [], "paused": ""}
     Told(monkeypatch, {**busy, "paused": "partition 3 is being elected"}, idle)

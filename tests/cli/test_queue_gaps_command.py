@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from node.cli import main as cli
-from node.cli.exits import Exit
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import Exit
 from tests.cli.test_remote_commands import ToldListener, listener
 
 __all__ = ["listener"]

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from node.cli import main as cli
-from node.cli.exits import Exit
-from queues.decrees import PUBLISHING
-from queues.rules import FOLD
-from queues.throttle import Rates
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import Exit
+from isthmus.queues.queue_documents import PUBLISHING
+from isthmus.queues.rate_limit import Rates
+from isthmus.queues.window_rules import FOLD
 from tests.cli.test_remote_commands import ToldListener, listener
 from tests.queues.home import Home
 from tests.queues.test_queue_acts import alive, keys, settled, told

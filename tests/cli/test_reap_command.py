@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from node.cli import main as cli
-from node.cli.exits import Exit
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import Exit
 from tests.cli.test_remote_commands import ToldListener, listener
 
 __all__ = ["listener"]

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from aae.reconcile import options, reconcile, runs, sessions
-from aae.reconcile.client import Plan
-from node.cli import times
-from node.cli.exits import CommandFailed, Exit
-from node.cli.main import main
-from repl.model.errors import BadInput
+from isthmus.aae.reconcile import job, options, run_directory, spark_session
+from isthmus.aae.reconcile.client import Plan
+from isthmus.node.cli import parameters
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.main import main
+from isthmus.repl.model.errors import BadInput
 
 ENDS = ["--left", "http://127.0.0.1:1", "--right", "http://127.0.0.1:2", "--output", "runs"]
 URL = ["--url", "http://127.0.0.1:1"]
@@ -32,7 +32,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def started(*_: Any, **__: Any) -> Any:
         raise AssertionError("Spark was started")
 
-    monkeypatch.setattr(sessions, "session", started)
+    monkeypatch.setattr(spark_session, "session", started)
     monkeypatch.chdir(tmp_path)
     for name in ("TOKEN", "TOKEN_FILE", "CA", "CERT", "KEY"):
         monkeypatch.delenv(f"ISTHMUS_{name}", raising=False)
@@ -43,7 +43,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 )
 def test_times_are_the_same_everywhere(text: str) -> None:
     """What is a time on the command line is the same one in an option of a Spark job."""
-    assert options.parse_time_ms(text) == times.time_of(text)
+    assert options.parse_time_ms(text) == parameters.time_of(text)
 
 
 @pytest.mark.parametrize("text", ["1" * 10, "1" * 19, "1" * 10 + "\u0661", "20260203", "soon", "", "1969-12-31"])
@@ -52,7 +52,7 @@ def test_what_is_no_time_is_none_anywhere(text: str) -> None:
     with pytest.raises(ValueError, match="is needed"):
         options.parse_time_ms(text)
     with pytest.raises(CommandFailed):
-        times.time_of(text)
+        parameters.time_of(text)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_seed_whose_cluster_is_not_there_is_unavailable(words: list[str], caps
 def test_a_seed_is_shown_beside_runs_with_its_hand_over(capsys: pytest.CaptureFixture[str]) -> None:
     """What is copied so far, once for each range, and the offsets at which its queue goes on; one that is neither a run
     nor a seed is said to be unknown."""
-    directory = runs.RunDirectory("runs", "fill", runs.SEED)
+    directory = run_directory.RunDirectory("runs", "fill", run_directory.SEED)
     directory.write("plan.json", {"source": "east", "target": "west", "bucket_type": "default", "queue": "to-west",
                                   "chunks": [[0, 0, 0, 9], [1, 0, 9, 18], [2, 1, 18, 20]]})  # fmt: skip
     done = [{"chunk": 0, "rows": 7, "error": ""}, {"chunk": 1, "rows": 0, "error": "peer-fault: gone"}]
@@ -167,14 +167,14 @@ def test_a_package_that_is_missing_is_one_sentence(
     def absent(*_: Any, **__: Any) -> Any:
         raise missing
 
-    monkeypatch.setattr(sessions, "session", absent)
+    monkeypatch.setattr(spark_session, "session", absent)
     assert main(["reconcile", "stats", *URL]) == Exit.LOCAL_FAULT
     told = capsys.readouterr().err
     assert f"needs the package {module}, which {sys.executable} does not have" in told
     assert f"-m pip install '{module}" in told
     assert ">=" in told
     assert len(told.splitlines()) == 1
-    missing.name = "aae.reconcile.none"
+    missing.name = "isthmus.aae.reconcile.none"
     assert main(["reconcile", "stats", *URL]) == Exit.BROKEN
     assert "Traceback" in capsys.readouterr().err
 
@@ -194,8 +194,8 @@ def test_reconcile_without_pyspark_says_what_to_install(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(hidden), str(Path(__file__).parents[2])])}
     for words in (["run", *ENDS], ["stats", *URL], ["export", str(tmp_path / "x"), *URL]):
         done = subprocess.run(
-            [sys.executable, "-m", "node.cli.main", "reconcile", *words], env=env, cwd=tmp_path, capture_output=True,
-            text=True, timeout=50, check=False,
+            [sys.executable, "-m", "isthmus.node.cli.main", "reconcile", *words], env=env, cwd=tmp_path,
+            capture_output=True, text=True, timeout=50, check=False,
         )  # fmt: skip
         assert done.returncode == Exit.LOCAL_FAULT, done.stderr
         assert "needs the package pyspark" in done.stderr
@@ -211,7 +211,7 @@ def test_one_cluster_on_both_sides_is_refused_before_spark(
     assert main(["reconcile", "run", *sides]) == Exit.USAGE
     assert "left and right are the same cluster: http://n2:1 is on both sides" in capsys.readouterr().err
     plan = Plan(b"e" * 16, "east", "default", ())
-    monkeypatch.setattr(reconcile, "plan_of", lambda _side: plan)
+    monkeypatch.setattr(job, "plan_of", lambda _side: plan)
     assert main(["reconcile", "run", *ENDS]) == Exit.USAGE
     assert "left and right are the same cluster, east" in capsys.readouterr().err
     assert not list(Path().iterdir())
@@ -228,7 +228,7 @@ def test_run_takes_its_files_from_the_environment_like_other_commands(
         seen.append(wanted)
         raise BadInput("enough")
 
-    monkeypatch.setattr(reconcile, "check", check)
+    monkeypatch.setattr(job, "check", check)
     for name in ("TOKEN_FILE", "CA", "CERT", "KEY"):
         monkeypatch.setenv(f"ISTHMUS_{name}", f"files/{name}")
     assert main(["reconcile", "run", *ENDS]) == Exit.USAGE
@@ -250,7 +250,7 @@ def test_run_takes_its_files_from_the_environment_like_other_commands(
 def test_show_names_the_keys_that_differ(capsys: pytest.CaptureFixture[str]) -> None:
     """Those of which loss is claimed come first; names that are no text are shown by their bytes, sides by both names;
     as many as were asked for, and how many there are; without a run there is nothing to name."""
-    directory = runs.RunDirectory("runs", "may")
+    directory = run_directory.RunDirectory("runs", "may")
     directory.write("run.json", {"form": 1})
     rows = [
         (b"k\xff", "diverged", "missing", "sink"),

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from node.cli import main as cli
-from node.cli import remote
-from node.cli.exits import Exit
+from isthmus.node.cli import admin_client
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import Exit
 
 
 class ToldListener:
@@ -328,7 +328,7 @@ def test_a_sink_is_suspended_by_queue_by_peer_or_whole(
     assert (
         capsys.readouterr().out == "sink, queue q at peer http://p:1: suspended\nsink, all queues and peers: resumed\n"
     )
-    by = remote.whoami()
+    by = admin_client.whoami()
     assert "@" in by
     assert listener.posted == [
         ("/admin/sink/suspend", {"queue": "q", "peer": "http://p:1", "node": None, "by": by, "reason": "r"}),
@@ -365,7 +365,7 @@ def test_an_answer_without_end_is_cut(
     listener: ToldListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No answer is taken into memory beyond the limit."""
-    monkeypatch.setattr(remote, "ANSWER_BYTES_MAX", 1000)
+    monkeypatch.setattr(admin_client, "ANSWER_BYTES_MAX", 1000)
     listener.tell("/admin/queues", b" " * 1001 + b"{}")
     assert cli.main(["queue", "list"]) == Exit.UNAVAILABLE
     assert "more than 1000 bytes" in capsys.readouterr().err
@@ -386,7 +386,7 @@ def test_a_node_that_never_answers_is_unavailable(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An accepted connection without an answer ends at the time-out."""
-    monkeypatch.setattr(remote, "ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(admin_client, "ANSWER_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         assert cli.main(["queue", "list", "--admin", url]) == Exit.UNAVAILABLE

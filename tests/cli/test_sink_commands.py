@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from node.cli import main as cli
-from node.cli import remote
-from node.cli.exits import CommandFailed, Exit
+from isthmus.node.cli import admin_client
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from tests.cli.test_remote_commands import SINK, ToldListener, listener
 
 __all__ = ["listener"]
@@ -72,7 +72,7 @@ def test_sinks_of_all_nodes_are_listed_and_a_silent_one_is_unknown(
 def test_limits_are_asked_for_as_they_are_meant(listener: ToldListener, capsys: pytest.CaptureFixture[str]) -> None:
     """Workers, workers per peer and rates go as numbers, for one node or all; what makes no sense is a usage error."""
     listener.tell("/admin/sink/limits", OVERVIEW)
-    by = remote.whoami()
+    by = admin_client.whoami()
     common = {"node": None, "by": by, "reason": ""}
     rates = "bytes_per_second", "objects_per_second"
     for arguments, wish in (
@@ -111,7 +111,7 @@ def test_dead_letters_are_listed_retried_and_dropped(
     assert cli.main(["sink", "dead-letters", "retry", "--all"]) == Exit.OK
     listener.tell(f"{path}/drop", {"dropped": 1})
     assert cli.main(["sink", "dead-letters", "drop", "4", "5"]) == Exit.OK
-    by = remote.whoami()
+    by = admin_client.whoami()
     assert [body for _, body in listener.posted] == [
         {"ids": [4], "by": by}, {"ids": [4], "by": by}, {"ids": [4, 5], "by": by},
     ]  # fmt: skip
@@ -132,14 +132,14 @@ def test_letters_are_retried_one_by_one_and_what_was_done_is_told(
     assert cli.main(["sink", "dead-letters", "retry", "--all"]) == Exit.OK
     assert [body["ids"] for _, body in listener.posted] == [[4], [5], [9]]
     assert capsys.readouterr().out.splitlines()[-1] == "taken: 3 of 3"
-    post = remote.AdminClient.post
+    post = admin_client.AdminClient.post
 
-    def silent(client: remote.AdminClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def silent(client: admin_client.AdminClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
         if body["ids"] == [5]:
             raise CommandFailed(Exit.UNAVAILABLE, "unavailable", "no answer within 20 s")
         return post(client, path, body)
 
-    monkeypatch.setattr(remote.AdminClient, "post", silent)
+    monkeypatch.setattr(admin_client.AdminClient, "post", silent)
     for options in ((), ("-o", "json")):
         assert cli.main(["sink", "dead-letters", "retry", "4", "5", "9", *options]) == Exit.UNAVAILABLE
         shown = capsys.readouterr()
@@ -152,7 +152,7 @@ def test_all_dead_letters_are_dropped_only_when_somebody_says_so(
     listener: ToldListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where nobody can be asked --yes is needed; what was counted is dropped, and nothing that came since."""
-    monkeypatch.setattr("node.cli.dead_letters.IDS_AT_ONCE", 2)
+    monkeypatch.setattr("isthmus.node.cli.sink.IDS_AT_ONCE", 2)
     path = "/admin/sink/dead-letters"
     listener.tell(path, {"dead_letters": [{"id": number} for number in (4, 5, 9)]})
     assert cli.main(["sink", "dead-letters", "drop", "--all"]) == Exit.USAGE

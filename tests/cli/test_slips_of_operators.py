@@ -10,11 +10,11 @@ from threading import Thread
 
 import pytest
 
-from node.cli import main as cli
-from node.cli.exits import Exit
-from node.other_side import other_side
-from repl.model.keys import Key
-from repl.model.vclock import encode_clock
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import Exit
+from isthmus.node.services.remote_lookup import other_side
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.vclock import encode_clock
 from tests.cli.test_remote_commands import ToldListener, listener
 
 __all__ = ["listener"]

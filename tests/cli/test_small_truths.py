@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from node.cli import kv
-from node.cli import main as cli
-from node.cli.exits import Exit
+from isthmus.node.cli import kv
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import Exit
 from tests.cli.test_remote_commands import QUEUE, ToldListener, listener
 
 __all__ = ["listener"]

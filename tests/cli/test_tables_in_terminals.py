@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from node.cli import output
+from isthmus.node.cli import output
 
 COLUMNS = ("partition", "replicas", "lag", "reason")
 ROW = ("default/0", ["east-1", "east-2", "east-3"], 0, "east-2 is out of sync: the node is gone since a while")

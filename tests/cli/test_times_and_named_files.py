@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from node.cli import main as cli
-from node.cli.exits import CommandFailed, Exit
-from node.cli.times import time_of
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.parameters import time_of
 from tests.cli.test_remote_commands import ToldListener, listener
 
 __all__ = ["listener"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from config.loading import FILE_BYTES_MAX, ConfigError, effective, load_file, load_text
-from config.settings import Address, PeerSettings, QueueSettings, Settings
+from isthmus.config.loader import FILE_BYTES_MAX, ConfigError, effective, load_file, load_text
+from isthmus.config.settings import Address, PeerSettings, QueueSettings, Settings
 
 SAMPLES = Path(__file__).parents[2] / "config" / "samples"
 

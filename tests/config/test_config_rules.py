@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from config import rules
-from config.doubts import doubts_of
-from config.filter_rules import check_filter
-from config.keys import Key, Kind, file_name, keys_of
-from config.loading import ConfigError, load_text
-from config.settings import Address, Settings
-from queues.filters import parse_filter
+from isthmus.config import validation
+from isthmus.config.loader import ConfigError, load_text
+from isthmus.config.schema import Key, Kind, file_name, keys_of
+from isthmus.config.settings import Address, Settings
+from isthmus.config.validation import check_filter
+from isthmus.config.warnings import doubts_of
+from isthmus.queues.filters import parse_filter
 
 NODE = '[node]\nname = "n1"\ncluster = "east"\ndata_dir = "data"\n'
 
@@ -40,7 +40,7 @@ def every_key(section: type = Settings) -> list[Key]:
 )
 def test_addresses_are_read_and_written_alike(text: str, address: Address) -> None:
     """Host and port come apart, brackets go, and the text comes back."""
-    assert rules.parse_address(text) == address
+    assert validation.parse_address(text) == address
     assert str(address) == text
 
 
@@ -54,7 +54,7 @@ def test_addresses_are_read_and_written_alike(text: str, address: Address) -> No
 def test_what_is_no_address_is_refused(text: str) -> None:
     """Each refusal shows how an address is written, in one line."""
     with pytest.raises(ValueError, match="HOST:PORT") as caught:
-        rules.parse_address(text)
+        validation.parse_address(text)
     assert len(str(caught.value)) < 300
 
 
@@ -62,13 +62,13 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 def test_what_is_no_name_is_refused(text: str) -> None:
     """Names become paths and URLs, so nothing that means something there is let in."""
     with pytest.raises(ValueError, match="is not a name"):
-        rules.check_name(text)
+        validation.check_name(text)
 
 
 def test_metastore_hosts_are_a_list_of_addresses() -> None:
     """Spaces around commas go; a path, a missing port and port 0 are refused."""
-    assert rules.check_hosts("zk1:2181, zk2:2182") == "zk1:2181,zk2:2182"
-    assert rules.check_hosts(" ") == ""
+    assert validation.check_hosts("zk1:2181, zk2:2182") == "zk1:2181,zk2:2182"
+    assert validation.check_hosts(" ") == ""
     for wrong, hint in [
         ("zk1", "HOST:PORT"),
         ("zk1:2181/x", "metastore.root"),
@@ -76,15 +76,15 @@ def test_metastore_hosts_are_a_list_of_addresses() -> None:
         ("a:1,", "HOST:PORT"),
     ]:
         with pytest.raises(ValueError, match=hint):
-            rules.check_hosts(wrong)
+            validation.check_hosts(wrong)
 
 
 @pytest.mark.parametrize("text", ["isthmus", "/", "/a/", "/a//b", "/a/../b", "", "/a b"])
 def test_a_metastore_root_is_a_plain_absolute_path(text: str) -> None:
     """Paths that ZooKeeper would refuse later are refused at once."""
     with pytest.raises(ValueError, match="not a metastore path"):
-        rules.check_root(text)
-    assert rules.check_root("/isthmus/prod-1") == "/isthmus/prod-1"
+        validation.check_root(text)
+    assert validation.check_root("/isthmus/prod-1") == "/isthmus/prod-1"
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_a_metastore_root_is_a_plain_absolute_path(text: str) -> None:
 def test_a_peer_is_scheme_host_and_port(text: str) -> None:
     """Anything more or less in a peer's URL is refused; an end slash is not."""
     with pytest.raises(ValueError, match="HOST:PORT"):
-        rules.check_peer_url(text)
-    assert rules.check_peer_url("https://[::1]:8098/") == "https://[::1]:8098"
+        validation.check_peer_url(text)
+    assert validation.check_peer_url("https://[::1]:8098/") == "https://[::1]:8098"
 
 
 @pytest.mark.parametrize(
@@ -157,19 +157,19 @@ def test_every_number_has_a_range_and_every_default_lies_in_it() -> None:
         for key in every_key()
         if key.kind in (Kind.NUMBER, Kind.DURATION, Kind.SIZE)
     }
-    assert set(numbers) == set(rules.RANGES)
+    assert set(numbers) == set(validation.RANGES)
     for where, default in numbers.items():
-        assert rules.RANGES[where].least <= default <= rules.RANGES[where].most, where
+        assert validation.RANGES[where].least <= default <= validation.RANGES[where].most, where
 
 
 def test_rules_name_fields_that_exist() -> None:
     """A renamed field cannot leave its rule behind."""
     known = {(key.section, key.field) for key in every_key()}
-    assert set(rules.CHOICES) <= known
-    assert known >= rules.NAMES
-    for section, field in rules.CHOICES:
+    assert set(validation.CHOICES) <= known
+    assert known >= validation.NAMES
+    for section, field in validation.CHOICES:
         default = {each.name: each.default for each in dataclasses.fields(section)}[field]
-        assert default in rules.CHOICES[section, field]
+        assert default in validation.CHOICES[section, field]
 
 
 def test_keys_in_files_carry_no_unit() -> None:
@@ -217,7 +217,7 @@ def test_filters_that_a_start_takes_pass_the_check(text: str) -> None:
 def test_a_secret_in_a_url_is_not_told_again(url: str, told: str) -> None:
     """Faults end in logs and tickets: what may be a password or a token is left out of them."""
     with pytest.raises(ValueError, match=re.escape(told)) as fault:
-        rules.check_peer_url(url)
+        validation.check_peer_url(url)
     assert "ter2" not in str(fault.value)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config.loading import ConfigError, load_text
+from isthmus.config.loader import ConfigError, load_text
 
 SAMPLE = """\
 [node]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from config.doubts import doubts_of
-from config.loading import ConfigError, load_file
+from isthmus.config.loader import ConfigError, load_file
+from isthmus.config.warnings import doubts_of
 
 BASE = """
 [node]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from config.positions import KeyPath, line_of_keys
+from isthmus.config.toml_lines import KeyPath, line_of_keys
 
 
 def test_each_way_to_write_a_key_is_found() -> None:

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Final
 
-from config.keys import keys_of
-from config.options import OPTIONS
-from config.settings import Settings
+from isthmus.config.dynamic_options import OPTIONS
+from isthmus.config.schema import keys_of
+from isthmus.config.settings import Settings
 
 HOUSE: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("aae", "config", "node", "queues", "repl", "sink")

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from config.options import MIN_ISR, OPTIONS
-from config.rules import RANGES
-from config.settings import ReplicationSettings
+from isthmus.config.dynamic_options import MIN_ISR, OPTIONS
+from isthmus.config.settings import ReplicationSettings
+from isthmus.config.validation import RANGES
 
 
 def test_an_option_that_a_file_may_set_has_the_files_default_and_range() -> None:

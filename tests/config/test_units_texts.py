@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.texts import quantity
-from config.units import format_duration, format_size, parse_duration, parse_size
+from isthmus.config.text import quantity
+from isthmus.config.units import format_duration, format_size, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(

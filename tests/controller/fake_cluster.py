@@ -10,16 +10,15 @@ from dataclasses import replace
 
 import msgpack
 
-from node.timesource import SystemTime
-from repl.balancing import BalanceOptions, Balancing
-from repl.controller import Controller
-from repl.creation import DefaultType
-from repl.handing_over import METHOD as HAND_OVER
-from repl.isr import effects as fx
-from repl.metastore.memory import MemoryMetastore
-from repl.metastore.memory_tree import MemoryEnsemble
-from repl.model.errors import NotReady
-from repl.model.record import PartitionRecord, PartitionStatus, Registration
+from isthmus.repl.clock import SystemTime
+from isthmus.repl.controller.bucket_types import DefaultType
+from isthmus.repl.controller.controller import Controller
+from isthmus.repl.controller.leader_balancer import BalanceOptions, Balancing
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.model.errors import NotReady
+from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registration
+from isthmus.repl.runtime.handover import METHOD as HAND_OVER
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
 
 class FakeNode:

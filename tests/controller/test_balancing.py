@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from repl import controller
-from repl.balancing import BalanceOptions, Balancing
-from repl.bucket_types import Wanted, create_bucket_type
-from repl.creation import DefaultType
-from repl.metastore.port import Conflict
-from repl.model.errors import NotReady
-from repl.model.record import Incarnation, Member, PartitionStatus
+from isthmus.repl.controller import controller
+from isthmus.repl.controller.bucket_types import DefaultType, Wanted, create_bucket_type
+from isthmus.repl.controller.leader_balancer import BalanceOptions, Balancing
+from isthmus.repl.metastore.port import Conflict
+from isthmus.repl.model.errors import NotReady
+from isthmus.repl.model.record import Incarnation, Member, PartitionStatus
 from tests.controller.fake_cluster import Cluster, FakeNode, running, until
 
 TWELVE = DefaultType(partition_count=12, factor=3, min_isr=2, settle_ms=0)

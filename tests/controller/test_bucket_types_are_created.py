@@ -8,16 +8,21 @@ from typing import Any
 
 import pytest
 
-from repl.assigning import PlacementDiffers
-from repl.creation import CHAIN_PATH, PARTITIONS_PATH, SETTLE_TURNS_MAX, DefaultType, Founding
-from repl.isr.placement import computed, placed
-from repl.isr.replica_map import BadReplicaMap
-from repl.metastore.memory import MemoryMetastore, WriteFault
-from repl.model.errors import Corruption, NotReady, OutcomeUnknown
-from repl.model.record import Member, PartitionStatus, Registration
-from repl.option_settings import OptionSettings, Setting
-from repl.placement_orders import change_placement
+from isthmus.repl.controller.bucket_types import (
+    CHAIN_PATH,
+    PARTITIONS_PATH,
+    SETTLE_TURNS_MAX,
+    DefaultType,
+    Founding,
+    PlacementDiffers,
+)
+from isthmus.repl.controller.dynamic_options import OptionSettings, Setting
+from isthmus.repl.controller.placement import BadReplicaMap, computed, placed
+from isthmus.repl.controller.reassignment_orders import change_placement
+from isthmus.repl.model.errors import Corruption, NotReady, OutcomeUnknown
+from isthmus.repl.model.record import Member, PartitionStatus, Registration
 from tests.controller.fake_cluster import Cluster, running, until
+from tests.support.memory_metastore import MemoryMetastore, WriteFault
 
 FILE = DefaultType(partition_count=4, factor=3, from_file=True)
 

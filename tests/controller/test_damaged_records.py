@@ -8,19 +8,19 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from repl import controller
-from repl.creation import DefaultType
-from repl.metastore.memory import MemoryEnsemble, MemoryMetastore
-from repl.metastore.port import Versioned
-from repl.metastore.records import encode_record
-from repl.model.errors import LocalFault, Unreadable
-from repl.model.record import PartitionRecord, PartitionStatus
-from repl.moving import ELECTION_MS, Moving
-from repl.option_settings import OPTIONS_PATH, OptionSettings, read_options
-from repl.properties import Place, PropertyBook, PropertySetting, change_properties
-from repl.read_again import Document
-from repl.relocating import Ground
+from isthmus.repl.controller import controller
+from isthmus.repl.controller.bucket_properties import Place, PropertyBook, PropertySetting, change_properties
+from isthmus.repl.controller.bucket_types import DefaultType
+from isthmus.repl.controller.dynamic_options import OPTIONS_PATH, OptionSettings, read_options
+from isthmus.repl.controller.reassigner import ELECTION_MS, Moving
+from isthmus.repl.controller.reassignments import Ground
+from isthmus.repl.controller.watched_document import Document
+from isthmus.repl.metastore.codecs import encode_record
+from isthmus.repl.metastore.port import Versioned
+from isthmus.repl.model.errors import LocalFault, Unreadable
+from isthmus.repl.model.record import PartitionRecord, PartitionStatus
 from tests.controller.fake_cluster import running, until
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
 SMALL = DefaultType(partition_count=4, factor=3, settle_ms=0)
 

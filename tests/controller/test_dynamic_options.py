@@ -7,14 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from repl import controller
-from repl.creation import DefaultType
-from repl.isr.election import TIMERS, Timers, response_timeout_ms
-from repl.metastore.memory import MemoryMetastore, WriteFault
-from repl.metastore.memory_tree import MemoryEnsemble
-from repl.model.errors import NotReady
-from repl.model.record import Member, PartitionRecord
-from repl.option_settings import (
+from isthmus.repl.controller import controller
+from isthmus.repl.controller.bucket_types import DefaultType
+from isthmus.repl.controller.dynamic_options import (
     OPTIONS_PATH,
     OptionSettings,
     Setting,
@@ -24,7 +19,11 @@ from repl.option_settings import (
     encode_options,
     read_options,
 )
+from isthmus.repl.controller.election import TIMERS, Timers, response_timeout_ms
+from isthmus.repl.model.errors import NotReady
+from isthmus.repl.model.record import Member, PartitionRecord
 from tests.controller.fake_cluster import Cluster, running, until
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, WriteFault
 
 MIN_ISR = "replication.min.isr"
 SMALL = DefaultType(partition_count=4, factor=3, settle_ms=0)

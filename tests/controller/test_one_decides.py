@@ -11,12 +11,12 @@ import msgpack
 import pytest
 from structlog.testing import capture_logs
 
-from repl import controller
-from repl.creation import DefaultType
-from repl.metastore.memory import WriteFault
-from repl.model.errors import BadInput
-from repl.model.record import PartitionRecord, Registration
+from isthmus.repl.controller import controller
+from isthmus.repl.controller.bucket_types import DefaultType
+from isthmus.repl.model.errors import BadInput
+from isthmus.repl.model.record import PartitionRecord, Registration
 from tests.controller.fake_cluster import Cluster, FakeNode, running, until
+from tests.support.memory_metastore import WriteFault
 
 SMALL = DefaultType(partition_count=4, factor=3, settle_ms=0)
 

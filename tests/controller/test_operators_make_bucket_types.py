@@ -6,12 +6,10 @@ import asyncio
 
 import pytest
 
-from repl.bucket_types import BucketTypeExists, Wanted, create_bucket_type
-from repl.creation import DefaultType
-from repl.isr.placement import computed, placed
-from repl.isr.replica_map import BadReplicaMap
-from repl.model.errors import BadInput
-from repl.option_settings import Setting, read_options
+from isthmus.repl.controller.bucket_types import BucketTypeExists, DefaultType, Wanted, create_bucket_type
+from isthmus.repl.controller.dynamic_options import Setting, read_options
+from isthmus.repl.controller.placement import BadReplicaMap, computed, placed
+from isthmus.repl.model.errors import BadInput
 from tests.controller.fake_cluster import Cluster, running, until
 
 SMALL = DefaultType(partition_count=4, factor=3, settle_ms=0)

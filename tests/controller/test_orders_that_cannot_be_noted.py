@@ -7,13 +7,12 @@ from unittest.mock import patch
 
 from structlog.testing import capture_logs
 
-from repl.isr.moves import Kind, replanned
-from repl.isr.relocation import Move
-from repl.metastore.memory import MemoryMetastore, WriteFault
-from repl.metastore.memory_tree import MemoryEnsemble
-from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
-from repl.moving import REPLAN_MS, Moving
-from repl.placement_orders import ORDERS_PATH, Placement, change_placement, read_placement
+from isthmus.repl.controller.reassigner import REPLAN_MS, Moving
+from isthmus.repl.controller.reassignment_orders import ORDERS_PATH, Placement, change_placement, read_placement
+from isthmus.repl.controller.reassignment_plan import Move
+from isthmus.repl.controller.reassignment_progress import Kind, replanned
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, WriteFault
 
 
 def test_an_end_that_cannot_be_noted_is_tried_again_after_a_pause_and_not_told() -> None:
@@ -69,7 +68,7 @@ def test_other_places_are_not_sought_at_every_look_where_there_are_none() -> Non
         )
         here = {node: Registration(node, 1, True, spare_gen=5) for node in ("n1", "n2")}
         moving = Moving(metastore)
-        with patch("repl.moving.replanned", wraps=replanned) as sought:
+        with patch("isthmus.repl.controller.reassigner.replanned", wraps=replanned) as sought:
             for now_ms in (0, REPLAN_MS, REPLAN_MS + 1, REPLAN_MS + 2_000):
                 await moving.look(read, {0: record}, here, now_ms, 0)
             assert sought.call_count == 1

@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from config.options import MIN_ISR, MOVES_AT_ONCE
-from repl import controller, moving
-from repl.balancing import BalanceOptions
-from repl.creation import DefaultType
-from repl.isr.moves import Kind
-from repl.isr.replica_map import BadReplicaMap
-from repl.metastore.memory import WriteFault
-from repl.metastore.port import Conflict, Versioned
-from repl.model.record import Incarnation, Member, PartitionRecord
-from repl.option_settings import OPTIONS_PATH, Setting, change_option
-from repl.placement_orders import ORDERS_PATH, Placement, change_placement, encode_placement
-from repl.relocating import Wish, cancel, ordered, planned, undrain
+from isthmus.config.dynamic_options import MIN_ISR, MOVES_AT_ONCE
+from isthmus.repl.controller import controller, reassigner
+from isthmus.repl.controller.bucket_types import DefaultType
+from isthmus.repl.controller.dynamic_options import OPTIONS_PATH, Setting, change_option
+from isthmus.repl.controller.leader_balancer import BalanceOptions
+from isthmus.repl.controller.placement import BadReplicaMap
+from isthmus.repl.controller.reassignment_orders import ORDERS_PATH, Placement, change_placement, encode_placement
+from isthmus.repl.controller.reassignment_progress import Kind
+from isthmus.repl.controller.reassignments import Wish, cancel, ordered, planned, undrain
+from isthmus.repl.metastore.port import Conflict, Versioned
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord
 from tests.controller.fake_cluster import Cluster, running, until
+from tests.support.memory_metastore import WriteFault
 
 SIX = DefaultType(partition_count=6, factor=3, min_isr=2, settle_ms=0)
 
@@ -256,7 +256,7 @@ def test_nothing_is_begun_by_orders_that_cannot_be_read_any_more() -> None:
 
 def test_a_node_that_stays_away_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A newcomer that dies is waited for, then another node is chosen for what was meant for it."""
-    monkeypatch.setattr(moving, "REPLAN_MS", 100)
+    monkeypatch.setattr(reassigner, "REPLAN_MS", 100)
 
     async def story() -> None:
         async with running(SIX, 1, 2, 3) as cluster:

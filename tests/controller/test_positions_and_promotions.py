@@ -9,10 +9,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from repl.announcements import Announcements
-from repl.isr.effects import Promoted
-from repl.model.errors import BadInput, NotReady
-from repl.positions import Positions
+from isthmus.repl.controller.log_positions import Positions
+from isthmus.repl.controller.promotions import Announcements
+from isthmus.repl.isr.effects import Promoted
+from isthmus.repl.model.errors import BadInput, NotReady
 from tests.controller.fake_cluster import until
 
 

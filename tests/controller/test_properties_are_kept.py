@@ -6,14 +6,9 @@ import asyncio
 
 import pytest
 
-from config.properties import Value
-from repl import properties
-from repl.metastore.memory import MemoryMetastore, WriteFault
-from repl.metastore.memory_tree import MemoryEnsemble
-from repl.metastore.port import Versioned
-from repl.model.errors import Corruption, NotReady
-from repl.model.properties import DEFAULTS
-from repl.properties import (
+from isthmus.config.bucket_properties import Value
+from isthmus.repl.controller import bucket_properties
+from isthmus.repl.controller.bucket_properties import (
     DIGESTS_MAX,
     PROPERTIES_PATH,
     Place,
@@ -26,8 +21,12 @@ from repl.properties import (
     encode_properties,
     read_properties,
 )
-from repl.property_digests import differences
+from isthmus.repl.metastore.port import Versioned
+from isthmus.repl.model.errors import Corruption, NotReady
+from isthmus.repl.model.properties import DEFAULTS
+from isthmus.repl.property_digests import differences
 from tests.controller.fake_cluster import until
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, WriteFault
 
 ODD = Place("notes", b"a/b \xff")
 
@@ -35,7 +34,7 @@ ODD = Place("notes", b"a/b \xff")
 @pytest.fixture(autouse=True)
 def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever happens, happens because of a watch."""
-    monkeypatch.setattr(properties, "POLL_S", 60)
+    monkeypatch.setattr(bucket_properties, "POLL_S", 60)
 
 
 def said(value: Value) -> PropertySetting:
@@ -120,7 +119,7 @@ def test_two_changes_at_the_same_time_are_both_kept() -> None:
 def test_properties_are_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the bound one more bucket is refused and nothing is written, while those that are there may change; so with
     a document that is full."""
-    monkeypatch.setattr(properties, "OWN_BUCKETS_MAX", 2)
+    monkeypatch.setattr(bucket_properties, "OWN_BUCKETS_MAX", 2)
 
     async def story() -> None:
         (metastore,) = await nodes(1)
@@ -132,7 +131,7 @@ def test_properties_are_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPa
         await change_properties(metastore, Place("t"), {"max_siblings": said(3)})
         before = await metastore.get(PROPERTIES_PATH)
         assert before is not None
-        monkeypatch.setattr(properties, "DOCUMENT_BYTES_MAX", len(before.value))
+        monkeypatch.setattr(bucket_properties, "DOCUMENT_BYTES_MAX", len(before.value))
         with pytest.raises(TooManyProperties, match="bytes of the metastore"):
             await change_properties(metastore, Place("t"), {"warn_siblings": said(3)})
         assert await metastore.get(PROPERTIES_PATH) == before

@@ -8,4 +8,4 @@ import pytest
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests wait 0.2 s for a leader instead of a second."""
-    monkeypatch.setattr("repl.routes.LEADER_WAIT_S", 0.2)
+    monkeypatch.setattr("isthmus.repl.coordinator.routing.LEADER_WAIT_S", 0.2)

@@ -14,19 +14,19 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from repl.coordinator import Coordinator
-from repl.entry_times import EntryTimes
-from repl.model.entry import Entry, EntryKind, make_entry
-from repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
-from repl.model.keys import Key, key_hash, partition_index
-from repl.model.record import Incarnation, PartitionRecord
-from repl.model.vclock import actor_of
-from repl.partition import PendingGroup
-from repl.reaped_pushes import ReapedPushes
-from repl.replog.memory import MemoryLog
-from repl.store.memory import MemoryStore
-from repl.store.port import PartitionStep, Store
-from repl.write_limits import WriteLimits
+from isthmus.repl.coordinator.coordinator import Coordinator
+from isthmus.repl.coordinator.write_batch import WriteLimits
+from isthmus.repl.model.entry import Entry, EntryKind, make_entry
+from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
+from isthmus.repl.model.keys import Key, key_hash, partition_index
+from isthmus.repl.model.record import Incarnation, PartitionRecord
+from isthmus.repl.model.vclock import actor_of
+from isthmus.repl.runtime.metrics import EntryTimes
+from isthmus.repl.runtime.partition import PendingGroup
+from isthmus.repl.store.port import PartitionStep, Store
+from isthmus.repl.store.reaped_pushes import ReapedPushes
+from tests.support.memory_log import MemoryLog
+from tests.support.memory_store import MemoryStore
 
 UUID = b"east-cluster-016"
 OTHER = b"west-cluster-016"

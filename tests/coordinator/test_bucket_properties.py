@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from repl.model.errors import TooLarge
-from repl.model.keys import Key
-from repl.model.objects import Content, Object, decode_object, encode_object, write
-from repl.model.properties import DEFAULTS, Properties, TypeProperties
-from repl.model.requests import Met, PushItem, PushOutcome, WriteRequest
-from repl.model.vclock import actor_of, decode_clock, encode_clock, pack_counter
-from repl.write_limits import TooManySiblings
+from isthmus.repl.coordinator.write_batch import TooManySiblings
+from isthmus.repl.model.errors import TooLarge
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content, Object, decode_object, encode_object, write
+from isthmus.repl.model.properties import DEFAULTS, Properties, TypeProperties
+from isthmus.repl.model.requests import Met, PushItem, PushOutcome, WriteRequest
+from isthmus.repl.model.vclock import actor_of, decode_clock, encode_clock, pack_counter
 from tests.coordinator.pair import OTHER, Cluster, cluster, keys_of
 
 (KEY,) = keys_of(0, 1)

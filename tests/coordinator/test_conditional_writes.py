@@ -7,12 +7,12 @@ import asyncio
 import msgpack
 import pytest
 
-from repl.kv_wire import decode_write, encode_write
-from repl.model.conditions import ANY, Condition, ConditionFailed, Modified, object_tag
-from repl.model.errors import CodecError, IsthmusError, NotReady, OutcomeUnknown, Retryable, TimedOut
-from repl.model.objects import TOMBSTONE, Content, decode_object
-from repl.model.requests import WriteRequest, Written
-from repl.routes import MOVING
+from isthmus.repl.coordinator.kv_rpc import decode_write, encode_write
+from isthmus.repl.coordinator.routing import MOVING
+from isthmus.repl.model.conditions import ANY, Condition, ConditionFailed, Modified, object_tag
+from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady, OutcomeUnknown, Retryable, TimedOut
+from isthmus.repl.model.objects import TOMBSTONE, Content, decode_object
+from isthmus.repl.model.requests import WriteRequest, Written
 from tests.coordinator.pair import Cluster, cluster, key_of
 
 KEY = key_of(0)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from repl import listing, reaping
-from repl.model.entry import encode_key_row
-from repl.model.errors import Corruption
-from repl.model.objects import TOMBSTONE, Content, Object, seal, write
-from repl.model.vclock import EMPTY, actor_of
-from repl.store.port import ListedKey
+from isthmus.repl.coordinator import listing, tombstone_reaper
+from isthmus.repl.model.entry import encode_key_row
+from isthmus.repl.model.errors import Corruption
+from isthmus.repl.model.objects import TOMBSTONE, Content, Object, seal, write
+from isthmus.repl.model.vclock import EMPTY, actor_of
+from isthmus.repl.store.port import ListedKey
 
 
 def row(offset: int, content: Content) -> bytes:
@@ -43,6 +43,6 @@ def test_a_damaged_row_keeps_no_tombstone_behind_it_from_being_reaped() -> None:
     kind = SimpleNamespace(of=lambda _bucket: SimpleNamespace(reap_after_ms=0, repl_reap=False))
     changes = SimpleNamespace(list_keys=keys, changes=lambda *_: [])
     reaper: Any = SimpleNamespace(_properties_of=lambda _type: kind, _runtime=SimpleNamespace(store=changes))
-    reaper._tombstone_of = lambda *given: reaping.Reaper._tombstone_of(reaper, *given)
-    found, after = reaping.Reaper._page(reaper, SimpleNamespace(id=0, bucket_type=b"default"), None)  # type: ignore[arg-type]
+    reaper._tombstone_of = lambda *given: tombstone_reaper.Reaper._tombstone_of(reaper, *given)
+    found, after = tombstone_reaper.Reaper._page(reaper, SimpleNamespace(id=0, bucket_type=b"default"), None)  # type: ignore[arg-type]
     assert ([one.key for one in found], after) == ([b"z"], None)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from repl.coordinator import PLAIN
-from repl.model.errors import IsthmusError, TooLarge
-from repl.model.keys import Key, key_hash
-from repl.model.objects import Content
-from repl.model.requests import PushItem, WriteRequest
-from repl.model.vclock import actor_of
-from repl.proposal import Proposal
-from repl.store.memory import MemoryStore
-from repl.usual_proposal import UsualProposal
-from repl.usual_pushes import PushProposal
-from repl.write_limits import WriteLimits
+from isthmus.repl.coordinator.coordinator import PLAIN
+from isthmus.repl.coordinator.write_batch import Proposal, WriteLimits
+from isthmus.repl.coordinator.write_batch_fast_path import PushProposal, UsualProposal
+from isthmus.repl.model.errors import IsthmusError, TooLarge
+from isthmus.repl.model.keys import Key, key_hash
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.requests import PushItem, WriteRequest
+from isthmus.repl.model.vclock import actor_of
 from tests.coordinator.pair import OTHER, UUID, Place
+from tests.support.memory_store import MemoryStore
 
 LIMITS = WriteLimits(object_bytes=300, sibling_count=9, entry_bytes=900)
 KEY = Key(b"default", b"b", b"key")

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from repl import routes
-from repl.model.errors import BadInput, IsthmusError, NotReady, TimedOut
-from repl.model.objects import Content, encode_object, write
-from repl.model.requests import PushItem, PushOutcome, PushResult, WriteRequest
-from repl.model.vclock import actor_of, pack_counter
-from repl.proposal import ForgedClock
-from repl.routes import MOVING
+from isthmus.repl.coordinator import routing
+from isthmus.repl.coordinator.routing import MOVING
+from isthmus.repl.coordinator.write_batch import ForgedClock
+from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady, TimedOut
+from isthmus.repl.model.objects import Content, encode_object, write
+from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult, WriteRequest
+from isthmus.repl.model.vclock import actor_of, pack_counter
 from tests.coordinator.pair import OTHER, UUID, Cluster, cluster, key_of
 
 KEY = key_of(0)
@@ -75,7 +75,7 @@ def test_a_clock_of_a_higher_epoch_at_a_deposed_leader_comes_again(
 ) -> None:
     """Where the confirmation is refused the item is asked again once leadership is settled; where none comes in time it
     is to be tried again later. Neither is a rejection."""
-    monkeypatch.setattr(routes, "LEADER_WAIT_S", 0.05)
+    monkeypatch.setattr(routing, "LEADER_WAIT_S", 0.05)
 
     async def story(refused: bool) -> IsthmusError | None:
         async with cluster(request_timeout_ms=300) as c:

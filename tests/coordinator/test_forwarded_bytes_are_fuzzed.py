@@ -8,19 +8,19 @@ import msgpack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repl import kv_wire
-from repl.model.conditions import Condition
-from repl.model.errors import CodecError
-from repl.model.keys import Key
-from repl.model.objects import Content
-from repl.model.requests import WriteRequest, Written
+from isthmus.repl.coordinator import kv_rpc
+from isthmus.repl.model.conditions import Condition
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.requests import WriteRequest, Written
 
 EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True)
 
 leaf = st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.binary(max_size=9) | st.text(max_size=5)
 tree = st.recursive(leaf, lambda inner: st.lists(inner, max_size=15), max_leaves=40)
 
-WRITE = kv_wire.encode_write(
+WRITE = kv_rpc.encode_write(
     WriteRequest(
         Key(b"t", b"b", b"k"), Content(b"v", b"a/b", b"", ((b"n", b"v"),)), ((b"a" * 20, 3, 4),), b"id", True,
         Condition(("a",), ("*",), 1, 2, ((b"a" * 20, 3, 4),)),
@@ -31,19 +31,19 @@ WRITE = kv_wire.encode_write(
 def decoded(data: bytes) -> None:
     """Take `data` for everything that one node sends another."""
     for decode in (
-        lambda: kv_wire.decode_body(data, kv_wire.decode_write),
-        lambda: kv_wire.decode_body(data, kv_wire.decode_push),
-        lambda: kv_wire.decode_body(data, kv_wire.decode_key),
-        lambda: kv_wire.decode_answers(data, 1, kv_wire.decode_written),
-        lambda: kv_wire.decode_list_ask(data),
-        lambda: kv_wire.decode_list_page(data),
+        lambda: kv_rpc.decode_body(data, kv_rpc.decode_write),
+        lambda: kv_rpc.decode_body(data, kv_rpc.decode_push),
+        lambda: kv_rpc.decode_body(data, kv_rpc.decode_key),
+        lambda: kv_rpc.decode_answers(data, 1, kv_rpc.decode_written),
+        lambda: kv_rpc.decode_list_ask(data),
+        lambda: kv_rpc.decode_list_page(data),
     ):
         with contextlib.suppress(CodecError):
             decode()
 
 
 @EXAMPLES
-@given(st.binary(max_size=80) | st.builds(lambda t: msgpack.packb([kv_wire.VERSION, None, [t]]), tree))
+@given(st.binary(max_size=80) | st.builds(lambda t: msgpack.packb([kv_rpc.VERSION, None, [t]]), tree))
 def test_any_bytes_are_decoded_or_refused(data: bytes) -> None:
     """Random bytes and well-packed nonsense raise nothing but CodecError."""
     decoded(data)
@@ -55,7 +55,7 @@ def test_a_write_with_one_changed_byte_is_another_write_or_none(place: int, byte
     """Each byte of a forwarded write may be any other: it is decoded strictly, or refused."""
     changed = bytearray(WRITE)
     changed[place] = byte
-    decoded(kv_wire.encode_body(None, [bytes(changed)]))
+    decoded(kv_rpc.encode_body(None, [bytes(changed)]))
 
 
 @EXAMPLES
@@ -63,5 +63,5 @@ def test_a_write_with_one_changed_byte_is_another_write_or_none(place: int, byte
 def test_answers_survive_the_wire(payload: bytes, clock: bytes, count: int, created: bool, repeated: bool) -> None:
     """An answer to a write is decoded as it was encoded."""
     written = Written(payload, clock, count, created, repeated)
-    answer = kv_wire.encode_answers([written], kv_wire.written_row)
-    assert kv_wire.decode_answers(answer, 1, kv_wire.decode_written) == [written]
+    answer = kv_rpc.encode_answers([written], kv_rpc.written_row)
+    assert kv_rpc.decode_answers(answer, 1, kv_rpc.decode_written) == [written]

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from repl.model.errors import (
+from isthmus.repl.coordinator.routing import UnknownBucketType
+from isthmus.repl.model.errors import (
     BadInput,
     IsthmusError,
     NotLeader,
@@ -16,11 +17,10 @@ from repl.model.errors import (
     Overloaded,
     TooFewInSync,
 )
-from repl.model.keys import Key
-from repl.model.objects import TOMBSTONE, Content, decode_object, encode_object, write
-from repl.model.requests import Isolation, PushItem, PushOutcome, WriteRequest, Written
-from repl.model.vclock import actor_of, decode_clock
-from repl.routes import UnknownBucketType
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import TOMBSTONE, Content, decode_object, encode_object, write
+from isthmus.repl.model.requests import Isolation, PushItem, PushOutcome, WriteRequest, Written
+from isthmus.repl.model.vclock import actor_of, decode_clock
 from tests.coordinator.pair import OTHER, cluster, key_of, keys_of
 
 
@@ -224,7 +224,7 @@ def test_what_was_forwarded_is_never_forwarded_again() -> None:
 
 def test_an_election_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a leader, writes, reads and pushes wait and go on as soon as one is known, here or elsewhere."""
-    monkeypatch.setattr("repl.routes.LOOK_AGAIN_S", 10)
+    monkeypatch.setattr("isthmus.repl.coordinator.routing.LOOK_AGAIN_S", 10)
 
     async def story() -> None:
         async with cluster() as c:

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from repl.model.errors import TooLarge
-from repl.model.objects import TOMBSTONE, Content, Object, Sibling, decode_object, encode_object
-from repl.model.properties import DEFAULTS, TypeProperties
-from repl.model.requests import PushItem, PushOutcome, WriteRequest
-from repl.model.vclock import CLOCK_ENTRIES_MAX, Clock
+from isthmus.repl.model.errors import TooLarge
+from isthmus.repl.model.objects import TOMBSTONE, Content, Object, Sibling, decode_object, encode_object
+from isthmus.repl.model.properties import DEFAULTS, TypeProperties
+from isthmus.repl.model.requests import PushItem, PushOutcome, WriteRequest
+from isthmus.repl.model.vclock import CLOCK_ENTRIES_MAX, Clock
 from tests.coordinator.pair import OTHER, Cluster, cluster, key_of
 
 KEY = key_of(0)

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from repl.model.errors import IsthmusError, NotLeader, NotReady, Overloaded, TooFewInSync
-from repl.model.keys import Key
-from repl.model.objects import TOMBSTONE, Content, decode_object
-from repl.model.requests import Isolation, WriteRequest
+from isthmus.repl.model.errors import IsthmusError, NotLeader, NotReady, Overloaded, TooFewInSync
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import TOMBSTONE, Content, decode_object
+from isthmus.repl.model.requests import Isolation, WriteRequest
 from tests.coordinator.pair import Cluster, cluster, key_of, keys_of
 
 COMMITTED, UNCOMMITTED = Isolation.COMMITTED, Isolation.UNCOMMITTED
@@ -162,7 +162,7 @@ def test_an_answer_holds_what_it_has_room_for(node: str) -> None:
 
 def test_more_than_one_message_holds_comes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer to another node is cut to its limit, and the asker asks on until it has all."""
-    monkeypatch.setattr("repl.reading.ANSWER_BYTES", 3_000)
+    monkeypatch.setattr("isthmus.repl.coordinator.reads.ANSWER_BYTES", 3_000)
 
     async def story() -> None:
         async with cluster() as c:
@@ -186,8 +186,8 @@ def test_more_than_one_message_holds_comes_in_several(monkeypatch: pytest.Monkey
 
 def test_listings_cross_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and buckets of all partitions, each once, tombstones left out; other nodes' come in bounded pages."""
-    monkeypatch.setattr("repl.listing.BATCH_KEYS", 10)
-    monkeypatch.setattr("repl.listing.PAGE_BYTES", 30)
+    monkeypatch.setattr("isthmus.repl.coordinator.listing.BATCH_KEYS", 10)
+    monkeypatch.setattr("isthmus.repl.coordinator.listing.PAGE_BYTES", 30)
 
     async def story() -> None:
         async with cluster() as c:
@@ -210,7 +210,7 @@ def test_listings_cross_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_listing_goes_on_with_the_next_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     """When leadership moves between two pages, to another node or to this one, no key is lost and none comes twice."""
-    monkeypatch.setattr("repl.listing.BATCH_KEYS", 5)
+    monkeypatch.setattr("isthmus.repl.coordinator.listing.BATCH_KEYS", 5)
 
     async def story() -> None:
         async with cluster(("n2",) * 4, nodes=("n1", "n2", "n3")) as c:

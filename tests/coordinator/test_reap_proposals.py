@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from repl.model.keys import Key, key_hash
-from repl.model.objects import Content
-from repl.reap_proposal import ReapProposal
+from isthmus.repl.coordinator.tombstone_reaper import ReapProposal
+from isthmus.repl.model.keys import Key, key_hash
+from isthmus.repl.model.objects import Content
 from tests.mesh.fetcher import settle
 from tests.mesh.towns import BUCKET, TYPE, Town
 

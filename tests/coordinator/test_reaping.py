@@ -10,26 +10,26 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from config.settings import ListenSettings, QueueSettings
-from repl import reaping
-from repl.model.entry import EntryKind
-from repl.model.errors import OutcomeUnknown
-from repl.model.keys import Key
-from repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, merge, write
-from repl.model.properties import DEFAULTS, Properties, TypeProperties
-from repl.model.record import Member, PartitionRecord
-from repl.model.requests import Isolation, PushItem, PushOutcome, WriteRequest
-from repl.model.vclock import actor_of, descends, increment, pack_counter
-from repl.partition import Partition
-from repl.reaping import Reaper
-from repl.store.port import REAPED
-from repl.store.reaped import REMEMBERED_MAX, ReapedWindows
+from isthmus.config.settings import ListenSettings, QueueSettings
+from isthmus.repl.coordinator import tombstone_reaper
+from isthmus.repl.coordinator.tombstone_reaper import Reaper
+from isthmus.repl.model.entry import EntryKind
+from isthmus.repl.model.errors import OutcomeUnknown
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, merge, write
+from isthmus.repl.model.properties import DEFAULTS, Properties, TypeProperties
+from isthmus.repl.model.record import Member, PartitionRecord
+from isthmus.repl.model.requests import Isolation, PushItem, PushOutcome, WriteRequest
+from isthmus.repl.model.vclock import actor_of, descends, increment, pack_counter
+from isthmus.repl.runtime.partition import Partition
+from isthmus.repl.store.port import REAPED
+from isthmus.repl.store.reaped_keys import REMEMBERED_MAX, ReapedWindows
 from tests.coordinator.pair import LIMITS, OTHER, UUID, Cluster, cluster, keys_of
 
 KEY, SECOND, THIRD = keys_of(0, 3)
 THIRD_CLUSTER = b"north-clusters16"
 IMMEDIATE = DEFAULTS._replace(reap_after_ms=0)
-DEFAULT_TICK_S = reaping.TICK_S
+DEFAULT_TICK_S = tombstone_reaper.TICK_S
 
 
 @dataclass
@@ -114,7 +114,7 @@ async def world(kind: Properties = DEFAULTS, **buckets: Properties) -> AsyncIter
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reaping, "TICK_S", 0.005)
+    monkeypatch.setattr(tombstone_reaper, "TICK_S", 0.005)
 
 
 def test_a_tombstone_is_reaped_by_an_entry_of_the_log() -> None:
@@ -140,7 +140,7 @@ def test_a_request_takes_effect_once_though_its_key_was_reaped(
 ) -> None:
     """H40 holds over a reap: the repeated PUT does not bring the deleted value back, at any node, and is answered with
     the clock of the tombstone, as long as that is remembered."""
-    monkeypatch.setattr("repl.store.reaped.REMEMBERED_MAX", 1)
+    monkeypatch.setattr("isthmus.repl.store.reaped_keys.REMEMBERED_MAX", 1)
 
     async def story() -> None:
         async with world(IMMEDIATE) as w:
@@ -199,12 +199,12 @@ def test_an_answer_that_rests_on_a_reap_under_way_waits_for_it(applied: bool, la
 def test_what_is_remembered_outlasts_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn reaps no more than REAPS_AT_ONCE of a partition, and at that rate the memory of reaped keys is longer than
     a lease and a write's time-out together, as they are by default: no sink pushes what is older."""
-    per_s = reaping.REAPS_AT_ONCE / DEFAULT_TICK_S
+    per_s = tombstone_reaper.REAPS_AT_ONCE / DEFAULT_TICK_S
     assert REMEMBERED_MAX / per_s * 1_000 > QueueSettings("q").lease_ms + ListenSettings().request_timeout_ms
-    monkeypatch.setattr(reaping, "TICK_S", 60.0)
+    monkeypatch.setattr(tombstone_reaper, "TICK_S", 60.0)
 
     async def story() -> None:
-        keys = keys_of(0, reaping.REAPS_AT_ONCE + 5)
+        keys = keys_of(0, tombstone_reaper.REAPS_AT_ONCE + 5)
         async with world(IMMEDIATE) as w:
             for key in keys:
                 await w.delete(key)
@@ -275,7 +275,7 @@ def test_a_turn_asks_about_some_of_many_that_wait_and_each_has_its_turn(monkeypa
     """A sink that is away for days leaves thousands of tombstones waiting: a turn asks about a bounded number of them,
     so that the loop is free for others; those behind them are asked about next, and go if they may. Why the others
     wait stays told."""
-    monkeypatch.setattr(reaping, "LOOKS_AT_ONCE", 2)
+    monkeypatch.setattr(tombstone_reaper, "LOOKS_AT_ONCE", 2)
 
     async def story() -> None:
         async with world(IMMEDIATE) as w:
@@ -283,7 +283,7 @@ def test_a_turn_asks_about_some_of_many_that_wait_and_each_has_its_turn(monkeypa
             turns: list[list[int]] = []
             reap_due = Reaper._reap_due
 
-            def turn(reaper: Reaper, place: Partition, led: reaping._Led) -> None:
+            def turn(reaper: Reaper, place: Partition, led: tombstone_reaper._Led) -> None:
                 w.queues.asked.clear()
                 reap_due(reaper, place, led)
                 turns.append(list(w.queues.asked))
@@ -315,8 +315,8 @@ def test_a_turn_asks_about_some_of_many_that_wait_and_each_has_its_turn(monkeypa
 
 def test_more_tombstones_than_are_remembered_are_reaped_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the bound they are left, and found by a later walk."""
-    monkeypatch.setattr(reaping, "CANDIDATES_MAX", 1)
-    monkeypatch.setattr(reaping, "WALK_PAUSE_S", 0.01)
+    monkeypatch.setattr(tombstone_reaper, "CANDIDATES_MAX", 1)
+    monkeypatch.setattr(tombstone_reaper, "WALK_PAUSE_S", 0.01)
 
     async def story() -> None:
         async with world(IMMEDIATE) as w:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from repl.coordinator import Coordinator
-from repl.model.errors import BadInput, Corruption, IsthmusError, OutcomeUnknown, TooFewInSync
-from repl.model.keys import Key
-from repl.model.objects import TOMBSTONE, Content, decode_object, encode_object, write
-from repl.model.requests import PushItem, PushOutcome, WriteRequest, Written
-from repl.model.vclock import actor_of, pack_counter
-from repl.store.leveldb import LevelStore
-from repl.write_limits import TooManySiblings
+from isthmus.repl.coordinator.coordinator import Coordinator
+from isthmus.repl.coordinator.write_batch import TooManySiblings
+from isthmus.repl.model.errors import BadInput, Corruption, IsthmusError, OutcomeUnknown, TooFewInSync
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import TOMBSTONE, Content, decode_object, encode_object, write
+from isthmus.repl.model.requests import PushItem, PushOutcome, WriteRequest, Written
+from isthmus.repl.model.vclock import actor_of, pack_counter
+from isthmus.repl.store.leveldb import LevelStore
 from tests.coordinator.pair import OTHER, UUID, Cluster, cluster, key_of, keys_of
 
 KEY = key_of(0)

@@ -8,18 +8,17 @@ from contextlib import suppress
 
 import pytest
 
-from repl.model.errors import IsthmusError
-from repl.model.keys import Key, key_hash
-from repl.model.objects import TOMBSTONE, Content, Object, encode_object, merge, write
-from repl.model.properties import Properties, TypeProperties
-from repl.model.requests import PushItem, PushOutcome, PushResult, WriteRequest
-from repl.model.vclock import actor_of, pack_counter
-from repl.proposal import Proposal
-from repl.store.memory import MemoryStore
-from repl.store.port import PartitionStep
-from repl.usual_pushes import PushProposal
-from repl.write_limits import WriteLimits
+from isthmus.repl.coordinator.write_batch import Proposal, WriteLimits
+from isthmus.repl.coordinator.write_batch_fast_path import PushProposal
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.keys import Key, key_hash
+from isthmus.repl.model.objects import TOMBSTONE, Content, Object, encode_object, merge, write
+from isthmus.repl.model.properties import Properties, TypeProperties
+from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult, WriteRequest
+from isthmus.repl.model.vclock import actor_of, pack_counter
+from isthmus.repl.store.port import PartitionStep
 from tests.coordinator.pair import OTHER, UUID, Place
+from tests.support.memory_store import MemoryStore
 
 LIMITS = WriteLimits(object_bytes=300, sibling_count=3, entry_bytes=600, object_warn_bytes=200)
 ROUNDS = 60

@@ -7,20 +7,19 @@ from collections.abc import Sequence
 
 import pytest
 
-from repl.model.conditions import Condition
-from repl.model.entry import decode_key_row
-from repl.model.errors import IsthmusError
-from repl.model.keys import Key, key_hash
-from repl.model.objects import TOMBSTONE, Content, Object, Sibling, encode_object
-from repl.model.properties import Properties, TypeProperties
-from repl.model.requests import PushItem, PushResult, WriteRequest, Written
-from repl.model.vclock import Clock, actor_of, decode_clock, increment, merge
-from repl.proposal import Proposal
-from repl.store.memory import MemoryStore
-from repl.store.port import PartitionStep
-from repl.usual_proposal import UsualProposal
-from repl.write_limits import WriteLimits
+from isthmus.repl.coordinator.write_batch import Proposal, WriteLimits
+from isthmus.repl.coordinator.write_batch_fast_path import UsualProposal
+from isthmus.repl.model.conditions import Condition
+from isthmus.repl.model.entry import decode_key_row
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.keys import Key, key_hash
+from isthmus.repl.model.objects import TOMBSTONE, Content, Object, Sibling, encode_object
+from isthmus.repl.model.properties import Properties, TypeProperties
+from isthmus.repl.model.requests import PushItem, PushResult, WriteRequest, Written
+from isthmus.repl.model.vclock import Clock, actor_of, decode_clock, increment, merge
+from isthmus.repl.store.port import PartitionStep
 from tests.coordinator.pair import OTHER, UUID, Place
+from tests.support.memory_store import MemoryStore
 
 LIMITS = WriteLimits(object_bytes=300, sibling_count=3, entry_bytes=700, object_warn_bytes=200)
 PROPERTIES = TypeProperties(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from node.demo.run import DemoOptions, run_demo
-from node.demo.view import Progress
+from isthmus.node.demo.live_view import Progress
+from isthmus.node.demo.run import DemoOptions, run_demo
 
 
 class Lines:

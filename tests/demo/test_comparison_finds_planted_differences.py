@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from node.demo.history import Expectation, blob_id
-from node.demo.made_history import SHA1_HEX
-from node.demo.verify import CHUNK_BYTES, CHUNK_COUNT, NAMED_DIFFERENCES, Found, Verdict, compare
+from isthmus.node.demo.history import SHA1_HEX, Expectation, blob_id
+from isthmus.node.demo.verify import CHUNK_BYTES, CHUNK_COUNT, NAMED_DIFFERENCES, Found, Verdict, compare
 
 
 class Cluster:

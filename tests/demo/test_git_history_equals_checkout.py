@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from node.demo.history import GitHistory, HistoryFault, Operation, blob_id
+from isthmus.node.demo.history import GitHistory, HistoryFault, Operation, blob_id
 
 ODD = [
     b"new\nline",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.demo.history import blob_id
-from node.demo.made_history import SHA1_HEX, VALUE_BYTES_MAX, VALUE_BYTES_MIN, MadeHistory
+from isthmus.node.demo.history import SHA1_HEX, VALUE_BYTES_MAX, VALUE_BYTES_MIN, MadeHistory, blob_id
 
 
 @pytest.mark.parametrize("seed", [0, 7, 123456789])

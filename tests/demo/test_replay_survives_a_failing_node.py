@@ -13,12 +13,12 @@ from urllib.parse import quote, unquote_to_bytes
 import msgpack
 import pytest
 
-from node.demo import client as demo_client
-from node.demo.client import PatientReader
-from node.demo.made_history import MadeHistory
-from node.demo.replay import Replay
-from node.demo.verify import Verdict, compare
-from repl.model.errors import BadInput, PeerFault
+from isthmus.node.demo import client as demo_client
+from isthmus.node.demo.client import PatientReader
+from isthmus.node.demo.history import MadeHistory
+from isthmus.node.demo.replay import Replay
+from isthmus.node.demo.verify import Verdict, compare
+from isthmus.repl.model.errors import BadInput, PeerFault
 
 
 class FakeNode(ThreadingHTTPServer):

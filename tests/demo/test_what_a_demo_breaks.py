@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from node.demo.breaking import AWAY_MOST_S, AWAY_S, Breaker, Stage
-from node.demo.sights import ClusterSight, ProcessSight, Sight, cluster_sight, queue_sights, sink_sights
+from isthmus.node.demo.chaos import AWAY_MOST_S, AWAY_S, Breaker, Stage
+from isthmus.node.demo.watch import ClusterSight, ProcessSight, Sight, cluster_sight, queue_sights, sink_sights
 
 LEADERS = {"east-1": 4, "east-2": 5, "east-3": 3}
 

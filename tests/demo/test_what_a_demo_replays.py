@@ -10,17 +10,15 @@ from typing import Any
 
 import pytest
 
-from node.demo import run
-from node.demo.afterwards import Demo, curl_lines
-from node.demo.figures import Outcome
-from node.demo.history import GitHistory, HistoryFault
-from node.demo.made_history import MadeHistory
-from node.demo.run import DemoOptions, choose_histories, run_demo
-from node.demo.sights import QueueSight, Sight, SinkSight
-from node.demo.verify import Verdict
-from node.demo.view import PlainView, Progress
-from node.local import LocalClusters
-from repl.model.errors import LocalFault
+from isthmus.node.demo import run
+from isthmus.node.demo.cost import Outcome
+from isthmus.node.demo.history import GitHistory, HistoryFault, MadeHistory
+from isthmus.node.demo.live_view import PlainView, Progress
+from isthmus.node.demo.run import Demo, DemoOptions, choose_histories, curl_lines, run_demo
+from isthmus.node.demo.verify import Verdict
+from isthmus.node.demo.watch import QueueSight, Sight, SinkSight
+from isthmus.node.local.clusters import LocalClusters
+from isthmus.repl.model.errors import LocalFault
 
 
 class Lines:

@@ -19,7 +19,7 @@ from typing import Final
 
 import plyvel
 
-from repl.store.rows import CHANGE_TAG, KEY_TAG, OBJECT_TAG
+from isthmus.repl.store.rows import CHANGE_TAG, KEY_TAG, OBJECT_TAG
 from tests.faults.disks import SmallDisk
 from tests.faults.lab import Lab, Story, last_words
 from tests.faults.linearizability import check

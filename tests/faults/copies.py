@@ -102,7 +102,7 @@ def backup(stage: Stage) -> None:
     node.kill()
     stage.empty(node)
     _moved(kept, node.data_dir)
-    command = [sys.executable, "-m", "node.cli.main", "node", "new-identity", str(node.config)]
+    command = [sys.executable, "-m", "isthmus.node.cli.main", "node", "new-identity", str(node.config)]
     subprocess.run(command, env=node.environ, check=True, capture_output=True, timeout=COMMAND_TIMEOUT_S)
     stage.story.note(f"killed {node.name}, restored a backup under a new identity")
     _started(stage, node)

@@ -23,9 +23,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from node.ports import free_port
-from repl.metastore import embedded
-from repl.metastore.java import find_java
+from isthmus.node.local.ports import free_port
+from isthmus.repl.metastore import embedded_zookeeper
+from isthmus.repl.metastore.java import find_java
 from tests.faults import moved_clock
 from tests.faults.load import Broken, Connection, NotSent, Place
 from tests.faults.network import Network
@@ -416,10 +416,12 @@ class Lab:
     def _zookeeper(self, name: str, directory: Path) -> LabProcess:
         command, address = self._host(name)
         self._zookeeper_port = self._port()
-        embedded.prepare(directory, self._zookeeper_port)
+        embedded_zookeeper.prepare(directory, self._zookeeper_port)
         config = directory / "zoo.cfg"
-        config.write_text(config.read_text().replace(embedded.HOST, address))
-        java = embedded.zookeeper_command(find_java(), embedded.find_jars(), directory, self._zookeeper_port)
+        config.write_text(config.read_text().replace(embedded_zookeeper.HOST, address))
+        java = embedded_zookeeper.zookeeper_command(
+            find_java(), embedded_zookeeper.find_jars(), directory, self._zookeeper_port
+        )
         return LabProcess(name, directory, [*command, *java], address, {})
 
     def _node(
@@ -451,7 +453,7 @@ class Lab:
             sections[section] = f"{sections.get(section, '')}\n{lines}"
         config = directory / "node.toml"
         config.write_text("\n".join(f"[{section}]\n{lines}\n" for section, lines in sections.items()))
-        argv = [*command, sys.executable, "-m", "node.cli.main"]
+        argv = [*command, sys.executable, "-m", "isthmus.node.cli.main"]
         if self._movable_clocks:
             moved_clock.move(directory / "clock", 0)
             argv[-1:] = ["tests.faults.moved_clock", str(directory / "clock")]

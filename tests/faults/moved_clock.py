@@ -38,6 +38,6 @@ def patch(file: Path) -> None:
 
 if __name__ == "__main__":
     patch(Path(sys.argv[1]))
-    from node.cli.main import main
+    from isthmus.node.cli.main import main
 
     sys.exit(main(sys.argv[2:]))

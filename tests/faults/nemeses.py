@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from repl.replog.log import RESERVE_BYTES
+from isthmus.repl.replog.log import RESERVE_BYTES
 from tests.faults.copies import COPIES
 from tests.faults.lab import KILLED, LabNode
 from tests.faults.placements import PLACEMENTS

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from repl.transport.http_client import session
+from isthmus.repl.http.client import session
 from tests.faults.campaign import READ_TIMEOUT_S, WELL_TIMEOUT_S, compare_copies, staged
 from tests.faults.lab import Lab, LabNode
 from tests.faults.linearizability import Kind, Outcome, check

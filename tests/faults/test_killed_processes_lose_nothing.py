@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from node.demo.afterwards import Demo
-from node.demo.run import DemoOptions, run_demo
-from node.demo.view import Progress
+from isthmus.node.demo.live_view import Progress
+from isthmus.node.demo.run import Demo, DemoOptions, run_demo
 
 PROCESSES = ("east-1", "west-1", "zookeeper-east", "zookeeper-west")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from node.ports import free_port
+from isthmus.node.local.ports import free_port
 from tests.faults import load
 from tests.faults.linearizability import Kind, NotLinearizable, Outcome, check
 from tests.faults.load import Broken, Connection, History, Load, NotSent, Place, read_all

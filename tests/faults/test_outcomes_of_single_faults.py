@@ -14,9 +14,9 @@ from typing import Final
 
 import pytest
 
-from repl.far_serving import PIN_MS
-from repl.model.keys import key_hash, partition_index
-from repl.replog.log import RESERVE_BYTES
+from isthmus.repl.model.keys import key_hash, partition_index
+from isthmus.repl.replog.log import RESERVE_BYTES
+from isthmus.repl.runtime.catchup_sender import PIN_MS
 from tests.faults.campaign import SHORT_LOG, staged
 from tests.faults.lab import PARTITIONS, SESSION_MS, Lab, cluster_address
 from tests.faults.linearizability import check

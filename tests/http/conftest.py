@@ -13,18 +13,17 @@ import pytest
 import structlog.testing
 import uvloop
 
-from config.settings import Address, LimitSettings, ListenSettings
-from node.http.app import HttpFace
-from node.http.listeners import Listener
-from queues.by_reference import ObjectReply, ObjectRequest
-from queues.polls import Until
-from queues.wire import FetchReply, FetchRequest, UnknownQueue
-from repl.model.conditions import Standing, judge_write, object_tag
-from repl.model.errors import BadInput, IsthmusError, Overloaded
-from repl.model.keys import Key
-from repl.model.objects import Object, decode_object, encode_object, merge, write
-from repl.model.requests import Isolation, PushItem, PushOutcome, PushResult, WriteRequest, Written
-from repl.model.vclock import actor_of, encode_clock, pack_counter
+from isthmus.config.settings import Address, LimitSettings, ListenSettings
+from isthmus.node.client_api.application import HttpFace
+from isthmus.node.http.listener import Listener
+from isthmus.queues.long_poll import Until
+from isthmus.queues.wire import FetchReply, FetchRequest, ObjectReply, ObjectRequest, UnknownQueue
+from isthmus.repl.model.conditions import Standing, judge_write, object_tag
+from isthmus.repl.model.errors import BadInput, IsthmusError, Overloaded
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Object, decode_object, encode_object, merge, write
+from isthmus.repl.model.requests import Isolation, PushItem, PushOutcome, PushResult, WriteRequest, Written
+from isthmus.repl.model.vclock import actor_of, encode_clock, pack_counter
 
 ACTOR = actor_of(b"\x01" * 16, 0)
 NOW_MS = 1_700_000_000_000

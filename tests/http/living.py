@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from config.loading import load_file
-from node.daemon import Node
-from node.parts import READ_THREADS
-from node.ports import free_port
-from repl.metastore.memory import MemoryMetastore
-from repl.metastore.port import Metastore
+from isthmus.config.loader import load_file
+from isthmus.node.daemon import Node
+from isthmus.node.local.ports import free_port
+from isthmus.node.services.container import READ_THREADS
+from isthmus.repl.metastore.port import Metastore
+from tests.support.memory_metastore import MemoryMetastore
 
 SETTINGS = """\
 [node]

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from node.gathering import Gathering
-from node.http.admin import Admin
-from repl.assigning import PlacementDiffers
-from repl.isr.replica_map import BadReplicaMap, replica_map_document
-from repl.metastore.port import SessionState
-from repl.model.errors import NotReady, OutcomeUnknown
-from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
-from repl.placement_orders import Placement
-from repl.read_again import Unread
+from isthmus.node.admin_api.application import Admin
+from isthmus.node.services.cluster_rpc import Gathering
+from isthmus.repl.controller.bucket_types import PlacementDiffers
+from isthmus.repl.controller.placement import BadReplicaMap, replica_map_document
+from isthmus.repl.controller.reassignment_orders import Placement
+from isthmus.repl.controller.watched_document import Unread
+from isthmus.repl.metastore.port import SessionState
+from isthmus.repl.model.errors import NotReady, OutcomeUnknown
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 
 
 class ToldController:
@@ -104,7 +104,13 @@ def an_admin(
     async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         raise NotReady(f"{node} {method} {body!r} {timeout_ms}")
 
-    return Admin(node, Gathering(node="n1", request=request, replicas=list, now_ms=lambda: 0))  # type: ignore[arg-type]
+    return Admin(
+        node,  # type: ignore[arg-type]
+        Gathering(node="n1", request=request, replicas=list, now_ms=lambda: 0),
+        ready=node.ready,
+        metrics=node.metrics.render,
+        stopping=lambda: False,
+    )
 
 
 def call(admin: Admin, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:

@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 
-from config.options import OPTIONS
-from config.settings import NodeSettings, Settings
-from node.gathering import Gathering
-from node.http import options as options_room
-from node.http.admin import Admin
-from node.live_options import LiveOptions
-from repl.metastore.memory import MemoryMetastore
-from repl.metastore.memory_tree import MemoryEnsemble
-from repl.model.errors import NotReady
-from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
-from repl.option_settings import OptionSettings, read_options
+from isthmus.config.dynamic_options import OPTIONS
+from isthmus.config.settings import NodeSettings, Settings
+from isthmus.node.admin_api import options as options_room
+from isthmus.node.admin_api.application import Admin
+from isthmus.node.services.cluster_rpc import Gathering
+from isthmus.node.services.live_options import LiveOptions
+from isthmus.repl.controller.dynamic_options import OptionSettings, read_options
+from isthmus.repl.model.errors import NotReady
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
 MIN_ISR = "replication.min.isr"
 LAG = "replication.max.time.lag.millis"
@@ -82,7 +81,13 @@ def told(*requests: tuple[str, str, Any], lame: bool = False) -> list[tuple[int,
         async def request(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
             raise NotReady(node)
 
-        admin = Admin(node, Gathering(node="n1", request=request, replicas=list, now_ms=lambda: 0))  # type: ignore[arg-type]
+        admin = Admin(
+            node,  # type: ignore[arg-type]
+            Gathering(node="n1", request=request, replicas=list, now_ms=lambda: 0),
+            ready=node.ready,
+            metrics=node.metrics.render,
+            stopping=lambda: False,
+        )
         found = [await answer(admin, *each) for each in requests]
         await asyncio.gather(*controller._tasks)
         await metastore.stop()

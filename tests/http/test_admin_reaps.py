@@ -7,9 +7,9 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-from node.http.reaps import ReapsAdmin
-from repl.model.keys import Key
-from repl.reaping import Reaped
+from isthmus.node.admin_api.tombstones import ReapsAdmin
+from isthmus.repl.coordinator.tombstone_reaper import Reaped
+from isthmus.repl.model.keys import Key
 
 
 class Asked:

@@ -7,10 +7,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from config.settings import LimitSettings
-from node.http.rows import PUSHES_MAX, RowRoutes
-from repl.model.objects import Content, encode_object, write
-from repl.model.vclock import EMPTY, actor_of
+from isthmus.config.settings import LimitSettings
+from isthmus.node.client_api.row_streams import PUSHES_MAX, RowRoutes
+from isthmus.repl.model.objects import Content, encode_object, write
+from isthmus.repl.model.vclock import EMPTY, actor_of
 
 UUID = b"\x01" * 16
 OBJECT = encode_object(write(None, EMPTY, Content(b"v"), (actor_of(b"\x02" * 16, 1), 1), 1_000))

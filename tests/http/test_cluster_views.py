@@ -10,11 +10,11 @@ from typing import Any
 import msgpack
 import pytest
 
-from node import cluster_view
-from node.gathering import Gathering, ReplicaFacts
-from repl.isr.effects import Role
-from repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
-from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from isthmus.node.services import cluster_status
+from isthmus.node.services.cluster_rpc import Gathering, ReplicaFacts
+from isthmus.repl.isr.effects import Role
+from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 
 A, B, C = Member("a", 1), Member("b", 2), Member("c", 3)
 ALL = {
@@ -61,7 +61,7 @@ SAID: dict[str, Any] = {"a": {0: LEADER}, "b": {0: facts(2)}, "c": {0: facts(3, 
 
 def row(of: PartitionRecord, said: dict[str, Any], registrations: dict[str, Registration] = ALL) -> dict[str, Any]:
     """The one row."""
-    (found,) = cluster_view.partition_rows({0: of}, registrations, said)
+    (found,) = cluster_status.partition_rows({0: of}, registrations, said)
     return found
 
 
@@ -123,7 +123,7 @@ def test_a_replica_with_another_log_is_not_in_sync() -> None:
 def test_nodes_are_live_leaving_or_gone() -> None:
     """Registered, registered as leaving, or only named by records; what a gone node had is unknown."""
     registrations = {"a": ALL["a"], "b": Registration("b", 1, False, id=1)}
-    rows = cluster_view.node_rows({0: record(), 1: record(1)}, registrations)
+    rows = cluster_status.node_rows({0: record(), 1: record(1)}, registrations)
     assert [(each["name"], each["state"], each["leaders"], each["replicas"]) for each in rows] == [
         ("a", "live", 2, 2),
         ("b", "leaving", 0, 2),
@@ -132,32 +132,32 @@ def test_nodes_are_live_leaving_or_gone() -> None:
     assert (rows[0]["id"], rows[0]["rack"], rows[0]["http"], rows[0]["cluster"]) == (0, "r", "http://a:1", "a:3")
     assert [rows[2][key] for key in ("id", "rack", "http", "admin", "cluster")] == [None] * 5
     assert all(each["reason"] for each in rows[1:])
-    kept = cluster_view.node_rows({0: record()}, registrations, ids={"a": 7, "c": 2})
+    kept = cluster_status.node_rows({0: record()}, registrations, ids={"a": 7, "c": 2})
     assert [each["id"] for each in kept] == [0, 1, 2], "one that is down keeps its id, one that lives says its own"
 
 
 def test_problems_are_none_only_when_all_is_online_and_in_sync() -> None:
     """Every way to be amiss has its sentence, and there are not more than fit on a screen."""
     whole = {0: record(), 1: record(1)}
-    assert cluster_view.problems(whole, ALL, "") == []
-    assert cluster_view.partition_counts(whole) == {
+    assert cluster_status.problems(whole, ALL, "") == []
+    assert cluster_status.partition_counts(whole) == {
         "total": 2, "online": 2, "election": 0, "candidate_found": 0, "offline": 0,
     }  # fmt: skip
-    assert cluster_view.problems({}, ALL, "waits for 1 more node") == ["bucket type default: waits for 1 more node"]
+    assert cluster_status.problems({}, ALL, "waits for 1 more node") == ["bucket type default: waits for 1 more node"]
     out = {0: record(isr=frozenset({A, B})), 1: record(1, isr=frozenset({A}))}
-    assert cluster_view.under_replicated(out) == [0, 1]
-    assert cluster_view.below_min_isr(out) == [1]
-    assert cluster_view.problems(out, ALL, "") == [
+    assert cluster_status.under_replicated(out) == [0, 1]
+    assert cluster_status.below_min_isr(out) == [1]
+    assert cluster_status.problems(out, ALL, "") == [
         "too few replicas are in sync to take writes (min-ISR) in partition 1",
         "replicas are out of sync in 2 partitions: 0, 1",
     ]
     offline = {n: record(n, status=PartitionStatus.OFFLINE, leader=None, reason="waits for a") for n in range(60)}
-    found = cluster_view.problems(offline, {"a": ALL["a"], "b": ALL["b"]}, "")
+    found = cluster_status.problems(offline, {"a": ALL["a"], "b": ALL["b"]}, "")
     assert found[:2] == [
         "node c is gone: it has no session with the metastore: not started, stopped, or cut off",
         "partition 0 is offline: waits for a",
     ]
-    assert len(found) == cluster_view.PROBLEMS_MAX + 1
+    assert len(found) == cluster_status.PROBLEMS_MAX + 1
     assert found[-1] == "and 41 more; `isthmus partition list` shows all"
 
 
@@ -167,27 +167,30 @@ def test_who_is_out_of_sync_is_named_with_what_its_node_says() -> None:
     out = {0: record(isr=frozenset({A, B})), 1: record(1, isr=frozenset({A, B}))}
     said = {**SAID, "c": dict.fromkeys(out, facts(3, 7, reason=full))}
     lacking = "replicas are out of sync in 2 partitions: 0, 1"
-    assert cluster_view.problems(out, ALL, "", (), said) == [f"node c, 2 partitions: 0, 1: {full}", lacking]
+    assert cluster_status.problems(out, ALL, "", (), said) == [f"node c, 2 partitions: 0, 1: {full}", lacking]
     said["c"] = {0: facts(3), 1: facts(3)}
-    assert cluster_view.problems(out, ALL, "", (), said) == [lacking, "node c, 2 partitions: 0, 1: following: a leads"]
+    assert cluster_status.problems(out, ALL, "", (), said) == [
+        lacking,
+        "node c, 2 partitions: 0, 1: following: a leads",
+    ]
     said["c"] = None
-    assert cluster_view.problems(out, ALL, "", (), said) == [
+    assert cluster_status.problems(out, ALL, "", (), said) == [
         lacking,
         "node c did not answer: why it is out of sync in 2 partitions: 0, 1 is not known",
     ]
     refusing = {**SAID, "a": {0: LEADER._replace(reason=full)}}
-    assert cluster_view.problems({0: record()}, ALL, "", (), refusing) == [f"node a, partition 0: {full}"]
-    (shown,) = cluster_view.partition_rows({0: record()}, ALL, refusing)
+    assert cluster_status.problems({0: record()}, ALL, "", (), refusing) == [f"node a, partition 0: {full}"]
+    (shown,) = cluster_status.partition_rows({0: record()}, ALL, refusing)
     assert shown["reason"] == full
 
 
 def test_who_lives_and_does_not_answer_is_told_of_though_all_are_in_sync() -> None:
     """A process that is frozen, or a link that is cut, shows in no record before others have waited long enough."""
     said = {**SAID, "c": None}
-    assert cluster_view.problems({0: record()}, ALL, "", (), said) == []
-    (warning,) = cluster_view.silent(said)
+    assert cluster_status.problems({0: record()}, ALL, "", (), said) == []
+    (warning,) = cluster_status.silent(said)
     assert warning.startswith("node c lives by its session and did not answer this node")
-    assert cluster_view.silent(SAID) == []
+    assert cluster_status.silent(SAID) == []
 
 
 def a_replica(partition: int) -> Any:
@@ -291,7 +294,7 @@ def test_an_answer_of_another_form_is_no_answer(answer: bytes) -> None:
 
 def test_nodes_that_are_gone_are_unknown_and_not_left_out():
     """What every node says has a place for one that is gone and holds replicas; one that did not answer keeps its."""
-    assert cluster_view.with_gone({0: record()}, {"d": {"x": 1}, "a": None, "b": {"x": 2}}) == {
+    assert cluster_status.with_gone({0: record()}, {"d": {"x": 1}, "a": None, "b": {"x": 2}}) == {
         "a": None,
         "b": {"x": 2},
         "c": None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from node.downtimes import Downtimes
+from isthmus.node.services.downtimes import Downtimes
 
 
 def test_a_node_is_down_since_it_left_or_since_the_first_reading() -> None:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from aae.alarm import Alarm
-from aae.check import Checker
-from aae.manager import Manager
-from aae.memory import Memory, Remembered
-from config.fullsync import FullSyncSettings
-from node.fullsync_gathering import FullSyncGathering
-from node.http.fullsync import FullSyncAdmin
-from node.timesource import SystemTime
+from isthmus.aae.scheduling.alarm import Alarm
+from isthmus.aae.scheduling.check import Checker
+from isthmus.aae.scheduling.history import Memory, Remembered
+from isthmus.aae.scheduling.manager import Manager
+from isthmus.config.settings import FullSyncSettings
+from isthmus.node.admin_api.fullsync import FullSyncAdmin
+from isthmus.node.services.cluster_rpc import FullSyncGathering
+from isthmus.repl.clock import SystemTime
 
 WEST = FullSyncSettings("west", "http://10.0.0.7:8098", "to-west")
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repl.model.errors import Overloaded
+from isthmus.repl.model.errors import Overloaded
 
 T = "default"
 

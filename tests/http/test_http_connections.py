@@ -11,13 +11,13 @@ import time
 import pytest
 import requests
 
-from config.settings import Address, ListenSettings
-from node.http import connections
-from node.http.listeners import HELP, Listener, Listeners, bind
-from node.ports import outgoing_ports
-from queues.source_queue import Session
-from queues.wire import FetchRequest, encode_request
-from repl.model.errors import LocalFault
+from isthmus.config.settings import Address, ListenSettings
+from isthmus.node.http import connection
+from isthmus.node.http.listener import HELP, Listener, Listeners, bind
+from isthmus.node.http.outgoing_ports import outgoing_ports
+from isthmus.queues.source_queue import Session
+from isthmus.queues.wire import FetchRequest, encode_request
+from isthmus.repl.model.errors import LocalFault
 
 PUT = b"PUT /buckets/b/keys/%b HTTP/1.1\r\nhost: x\r\ncontent-type: a/b\r\ncontent-length: %d\r\n\r\n%b"
 GET = b"GET /buckets/b/keys/%b HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -238,9 +238,9 @@ def test_one_connection_too_many_is_told_503(room, serve):
 
 def test_slow_clients_are_given_up(room, serve, monkeypatch):
     """A head or a body that does not arrive in time is 408; a silent connection is closed; nothing is written."""
-    monkeypatch.setattr("node.http.connections.HEAD_TIMEOUT_S", 0.3)
-    monkeypatch.setattr("node.http.connections.KEEP_ALIVE_S", 0.3)
-    monkeypatch.setattr("node.http.listeners.SWEEP_S", 0.05)
+    monkeypatch.setattr("isthmus.node.http.connection.HEAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("isthmus.node.http.connection.KEEP_ALIVE_S", 0.3)
+    monkeypatch.setattr("isthmus.node.http.listener.SWEEP_S", 0.05)
     server = serve(room.face, body_timeout_ms=300)
     with server.connect() as silent, server.connect() as idle:
         idle.sendall(b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -256,8 +256,8 @@ def test_slow_clients_are_given_up(room, serve, monkeypatch):
 
 def test_a_reader_that_stalls_is_cut_and_its_answer_forgotten(room, serve, monkeypatch):
     """A client that reads nothing of a large answer holds its memory for a bounded time only."""
-    monkeypatch.setattr("node.http.connections.STALL_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("node.http.listeners.SWEEP_S", 0.05)
+    monkeypatch.setattr("isthmus.node.http.connection.STALL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("isthmus.node.http.listener.SWEEP_S", 0.05)
     server = serve(room.face)
     room.put("/buckets/b/keys/k", b"x" * 30_000_000)
     with socket.socket() as sock:
@@ -387,10 +387,10 @@ def test_a_node_that_failed_to_bind_one_port_frees_the_other():
 def test_the_date_of_an_answer_is_the_second_in_which_it_is_sent(monkeypatch):
     """What was written in this second may have it as Last-Modified, which must not be after Date. Requests under way,
     which hold the list of headers, get it too."""
-    state = connections.SharedState(ListenSettings())
+    state = connection.SharedState(ListenSettings())
     held = state.default_headers
     state.set_date(1_700_000_000)
     assert held == [(b"date", b"Tue, 14 Nov 2023 22:13:20 GMT")]
-    monkeypatch.setattr(connections, "time", lambda: 1_700_000_001.2)
+    monkeypatch.setattr(connection, "time", lambda: 1_700_000_001.2)
     assert state.date_line() == b"date: Tue, 14 Nov 2023 22:13:21 GMT\r\n"
     assert held == [(b"date", b"Tue, 14 Nov 2023 22:13:21 GMT")]

@@ -8,9 +8,9 @@ import struct
 
 import msgpack
 
-from queues.source_queue import Session
-from queues.wire import MEDIA_TYPE, REQUEST_BYTES_MAX, FetchReply, FetchRequest, decode_reply, encode_request
-from repl.transport.loop_client import LoopPeer
+from isthmus.queues.source_queue import Session
+from isthmus.queues.wire import MEDIA_TYPE, REQUEST_BYTES_MAX, FetchReply, FetchRequest, decode_reply, encode_request
+from isthmus.repl.http.async_client import LoopPeer
 
 REQUEST = FetchRequest(Session(b"\x03" * 16, "w1", b"i" * 8, 0), "west", wait_ms=5_000)
 BODY = encode_request(REQUEST)
@@ -71,7 +71,7 @@ def test_a_stop_ends_all_long_polls(room, ask_face, eventually):
 
 def test_fetches_are_bounded(room, ask_face, eventually, monkeypatch):
     """One fetch more than the limit is refused at once instead of waiting."""
-    monkeypatch.setattr("node.http.queues.FETCHES_MAX", 2)
+    monkeypatch.setattr("isthmus.node.client_api.queue_fetch.FETCHES_MAX", 2)
 
     async def run():
         room.queue.give = asyncio.Event()

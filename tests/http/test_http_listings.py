@@ -8,7 +8,7 @@ import urllib.parse
 
 import pytest
 
-from repl.model.errors import NotReady
+from isthmus.repl.model.errors import NotReady
 
 
 def objects_in(text):

@@ -10,8 +10,8 @@ import re
 import msgpack
 import pytest
 
-from node.http.shown import show
-from repl.model.errors import (
+from isthmus.node.client_api.object_rendering import show
+from isthmus.repl.model.errors import (
     Fenced,
     NotLeader,
     NotReady,
@@ -20,9 +20,9 @@ from repl.model.errors import (
     Overloaded,
     TooFewInSync,
 )
-from repl.model.keys import Key
-from repl.model.objects import Object, Sibling, encode_object
-from repl.model.vclock import decode_clock
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Object, Sibling, encode_object
+from isthmus.repl.model.vclock import decode_clock
 
 K = "/buckets/b/keys/k"
 
@@ -447,7 +447,7 @@ def test_headers_of_objects_from_elsewhere_cannot_forge_headers(room):
 
 def test_requests_are_counted_by_route_method_and_status(room):
     """The face's samples say how many answers of which kind were given, with a help line for each name."""
-    from node.http.app import HELP
+    from isthmus.node.client_api.application import HELP
 
     room.put(K, b"v")
     room.call("GET", K)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.http.object_headers import parse_index, parse_links, parse_vclock, prefers_multipart
-from node.http.router import Router, decode_segment, encode_segment, parse_query
-from node.http.statuses import Refused
+from isthmus.node.client_api.object_headers import parse_index, parse_links, parse_vclock, prefers_multipart
+from isthmus.node.http.responses import Refused
+from isthmus.node.http.router import Router, decode_segment, encode_segment, parse_query
 
 EXAMPLES = settings(max_examples=300, deadline=None, derandomize=True)
 

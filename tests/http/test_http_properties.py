@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from node.http.properties import PropertyRoutes
-from node.http.property_admin import PropertiesAdmin
-from node.property_office import PropertyOffice
-from repl import properties as properties_room
-from repl.metastore.memory import MemoryMetastore
-from repl.metastore.memory_tree import MemoryEnsemble
-from repl.model.record import PartitionRecord
-from repl.properties import PropertyBook
+from isthmus.node.admin_api.properties import PropertiesAdmin
+from isthmus.node.client_api.properties import PropertyRoutes
+from isthmus.node.services.properties import PropertyOffice
+from isthmus.repl.controller import bucket_properties as properties_room
+from isthmus.repl.controller.bucket_properties import PropertyBook
+from isthmus.repl.model.record import PartitionRecord
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
 
 class Standstill:

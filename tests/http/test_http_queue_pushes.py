@@ -151,7 +151,7 @@ def test_pushes_are_bounded_and_a_queue_that_is_not_there_is_named(caller: Calle
 
 def test_a_full_queue_is_told_and_keeps_what_it_took(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not fit waits for room for a while, then 503 says how many were taken; nothing is dropped."""
-    monkeypatch.setattr("node.http.queue_pushes.WAIT_MS", 50)
+    monkeypatch.setattr("isthmus.node.client_api.queue_push.WAIT_MS", 50)
     clock = element(caller, "one")["clock"]
     many = [{"bucket": "b", "key": f"k{n}", "clock": clock} for n in range(301)]
     answer = caller.push(*many, queue="to-west")

@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import pytest
 
-from node.http.asgi import SMALL_BODY_BYTES, Face
-from node.http.queues import QueueRoutes
-from repl.model.errors import Overloaded
-from repl.model.objects import Object, Sibling, encode_object
+from isthmus.node.client_api.queue_fetch import QueueRoutes
+from isthmus.node.http.application import SMALL_BODY_BYTES, Face
+from isthmus.repl.model.errors import Overloaded
+from isthmus.repl.model.objects import Object, Sibling, encode_object
 from tests.http.living import Living, living
 from tests.queues.riak_decoder import Answer, decode_answer
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.http.conditional import parse_date, parse_tags, read_condition
-from node.http.object_headers import parse_headers, prefers
-from node.http.object_query import parse_object_query
-from node.http.roles import http_roles
-from node.http.statuses import Refused
-from repl.model.errors import NotReady
+from isthmus.node.client_api.conditional import parse_date, parse_tags, read_condition
+from isthmus.node.client_api.object_headers import parse_headers, prefers
+from isthmus.node.http.authorization import http_roles
+from isthmus.node.http.object_query import parse_object_query
+from isthmus.node.http.responses import Refused
+from isthmus.repl.model.errors import NotReady
 
 K = "/buckets/b/keys/k"
 TEXT = {"content-type": "text/plain"}

@@ -5,17 +5,17 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import node.http
-from aae import manager, whole
-from aae import wire as tree_wire
-from node.http.statuses import status_of
-from queues import wire
-from repl import properties, proposal, relocating, removing, routes, write_limits
-from repl.isr import relocation
-from repl.model import conditions, errors
-from repl.model import properties as model_properties
+from isthmus.aae.exchange import cluster
+from isthmus.aae.exchange import wire as tree_wire
+from isthmus.aae.scheduling import manager
+from isthmus.node.http.responses import status_of
+from isthmus.queues import wire
+from isthmus.repl.controller import bucket_properties, reassignment_plan, reassignments
+from isthmus.repl.coordinator import routing, write_batch
+from isthmus.repl.model import conditions, errors
+from isthmus.repl.model import properties as model_properties
 
-ROOT = Path(node.http.__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 
 
 def documented():
@@ -29,9 +29,10 @@ def documented():
 
 
 def refused_in_the_code():
-    """(status, reason) of every `Refused(...)` that this room makes."""
+    """(status, reason) of every `Refused(...)` that the HTTP packages make."""
     found = set()
-    for path in Path(node.http.__file__).parent.glob("*.py"):
+    folders = (ROOT / "node" / name for name in ("http", "client_api", "admin_api"))
+    for path in (path for folder in folders for path in folder.glob("*.py")):
         for call in ast.walk(ast.parse(path.read_text())):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Refused":
                 status, reason = call.args[:2]
@@ -53,15 +54,15 @@ def test_the_documented_table_is_complete_and_true():
         errors,
         conditions,
         model_properties,
-        routes,
-        proposal,
-        write_limits,
-        properties,
-        relocating,
-        relocation,
-        removing,
+        routing,
+        write_batch,
+        write_batch,
+        bucket_properties,
+        reassignments,
+        reassignment_plan,
+        reassignments,
     )
-    rooms = (*taken_in, wire, manager, whole, tree_wire)
+    rooms = (*taken_in, wire, manager, cluster, tree_wire)
     modules = {room.__name__ for room in rooms}
     classes = {c for c in subclasses(errors.IsthmusError) if c.__module__ in modules}
     made = {(status_of(c("x")), c.reason) for c in classes} | {(500, "internal"), (404, "not-found")}

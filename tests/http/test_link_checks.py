@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from node.cli import main as cli
-from node.cli.exits import Exit
-from node.link_check import Found, Here, judged
-from repl.transport.http_client import PeerFault, Refused
-from sink.discovery import Told
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import Exit
+from isthmus.node.services.link_check import Found, Here, judged
+from isthmus.repl.http.client import PeerFault, Refused
+from isthmus.sink.discovery import Told
 from tests.http.living import living
 
 QUEUES = '[[queues]]\nname = "to-west"\nfilter = "bucketname:b"\n[[queues]]\nname = "repairs"\nfilter = "block_rtq"\n'

@@ -9,15 +9,15 @@ from typing import Final
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from config.loading import load_file
-from node.daemon import METRICS, Node
-from node.metrics import kind_of
-from node.ports import free_port
-from repl.metastore.memory import MemoryMetastore
-from repl.metastore.port import Metastore
-from repl.model.keys import Key
-from repl.model.objects import Content
-from repl.model.requests import WriteRequest
+from isthmus.config.loader import load_file
+from isthmus.node.daemon import METRICS, Node
+from isthmus.node.local.ports import free_port
+from isthmus.node.observability.metrics import kind_of
+from isthmus.repl.metastore.port import Metastore
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.requests import WriteRequest
+from tests.support.memory_metastore import MemoryMetastore
 
 SETTINGS: Final = """\
 [node]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from node.http import openapi
-from node.http.objects import METHODS
-from node.http.openapi import OBJECT_PATHS, OPERATIONS, WORDS, operation_of
+from isthmus.node.client_api.objects import METHODS
+from isthmus.node.http import openapi
+from isthmus.node.http.openapi import OBJECT_PATHS, OPERATIONS, WORDS, operation_of
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "http.md"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from node.http.asgi import Face, Request, text_reply
-from node.http.statuses import Reply
+from isthmus.node.http.application import Face, Request, text_reply
+from isthmus.node.http.responses import Reply
 
 PUT = b"PUT /buckets/b/keys/k HTTP/1.1\r\nhost: 127.0.0.1:8098\r\n%b\r\ncontent-type: a/b\r\ncontent-length: 1\r\n\r\nv"
 CLOSE = b"GET /ping HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"

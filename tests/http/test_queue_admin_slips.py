@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from node.cli.exits import Exit
-from node.cli.main import main
-from repl.model.errors import NotReady
-from repl.routes import UnknownBucketType
+from isthmus.node.cli.exit_codes import Exit
+from isthmus.node.cli.main import main
+from isthmus.repl.coordinator.routing import UnknownBucketType
+from isthmus.repl.model.errors import NotReady
 from tests.http.living import living
 
 QUEUES = '[[queues]]\nname = "to-west"\n[[queues]]\nname = "to-north"\n'

@@ -9,11 +9,11 @@ import struct
 
 import pytest
 
-from config.settings import Address, LimitSettings, ListenSettings
-from node.http.app import HttpFace
-from node.http.listeners import Listener
-from node.http.statuses import Refused
-from repl.model.errors import NotLeader, OutcomeUnknown, Overloaded
+from isthmus.config.settings import Address, LimitSettings, ListenSettings
+from isthmus.node.client_api.application import HttpFace
+from isthmus.node.http.listener import Listener
+from isthmus.node.http.responses import Refused
+from isthmus.repl.model.errors import NotLeader, OutcomeUnknown, Overloaded
 from tests.coordinator.pair import cluster, key_of
 
 PUT = b"PUT /buckets/b/keys/%b HTTP/1.1\r\nhost: x\r\ncontent-type: a/b\r\ncontent-length: %d\r\n\r\n%b"

@@ -11,7 +11,7 @@ from weakref import ref
 import msgpack
 import pytest
 
-from repl.model.errors import NotReady, Overloaded
+from isthmus.repl.model.errors import NotReady, Overloaded
 
 TEXT = {"content-type": "text/plain"}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from node.http import wishes
+from isthmus.node.admin_api import body as wishes
 from tests.http.living import Living, living
 
 MORE = """\

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from node.cli.remote import AdminClient
-from node.cli.telemetry import telemetry
-from node.telemetry_gathering import TelemetryGathering, packed, unpacked
-from node.telemetry_view import KindFacts, TypeFacts, telemetry_document
-from repl.measures import ReplogSizes
-from repl.model.errors import CodecError, NotReady
-from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
+from isthmus.node.cli.admin_client import AdminClient
+from isthmus.node.cli.cluster import telemetry
+from isthmus.node.services.cluster_rpc import TelemetryGathering, packed, unpacked
+from isthmus.node.services.telemetry import KindFacts, TypeFacts, telemetry_document
+from isthmus.repl.model.errors import CodecError, NotReady
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
+from isthmus.repl.runtime.metrics import ReplogSizes
 
 ONE = TypeFacts(
     {"leader": ReplogSizes(2, 30, 20, 4, 3), "isr": ReplogSizes(1, 8, 8, 0, 0)},

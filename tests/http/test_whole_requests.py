@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from node.http.whole import LINES_KEPT, Whole, _lines, read_whole
+from isthmus.node.http.fast_connection import LINES_KEPT, Whole, _lines, read_whole
 
 EXAMPLES = settings(max_examples=1500, deadline=None, derandomize=True)
 LIMIT = 65_536

@@ -7,7 +7,7 @@ import asyncio
 import msgpack
 import pytest
 
-from repl.model.errors import NotReady
+from isthmus.repl.model.errors import NotReady
 from tests.http.conftest import Room, ask
 
 FULL_BYTES = 256 * 1000 * 1000

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from repl.isr import effects as fx
-from repl.isr import events as ev
-from repl.isr.options import Options
-from repl.isr.replica import Replica, Role
-from repl.model.entry import Entry, EntryKind, make_entry
-from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.replica import Replica, Role
+from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.model.entry import Entry, EntryKind, make_entry
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 
 NODE = "n1"
 INC = 100

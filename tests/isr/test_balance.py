@@ -10,8 +10,8 @@ from time import process_time
 
 import pytest
 
-from repl.isr.balance import Move, Seat, by_type, imbalance, loads, plan, seats
-from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from isthmus.repl.controller.leader_balance_plan import Move, Seat, by_type, imbalance, loads, plan, seats
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 
 Seats = dict[int, Seat]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from repl.isr import effects as fx
-from repl.isr import events as ev
-from repl.isr import messages as ms
-from repl.isr.replica import Replica
-from repl.model.record import Member
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr import messages as ms
+from isthmus.repl.isr.replica import Replica
+from isthmus.repl.model.record import Member
 from tests.isr.scripted import MEMBER, NODE, a_serving_leader, online
 
 TWO = Member("n2", 8)

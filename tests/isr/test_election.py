@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repl.isr import election, invariants
-from repl.isr.election import (
+from isthmus.repl.controller import election
+from isthmus.repl.controller.election import (
     ASK_MS,
     BACK_OFF_MAX_MS,
     BACK_OFF_MIN_MS,
@@ -24,11 +24,12 @@ from repl.isr.election import (
     elect,
     watched,
 )
-from repl.isr.membership import guard
-from repl.isr.reasons import overtaken
-from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
-from repl.model.vclock import MAX_EPOCH
+from isthmus.repl.isr.membership import guard
+from isthmus.repl.isr.reasons import overtaken
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from isthmus.repl.model.vclock import MAX_EPOCH
 from tests.isr.scripted import MEMBER, NODE, a_record, registered
+from tests.sim import invariants
 
 A, B, C = Member("a", 1), Member("b", 2), Member("c", 3)
 ALL = {"a": registered("a", 101, 1), "b": registered("b", 102, 2), "c": registered("c", 103, 3)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from repl.isr.election import (
+from isthmus.repl.controller.election import (
     ASK_MS,
     BACK_OFF_MIN_MS,
     RESPONSE_MIN_MS,
@@ -16,7 +16,7 @@ from repl.isr.election import (
     elect,
     watched,
 )
-from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 
 GENS = {"s1": 11, "s2": 12, "s3": 13}
 ELECTION, FOUND = PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from repl.isr import invariants
-from repl.isr.invariants import History, Violation
-from repl.model.entry import Entry, EntryKind, make_entry
-from repl.model.record import Incarnation, Member, PartitionRecord
+from isthmus.repl.model.entry import Entry, EntryKind, make_entry
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord
 from tests.isr.scripted import GEN, ME, MEMBER, NODE, a_record, nominated, online, some_entries
+from tests.sim import invariants
+from tests.sim.invariants import History, Violation
 
 OTHER = Member("n2", 9)
 ENTRIES = some_entries(2, 0, 3) + some_entries(5, 3, 2)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from repl.isr.epochs import common_prefix, last_epoch, table_of, with_epoch
-from repl.isr.membership import drop_members, guard, maximal_isr, too_few_in_sync
-from repl.model.record import Member
+from isthmus.repl.isr.epochs import common_prefix, last_epoch, table_of, with_epoch
+from isthmus.repl.isr.membership import drop_members, guard, maximal_isr, too_few_in_sync
+from isthmus.repl.model.record import Member
 from tests.isr.scripted import a_record, some_entries
 
 A, B, C = Member("a", 1), Member("b", 2), Member("c", 3)

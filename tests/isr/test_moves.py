@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from repl.isr.membership import too_few_in_sync
-from repl.isr.moves import Kind, Order, Stage, due, outcome, paused, progress, replanned, wanted
-from repl.isr.relocation import Move, Site
-from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from isthmus.repl.controller.reassignment_plan import Move, Site
+from isthmus.repl.controller.reassignment_progress import (
+    Kind,
+    Order,
+    Stage,
+    due,
+    outcome,
+    paused,
+    progress,
+    replanned,
+    wanted,
+)
+from isthmus.repl.isr.membership import too_few_in_sync
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 
 REPLICAS = ("n1", "n2", "n3")
 HERE = {f"n{number}": Registration(f"n{number}", number, True, spare_gen=1) for number in range(1, 7)}

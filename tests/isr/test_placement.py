@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repl.isr.placement import chained, computed, placed, rack_sequence
-from repl.model.errors import BadInput
+from isthmus.repl.controller.placement import chained, computed, placed, rack_sequence
+from isthmus.repl.model.errors import BadInput
 
 FOUR_RACKS = {node: f"rack-{'abcd'[node // 3]}" for node in range(12)}
 THREE_RACKS = {0: "rack-a", 1: "rack-b", 2: "rack-b", 3: "rack-c", 4: "rack-c", 5: "rack-c"}

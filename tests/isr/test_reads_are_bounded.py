@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from repl.isr import effects as fx
-from repl.isr import events as ev
-from repl.isr.reads import READS_MAX
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.read_index import READS_MAX
 from tests.isr.together import Together
 
 

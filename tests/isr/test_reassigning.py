@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from repl.isr import effects as fx
-from repl.isr import events as ev
-from repl.isr import messages as ms
-from repl.isr.options import Options
-from repl.isr.pauses import REJOIN_HALF_MS, REJOIN_MAX_MS, REJOIN_MIN_MS, Pauses
-from repl.isr.reassigning import HAND_OVER_MS, HAND_OVER_PAUSE_MS, REFUSED_PAUSE_MS
-from repl.isr.replica import Role
-from repl.model.record import Member, PartitionStatus
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr import messages as ms
+from isthmus.repl.isr.lag_detector import REJOIN_HALF_MS, REJOIN_MAX_MS, REJOIN_MIN_MS, Pauses
+from isthmus.repl.isr.reassignment import HAND_OVER_MS, HAND_OVER_PAUSE_MS, REFUSED_PAUSE_MS
+from isthmus.repl.isr.replica import Role
+from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.model.record import Member, PartitionStatus
 from tests.isr.together import Together
 
 FIVE = ("n1", "n2", "n3", "n4", "n5")

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl.isr.placement import computed
-from repl.isr.relocation import Board, Move, PlanRefused, Site
-from repl.model.record import Incarnation, Member, PartitionRecord
+from isthmus.repl.controller.placement import computed
+from isthmus.repl.controller.reassignment_plan import Board, Move, PlanRefused, Site
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord
 
 
 def nodes(count: int) -> list[str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from repl.isr import effects as fx
-from repl.isr import events as ev
-from repl.isr.options import Options
-from repl.isr.replica import Replica
-from repl.model.record import Member
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.replica import Replica
+from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.model.record import Member
 from tests.isr.scripted import MEMBER, a_candidate, a_leader, a_serving_leader, kinds, online, some_entries
 
 OTHER = Member("n2", 9)

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repl.isr.placement import placed
-from repl.isr.replica_map import (
+from isthmus.repl.controller.placement import (
     FAULTS_SHOWN,
     MAP_BYTES_MAX,
     PARTITIONS_MAX,
@@ -18,6 +17,7 @@ from repl.isr.replica_map import (
     check_nodes,
     checked_replica_map,
     parse_replica_map,
+    placed,
     replica_map_document,
 )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from repl.isr import effects as fx
-from repl.isr import events as ev
-from repl.isr.pending import WRITE_ANSWER_MS, WRITE_REPEAT_MS
-from repl.isr.replica import Replica, Role
-from repl.model.record import PartitionStatus
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.membership import WRITE_ANSWER_MS, WRITE_REPEAT_MS
+from isthmus.repl.isr.replica import Replica, Role
+from isthmus.repl.model.record import PartitionStatus
 from tests.isr.scripted import a_candidate, a_replica, a_serving_leader, kinds, nominated, online, some_entries
 
 

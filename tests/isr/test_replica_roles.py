@@ -6,15 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from repl.isr import effects as fx
-from repl.isr import events as ev
-from repl.isr.candidate import PROMOTED_REPEAT_MS
-from repl.isr.messages import Forward, Hello, HelloOk, HelloRefused, Refusal
-from repl.isr.reasons import overtaken
-from repl.isr.replica import Replica, Role
-from repl.isr.roles import SUSPICION_PAUSE_MS
-from repl.model.entry import EntryKind, make_entry
-from repl.model.record import Incarnation, Member, PartitionStatus
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.candidate import PROMOTED_REPEAT_MS
+from isthmus.repl.isr.messages import Forward, Hello, HelloOk, HelloRefused, Refusal
+from isthmus.repl.isr.reasons import overtaken
+from isthmus.repl.isr.replica import SUSPICION_PAUSE_MS, Replica, Role
+from isthmus.repl.model.entry import EntryKind, make_entry
+from isthmus.repl.model.record import Incarnation, Member, PartitionStatus
 from tests.isr.scripted import (
     GEN,
     INC,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from repl.isr import effects as fx
-from repl.isr import events as ev
-from repl.isr import messages as ms
-from repl.isr.options import Options
-from repl.isr.replica import Replica, Role
-from repl.model.record import Member
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr import messages as ms
+from isthmus.repl.isr.replica import Replica, Role
+from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.model.record import Member
 from tests.isr.scripted import some_entries
 from tests.isr.together import NODES, Together
 

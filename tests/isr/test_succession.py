@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-from repl.isr import effects as fx
-from repl.isr import events as ev
-from repl.isr.succession import successors
-from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.succession import successors
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
 from tests.isr.together import Together
 
 NODES = ("n1", "n2", "n3", "n4")

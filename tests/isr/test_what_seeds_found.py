@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from config.options import OPTIONS
-from repl.isr import effects as fx
-from repl.isr import events as ev
-from repl.isr import messages as ms
-from repl.isr.follower import SILENT_MS
-from repl.isr.replica import Replica, Role
-from repl.model.record import Incarnation, Member, PartitionRecord
+from isthmus.config.dynamic_options import OPTIONS
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr import messages as ms
+from isthmus.repl.isr.follower import SILENT_MS
+from isthmus.repl.isr.replica import Replica, Role
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord
 from tests.isr.scripted import INC, MEMBER, NODE, a_leader, a_record, a_replica, kinds, nominated, online, some_entries
 
 LEADER = Incarnation("n2", 50)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from node import supervisor
-from node.children import ChildSpec, Restart
-from node.supervision import Spec, Supervisor
+from isthmus.node.local import supervisor_client
+from isthmus.node.local.child_process import ChildSpec, Restart
+from isthmus.node.local.supervisor import Spec, Supervisor
 
 
 class Desk:
@@ -25,7 +25,7 @@ class Desk:
         self.directory = directory
 
     async def ask(self, verb: str, **fields: Any) -> dict[str, Any]:
-        return await asyncio.to_thread(supervisor.ask, self.directory, {"do": verb, **fields})
+        return await asyncio.to_thread(supervisor_client.ask, self.directory, {"do": verb, **fields})
 
     async def child(self, name: str) -> dict[str, Any]:
         state = await self.ask("status")
@@ -74,7 +74,7 @@ def supervised() -> Supervised:
         try:
             yield desk
         finally:
-            await asyncio.to_thread(supervisor.stop, directory)
+            await asyncio.to_thread(supervisor_client.stop, directory)
             await task
 
     return run
@@ -84,7 +84,7 @@ def supervised() -> Supervised:
 def launched(tmp_path: Path) -> Iterator[Path]:
     """A directory for a supervisor process of its own; what runs there at the end is stopped."""
     yield tmp_path / "launched"
-    supervisor.stop(tmp_path / "launched")
+    supervisor_client.stop(tmp_path / "launched")
 
 
 MakeChild = Callable[..., ChildSpec]
@@ -112,7 +112,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         return ChildSpec(name, ("sleep", str(100_000 + port)), str(tmp_path), str(tmp_path / f"{name}.log"))
 
     fake_node = str(Path(__file__).with_name("fake_node.py"))
-    monkeypatch.setattr(supervisor, "node_command", lambda file: (sys.executable, "-S", fake_node, str(file)))
-    monkeypatch.setattr(supervisor, "zookeeper_child", fake_zookeeper)
+    monkeypatch.setattr(supervisor_client, "node_command", lambda file: (sys.executable, "-S", fake_node, str(file)))
+    monkeypatch.setattr(supervisor_client, "zookeeper_child", fake_zookeeper)
     yield tmp_path / "clusters"
-    supervisor.stop(tmp_path / "clusters")
+    supervisor_client.stop(tmp_path / "clusters")

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from node import supervisor
-from node.ports import free_port
+from isthmus.node.local import supervisor_client
+from isthmus.node.local.ports import free_port
 from tests.metastore.conftest import Server
 
 PATIENCE_S: Final = 90.0
@@ -67,8 +67,8 @@ class RealNode:
     def start(self) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "node.cli.main", "node", "run", str(self.file)],
-                cwd=supervisor.HOUSE,
+                [sys.executable, "-m", "isthmus.node.cli.main", "node", "run", str(self.file)],
+                cwd=supervisor_client.HOUSE,
                 stdout=log,
                 stderr=log,
             )
@@ -137,8 +137,8 @@ class Client:
         """Exit code and output of `isthmus`, asked of this node."""
         ca = {} if self.authority is None else {"ISTHMUS_CA": str(self.authority)}
         done = subprocess.run(
-            [sys.executable, "-m", "node.cli.main", *arguments],
-            cwd=supervisor.HOUSE,
+            [sys.executable, "-m", "isthmus.node.cli.main", *arguments],
+            cwd=supervisor_client.HOUSE,
             env={**os.environ, "ISTHMUS_ADMIN": self.url(node, "admin", tls), **ca},
             capture_output=True,
             text=True,

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from node import local, places, supervisor
-from node.cli.main import main
-from node.local import LocalClusters
-from node.processes import ProcessId, wait_gone
-from node.topology import load_topology
-from repl.model.errors import BadInput, LocalFault
+from isthmus.node.cli.main import main
+from isthmus.node.local import clusters as local
+from isthmus.node.local import directory as places
+from isthmus.node.local import supervisor_client
+from isthmus.node.local.clusters import LocalClusters
+from isthmus.node.local.process_id import ProcessId, wait_gone
+from isthmus.node.local.topology import load_topology
+from isthmus.repl.model.errors import BadInput, LocalFault
 
 SAMPLE = Path(__file__).parents[2] / "config" / "samples" / "two-nodes.toml"
 
@@ -59,7 +61,7 @@ def test_fixed_ports_that_are_taken_are_told_before_anything_starts(directory: P
         sock.listen()
         with pytest.raises(LocalFault, match=r"port 18099 .*east-1\.admin.*--auto-ports"):
             clusters(directory, auto_ports=False).up(30)
-    assert supervisor.running_state(directory) is None
+    assert supervisor_client.running_state(directory) is None
 
 
 def test_a_node_that_cannot_start_is_told_with_its_last_words(directory: Path) -> None:
@@ -69,8 +71,8 @@ def test_a_node_that_cannot_start_is_told_with_its_last_words(directory: Path) -
     with pytest.raises(LocalFault, match=r"west-1 .*exit code 1.*another node's .*west-1/node\.log") as caught:
         clusters(directory).up(30)
     assert "\n" not in str(caught.value)
-    assert supervisor.running_state(directory) is None
-    assert supervisor.recorded_children(directory) == {}
+    assert supervisor_client.running_state(directory) is None
+    assert supervisor_client.recorded_children(directory) == {}
 
 
 def test_a_node_that_is_never_ready_is_told_after_the_time_out(directory: Path) -> None:
@@ -79,7 +81,7 @@ def test_a_node_that_is_never_ready_is_told_after_the_time_out(directory: Path) 
     (directory / "west-1" / "data" / "slow").touch()
     with pytest.raises(LocalFault, match=r"not online within 2 s: .*west-1: 0 of 12 online, not ready"):
         clusters(directory).up(2)
-    assert supervisor.running_state(directory) is None
+    assert supervisor_client.running_state(directory) is None
 
 
 def test_a_killed_node_stays_dead_until_it_is_restarted(directory: Path) -> None:
@@ -119,7 +121,7 @@ def test_another_topology_in_a_running_directory_is_refused(directory: Path) -> 
     """Running nodes are never left with a file that is not theirs."""
     clusters(directory).up(30)
     text = SAMPLE.read_text().replace('name = "to-west"', 'name = "to-west"\nqueue_limit = 7', 1)
-    from node.topology import parse_topology
+    from isthmus.node.local.topology import parse_topology
 
     other = LocalClusters(parse_topology(text, SAMPLE), directory)
     with pytest.raises(LocalFault, match="runs another topology"):
@@ -136,7 +138,7 @@ def test_nodes_that_were_added_to_a_topology_are_started_beside_the_others(direc
     text = SAMPLE.read_text().replace(
         "[clusters.west]", '[[clusters.east.nodes]]\nname = "east-2"\n\n[clusters.west]', 1
     )
-    from node.topology import parse_topology
+    from isthmus.node.local.topology import parse_topology
 
     grown = LocalClusters(parse_topology(text, SAMPLE), directory)
     other = text.replace('name = "to-west"', 'name = "to-west"\nqueue_limit = 7', 1)
@@ -169,7 +171,7 @@ def test_clusters_whose_supervisor_was_killed_are_shown_taken_over_and_stopped(d
     assert mine.up(30) == first
     kill_supervisor()
     assert mine.down()
-    assert supervisor.recorded_children(directory) == {}
+    assert supervisor_client.recorded_children(directory) == {}
 
 
 def test_as_a_context_manager_everything_is_down_at_the_end(directory: Path) -> None:
@@ -182,7 +184,7 @@ def test_as_a_context_manager_everything_is_down_at_the_end(directory: Path) -> 
 
     with pytest.raises(ZeroDivisionError):
         use()
-    assert supervisor.running_state(directory) is None
+    assert supervisor_client.running_state(directory) is None
 
 
 def test_owned_clusters_end_with_their_owner_unless_kept(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,27 +194,29 @@ def test_owned_clusters_end_with_their_owner_unless_kept(directory: Path, monkey
 
     def owner(line: str) -> None:
         code = (
-            "import os, sys; from pathlib import Path; from node import local, places, supervisor; "
-            "from node.topology import load_topology; local.OWNER_LINGER_MS = 50; "
-            f"supervisor.node_command = lambda file: {supervisor.node_command(Path('FILE'))!r}[:3] + (str(file),); "
-            "from node.children import ChildSpec; "
-            "supervisor.zookeeper_child = lambda name, home, port, java, ensemble: "
+            "import os, sys; from pathlib import Path; "
+            "from isthmus.node.local import clusters as local, supervisor_client; "
+            "from isthmus.node.local.topology import load_topology; local.OWNER_LINGER_MS = 50; "
+            "supervisor_client.node_command = lambda file: "
+            f"{supervisor_client.node_command(Path('FILE'))!r}[:3] + (str(file),); "
+            "from isthmus.node.local.child_process import ChildSpec; "
+            "supervisor_client.zookeeper_child = lambda name, home, port, java, ensemble: "
             f"ChildSpec(name, ('sleep', '100000'), '/tmp', '{directory}/' + name + '.log'); "
             f"mine = local.LocalClusters(load_topology(Path({str(SAMPLE)!r})), Path({str(directory)!r}), owned=True); "
             f"mine.up(30); {line}"
         )
-        subprocess.run([sys.executable, "-c", code], check=True, cwd=supervisor.HOUSE, timeout=50)
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=supervisor_client.HOUSE, timeout=50)
 
     owner("mine.keep()")
     time.sleep(0.3)
-    assert supervisor.running_state(directory) is not None
-    supervisor.stop(directory)
+    assert supervisor_client.running_state(directory) is not None
+    supervisor_client.stop(directory)
     owner("pass")
     deadline = time.monotonic() + 15
-    while supervisor.running_state(directory) is not None:
+    while supervisor_client.running_state(directory) is not None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert supervisor.recorded_children(directory) == {}
+    assert supervisor_client.recorded_children(directory) == {}
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:

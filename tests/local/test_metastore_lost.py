@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from repl.metastore_copy import load_copy
+from isthmus.repl.runtime.metastore_copy import load_copy
 from tests.local.real_nodes import Client, Writer, eventually, real_clusters
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from node import supervisor
-from node.ports import EPHEMERAL_RANGE, PortBook
-from node.processes import ProcessId, wait_gone
-from repl.metastore import embedded
-from repl.model.errors import LocalFault
+from isthmus.node.http.outgoing_ports import EPHEMERAL_RANGE
+from isthmus.node.local import supervisor_client
+from isthmus.node.local.ports import PortBook
+from isthmus.node.local.process_id import ProcessId, wait_gone
+from isthmus.repl.metastore import embedded_zookeeper
+from isthmus.repl.model.errors import LocalFault
 
 
 def test_ports_are_different_remembered_and_out_of_the_way_of_outgoing_connections(tmp_path: Path) -> None:
@@ -33,7 +34,7 @@ def test_a_remembered_port_that_a_stranger_holds_is_replaced_unless_it_is_ours(t
     """A stranger on the port means another port; our own process on it means the same."""
     port = PortBook(tmp_path).ports(["a"])["a"]
     with socket.socket() as sock:
-        sock.bind((embedded.HOST, port))
+        sock.bind((embedded_zookeeper.HOST, port))
         sock.listen()
         assert PortBook(tmp_path).ports(["a"], in_use=["a"])["a"] == port
         assert PortBook(tmp_path).ports(["a"])["a"] != port
@@ -59,11 +60,11 @@ def owner() -> Iterator[subprocess.Popen[bytes]]:
 def data_dir(tmp_path: Path) -> Iterator[Path]:
     """A node's data directory; whatever runs in it at the end is stopped."""
     yield tmp_path / "data"
-    supervisor.release_embedded(tmp_path / "data")
+    supervisor_client.release_embedded(tmp_path / "data")
 
 
 def zookeeper(data_dir: Path) -> dict[str, Any]:
-    child: dict[str, Any] = supervisor.ask(data_dir / "metastore", {"do": "status"})["children"]["zookeeper"]
+    child: dict[str, Any] = supervisor_client.ask(data_dir / "metastore", {"do": "status"})["children"]["zookeeper"]
     return child
 
 
@@ -72,23 +73,23 @@ def test_the_embedded_zookeeper_outlives_its_node_and_is_found_again(
 ) -> None:
     """A killed node's ZooKeeper serves on, a killed ZooKeeper is restarted on its port, the node's next start finds
     it, and a graceful stop ends it; a later start has the same port."""
-    hosts = supervisor.ensure_embedded(data_dir, 0, 60_000, owner.pid)
+    hosts = supervisor_client.ensure_embedded(data_dir, 0, 60_000, owner.pid)
     port = int(hosts.rpartition(":")[2])
-    assert embedded.serves(port)
+    assert embedded_zookeeper.serves(port)
     pid = zookeeper(data_dir)["process"]["pid"]
     os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 20
-    while not (zookeeper(data_dir)["restarts"] == 1 and embedded.serves(port)):
+    while not (zookeeper(data_dir)["restarts"] == 1 and embedded_zookeeper.serves(port)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     second = zookeeper(data_dir)["process"]["pid"]
     assert second != pid
     owner.kill()
     owner.wait()
-    assert supervisor.ensure_embedded(data_dir, 0, 60_000, os.getpid()) == hosts
+    assert supervisor_client.ensure_embedded(data_dir, 0, 60_000, os.getpid()) == hosts
     assert zookeeper(data_dir)["process"]["pid"] == second
-    supervisor.release_embedded(data_dir)
-    assert not embedded.serves(port)
+    supervisor_client.release_embedded(data_dir)
+    assert not embedded_zookeeper.serves(port)
     assert PortBook(data_dir / "metastore").ports(["zookeeper"]) == {"zookeeper": port}
 
 
@@ -97,14 +98,14 @@ def test_the_embedded_zookeeper_ends_after_its_node_when_nobody_comes(
     data_dir: Path, owner: subprocess.Popen[bytes]
 ) -> None:
     """The linger time after the owner's end, supervisor and ZooKeeper are gone."""
-    supervisor.ensure_embedded(data_dir, 0, 100, owner.pid)
+    supervisor_client.ensure_embedded(data_dir, 0, 100, owner.pid)
     process = ProcessId.from_json(zookeeper(data_dir)["process"])
     assert process is not None
     owner.kill()
     owner.wait()
     assert wait_gone(process, 15)
     deadline = time.monotonic() + 15
-    while supervisor.running_state(data_dir / "metastore") is not None:
+    while supervisor_client.running_state(data_dir / "metastore") is not None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -113,16 +114,16 @@ def test_the_embedded_zookeeper_ends_after_its_node_when_nobody_comes(
 def test_a_zookeeper_whose_supervisor_was_killed_is_kept_and_one_of_another_port_replaced(data_dir: Path) -> None:
     """The same command under the next supervisor keeps its process; a changed port means a new one, the old is gone."""
     first_port, second_port = PortBook(data_dir_made(data_dir)).ports(["x", "y"]).values()
-    supervisor.ensure_embedded(data_dir, first_port, 60_000, os.getpid())
+    supervisor_client.ensure_embedded(data_dir, first_port, 60_000, os.getpid())
     old = ProcessId.from_json(zookeeper(data_dir)["process"])
-    boss = ProcessId.from_json(supervisor.ask(data_dir / "metastore", {"do": "status"})["supervisor"])
+    boss = ProcessId.from_json(supervisor_client.ask(data_dir / "metastore", {"do": "status"})["supervisor"])
     assert old is not None
     assert boss is not None
     boss.send(signal.SIGKILL)
     assert wait_gone(boss, 10)
-    supervisor.ensure_embedded(data_dir, first_port, 60_000, os.getpid())
+    supervisor_client.ensure_embedded(data_dir, first_port, 60_000, os.getpid())
     assert ProcessId.from_json(zookeeper(data_dir)["process"]) == old
-    assert supervisor.ensure_embedded(data_dir, second_port, 60_000, os.getpid()) == f"127.0.0.1:{second_port}"
+    assert supervisor_client.ensure_embedded(data_dir, second_port, 60_000, os.getpid()) == f"127.0.0.1:{second_port}"
     assert not old.alive()
 
 
@@ -134,30 +135,30 @@ def data_dir_made(path: Path) -> Path:
 def test_an_occupied_port_is_told_at_once_and_leaves_nothing(data_dir: Path) -> None:
     """The message names port and setting; no supervisor runs afterwards."""
     with socket.socket() as sock:
-        sock.bind((embedded.HOST, 0))
+        sock.bind((embedded_zookeeper.HOST, 0))
         sock.listen()
         port = sock.getsockname()[1]
         with pytest.raises(LocalFault, match=rf"port {port} .*embedded_port"):
-            supervisor.ensure_embedded(data_dir, port, 1000, os.getpid())
-    assert supervisor.running_state(data_dir / "metastore") is None
+            supervisor_client.ensure_embedded(data_dir, port, 1000, os.getpid())
+    assert supervisor_client.running_state(data_dir / "metastore") is None
 
 
 def test_a_zookeeper_that_never_serves_is_told_with_its_log_and_stopped(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ZooKeeper whose data is foreign ends again and again: one line with its log, and no process is left."""
-    monkeypatch.setattr(supervisor, "START_TRIES", 1)
+    monkeypatch.setattr(supervisor_client, "START_TRIES", 1)
     (data_dir / "metastore" / "zookeeper").mkdir(parents=True)
     (data_dir / "metastore" / "zookeeper" / "data").mkdir()
     (data_dir / "metastore" / "zookeeper" / "data" / "version-2").write_text("a file where a folder should be")
     with pytest.raises(LocalFault, match=r"does not serve: .*exit code 1; it says: .*zookeeper\.log") as caught:
-        supervisor.ensure_embedded(data_dir, 0, 1000, os.getpid())
+        supervisor_client.ensure_embedded(data_dir, 0, 1000, os.getpid())
     assert "\n" not in str(caught.value)
-    assert supervisor.running_state(data_dir / "metastore") is None
+    assert supervisor_client.running_state(data_dir / "metastore") is None
 
 
 def test_a_data_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     """A file where the data directory should be is one line that names it."""
     (tmp_path / "file").write_text("")
     with pytest.raises(LocalFault, match=r"cannot use .*file/metastore"):
-        supervisor.ensure_embedded(tmp_path / "file", 0, 1000, os.getpid())
+        supervisor_client.ensure_embedded(tmp_path / "file", 0, 1000, os.getpid())

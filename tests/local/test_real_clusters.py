@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from node import places, supervisor
-from node.local import LocalClusters
-from node.topology import parse_topology
+from isthmus.node.local import directory as places
+from isthmus.node.local import supervisor_client
+from isthmus.node.local.clusters import LocalClusters
+from isthmus.node.local.topology import parse_topology
 
 THREE = "[clusters.a]\nzookeepers = 3\n[clusters.a.replication]\npartitions = 6\n" + "".join(
     f'[[clusters.a.nodes]]\nname = "a-{number}"\n' for number in (1, 2, 3)
@@ -27,7 +28,7 @@ THREE = "[clusters.a]\nzookeepers = 3\n[clusters.a.replication]\npartitions = 6\
 def directory(tmp_path: Path) -> Iterator[Path]:
     """Whatever runs here at the end is stopped."""
     yield tmp_path / "clusters"
-    supervisor.stop(tmp_path / "clusters")
+    supervisor_client.stop(tmp_path / "clusters")
 
 
 def about(url: str) -> dict[str, Any]:

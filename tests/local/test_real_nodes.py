@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from node import supervisor
-from node.local import LocalClusters
-from node.ports import free_port
-from node.readiness import NodeProbe
-from node.topology import load_topology
+from isthmus.node.local import supervisor_client
+from isthmus.node.local.clusters import LocalClusters
+from isthmus.node.local.ports import free_port
+from isthmus.node.local.probe import NodeProbe
+from isthmus.node.local.topology import load_topology
 
 SAMPLE = Path(__file__).parents[2] / "config" / "samples" / "two-nodes.toml"
 
@@ -59,7 +59,7 @@ def get(url: str) -> bytes | None:
 def directory(tmp_path: Path) -> Iterator[Path]:
     """Whatever runs here at the end is stopped."""
     yield tmp_path / "clusters"
-    supervisor.stop(tmp_path / "clusters")
+    supervisor_client.stop(tmp_path / "clusters")
 
 
 @pytest.mark.timeout(180)
@@ -78,10 +78,10 @@ def test_two_clusters_replicate_both_ways_and_outlive_a_killed_zookeeper(directo
     port = int(clusters.status()["clusters"]["east"]["zookeepers"][0]["address"].rpartition(":")[2])
 
     def back() -> bool:
-        from repl.metastore import embedded
+        from isthmus.repl.metastore import embedded_zookeeper
 
         (zookeeper,) = clusters.status()["clusters"]["east"]["zookeepers"]
-        return zookeeper["restarts"] == 1 and zookeeper["pid"] != victim and embedded.serves(port)
+        return zookeeper["restarts"] == 1 and zookeeper["pid"] != victim and embedded_zookeeper.serves(port)
 
     until(back, "the ZooKeeper again")
     key = "/buckets/b/keys/after"
@@ -112,8 +112,8 @@ def test_a_single_node_finds_its_embedded_zookeeper_again(tmp_path: Path) -> Non
     def start() -> subprocess.Popen[bytes]:
         with (tmp_path / "node.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "node.cli.main", "node", "run", str(file)],
-                cwd=supervisor.HOUSE, stdout=log, stderr=log,
+                [sys.executable, "-m", "isthmus.node.cli.main", "node", "run", str(file)],
+                cwd=supervisor_client.HOUSE, stdout=log, stderr=log,
             )  # fmt: skip
         with NodeProbe(urls["http"], urls["admin"]) as probe:
             until(lambda: probe.online().complete or process.poll() is not None, "the node")
@@ -137,9 +137,9 @@ def test_a_single_node_finds_its_embedded_zookeeper_again(tmp_path: Path) -> Non
         node.terminate()
         assert node.wait(60) == 0
         assert zookeeper()["state"] == "stopped"
-        assert not supervisor.recorded_children(tmp_path / "data" / "metastore")
+        assert not supervisor_client.recorded_children(tmp_path / "data" / "metastore")
     finally:
         if node.poll() is None:
             node.kill()
             node.wait()
-        supervisor.release_embedded(tmp_path / "data")
+        supervisor_client.release_embedded(tmp_path / "data")

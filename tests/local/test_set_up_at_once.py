@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from node import local, supervisor
-from node.local import LocalClusters
-from node.processes import ProcessId
-from node.supervision import LOCK_TIMEOUT_S, Spec, Supervisor
-from node.topology import load_topology
-from repl.model.errors import LocalFault
+from isthmus.node.local import clusters, supervisor_client
+from isthmus.node.local.clusters import LocalClusters
+from isthmus.node.local.process_id import ProcessId
+from isthmus.node.local.supervisor import LOCK_TIMEOUT_S, Spec, Supervisor
+from isthmus.node.local.topology import load_topology
+from isthmus.repl.model.errors import LocalFault
 
 SAMPLE = Path(__file__).parents[2] / "config" / "samples" / "two-nodes.toml"
 
@@ -46,11 +46,11 @@ def test_a_supervisor_waits_for_one_that_ends(tmp_path: Path, supervised: Any, s
         async with supervised(tmp_path, spec) as desk:
             before = await desk.pid("a")
             await desk.until_path(tmp_path / "set")
-            stopping = asyncio.create_task(asyncio.to_thread(supervisor.stop, tmp_path))
+            stopping = asyncio.create_task(asyncio.to_thread(supervisor_client.stop, tmp_path))
             await desk.until_path(tmp_path / "told")
             async with supervised(tmp_path, spec) as other:
                 assert await stopping
-                while await asyncio.to_thread(supervisor.running_state, tmp_path) is None:
+                while await asyncio.to_thread(supervisor_client.running_state, tmp_path) is None:
                     await asyncio.sleep(0.02)
                 assert await other.pid("a") != before
 
@@ -67,15 +67,15 @@ def test_two_ups_at_once_start_one_of_each(directory: Path) -> None:
         one, other = [each.result() for each in [pool.submit(up), pool.submit(up)]]
     assert one == other
     processes = [ProcessId.of(node["pid"]) for cluster in one["clusters"].values() for node in cluster["nodes"]]
-    assert supervisor.stop(directory)
+    assert supervisor_client.stop(directory)
     assert not any(process is not None and process.alive() for process in processes)
     time.sleep(0.2)
-    assert supervisor.running_state(directory) is None
+    assert supervisor_client.running_state(directory) is None
 
 
 def test_who_sets_up_for_ever_is_not_waited_for(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound, and a sentence."""
-    monkeypatch.setattr(local, "SET_UP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(clusters, "SET_UP_TIMEOUT_S", 0.1)
     directory.mkdir()
     lock = os.open(directory / "supervisor.up", os.O_RDWR | os.O_CREAT, 0o600)
     try:

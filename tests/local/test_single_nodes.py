@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from node import places, supervisor
-from node.cli.local import PROGRESS_INTERVAL_S, Progress
-from node.cli.main import main
-from node.local import LocalClusters
-from node.readiness import Online
-from node.topology import load_topology, parse_topology
-from repl.model.errors import BadInput, LocalFault
+from isthmus.node.cli.local import PROGRESS_INTERVAL_S, Progress
+from isthmus.node.cli.main import main
+from isthmus.node.local import directory as places
+from isthmus.node.local import supervisor_client
+from isthmus.node.local.clusters import LocalClusters
+from isthmus.node.local.probe import Online
+from isthmus.node.local.topology import load_topology, parse_topology
+from isthmus.repl.model.errors import BadInput, LocalFault
 
 SAMPLES = Path(__file__).parents[2] / "config" / "samples"
 TWO = SAMPLES / "two-nodes.toml"
@@ -113,7 +114,9 @@ def test_a_node_in_a_crash_loop_is_shown_with_its_last_line(directory: Path) -> 
     (directory / "east-1" / "data" / "broken").touch()
     places.restart_node(directory, "east-1", None)
     deadline = time.monotonic() + 20
-    while (node := node_of(directory, "east-1"))["failures"] < supervisor.START_TRIES or node["state"] != "waiting":
+    while (node := node_of(directory, "east-1"))["failures"] < supervisor_client.START_TRIES or node[
+        "state"
+    ] != "waiting":
         assert time.monotonic() < deadline, node
         time.sleep(0.05)
     assert (node["reason"], node["last_words"]) == ("exit code 1", "isthmus: the data directory is another node's")

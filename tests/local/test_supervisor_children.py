@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from node import supervision, supervisor
-from node.children import (
+from isthmus.node.local import supervisor as supervision
+from isthmus.node.local import supervisor_client
+from isthmus.node.local.child_process import (
     LOG_BYTES_MAX,
     RESTART_DELAY_FIRST_MS,
     RESTART_DELAY_MAX_MS,
@@ -25,8 +26,8 @@ from node.children import (
     bound_log,
     restart_delay_ms,
 )
-from node.processes import ProcessId, wait_gone
-from node.supervision import LINE_BYTES_MAX, Spec, short_path
+from isthmus.node.local.process_id import ProcessId, wait_gone
+from isthmus.node.local.supervisor import LINE_BYTES_MAX, Spec, short_path
 
 
 def test_restart_pauses_double_up_to_a_bound_and_begin_anew_after_a_steady_run() -> None:
@@ -135,16 +136,16 @@ def test_the_children_of_a_killed_supervisor_are_taken_over(launched: Path, shel
     when they die, and stops those that are no longer wanted."""
     directory = launched
     kept, changed, dropped = shell_child("kept"), shell_child("changed"), shell_child("dropped")
-    state = supervisor.launch(directory, Spec((kept, changed, dropped)))
+    state = supervisor_client.launch(directory, Spec((kept, changed, dropped)))
     old = {name: ProcessId.from_json(child["process"]) for name, child in state["children"].items()}
     first = ProcessId.from_json(state["supervisor"])
     assert first is not None
     assert first.send(signal.SIGKILL)
     assert wait_gone(first, 10)
-    assert supervisor.running_state(directory) is None
-    assert supervisor.recorded_children(directory) == old
+    assert supervisor_client.running_state(directory) is None
+    assert supervisor_client.recorded_children(directory) == old
     again = shell_child("changed", "exec sleep 2000")
-    state = supervisor.launch(directory, Spec((kept, again)))
+    state = supervisor_client.launch(directory, Spec((kept, again)))
     new = {name: ProcessId.from_json(child["process"]) for name, child in state["children"].items()}
     kept_process, changed_process, dropped_process = old["kept"], old["changed"], old["dropped"]
     assert kept_process is not None
@@ -158,25 +159,25 @@ def test_the_children_of_a_killed_supervisor_are_taken_over(launched: Path, shel
     kept_process.send(signal.SIGKILL)
 
     deadline = time.monotonic() + 15
-    while supervisor.ask(directory, {"do": "status"})["children"]["kept"]["restarts"] == 0:
+    while supervisor_client.ask(directory, {"do": "status"})["children"]["kept"]["restarts"] == 0:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert supervisor.stop(directory)
-    assert supervisor.recorded_children(directory) == {}
+    assert supervisor_client.stop(directory)
+    assert supervisor_client.recorded_children(directory) == {}
 
 
 def test_children_left_by_a_killed_supervisor_can_be_stopped_without_one(launched: Path, shell_child: Any) -> None:
     """`stop` finds them by the state file."""
     directory = launched
-    state = supervisor.launch(directory, Spec((shell_child(),)))
+    state = supervisor_client.launch(directory, Spec((shell_child(),)))
     first, child = (ProcessId.from_json(raw) for raw in (state["supervisor"], state["children"]["a"]["process"]))
     assert first is not None
     assert child is not None
     first.send(signal.SIGKILL)
     assert wait_gone(first, 10)
-    assert supervisor.stop(directory)
+    assert supervisor_client.stop(directory)
     assert not child.alive()
-    assert not supervisor.stop(directory)
+    assert not supervisor_client.stop(directory)
 
 
 @pytest.mark.parametrize("wrong", ["start_ticks", "boot_id"])
@@ -200,7 +201,7 @@ def test_a_recorded_pid_that_now_is_a_strangers_is_left_alone(
                 assert await desk.pid("a") != stranger.pid
 
         asyncio.run(run())
-        assert not supervisor.stop(directory)
+        assert not supervisor_client.stop(directory)
         assert stranger.poll() is None
     finally:
         stranger.kill()
@@ -299,11 +300,11 @@ def test_an_output_file_over_its_limit_is_begun_anew(tmp_path: Path) -> None:
 
 def test_a_supervisor_that_cannot_start_is_told_with_its_last_words(tmp_path: Path, shell_child: Any) -> None:
     """A directory that is a file is a local fault in one line."""
-    from repl.model.errors import LocalFault
+    from isthmus.repl.model.errors import LocalFault
 
     (tmp_path / "file").write_text("")
     with pytest.raises(LocalFault, match="cannot start a supervisor") as caught:
-        supervisor.launch(tmp_path / "file", Spec((shell_child(),)))
+        supervisor_client.launch(tmp_path / "file", Spec((shell_child(),)))
     assert "\n" not in str(caught.value)
 
 
@@ -316,7 +317,7 @@ def test_no_output_file_of_the_directory_grows_for_ever(
     async def run() -> None:
         directory = tmp_path / "s"
         async with supervised(directory, Spec((shell_child(),))):
-            logs = [supervisor.log_file(directory), Path(shell_child().log)]
+            logs = [supervisor_client.log_file(directory), Path(shell_child().log)]
             for log in logs:
                 with log.open("ab") as file:
                     file.truncate(LOG_BYTES_MAX + 1)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config.loading import ConfigError, load_text
-from node.toml_writing import toml_document
-from node.topology import load_topology, parse_topology
+from isthmus.config.loader import ConfigError, load_text
+from isthmus.node.local.toml_writer import toml_document
+from isthmus.node.local.topology import load_topology, parse_topology
 
 SAMPLE = Path(__file__).parents[2] / "config" / "samples" / "two-nodes.toml"
 

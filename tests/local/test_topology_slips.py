@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from config.loading import ConfigError
-from node.topology import load_topology
+from isthmus.config.loader import ConfigError
+from isthmus.node.local.topology import load_topology
 
 TWO = """\
 [clusters.east]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from queues.batches import Batch, Session
-from queues.reading import read_objects
-from queues.source_queue import SourceQueue
-from repl.model.objects import Content, encode_object
-from repl.model.reference import ReferenceKind
-from repl.model.requests import PushOutcome, PushResult
-from repl.model.vclock import Clock, Dot
+from isthmus.queues.leases import Batch, Session
+from isthmus.queues.object_reader import read_objects
+from isthmus.queues.source_queue import SourceQueue
+from isthmus.repl.model.objects import Content, encode_object
+from isthmus.repl.model.reference import ReferenceKind
+from isthmus.repl.model.requests import PushOutcome, PushResult
+from isthmus.repl.model.vclock import Clock, Dot
 from tests.mesh.towns import P, Town
 from tests.mesh.world import World
 

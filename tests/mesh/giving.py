@@ -12,14 +12,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from queues.claims import Stopped, ends_a_gap, from_the_first
-from queues.decrees import CLEARED, Decree, obeyed
-from queues.gaps import Gap, without
-from repl.model.entry import decode_key_row
-from repl.model.keys import key_hash
-from repl.model.objects import decode_object, encode_object
-from repl.model.vclock import descends
-from repl.store.port import Change
+from isthmus.queues.cursor_decisions import Stopped, ends_a_gap, from_the_first
+from isthmus.queues.gaps import Gap, without
+from isthmus.queues.queue_documents import CLEARED, Decree, obeyed
+from isthmus.repl.model.entry import decode_key_row
+from isthmus.repl.model.keys import key_hash
+from isthmus.repl.model.objects import decode_object, encode_object
+from isthmus.repl.model.vclock import descends
+from isthmus.repl.store.port import Change
 from tests.mesh.towns import BUCKET, KEYS, P, Road, Town
 from tests.mesh.world import World
 
@@ -77,7 +77,7 @@ class GivingWorld(World):
             self.obeys(road, CLEARED, town.queues[road.queue].windows[P].applied)
 
     def obeys(self, road: Road, what: str, start: int) -> None:
-        """The CURSOR entry of an act is on its way: as `queues.keeping` obeys a decree."""
+        """The CURSOR entry of an act is on its way: as `queues.cursor_keeper` obeys a decree."""
         town, at = self.towns[road.source], (road.source, road.queue)
         window = town.queues[road.queue].windows[P]
         self.decrees[at] = version = max(self.decrees[at], window.state.decree) + 1

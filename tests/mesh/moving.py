@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from queues.decrees import PLACED, RELEASED
-from repl.model.objects import encode_object
-from repl.model.vclock import covers, descends, offset_of
-from sink.roster import LinkName
+from isthmus.queues.queue_documents import PLACED, RELEASED
+from isthmus.repl.model.objects import encode_object
+from isthmus.repl.model.vclock import covers, descends, offset_of
+from isthmus.sink.scheduler import LinkName
 from tests.mesh.giving import GivingWorld
 from tests.mesh.towns import P, Road
 from tests.mesh.world import World

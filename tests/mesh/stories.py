@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from repl.model.vclock import covers
+from isthmus.repl.model.vclock import covers
 from tests.mesh.giving import GivingWorld
 from tests.mesh.moving import MovingWorld
 from tests.mesh.towns import Road

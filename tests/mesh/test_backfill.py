@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from queues.decrees import PLACED, RELEASED, Decree, obeyed
-from repl.model.requests import PushOutcome
-from repl.model.vclock import Dot, covers
+from isthmus.queues.queue_documents import PLACED, RELEASED, Decree, obeyed
+from isthmus.repl.model.requests import PushOutcome
+from isthmus.repl.model.vclock import Dot, covers
 from tests.mesh.fetcher import Fetcher, origin, push, settle, write
 from tests.mesh.stories import both_ways
 from tests.mesh.towns import P, Road, Town

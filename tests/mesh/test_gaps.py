@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from queues.claims import PUBLISHING_SUSPENDED
-from queues.decrees import CLEARED
-from queues.discards import DISCARDED
+from isthmus.queues.cursor_decisions import PUBLISHING_SUSPENDED
+from isthmus.queues.queue_documents import CLEARED
+from isthmus.queues.window import DISCARDED
 from tests.mesh.giving import GivingWorld
 from tests.mesh.stories import TOPOLOGIES
 from tests.mesh.towns import Road

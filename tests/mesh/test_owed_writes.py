@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from queues.decrees import CLEARED, Decree, obeyed
-from queues.source_queue import QUIET_MS
-from repl.model.objects import encode_object
-from repl.model.requests import PushOutcome
-from repl.model.vclock import Dot, covers, decode_clock
+from isthmus.queues.queue_documents import CLEARED, Decree, obeyed
+from isthmus.queues.source_queue import QUIET_MS
+from isthmus.repl.model.objects import encode_object
+from isthmus.repl.model.requests import PushOutcome
+from isthmus.repl.model.vclock import Dot, covers, decode_clock
 from tests.mesh.fetcher import Fetcher, origin, push, settle, write
 from tests.mesh.stories import both_ways
 from tests.mesh.towns import BUCKET, P, Road, Town

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from repl.model.objects import Content
-from repl.model.requests import PushOutcome, PushResult
-from repl.store.memory import MemoryStore
-from sink.backoff import Result
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.requests import PushOutcome, PushResult
+from isthmus.sink.backoff import Result
 from tests.mesh.stories import TOPOLOGIES, both_ways
 from tests.mesh.towns import KEYS, LEASE_MS
 from tests.mesh.world import Errand, World
+from tests.support.memory_store import MemoryStore
 
 SEEDS = 3
 STEPS = 2_500

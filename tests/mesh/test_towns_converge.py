@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from repl.model.requests import PushOutcome
-from repl.model.vclock import covers
+from isthmus.repl.model.requests import PushOutcome
+from isthmus.repl.model.vclock import covers
 from tests.mesh.stories import STEPS, TOPOLOGIES, both_ways, converges, crosses_once, gives_its_own
 from tests.mesh.towns import KEYS, Road
 from tests.mesh.world import World

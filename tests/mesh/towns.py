@@ -12,25 +12,24 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, TypeVar
 
-from queues.cursors import CursorState, decode_state, encode_soft, encode_state, position_of
-from queues.owing import owed
-from queues.reading import read_changes
-from queues.rules import Budget
-from queues.settled import QueuesSettled
-from queues.source_queue import SourceQueue
-from queues.window import Window
-from repl.model.entry import Entry, EntryKind, decode_key_row, make_entry
-from repl.model.keys import Key, key_hash
-from repl.model.objects import TOMBSTONE, Content, Object, decode_object
-from repl.model.properties import Properties, TypeProperties
-from repl.model.requests import PushItem, WriteRequest, Written
-from repl.model.vclock import Clock, Dot, actor_of, encode_clock, pack_counter
-from repl.proposal import Proposal
-from repl.reap_proposal import ReapProposal
-from repl.reaped_pushes import ReapedPushes
-from repl.store.memory import MemoryStore
-from repl.store.port import Change, PartitionStep
-from repl.write_limits import WriteLimits
+from isthmus.queues.cursors import CursorState, decode_state, encode_soft, encode_state, position_of
+from isthmus.queues.object_reader import read_changes
+from isthmus.queues.origin_check import owed
+from isthmus.queues.source_queue import SourceQueue
+from isthmus.queues.tombstone_barrier import QueuesSettled
+from isthmus.queues.window import Window
+from isthmus.queues.window_rules import Budget
+from isthmus.repl.coordinator.tombstone_reaper import ReapProposal
+from isthmus.repl.coordinator.write_batch import Proposal, WriteLimits
+from isthmus.repl.model.entry import Entry, EntryKind, decode_key_row, make_entry
+from isthmus.repl.model.keys import Key, key_hash
+from isthmus.repl.model.objects import TOMBSTONE, Content, Object, decode_object
+from isthmus.repl.model.properties import Properties, TypeProperties
+from isthmus.repl.model.requests import PushItem, WriteRequest, Written
+from isthmus.repl.model.vclock import Clock, Dot, actor_of, encode_clock, pack_counter
+from isthmus.repl.store.port import Change, PartitionStep
+from isthmus.repl.store.reaped_pushes import ReapedPushes
+from tests.support.memory_store import MemoryStore
 
 Proposed = TypeVar("Proposed", bound=Proposal)
 
@@ -299,7 +298,7 @@ class Town:
 
     def reap(self, key: bytes) -> str:
         """One key's tombstone goes, if it may: why it must wait; "" when something was done or there is none. As
-        `repl.reaping` does it."""
+        `repl.coordinator.tombstone_reaper` does it."""
         hash64 = key_hash(BUCKET, key)
         found = self.store.key_row(P, hash64, BUCKET, key)
         row = None if found is None else decode_key_row(found)

@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, NamedTuple
 
-from queues.batches import Batch, Session
-from queues.reading import read_objects
-from queues.rules import Item
-from repl.model.errors import Retryable
-from repl.model.objects import Content, Object, decode_object
-from repl.model.reference import ReferenceKind
-from repl.model.requests import PushOutcome, PushResult
-from repl.model.vclock import Clock, Dot, covers, descends
-from sink.backoff import Delays, Result
-from sink.roster import LinkName, Roster
+from isthmus.queues.leases import Batch, Session
+from isthmus.queues.object_reader import read_objects
+from isthmus.queues.window_rules import Item
+from isthmus.repl.model.errors import Retryable
+from isthmus.repl.model.objects import Content, Object, decode_object
+from isthmus.repl.model.reference import ReferenceKind
+from isthmus.repl.model.requests import PushOutcome, PushResult
+from isthmus.repl.model.vclock import Clock, Dot, covers, descends
+from isthmus.sink.backoff import Delays, Result
+from isthmus.sink.scheduler import LinkName, Roster
 from tests.mesh.towns import KEYS, LEASE_MS, P, Road, Town
 
 BATCH_BYTES: Final = 10_000

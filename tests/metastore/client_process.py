@@ -17,9 +17,9 @@ import time
 
 import structlog
 
-from repl.metastore.port import SessionState
-from repl.metastore.zookeeper import ZooKeeperMetastore
-from repl.model.record import Registration
+from isthmus.repl.metastore.port import SessionState
+from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
+from isthmus.repl.model.record import Registration
 
 
 def say(**fields: object) -> None:

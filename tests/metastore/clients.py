@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Protocol
 
-from repl.metastore.port import Metastore, SessionState
-from repl.model.record import Member, PartitionRecord, Registration
+from isthmus.repl.metastore.port import Metastore, SessionState
+from isthmus.repl.model.record import Member, PartitionRecord, Registration
 
 
 class World(Protocol):

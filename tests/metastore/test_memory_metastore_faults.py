@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from repl.metastore.memory import MemoryEnsemble, MemoryMetastore, WriteFault
-from repl.metastore.port import Ambiguous, Conflict, SessionState, Unavailable, Versioned
-from repl.model.record import Registration
+from isthmus.repl.metastore.port import Ambiguous, Conflict, SessionState, Unavailable, Versioned
+from isthmus.repl.model.record import Registration
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, WriteFault
 
 
 def test_a_disconnected_client_is_unavailable_and_keeps_its_session() -> None:

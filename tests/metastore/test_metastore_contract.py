@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from repl.metastore.port import Conflict, SessionState, Unavailable, Versioned
-from repl.metastore.records import RECORD_BYTES_MAX
-from repl.model.errors import TooLarge
-from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
+from isthmus.repl.metastore.codecs import RECORD_BYTES_MAX
+from isthmus.repl.metastore.port import Conflict, SessionState, Unavailable, Versioned
+from isthmus.repl.model.errors import TooLarge
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
 from tests.metastore.clients import World, a_record, a_registration, joined, until
 
 

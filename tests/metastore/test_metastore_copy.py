@@ -1,4 +1,5 @@
-"""Claims about `repl.metastore_copy`: what a copy holds, when it is kept, how an empty metastore is adopted by it."""
+"""Claims about `repl.runtime.metastore_copy`: what a copy holds, when it is kept, how an empty metastore is adopted by
+it."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from repl.identity import Identity
-from repl.metastore.memory import MemoryEnsemble, MemoryMetastore
-from repl.metastore_copy import (
+from isthmus.repl.model.errors import BadInput, LocalFault, WrongIdentity
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from isthmus.repl.runtime.metastore_copy import (
     GEN_MARGIN,
     CopyKeeper,
     MetastoreCopy,
@@ -21,8 +22,8 @@ from repl.metastore_copy import (
     plan_adoption,
     read_documents,
 )
-from repl.model.errors import BadInput, LocalFault, WrongIdentity
-from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from isthmus.repl.storage.identity import Identity
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
 UUID, OTHER = b"u" * 16, b"o" * 16
 HELD = {0: [7, 5], 1: [7, 2]}

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repl.metastore.records import (
+from isthmus.repl.metastore.codecs import (
     RECORD_BYTES_MAX,
     decode_record,
     decode_registration,
     encode_record,
     encode_registration,
 )
-from repl.model.errors import CodecError
-from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
-from repl.model.vclock import MAX_EPOCH
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from isthmus.repl.model.vclock import MAX_EPOCH
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from repl.metastore.mirror import FULL_READ_INTERVAL_S
-from repl.metastore.port import Conflict, NameTaken, Planned, SessionState, Unmoved, Versioned
-from repl.model.errors import Corruption, TooLarge, WrongIdentity
-from repl.model.record import Member
-from repl.removing import ids_of_nodes, remove_node
+from isthmus.repl.controller.reassignments import ids_of_nodes, remove_node
+from isthmus.repl.metastore.port import Conflict, NameTaken, Planned, SessionState, Unmoved, Versioned
+from isthmus.repl.metastore.watch_cache import FULL_READ_INTERVAL_S
+from isthmus.repl.model.errors import Corruption, TooLarge, WrongIdentity
+from isthmus.repl.model.record import Member
 from tests.metastore.clients import World, a_record, a_registration, joined, until
 
 

@@ -13,9 +13,9 @@ from typing import Final
 import pytest
 from kazoo.client import KazooClient
 
-from node import supervisor
-from node.local import LocalClusters
-from node.topology import parse_topology
+from isthmus.node.local import supervisor_client
+from isthmus.node.local.clusters import LocalClusters
+from isthmus.node.local.topology import parse_topology
 
 TOPOLOGY: Final = """
 [clusters.east]
@@ -46,7 +46,7 @@ WRITES: Final = 300
 def directory(tmp_path: Path) -> Iterator[Path]:
     """Whatever runs here at the end is stopped."""
     yield tmp_path / "clusters"
-    supervisor.stop(tmp_path / "clusters")
+    supervisor_client.stop(tmp_path / "clusters")
 
 
 def put(url: str, value: bytes, seconds: float = 20) -> None:

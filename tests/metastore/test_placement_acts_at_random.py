@@ -16,16 +16,15 @@ from typing import TypeVar
 
 import pytest
 
-from repl.bucket_types import Wanted, create_bucket_type
-from repl.isr.moves import Kind
-from repl.metastore.memory import MemoryMetastore, MemoryTree, WriteFault
-from repl.metastore.memory_tree import MemoryEnsemble
-from repl.metastore.port import Ambiguous, Conflict, Unmoved
-from repl.model.errors import IsthmusError
-from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
-from repl.moving import Moving
-from repl.placement_orders import ORDERS_PATH, read_placement
-from repl.relocating import Wish, cancel, ordered, planned, undrain
+from isthmus.repl.controller.bucket_types import Wanted, create_bucket_type
+from isthmus.repl.controller.reassigner import Moving
+from isthmus.repl.controller.reassignment_orders import ORDERS_PATH, read_placement
+from isthmus.repl.controller.reassignment_progress import Kind
+from isthmus.repl.controller.reassignments import Wish, cancel, ordered, planned, undrain
+from isthmus.repl.metastore.port import Ambiguous, Conflict, Unmoved
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, MemoryTree, WriteFault
 
 T = TypeVar("T")
 
@@ -108,7 +107,7 @@ class Town:
             await asyncio.sleep(0.001)
 
     async def controller(self) -> None:
-        """Carries out what is ordered, as `repl.controller` does."""
+        """Carries out what is ordered, as `repl.controller.controller` does."""
         metastore, now_ms = await self.joined(), 0
         moving = Moving(metastore)
         while not await self.over():

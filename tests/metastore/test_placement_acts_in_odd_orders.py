@@ -9,20 +9,18 @@ from typing import Any
 
 import pytest
 
-from config.options import MIN_ISR
-from repl.bucket_types import Wanted, create_bucket_type
-from repl.isr.moves import Kind
-from repl.isr.relocation import Move
-from repl.metastore.memory import MemoryMetastore, WriteFault
-from repl.metastore.memory_tree import MemoryEnsemble
-from repl.metastore.port import Metastore, Unavailable, Versioned
-from repl.metastore.presence import IDS_PATH
-from repl.model.errors import NotReady, OutcomeUnknown
-from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
-from repl.option_settings import OPTIONS_PATH, Setting, change_option
-from repl.placement_orders import ORDERS_PATH, Ended, Placement, change_placement, read_placement
-from repl.relocating import Changed, Wish, cancel, ordered, undrain
-from repl.removing import StillNeeded, remove_node
+from isthmus.config.dynamic_options import MIN_ISR
+from isthmus.repl.controller.bucket_types import Wanted, create_bucket_type
+from isthmus.repl.controller.dynamic_options import OPTIONS_PATH, Setting, change_option
+from isthmus.repl.controller.reassignment_orders import ORDERS_PATH, Ended, Placement, change_placement, read_placement
+from isthmus.repl.controller.reassignment_plan import Move
+from isthmus.repl.controller.reassignment_progress import Kind
+from isthmus.repl.controller.reassignments import Changed, StillNeeded, Wish, cancel, ordered, remove_node, undrain
+from isthmus.repl.metastore.liveness import IDS_PATH
+from isthmus.repl.metastore.port import Metastore, Unavailable, Versioned
+from isthmus.repl.model.errors import NotReady, OutcomeUnknown
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, WriteFault
 
 Act = Callable[[Metastore], Awaitable[object]]
 

@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl.isr.moves import Kind
-from repl.isr.relocation import Move
-from repl.metastore.memory import MemoryMetastore
-from repl.metastore.memory_tree import MemoryEnsemble
-from repl.metastore.port import Versioned
-from repl.model.errors import Corruption, TooLarge
-from repl.placement_orders import (
+from isthmus.repl.controller.reassignment_orders import (
     ENDED_MAX,
     ORDERS_MAX,
     Ended,
@@ -25,6 +19,11 @@ from repl.placement_orders import (
     encode_placement,
     read_placement,
 )
+from isthmus.repl.controller.reassignment_plan import Move
+from isthmus.repl.controller.reassignment_progress import Kind
+from isthmus.repl.metastore.port import Versioned
+from isthmus.repl.model.errors import Corruption, TooLarge
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
 NAMES = st.lists(st.sampled_from(["n1", "n2", "ü-3", "a b"]), min_size=1, max_size=4, unique=True).map(tuple)
 MOVES = st.lists(st.builds(Move, st.integers(0, 9_999), NAMES, NAMES), max_size=4)

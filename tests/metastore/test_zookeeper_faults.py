@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from repl.metastore import embedded, rollback
-from repl.metastore.port import Ambiguous, Conflict, SessionState, Unavailable, Versioned
-from repl.metastore.zookeeper import ZooKeeperMetastore
-from repl.model.errors import Corruption, LocalFault
-from repl.model.record import Registration
+from isthmus.repl.metastore import embedded_zookeeper, rollback_guard
+from isthmus.repl.metastore.port import Ambiguous, Conflict, SessionState, Unavailable, Versioned
+from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
+from isthmus.repl.model.errors import Corruption, LocalFault
+from isthmus.repl.model.record import Registration
 from tests.metastore.clients import until
 
 
@@ -90,7 +90,7 @@ def test_a_zookeeper_whose_data_went_back_is_not_believed(
 ) -> None:
     """A server that knows less than this process has seen is refused, in the same session and in a new one: the
     client stays suspended, and its errors say why, with both zxids (H32)."""
-    monkeypatch.setattr(rollback, "INTERVAL_S", 0.3)
+    monkeypatch.setattr(rollback_guard, "INTERVAL_S", 0.3)
 
     async def run() -> None:
         client, states = metastore(own_server.hosts, session_timeout_ms=2000), list[SessionState]()
@@ -204,8 +204,8 @@ def test_foreign_bytes_in_the_tree_are_named(path: str, value: bytes, real_world
 
 def test_a_record_at_a_wrong_path_is_named(real_world: Any, shared_server: Any) -> None:
     """A record that says partition 3 but lies at another path is unreadable, and not partition 3."""
-    from repl.metastore.records import encode_record
-    from repl.model.record import PartitionRecord
+    from isthmus.repl.metastore.codecs import encode_record
+    from isthmus.repl.model.record import PartitionRecord
 
     async def run() -> None:
         client = real_world.client()
@@ -227,11 +227,11 @@ def test_a_record_that_zookeeper_refuses_to_read_out_is_unreadable_alone(
     and once the list is gone the record is read within the time of a full read."""
     from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 
-    from repl.metastore import mirror
-    from repl.metastore.records import encode_record
-    from repl.model.record import PartitionRecord
+    from isthmus.repl.metastore import watch_cache
+    from isthmus.repl.metastore.codecs import encode_record
+    from isthmus.repl.model.record import PartitionRecord
 
-    monkeypatch.setattr(mirror, "FULL_READ_INTERVAL_S", 0.2)
+    monkeypatch.setattr(watch_cache, "FULL_READ_INTERVAL_S", 0.2)
 
     async def run() -> None:
         client = real_world.client()
@@ -299,23 +299,27 @@ def test_the_embedded_server_names_its_log_when_it_cannot_serve(tmp_path: Path, 
     """A second server on a taken port ends, and the error names the reason and the log."""
     import subprocess
 
-    from repl.metastore.java import find_java
+    from isthmus.repl.metastore.java import find_java
 
-    embedded.prepare(tmp_path / "zk", shared_server.port)
-    command = embedded.zookeeper_command(find_java(), embedded.find_jars(), tmp_path / "zk", shared_server.port)
+    embedded_zookeeper.prepare(tmp_path / "zk", shared_server.port)
+    command = embedded_zookeeper.zookeeper_command(
+        find_java(), embedded_zookeeper.find_jars(), tmp_path / "zk", shared_server.port
+    )
     with pytest.raises(LocalFault, match=f"port {shared_server.port} .*purpose"):
-        embedded.check_port_free(shared_server.port, "the purpose")
+        embedded_zookeeper.check_port_free(shared_server.port, "the purpose")
     process = subprocess.Popen(command, cwd=tmp_path / "zk", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     process.wait(20)
-    assert "BindException" in embedded.log_file(tmp_path / "zk").read_text()
-    with pytest.raises(LocalFault, match=rf"it ended; it says: .*BindException.*{embedded.log_file(tmp_path / 'zk')}"):
-        embedded.wait_until_serving(tmp_path / "zk", 1, 5, lambda: "it ended")
+    assert "BindException" in embedded_zookeeper.log_file(tmp_path / "zk").read_text()
+    with pytest.raises(
+        LocalFault, match=rf"it ended; it says: .*BindException.*{embedded_zookeeper.log_file(tmp_path / 'zk')}"
+    ):
+        embedded_zookeeper.wait_until_serving(tmp_path / "zk", 1, 5, lambda: "it ended")
     with pytest.raises(LocalFault, match="no answer on 127"):
-        embedded.wait_until_serving(tmp_path / "zk", 1, 0.1, lambda: None)
+        embedded_zookeeper.wait_until_serving(tmp_path / "zk", 1, 0.1, lambda: None)
 
 
 def test_files_that_cannot_be_written_are_a_local_fault(tmp_path: Path) -> None:
     """A directory that cannot be made gives one line that names it."""
     (tmp_path / "file").write_text("")
     with pytest.raises(LocalFault, match="cannot write the embedded ZooKeeper's files"):
-        embedded.prepare(tmp_path / "file" / "zk", 2181)
+        embedded_zookeeper.prepare(tmp_path / "file" / "zk", 2181)

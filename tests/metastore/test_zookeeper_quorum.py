@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from repl.metastore.port import Ambiguous, Conflict, SessionState, Unavailable
-from repl.metastore.zookeeper import ZooKeeperMetastore
-from repl.model.record import Member, PartitionRecord
+from isthmus.repl.metastore.port import Ambiguous, Conflict, SessionState, Unavailable
+from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
+from isthmus.repl.model.record import Member, PartitionRecord
 from tests.metastore.clients import a_record, a_registration, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from repl.metastore.port import SessionState, Unavailable
-from repl.metastore.zookeeper import ZooKeeperMetastore
-from repl.model.record import Registration
+from isthmus.repl.metastore.port import SessionState, Unavailable
+from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
+from isthmus.repl.model.record import Registration
 from tests.metastore.clients import a_record, until
 from tests.transport.wire_world import Proxy
 

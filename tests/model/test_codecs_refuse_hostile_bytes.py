@@ -10,17 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repl.model.entry import (
-    Entry,
-    EntryKind,
-    KeyRow,
-    decode_entry,
-    decode_key_row,
-    encode_key_row,
-    make_entry,
-)
-from repl.model.errors import CodecError
-from repl.model.objects import (
+from isthmus.repl.model.entry import Entry, EntryKind, KeyRow, decode_entry, decode_key_row, encode_key_row, make_entry
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.objects import (
     Object,
     Sibling,
     Summary,
@@ -29,7 +21,7 @@ from repl.model.objects import (
     glanced,
     summarize_encoded,
 )
-from repl.model.vclock import decode_clock, encode_clock
+from isthmus.repl.model.vclock import decode_clock, encode_clock
 
 DECODERS: list[Callable[[bytes], object]] = [
     decode_clock,

@@ -8,7 +8,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl.model import keys
+from isthmus.repl.model import keys
 
 
 @given(st.binary(max_size=20), st.binary(max_size=20))

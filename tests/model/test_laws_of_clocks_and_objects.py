@@ -12,8 +12,8 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repl.model import vclock
-from repl.model.objects import (
+from isthmus.repl.model import vclock
+from isthmus.repl.model.objects import (
     TOMBSTONE,
     Content,
     Object,
@@ -24,7 +24,7 @@ from repl.model.objects import (
     summarize_encoded,
     write,
 )
-from repl.model.vclock import Clock, Dot
+from isthmus.repl.model.vclock import Clock, Dot
 
 ACTORS = [bytes([n]) * 20 for n in (1, 2, 3)]
 

@@ -6,12 +6,11 @@ import re
 
 import pytest
 
-from config.properties import ABSENT, FIXED, PROPERTIES, parse_property, shown_properties
-from repl.model.objects import TOMBSTONE, Content, Object, Sibling, merge
-from repl.model.properties import DEFAULTS
-from repl.model.siblings import resolved, written
-from repl.model.vclock import actor_of, covers, pack_counter
-from repl.properties import effective
+from isthmus.config.bucket_properties import ABSENT, FIXED, PROPERTIES, parse_property, shown_properties
+from isthmus.repl.controller.bucket_properties import effective
+from isthmus.repl.model.objects import TOMBSTONE, Content, Object, Sibling, merge, resolved, written
+from isthmus.repl.model.properties import DEFAULTS
+from isthmus.repl.model.vclock import actor_of, covers, pack_counter
 
 EAST, WEST = actor_of(b"east-cluster-016", 0), actor_of(b"west-cluster-016", 0)
 ONE = DEFAULTS._replace(allow_mult=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from config.properties import Value
-from repl.properties import (
+from isthmus.config.bucket_properties import Value
+from isthmus.repl.controller.bucket_properties import (
     OWN_BUCKETS_MAX,
     Place,
     PropertySetting,
@@ -13,7 +13,7 @@ from repl.properties import (
     _digests,
     place_digests,
 )
-from repl.property_digests import (
+from isthmus.repl.property_digests import (
     MUST_AGREE,
     NAMED_MAX,
     PLACES_BYTES_MAX,

@@ -7,21 +7,21 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from config.settings import QueueSettings
-from queues.acts import QueueActs
-from queues.batches import Session
-from queues.registry import SourceQueues
-from queues.wire import NO_PROPERTIES, Ack, FetchReply, FetchRequest
-from repl.metastore.memory import MemoryEnsemble, MemoryMetastore
-from repl.model import vclock
-from repl.model.entry import Entry
-from repl.model.errors import IsthmusError
-from repl.model.keys import Key
-from repl.model.requests import Isolation
-from repl.property_digests import PlaceDigests
-from repl.store.memory import MemoryStore
-from repl.store.port import PartitionStep
+from isthmus.config.settings import QueueSettings
+from isthmus.queues.admin import QueueActs
+from isthmus.queues.leases import Session
+from isthmus.queues.service import SourceQueues
+from isthmus.queues.wire import NO_PROPERTIES, Ack, FetchReply, FetchRequest
+from isthmus.repl.model import vclock
+from isthmus.repl.model.entry import Entry
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.requests import Isolation
+from isthmus.repl.property_digests import PlaceDigests
+from isthmus.repl.store.port import PartitionStep
 from tests.queues.source_world import OURS, SINK, Pen, Shelf
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
+from tests.support.memory_store import MemoryStore
 
 PARTITIONS = (3, 8)
 

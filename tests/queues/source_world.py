@@ -6,11 +6,11 @@ may lag behind storing, as it does between the writer thread and the loop.
 
 from __future__ import annotations
 
-from repl.model.entry import NO_OFFSET, Entry, EntryKind, encode_key_row, make_entry
-from repl.model.keys import key_hash
-from repl.model.objects import TOMBSTONE, Content, seal, write
-from repl.model.vclock import Clock, actor_of, pack_counter
-from repl.store.port import Applied, Change, Cursor
+from isthmus.repl.model.entry import NO_OFFSET, Entry, EntryKind, encode_key_row, make_entry
+from isthmus.repl.model.keys import key_hash
+from isthmus.repl.model.objects import TOMBSTONE, Content, seal, write
+from isthmus.repl.model.vclock import Clock, actor_of, pack_counter
+from isthmus.repl.store.port import Applied, Change, Cursor
 
 OURS = b"\xa0" * 16
 SINK = b"\xb0" * 16

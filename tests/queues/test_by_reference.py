@@ -5,18 +5,18 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from queues.by_reference import (
+from isthmus.queues.wire import (
     PART_BYTES_MAX,
     ObjectReply,
     ObjectRequest,
+    UnknownVersion,
     decode_asking,
     decode_object_reply,
     encode_asking,
     encode_object_reply,
 )
-from queues.wire import UnknownVersion
-from repl.model.errors import CodecError
-from repl.model.keys import Key
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.keys import Key
 
 ASKED = ObjectRequest(b"c" * 16, "west", Key(b"default", b"b\xff", b"k"))
 BASE = {"v": 1, "cluster": b"c" * 16, "name": "west", "bucket_type": b"t", "bucket": b"b", "key": b"k"}

@@ -9,11 +9,12 @@ from random import Random
 
 import pytest
 
-from config.settings import QueueSettings
-from queues import counting, intake
-from queues.window import Window
-from queues.wire import Ack
-from repl.store.port import Change
+from isthmus.config.settings import QueueSettings
+from isthmus.queues import backlog_count
+from isthmus.queues import window as intake
+from isthmus.queues.window import Window
+from isthmus.queues.wire import Ack
+from isthmus.repl.store.port import Change
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.source_world import SINK, THIRD
 
@@ -87,7 +88,7 @@ def test_a_count_is_true_whatever_is_written_and_fetched_while_it_is_made(
 ) -> None:
     """Rows are read slowly while keys are written over, pushed from elsewhere, fetched and acknowledged; the number,
     less what was taken since it was true, is what goes."""
-    monkeypatch.setattr(counting, "STEP_ROWS", 10)
+    monkeypatch.setattr(backlog_count, "STEP_ROWS", 10)
     monkeypatch.setattr(intake, "REFILL_ROWS", 10)
 
     async def run() -> None:
@@ -152,10 +153,10 @@ def test_more_rows_than_may_be_read_are_unknown_and_so_is_a_window_made_anew(mon
         await home.start()
         await owned(home)
         home.put(*(b"%03d" % n for n in range(60)))
-        monkeypatch.setattr(counting, "STEP_ROWS", 4)
+        monkeypatch.setattr(backlog_count, "STEP_ROWS", 4)
         for bound, limit in (("ROWS_MAX", 10), ("NOTES_MAX", -1)):
             with monkeypatch.context() as bounded:
-                bounded.setattr(counting, bound, limit)
+                bounded.setattr(backlog_count, bound, limit)
                 assert await counted(home) is None
         assert await counted(home) == 60
         home.queues.leadership(PARTITIONS[0], False, 0)

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from queues.cursors import CursorState, Position, decode_soft, decode_state, encode_soft, encode_state, position_of
-from repl.model.errors import CodecError
-from repl.store.port import Cursor
+from isthmus.queues.cursors import (
+    CursorState,
+    Position,
+    decode_soft,
+    decode_state,
+    encode_soft,
+    encode_state,
+    position_of,
+)
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.store.port import Cursor
 from tests.queues.source_world import SINK
 from tests.queues.test_source_queue_rules import Desk, P
 

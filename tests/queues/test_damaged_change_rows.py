@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from config.settings import QueueSettings
-from queues import serving
-from queues.listing import reason
-from queues.wire import Ack
-from repl.store.port import Change, DamagedChange
+from isthmus.config.settings import QueueSettings
+from isthmus.queues import queue_server
+from isthmus.queues.status import reason
+from isthmus.queues.wire import Ack
+from isthmus.repl.store.port import Change, DamagedChange
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.test_queue_lag_and_explain import lag
 
@@ -32,7 +32,7 @@ def test_a_damaged_change_row_is_waited_for_and_not_passed_over(monkeypatch: pyt
     """What stands before it in the partition goes out, and all of other partitions; nothing behind it, though sinks ask
     and writes come. The reason names the row, lags can be told, it is reported to be mended without a storm of reads,
     and afterwards the queue goes on by itself with the key of that row and those behind it."""
-    monkeypatch.setattr(serving, "DAMAGED_REST_S", 0.05)
+    monkeypatch.setattr(queue_server, "DAMAGED_REST_S", 0.05)
 
     async def run() -> None:
         home = Home(QueueSettings("q"))

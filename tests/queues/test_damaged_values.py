@@ -8,14 +8,14 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
-from queues.settled import QueuesSettled
-from queues.steering import Act
-from queues.throttle import Rates
-from repl.metastore.memory import MemoryEnsemble
-from repl.model.errors import BadInput, CodecError, NotReady
-from repl.model.keys import Key
+from isthmus.queues.queue_documents import Act
+from isthmus.queues.rate_limit import Rates
+from isthmus.queues.tombstone_barrier import QueuesSettled
+from isthmus.repl.model.errors import BadInput, CodecError, NotReady
+from isthmus.repl.model.keys import Key
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.source_world import SINK, THIRD
+from tests.support.memory_metastore import MemoryEnsemble
 
 
 def test_one_value_that_cannot_be_read_hides_no_other_of_its_queue() -> None:

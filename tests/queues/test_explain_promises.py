@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from node.explaining import joined
+from isthmus.node.services.explain_key import joined
 
 
 @pytest.mark.parametrize(

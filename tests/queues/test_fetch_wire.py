@@ -11,9 +11,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queues.batches import Session
-from queues.rules import Item
-from queues.wire import (
+from isthmus.queues.leases import Session
+from isthmus.queues.window_rules import Item
+from isthmus.queues.wire import (
     ACKS_MAX,
     BYTES_MAX,
     COUNT_MAX,
@@ -32,9 +32,9 @@ from queues.wire import (
     encode_reply,
     encode_request,
 )
-from repl.model.errors import CodecError, TooLarge
-from repl.properties import DIGESTS_MAX
-from repl.property_digests import PLACE_BYTES_MAX, PLACES_BYTES_MAX, PLACES_MAX
+from isthmus.repl.controller.bucket_properties import DIGESTS_MAX
+from isthmus.repl.model.errors import CodecError, TooLarge
+from isthmus.repl.property_digests import PLACE_BYTES_MAX, PLACES_BYTES_MAX, PLACES_MAX
 
 SESSION = Session(b"c" * 16, "w1", b"i" * 8, 3)
 ITEM: Item = (1, 2, 3, b"default", b"bucket", b"key", b"o" * 16, 1_700_000_000_000, b"payload")

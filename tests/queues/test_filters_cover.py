@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queues.filters import parse_filter
+from isthmus.queues.filters import parse_filter
 
 RULES = ["buckettype:a", "buckettype:b", "bucketname:x", "bucketname:y", "bucketprefix:x"]
 TYPES = [b"a", b"b", b"c"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from queues.reading import read_objects
+from isthmus.queues.object_reader import read_objects
 from tests.queues.source_world import OURS, SINK
 from tests.queues.test_source_queue_rules import SESSION, Desk, P, keys
 

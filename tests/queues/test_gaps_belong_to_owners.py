@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from config.settings import QueueSettings
-from node.gap_gathering import ClusterGaps
-from queues.steering import Act
+from isthmus.config.settings import QueueSettings
+from isthmus.node.services.queue_rpc import ClusterGaps
+from isthmus.queues.queue_documents import Act
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.source_world import SINK, THIRD
 from tests.queues.test_queue_acts import alive, settled

@@ -7,12 +7,11 @@ import contextlib
 
 import pytest
 
-from config.settings import QueueSettings
-from queues.acts import GapChoice
-from queues.cursors import encode_state
-from queues.decrees import CLEARED, Decree, obeyed
-from queues.steering import Act
-from repl.model.errors import NotReady
+from isthmus.config.settings import QueueSettings
+from isthmus.queues.admin import GapChoice
+from isthmus.queues.cursors import encode_state
+from isthmus.queues.queue_documents import CLEARED, Act, Decree, obeyed
+from isthmus.repl.model.errors import NotReady
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.test_source_queue_rules import Desk, P, keys
 

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import queues.intake as window_room
-from queues.claims import Stopped
-from queues.cursors import CursorState, decode_state, encode_state
-from queues.decrees import CLEARED, PLACED, RELEASED, Decree, obeyed
-from queues.gaps import with_gap, without
-from repl.model.entry import EntryKind
+import isthmus.queues.window as window_room
+from isthmus.queues.cursor_decisions import Stopped
+from isthmus.queues.cursors import CursorState, decode_state, encode_state
+from isthmus.queues.gaps import with_gap, without
+from isthmus.queues.queue_documents import CLEARED, PLACED, RELEASED, Decree, obeyed
+from isthmus.repl.model.entry import EntryKind
 from tests.queues.test_source_queue_machine import NAME, PARTITIONS, ROWS, Schedule
 
 

@@ -10,21 +10,31 @@ from typing import Any
 
 import pytest
 
-from config.settings import QueueSettings
-from queues.decrees import PUBLISHING
-from queues.held import FIRST_STEP, HELD_MAX, Held, bound_for, decode_held, encode_held
-from queues.holding import AWAY_MS, REST_MS
-from queues.leftovers import SWEEP_MS
-from queues.ownership import path_of
-from queues.rules import FOLD, FULL_SYNC
-from queues.steering import CRASHED, LOST_MAX, Act, Lost, Steering
-from queues.wire import Ack
-from repl.metastore.memory import MemoryEnsemble, MemoryMetastore, WriteFault
-from repl.metastore.port import Unavailable
-from repl.model.errors import CodecError, IsthmusError, NotReady, Overloaded
-from repl.model.keys import Key
+from isthmus.config.settings import QueueSettings
+from isthmus.queues.bulk_marks import AWAY_MS, REST_MS, SWEEP_MS
+from isthmus.queues.queue_documents import (
+    CRASHED,
+    FIRST_STEP,
+    HELD_MAX,
+    LOST_MAX,
+    PUBLISHING,
+    Act,
+    Held,
+    Lost,
+    Steering,
+    bound_for,
+    decode_held,
+    encode_held,
+    path_of,
+)
+from isthmus.queues.window_rules import FOLD, FULL_SYNC
+from isthmus.queues.wire import Ack
+from isthmus.repl.metastore.port import Unavailable
+from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady, Overloaded
+from isthmus.repl.model.keys import Key
 from tests.queues.home import Home
 from tests.queues.source_world import BUCKET
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, WriteFault
 
 
 def keys(count: int, start: int = 0) -> list[Key]:

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from config.settings import QueueSettings
-from queues import steering
-from queues.acts import GapChoice
-from queues.decrees import DEFINITIONS_PATH, PUBLISHING, SERVING
-from queues.rules import FULL_SYNC
-from queues.serving import ServedQueue
-from queues.wire import Ack
-from repl.metastore.port import Versioned
-from repl.model.errors import BadInput, IsthmusError, NotReady
-from repl.model.keys import Key
-from repl.model.requests import Isolation
-from repl.routes import LEADER_WAIT_S
+from isthmus.config.settings import QueueSettings
+from isthmus.queues import queue_documents
+from isthmus.queues.admin import GapChoice
+from isthmus.queues.queue_documents import DEFINITIONS_PATH, PUBLISHING, SERVING
+from isthmus.queues.queue_server import ServedQueue
+from isthmus.queues.window_rules import FULL_SYNC
+from isthmus.queues.wire import Ack
+from isthmus.repl.coordinator.routing import LEADER_WAIT_S
+from isthmus.repl.metastore.port import Versioned
+from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.requests import Isolation
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.source_world import SINK
 from tests.queues.test_queue_acts import ACT, alive, keys, settled, told
@@ -271,7 +271,7 @@ def test_a_release_whose_decree_cannot_be_written_leaves_the_owner(monkeypatch: 
     async def test(home: Home) -> None:
         home.put(b"a")
         await home.drain()
-        change = steering.change_value
+        change = queue_documents.change_value
         written: list[str] = []
 
         async def refused(metastore: Any, path: str, changed: Any) -> Any:
@@ -280,7 +280,7 @@ def test_a_release_whose_decree_cannot_be_written_leaves_the_owner(monkeypatch: 
             written.append(path)
             return await change(metastore, path, changed)
 
-        monkeypatch.setattr(steering, "change_value", refused)
+        monkeypatch.setattr(queue_documents, "change_value", refused)
         with pytest.raises(NotReady):
             await home.acts.release("q", 0, told(home))
         assert written == []

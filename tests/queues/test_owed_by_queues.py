@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from config.settings import QueueSettings
-from queues.decrees import DEFINITIONS_PATH
-from queues.wire import Ack
-from repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
-from repl.model.keys import Key
-from repl.model.vclock import actor_of, pack_counter
+from isthmus.config.settings import QueueSettings
+from isthmus.queues.queue_documents import DEFINITIONS_PATH
+from isthmus.queues.wire import Ack
+from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.vclock import actor_of, pack_counter
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.source_world import BUCKET, OURS, THIRD
 from tests.queues.test_queue_acts import told
@@ -67,7 +67,7 @@ def test_a_cursor_entry_under_way_makes_what_is_acknowledged_owed(
             return await write_cursor(partition, name, payload)
 
         monkeypatch.setattr(home, "write_cursor", slowly)
-        monkeypatch.setattr("queues.keeping.RETRY_MS", 60_000)
+        monkeypatch.setattr("isthmus.queues.cursor_keeper.RETRY_MS", 60_000)
         await home.acts.suspend("q", "publishing", None, told(home))
         await home.until(lambda: queue.machine.undecided(P))
         assert home.queues.owed(P, 1, THIRD, KEY), "the entry is under way"

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from node.http.queue_admin import reference_shown
-from queues.acts import GapChoice
-from queues.decrees import PUBLISHING, SERVING
-from repl.model.entry import EntryKind
-from repl.model.errors import BadInput
-from repl.model.reference import ReferenceKind
+from isthmus.node.admin_api.queues import reference_shown
+from isthmus.queues.admin import GapChoice
+from isthmus.queues.queue_documents import PUBLISHING, SERVING
+from isthmus.repl.model.entry import EntryKind
+from isthmus.repl.model.errors import BadInput
+from isthmus.repl.model.reference import ReferenceKind
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.test_queue_acts import alive, told
 

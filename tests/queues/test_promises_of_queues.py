@@ -8,15 +8,15 @@ from random import Random
 
 import pytest
 
-from config.settings import QueueSettings
-from queues.cursors import CursorState, encode_state
-from queues.pace import ALIVE_MS
-from queues.reading import read_objects
-from queues.rules import FOLD, FULL_SYNC, REAL_TIME, Item
-from repl.model.keys import Key
-from repl.model.objects import decode_object
-from repl.model.reference import ReferenceKind
-from repl.model.vclock import descends
+from isthmus.config.settings import QueueSettings
+from isthmus.queues.cursors import CursorState, encode_state
+from isthmus.queues.object_reader import read_objects
+from isthmus.queues.pacing import ALIVE_MS
+from isthmus.queues.window_rules import FOLD, FULL_SYNC, REAL_TIME, Item
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import decode_object
+from isthmus.repl.model.reference import ReferenceKind
+from isthmus.repl.model.vclock import descends
 from tests.queues.home import Home
 from tests.queues.source_world import BUCKET, THIRD
 from tests.queues.test_source_queue_rules import SESSION, Desk, P, Q, keys

@@ -9,20 +9,19 @@ from typing import Any
 
 import pytest
 
-from config.settings import QueueSettings
-from queues.acts import GapChoice
-from queues.decrees import PUBLISHING, SERVING
-from queues.rules import FOLD, FULL_SYNC, REAL_TIME
-from queues.steering import Act
-from queues.throttle import Rates
-from queues.wire import OFF, THROTTLED, Ack, OwnedByOther, UnknownQueue
-from repl.metastore.memory import MemoryEnsemble
-from repl.model.errors import BadInput, IsthmusError, NotReady
-from repl.model.keys import Key
-from repl.model.requests import Isolation
-from repl.routes import UnknownBucketType
+from isthmus.config.settings import QueueSettings
+from isthmus.queues.admin import GapChoice
+from isthmus.queues.queue_documents import PUBLISHING, SERVING, Act
+from isthmus.queues.rate_limit import Rates
+from isthmus.queues.window_rules import FOLD, FULL_SYNC, REAL_TIME
+from isthmus.queues.wire import OFF, THROTTLED, Ack, OwnedByOther, UnknownQueue
+from isthmus.repl.coordinator.routing import UnknownBucketType
+from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.requests import Isolation
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.source_world import BUCKET, SINK, THIRD
+from tests.support.memory_metastore import MemoryEnsemble
 
 ACT = Act("ann", 1_000, "because")
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-import queues.acts as acts_module
-import queues.lag as lag_module
-from config.settings import QueueSettings
-from node.cli.queue_facts import queue_facts
-from queues.decrees import PUBLISHING, SERVING
-from queues.rules import FULL_SYNC
-from queues.wire import Ack
-from repl.model.keys import Key, key_hash, segment_of
-from repl.property_digests import PropertyDifference, place_digest
+import isthmus.queues.admin as acts_module
+import isthmus.queues.lag as lag_module
+from isthmus.config.settings import QueueSettings
+from isthmus.node.cli.queue import queue_facts
+from isthmus.queues.queue_documents import PUBLISHING, SERVING
+from isthmus.queues.window_rules import FULL_SYNC
+from isthmus.queues.wire import Ack
+from isthmus.repl.model.keys import Key, key_hash, segment_of
+from isthmus.repl.property_digests import PropertyDifference, place_digest
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.source_world import BUCKET, THIRD
 from tests.queues.test_queue_acts import alive, keys, settled, told
@@ -139,8 +139,8 @@ def test_lag_is_zero_once_all_is_acknowledged_and_unknown_is_not_guessed(monkeyp
     async def run(home: Home) -> None:
         assert (await lag(home))["seconds"] == 0
         home.put(*(b"%d" % n for n in range(50)))
-        monkeypatch.setattr("queues.lag.ROWS_MAX", 10)
-        monkeypatch.setattr("queues.lag.STEP_ROWS", 10)
+        monkeypatch.setattr("isthmus.queues.lag.ROWS_MAX", 10)
+        monkeypatch.setattr("isthmus.queues.lag.STEP_ROWS", 10)
         home.clock.skew_ms += 5_000
         found = await lag(home)
         assert (found["objects"], found["bytes"]) == (None, None)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from queues.cursors import CursorState, encode_soft, encode_state
-from queues.gaps import Gap
-from queues.settled import QueuesSettled
-from repl.store.port import Cursor
+from isthmus.queues.cursors import CursorState, encode_soft, encode_state
+from isthmus.queues.gaps import Gap
+from isthmus.queues.tombstone_barrier import QueuesSettled
+from isthmus.repl.store.port import Cursor
 
 
 class Machine:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from queues.steering import Act
-from repl.metastore.memory import MemoryEnsemble
+from isthmus.queues.queue_documents import Act
 from tests.queues.home import Home
 from tests.queues.source_world import SINK, THIRD
+from tests.support.memory_metastore import MemoryEnsemble
 
 
 def alive(test: Callable[[Home, Callable[[str, bytes | None], None]], Awaitable[None]]) -> None:

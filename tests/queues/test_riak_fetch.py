@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from config.settings import QueueSettings
-from queues.decrees import SERVING
-from queues.registry import RIAK_CLUSTER
-from queues.rules import FOLD, FULL_SYNC, Item
-from queues.wire import OwnedByOther
-from repl.model.errors import CodecError, Overloaded
+from isthmus.config.settings import QueueSettings
+from isthmus.queues.queue_documents import SERVING
+from isthmus.queues.service import RIAK_CLUSTER
+from isthmus.queues.window_rules import FOLD, FULL_SYNC, Item
+from isthmus.queues.wire import OwnedByOther
+from isthmus.repl.model.errors import CodecError, Overloaded
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.test_queue_acts import ACT, alive, keys, told
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queues.riak_form import GREGORIAN_EPOCH_S, encode_answer, encode_clock_term
-from queues.rules import Item
-from repl.model.errors import CodecError
-from repl.model.objects import Object, Sibling, encode_object
-from repl.model.reference import ReferenceKind
+from isthmus.queues.riak_format import GREGORIAN_EPOCH_S, encode_answer, encode_clock_term
+from isthmus.queues.window_rules import Item
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.objects import Object, Sibling, encode_object
+from isthmus.repl.model.reference import ReferenceKind
 from tests.queues.riak_decoder import Answer, Text, decode_answer, decode_term
 
 ACTOR = bytes(range(20))

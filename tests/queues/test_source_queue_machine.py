@@ -16,17 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import queues.intake as window_room
-from queues.batches import Batch, Session
-from queues.cursors import CursorState, encode_soft, encode_state, position_of
-from queues.gaps import Gaps
-from queues.reading import read_objects
-from queues.rules import Budget
-from queues.source_queue import QUIET_MS, SourceQueue
-from queues.window import Window
-from repl.model.entry import Entry, EntryKind
-from repl.model.reference import ReferenceKind
-from repl.store.port import Change
+import isthmus.queues.window as window_room
+from isthmus.queues.cursors import CursorState, encode_soft, encode_state, position_of
+from isthmus.queues.gaps import Gaps
+from isthmus.queues.leases import Batch, Session
+from isthmus.queues.object_reader import read_objects
+from isthmus.queues.source_queue import QUIET_MS, SourceQueue
+from isthmus.queues.window import Window
+from isthmus.queues.window_rules import Budget
+from isthmus.repl.model.entry import Entry, EntryKind
+from isthmus.repl.model.reference import ReferenceKind
+from isthmus.repl.store.port import Change
 from tests.queues.source_world import OURS, SINK, THIRD, Pen, Shelf
 
 NAME = b"q"

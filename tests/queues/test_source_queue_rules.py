@@ -7,17 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import queues.batches as batches_room
-from queues import counting
-from queues.batches import IN_FLIGHT_BATCHES_MAX, Session
-from queues.counting import Counting, Waiting
-from queues.cursors import CursorState, Position
-from queues.pace import ALIVE_MS, GATHER_COUNT, GATHER_MOST_MS, GATHER_MS, SILENCE_MS, Pace, gather_ms
-from queues.reading import read_objects
-from queues.rules import FOLD, Budget, Item
-from queues.source_queue import LOWER_COUNT, LOWER_EVERY_MS, QUIET_MS, SourceQueue
-from repl.model.keys import Key
-from repl.model.reference import ReferenceKind
+import isthmus.queues.leases as batches_room
+from isthmus.queues import backlog_count
+from isthmus.queues.backlog_count import Counting, Waiting
+from isthmus.queues.cursors import CursorState, Position
+from isthmus.queues.leases import IN_FLIGHT_BATCHES_MAX, Session
+from isthmus.queues.object_reader import read_objects
+from isthmus.queues.pacing import ALIVE_MS, GATHER_COUNT, GATHER_MOST_MS, GATHER_MS, SILENCE_MS, Pace, gather_ms
+from isthmus.queues.source_queue import LOWER_COUNT, LOWER_EVERY_MS, QUIET_MS, SourceQueue
+from isthmus.queues.window_rules import FOLD, Budget, Item
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.reference import ReferenceKind
 from tests.queues.home import Clock
 from tests.queues.source_world import BUCKET, OURS, SINK, THIRD, Pen, Shelf
 
@@ -523,10 +523,10 @@ def test_waiting_rows_are_counted_from_the_index_within_a_bound(monkeypatch: pyt
         return asyncio.run(count())[:2]
 
     for step in (3, 4_096):
-        monkeypatch.setattr(counting, "STEP_ROWS", step)
+        monkeypatch.setattr(backlog_count, "STEP_ROWS", step)
         assert counted() == (9, 101)
-    monkeypatch.setattr(counting, "STEP_ROWS", 3)
-    monkeypatch.setattr(counting, "ROWS_MAX", 5)
+    monkeypatch.setattr(backlog_count, "STEP_ROWS", 3)
+    monkeypatch.setattr(backlog_count, "ROWS_MAX", 5)
     assert counted() == (None, 101)
 
 

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-import queues.counting as counting_room
-import queues.polls as polls_room
-import queues.serving as serving_room
-from config.settings import QueueSettings
-from queues import pace
-from queues.cursors import decode_state, position_of
-from queues.listing import HELP
-from queues.steering import Act
-from queues.wire import SERVING, SUSPENDED, Ack, OwnCluster, OwnedByOther, UnknownQueue
-from repl.metastore.memory import MemoryEnsemble, WriteFault
-from repl.model.errors import BadConfig, BadInput, NotReady, OutcomeUnknown, Overloaded
+import isthmus.queues.backlog_count as counting_room
+import isthmus.queues.long_poll as polls_room
+import isthmus.queues.queue_server as serving_room
+from isthmus.config.settings import QueueSettings
+from isthmus.queues import pacing
+from isthmus.queues.cursors import decode_state, position_of
+from isthmus.queues.queue_documents import Act
+from isthmus.queues.status import HELP
+from isthmus.queues.wire import SERVING, SUSPENDED, Ack, OwnCluster, OwnedByOther, UnknownQueue
+from isthmus.repl.model.errors import BadConfig, BadInput, NotReady, OutcomeUnknown, Overloaded
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.source_world import OURS, SINK, THIRD
+from tests.support.memory_metastore import MemoryEnsemble, WriteFault
 
 P, Q = PARTITIONS
 
@@ -181,7 +181,7 @@ def test_a_flood_is_gathered_and_still_arrives(monkeypatch: pytest.MonkeyPatch) 
         waiting = asyncio.ensure_future(home.fetch())
         await home.until(lambda: home.served()[0].waiters)
         machine = home.served()[0].machine
-        monkeypatch.setattr(pace, "SILENCE_MS", 60_000)
+        monkeypatch.setattr(pacing, "SILENCE_MS", 60_000)
         machine._pace.arrived(0, home.clock.now_ms())
         machine._pace._gather_ms = 300  # the real 10 ms pass between two lines of a busy machine
         machine._pace.emptied()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from config.settings import QueueSettings
-from queues.intake import HELD_ROWS
-from queues.rules import FULL_SYNC
-from queues.wire import Ack
-from repl.model.errors import NotReady
-from repl.model.keys import Key
+from isthmus.config.settings import QueueSettings
+from isthmus.queues.window import HELD_ROWS
+from isthmus.queues.window_rules import FULL_SYNC
+from isthmus.queues.wire import Ack
+from isthmus.repl.model.errors import NotReady
+from isthmus.repl.model.keys import Key
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.source_world import BUCKET
 from tests.queues.test_queue_acts import alive

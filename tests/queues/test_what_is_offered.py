@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queues.filters import offers_more, parse_filter
-from repl.model.entry import decode_key_row, encode_key_row, row_says_tombstone
-from repl.model.errors import BadConfig
-from repl.model.objects import Content, Summary, decode_object, says_deleted, seal, write
+from isthmus.queues.filters import offers_more, parse_filter
+from isthmus.repl.model.entry import decode_key_row, encode_key_row, row_says_tombstone
+from isthmus.repl.model.errors import BadConfig
+from isthmus.repl.model.objects import Content, Summary, decode_object, says_deleted, seal, write
 
 
 def test_only_known_filters_are_taken() -> None:

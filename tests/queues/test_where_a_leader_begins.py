@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from queues.cursors import CursorState, decode_soft, encode_soft, encode_state, position_of
-from queues.decrees import Decree
-from queues.gaps import Gap
-from queues.wire import Ack
-from repl.store.port import Cursor, PartitionStep
+from isthmus.queues.cursors import CursorState, decode_soft, encode_soft, encode_state, position_of
+from isthmus.queues.gaps import Gap
+from isthmus.queues.queue_documents import Decree
+from isthmus.queues.wire import Ack
+from isthmus.repl.store.port import Cursor, PartitionStep
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.source_world import SINK
 from tests.queues.test_source_queues_actor import alive

@@ -8,8 +8,8 @@ from typing import Final
 
 import pytest
 
-from queues.wire import Ack, FetchReply
-from repl.store.port import Change
+from isthmus.queues.wire import Ack, FetchReply
+from isthmus.repl.store.port import Change
 from tests.queues.home import Home
 from tests.queues.test_source_queues_actor import alive
 

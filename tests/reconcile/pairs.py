@@ -16,12 +16,12 @@ from typing import Any
 import msgpack
 import pyarrow.parquet as pq
 
-from aae.reconcile.findings import read_findings
-from aae.reconcile.runs import RunDirectory
-from node.local import LocalClusters
-from node.topology import parse_topology
-from repl.model.objects import TOMBSTONE, Content, Object, encode_object, write
-from repl.model.vclock import EMPTY, actor_of
+from isthmus.aae.reconcile.findings import read_findings
+from isthmus.aae.reconcile.run_directory import RunDirectory
+from isthmus.node.local.clusters import LocalClusters
+from isthmus.node.local.topology import parse_topology
+from isthmus.repl.model.objects import TOMBSTONE, Content, Object, encode_object, write
+from isthmus.repl.model.vclock import EMPTY, actor_of
 
 TOPOLOGY = """
 [clusters.left.replication]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from aae.reconcile.client import Credentials
-from repl.model.errors import BadInput
-from repl.transport.http_client import HttpPeer
+from isthmus.aae.reconcile.client import Credentials
+from isthmus.repl.http.client import HttpPeer
+from isthmus.repl.model.errors import BadInput
 from tests.reconcile.pairs import served
 
 TOKEN = "abcdefgh.0123456789"

@@ -8,14 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from aae.reconcile import exporting, jobs
-from aae.reconcile.client import PartitionPlan, Plan
-from aae.reconcile.exporting import MARK
-from aae.reconcile.manifest import write_json
-from aae.tree import BRANCH_COUNT
-from repl.model.errors import BadInput, LocalFault
-from repl.model.keys import SEGMENT_COUNT, key_hash, segment_of
-from repl.model.objects import seal
+from isthmus.aae.reconcile import batch_jobs, export
+from isthmus.aae.reconcile.client import PartitionPlan, Plan
+from isthmus.aae.reconcile.export import MARK
+from isthmus.aae.reconcile.manifest import write_json
+from isthmus.aae.trees.tree import BRANCH_COUNT
+from isthmus.repl.model.errors import BadInput, LocalFault
+from isthmus.repl.model.keys import SEGMENT_COUNT, key_hash, segment_of
+from isthmus.repl.model.objects import seal
 from tests.reconcile.pairs import made
 
 ASKED = {"bucket_type": "default", "bucket": "b"}
@@ -30,23 +30,23 @@ def test_an_export_goes_on_with_its_own_parts_alone(tmp_path: Path) -> None:
     """Nothing, an empty directory, and a part of the same export are begun or gone on with; all else that lies there is
     refused with the remedy."""
     root = tmp_path / "copy"
-    assert exporting._state(root, ASKED) is None
+    assert export._state(root, ASKED) is None
     root.mkdir()
-    assert exporting._state(root, ASKED) is None
+    assert export._state(root, ASKED) is None
     write_json(root, MARK, state([0, 2]))
-    assert exporting._state(root, ASKED) == state([0, 2])
+    assert export._state(root, ASKED) == state([0, 2])
     with pytest.raises(BadInput, match="something else"):
-        exporting._state(root, {"bucket_type": "default"})
+        export._state(root, {"bucket_type": "default"})
     write_json(root, MARK, state([0, 1, 2]))
     with pytest.raises(BadInput, match="already"):
-        exporting._state(root, ASKED)
+        export._state(root, ASKED)
     (root / MARK).write_text("{")
     with pytest.raises(LocalFault, match="cannot be read"):
-        exporting._state(root, ASKED)
+        export._state(root, ASKED)
     (root / MARK).unlink()
     (root / "other").touch()
     with pytest.raises(BadInput, match="is no export"):
-        exporting._state(root, ASKED)
+        export._state(root, ASKED)
 
 
 def test_half_an_export_is_not_imported(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_half_an_export_is_not_imported(tmp_path: Path) -> None:
     write_json(tmp_path, MARK, state([0]))
     spark: Any = None
     with pytest.raises(BadInput, match="1 of 3 slices"):
-        exporting.import_objects(spark, str(tmp_path), "http://n1:1")
+        export.import_objects(spark, str(tmp_path), "http://n1:1")
 
 
 def test_an_export_that_lost_a_slice_is_not_imported(tmp_path: Path) -> None:
@@ -64,16 +64,16 @@ def test_an_export_that_lost_a_slice_is_not_imported(tmp_path: Path) -> None:
     write_json(tmp_path, MARK, state([0, 1, 2]))
     spark: Any = None
     with pytest.raises(BadInput, match="slice=0000, slice=0001, slice=0002 are missing"):
-        exporting.import_objects(spark, str(tmp_path), "http://n1:1")
+        export.import_objects(spark, str(tmp_path), "http://n1:1")
     for number in (0, 2):
         (tmp_path / f"slice={number:04}").mkdir()
     with pytest.raises(BadInput, match="slice=0001 is missing"):
-        exporting.import_objects(spark, str(tmp_path), "http://n1:1")
+        export.import_objects(spark, str(tmp_path), "http://n1:1")
     (tmp_path / "slice=0001").mkdir()
-    assert len(exporting.check_whole(str(tmp_path))) == 3
+    assert len(export.check_whole(str(tmp_path))) == 3
     other = tmp_path / "other"
     other.mkdir()
-    assert exporting.check_whole(str(other)) == []
+    assert export.check_whole(str(other)) == []
 
 
 def test_an_import_is_of_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,19 +94,19 @@ def test_an_import_is_of_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     spark: Any = Spark()
     clusters = [b"e" * 16]
     whole = (PartitionPlan(0, 0, SEGMENT_COUNT, 0, ()),)
-    monkeypatch.setattr(exporting, "asked_plan", lambda *_: Plan(clusters[0], "c", "default", whole))
-    directory = exporting.import_directory(str(tmp_path / "runs"), "again")
+    monkeypatch.setattr(export, "asked_plan", lambda *_: Plan(clusters[0], "c", "default", whole))
+    directory = export.import_directory(str(tmp_path / "runs"), "again")
     monkeypatch.chdir(tmp_path / "east")
     with pytest.raises(EOFError):
-        exporting.import_objects(spark, "copy", "http://n1:1", directory=directory)
+        export.import_objects(spark, "copy", "http://n1:1", directory=directory)
     assert seen == [str(tmp_path / "east" / "copy")]
     clusters[0] = b"w" * 16
     with pytest.raises(BadInput, match="other cluster:"):
-        exporting.import_objects(spark, "copy", "http://n1:1", directory=directory)
+        export.import_objects(spark, "copy", "http://n1:1", directory=directory)
     clusters[0] = b"e" * 16
     monkeypatch.chdir(tmp_path / "west")
     with pytest.raises(BadInput, match="other path:"):
-        exporting.import_objects(spark, "copy", "http://n1:1", directory=directory)
+        export.import_objects(spark, "copy", "http://n1:1", directory=directory)
 
 
 def test_an_export_is_of_one_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,15 +124,15 @@ def test_an_export_is_of_one_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyP
             raise EOFError
         written.append(path)
 
-    monkeypatch.setattr(exporting, "asked_plan", plan)
-    monkeypatch.setattr(exporting, "read", lambda *_, **__: None)
-    monkeypatch.setattr(exporting, "_write", write)
-    monkeypatch.setattr(exporting, "_count", lambda *_: 7)
+    monkeypatch.setattr(export, "asked_plan", plan)
+    monkeypatch.setattr(export, "read", lambda *_, **__: None)
+    monkeypatch.setattr(export, "_write", write)
+    monkeypatch.setattr(export, "_count", lambda *_: 7)
     spark: Any = None
     root = str(tmp_path / "copy")
 
     def exported() -> int:
-        return exporting.export_objects(spark, "http://n1:1", "default", "", root)
+        return export.export_objects(spark, "http://n1:1", "default", "", root)
 
     with pytest.raises(EOFError):
         exported()
@@ -145,7 +145,7 @@ def test_an_export_is_of_one_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(BadInput, match=r"of cluster 6565.* is 7777"):
         exported()
     assert [Path(path).name for path in written] == ["slice=0001"]
-    monkeypatch.setattr(exporting, "_write", lambda _rows, path: written.append(path))
+    monkeypatch.setattr(export, "_write", lambda _rows, path: written.append(path))
     clusters[:] = [b"e" * 16]
     assert exported() == 7
     assert [Path(path).name for path in written] == ["slice=0001", "slice=0002"]
@@ -156,11 +156,11 @@ def test_leaves_of_exported_objects_are_those_of_their_key_rows() -> None:
     made_objects = [made("one"), made("two", a=2, b=1), made("", dead=True)]
     sealed = [seal(one) for one in made_objects]
     names = [(b"b", b"k%d" % at) for at in range(3)]
-    found = jobs._exported_leaves(
+    found = batch_jobs._exported_leaves(
         pa.array([b for b, _ in names]), pa.array([k for _, k in names]), pa.array([data for data, _ in sealed])
     ).to_pylist()
     hashes = [summary.hash64 - (summary.hash64 >> 63 << 64) for _, summary in sealed]
-    rows = jobs._leaves(
+    rows = batch_jobs._leaves(
         pa.array([b for b, _ in names]), pa.array([k for _, k in names]),
         pa.array([summary.clock for _, summary in sealed]), pa.array(hashes, pa.int64()),
         pa.array([summary.tombstone for _, summary in sealed]), pa.nulls(3),
@@ -195,13 +195,13 @@ def test_trees_are_asked_for_the_branches_of_the_segments(
         asked.extend(branches)
         return leaves[branches.start * 1024 : branches.stop * 1024]
 
-    monkeypatch.setattr(jobs, "leaves_of", leaves_of)
-    monkeypatch.setattr(jobs, "read", lambda *_, **__: Nothing())
+    monkeypatch.setattr(batch_jobs, "leaves_of", leaves_of)
+    monkeypatch.setattr(batch_jobs, "read", lambda *_, **__: Nothing())
     spark: Any = None
-    monkeypatch.setattr(jobs.F, "arrow_udf", lambda *_: lambda *_: Nothing())
-    monkeypatch.setattr(jobs.F, "col", lambda *_: Nothing())
-    monkeypatch.setattr(jobs.F, "bit_xor", lambda *_: Nothing())
-    assert jobs.trees(spark, "http://n1:1", "default", segments) == wanted
+    monkeypatch.setattr(batch_jobs.F, "arrow_udf", lambda *_: lambda *_: Nothing())
+    monkeypatch.setattr(batch_jobs.F, "col", lambda *_: Nothing())
+    monkeypatch.setattr(batch_jobs.F, "bit_xor", lambda *_: Nothing())
+    assert batch_jobs.trees(spark, "http://n1:1", "default", segments) == wanted
     assert len(asked) == branches
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import types as t
 
-from aae.reconcile.datasource import FindingsReader
-from repl.model.errors import BadInput
+from isthmus.aae.reconcile.datasource import FindingsReader
+from isthmus.repl.model.errors import BadInput
 
 NO_SCHEMA = t.StructType([])
 

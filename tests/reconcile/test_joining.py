@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aae.reconcile import joining
-from aae.reconcile.looks import AsOf, SideSpec, decoded
-from aae.reconcile.verdicts import first_look
-from aae.row_wire import Rows
-from repl.model.entry import encode_key_row
-from repl.model.objects import Summary
-from repl.store.rows import bucket_head
+from isthmus.aae.reconcile import join
+from isthmus.aae.reconcile.compare_range import AsOf, SideSpec, decoded
+from isthmus.aae.reconcile.verdicts import first_look
+from isthmus.aae.row_stream.wire import Rows
+from isthmus.repl.model.entry import encode_key_row
+from isthmus.repl.model.objects import Summary
+from isthmus.repl.store.rows import bucket_head
 
 SUMMARY = st.builds(
     Summary,
@@ -53,8 +53,8 @@ def test_joining_bytes_finds_what_decoding_every_row_finds(
         as_of.append(AsOf(1, 1, 1))
         yield from given_frames[side.urls[0]]
 
-    monkeypatch.setattr(joining, "frames_of", frames_of)
-    found = joining.joined(LEFT, RIGHT, [(0, 1)])
+    monkeypatch.setattr(join, "frames_of", frames_of)
+    found = join.joined(LEFT, RIGHT, [(0, 1)])
     whole = [
         dict(pair for rows in given_frames[side] for pair in decoded(rows.names, rows.key_rows))
         for side in ("left", "right")

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from aae import row_streams, row_wire
-from aae.reconcile import looks
-from aae.reconcile.looks import SideSpec, read_runs
-from aae.reconcile.options import parse_options
-from aae.reconcile.reading import IsthmusReader
-from aae.reconcile.rows import schema_of
-from aae.reconcile.seed_tasks import _faults
-from aae.row_wire import Rows, View
-from repl.model.entry import encode_key_row
-from repl.model.keys import SEGMENT_COUNT
-from repl.model.objects import Summary
+from isthmus.aae.reconcile import compare_range
+from isthmus.aae.reconcile.arrow_rows import schema_of
+from isthmus.aae.reconcile.compare_range import SideSpec, read_runs
+from isthmus.aae.reconcile.options import parse_options
+from isthmus.aae.reconcile.row_reader import IsthmusReader
+from isthmus.aae.reconcile.seed_tasks import _faults
+from isthmus.aae.row_stream import streams, wire
+from isthmus.aae.row_stream.wire import Rows, View
+from isthmus.repl.model.entry import encode_key_row
+from isthmus.repl.model.keys import SEGMENT_COUNT
+from isthmus.repl.model.objects import Summary
 from tests.http.living import living
 
 MB = 1_000_000
@@ -26,8 +26,8 @@ MB = 1_000_000
 def test_an_object_too_large_to_be_sent_is_a_row_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would end the stream of its range, again and again, and with it the job; now it is named, with the limit, and
     all others are read. A comparison of bodies goes by its row, and does not call it corrupt."""
-    monkeypatch.setattr(row_wire, "FRAME_BYTES_MAX", 4 * MB)
-    for module in (row_wire, row_streams, looks):
+    monkeypatch.setattr(wire, "FRAME_BYTES_MAX", 4 * MB)
+    for module in (wire, streams, compare_range):
         monkeypatch.setattr(module, "OBJECT_BYTES_MAX", 2 * MB)
     values = {"small": 10, "near": 2 * MB - 1000, "large": 5 * MB, "other": 10}
     with living(tmp_path) as node:
@@ -54,7 +54,7 @@ def test_an_object_too_large_to_be_sent_is_a_row_that_says_so(tmp_path: Path, mo
 
 def test_a_seed_names_the_size_and_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it cannot copy is damaged to it, with why; an object that is missing is told apart."""
-    monkeypatch.setattr(row_wire, "OBJECT_BYTES_MAX", 100)
+    monkeypatch.setattr(wire, "OBJECT_BYTES_MAX", 100)
     rows = Rows(
         [b"n", b"m"],
         [encode_key_row(Summary(b"clock", 7, 1, size, 1, tombstone=False), 5) for size in (101, 99)],

@@ -18,14 +18,14 @@ import msgpack
 import plyvel
 import pytest
 
-from aae.reconcile.client import Credentials, asked_plan
-from aae.reconcile.reconcile import ReconcileOptions, run
-from aae.reconcile.runs import RunDirectory
-from aae.reconcile.sessions import session
-from node import places
-from node.local import LocalClusters
-from node.topology import parse_topology
-from repl.store.rows import KEY_TAG, OBJECT_TAG, bucket_head
+from isthmus.aae.reconcile.client import Credentials, asked_plan
+from isthmus.aae.reconcile.job import ReconcileOptions, run
+from isthmus.aae.reconcile.run_directory import RunDirectory
+from isthmus.aae.reconcile.spark_session import session
+from isthmus.node.local import directory as places
+from isthmus.node.local.clusters import LocalClusters
+from isthmus.node.local.topology import parse_topology
+from isthmus.repl.store.rows import KEY_TAG, OBJECT_TAG, bucket_head
 from tests.reconcile.pairs import BUCKET, TRUTH, Pair, i_spark_snap, i_spark_sum, made, said, truth_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]

@@ -6,14 +6,14 @@ from typing import Any, Final
 
 import pytest
 
-from aae.reconcile import tasks
-from aae.reconcile.findings import encode_candidates
-from aae.reconcile.looks import SideSpec, Taken
-from aae.reconcile.tasks import FURTHER_LOOKS_MAX, Job
-from aae.reconcile.verdicts import Candidate, Seen
-from node.cli.reconcile import AdminQueue
-from repl.model.errors import BadInput, PeerFault
-from repl.model.vclock import actor_of, encode_clock
+from isthmus.aae.reconcile import compare_tasks
+from isthmus.aae.reconcile.compare_range import SideSpec, Taken
+from isthmus.aae.reconcile.compare_tasks import FURTHER_LOOKS_MAX, Job
+from isthmus.aae.reconcile.findings import encode_candidates
+from isthmus.aae.reconcile.verdicts import Candidate, Seen
+from isthmus.node.cli.reconcile import AdminQueue
+from isthmus.repl.model.errors import BadInput, PeerFault
+from isthmus.repl.model.vclock import actor_of, encode_clock
 
 CLOCK: Final = encode_clock(((actor_of(b"A" * 16, 1), 1, 1),))
 ROW: Final = Seen(CLOCK, 1, 5, tombstone=False)
@@ -44,10 +44,10 @@ class Rows:
 
 def looked(monkeypatch: pytest.MonkeyPatch, rows: Rows) -> dict[str, Any]:
     """The row of a second look at KEYS, which all lacked on the right at the first one."""
-    monkeypatch.setattr(tasks, "read_runs", rows.read)
-    monkeypatch.setattr(tasks, "sleep", rows.rests.append)
+    monkeypatch.setattr(compare_tasks, "read_runs", rows.read)
+    monkeypatch.setattr(compare_tasks, "sleep", rows.rests.append)
     payload = encode_candidates([Candidate(b"b", key, ROW, None) for key in KEYS], [], 1)
-    found = tasks._second(JOB, 0, payload)
+    found = compare_tasks._second(JOB, 0, payload)
     assert found["transient"] + found["diverged"] + found["unreachable"] == len(KEYS) == len(found["findings"])
     assert len({row["key"] for row in found["findings"]}) == len(KEYS)
     return found

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 
-from aae.reconcile import exporting, jobs
-from aae.reconcile.findings import read_findings
-from aae.reconcile.reconcile import ReconcileOptions, reconcile, run
-from aae.reconcile.repair import LEFT_TO_RIGHT, apply, plan
-from aae.reconcile.runs import RunDirectory
-from aae.reconcile.sessions import session
-from aae.row_wire import decode_rows_asked
-from node.cli.reconcile import AdminQueue
-from node.cli.remote import AdminClient
-from repl.model.errors import BadInput, LocalFault
+from isthmus.aae.reconcile import batch_jobs, export
+from isthmus.aae.reconcile.findings import read_findings
+from isthmus.aae.reconcile.job import ReconcileOptions, reconcile, run
+from isthmus.aae.reconcile.repair import LEFT_TO_RIGHT, apply, plan
+from isthmus.aae.reconcile.run_directory import RunDirectory
+from isthmus.aae.reconcile.spark_session import session
+from isthmus.aae.row_stream.wire import decode_rows_asked
+from isthmus.node.cli.admin_client import AdminClient
+from isthmus.node.cli.reconcile import AdminQueue
+from isthmus.repl.model.errors import BadInput, LocalFault
 from tests.reconcile.pairs import (
     BUCKET,
     TRUTH,
@@ -205,16 +205,16 @@ def test_a_repair_makes_good_what_one_side_can_send(spark: Any, pair: Pair, tmp_
 def test_jobs_count_copy_and_prove(spark: Any, pair: Pair, tmp_path: Path) -> None:
     """Spark's trees are the nodes', counts are those of what was written, an export has all and is imported with its
     clocks; what has the same clock and other content there is refused by name."""
-    assert jobs.trees(spark, pair.left, "default") == []
-    [row] = jobs.stats(spark, pair.left, "default", "b").collect()
+    assert batch_jobs.trees(spark, pair.left, "default") == []
+    [row] = batch_jobs.stats(spark, pair.left, "default", "b").collect()
     assert (row["objects"], row["tombstones"], row["damaged"], row["age_older"]) == (2_005, 1, 0, 2_005)
-    exported = exporting.export_objects(spark, pair.left, "default", "", str(tmp_path / "copy"))
+    exported = export.export_objects(spark, pair.left, "default", "", str(tmp_path / "copy"))
     assert exported == 2_007
     with pytest.raises(PySparkException, match="same-clock"):
-        exporting.import_objects(spark, str(tmp_path / "copy"), pair.right)
-    assert exporting.export_objects(spark, pair.left, "default", "private", str(tmp_path / "private")) == 1
+        export.import_objects(spark, str(tmp_path / "copy"), pair.right)
+    assert export.export_objects(spark, pair.left, "default", "private", str(tmp_path / "private")) == 1
     for _ in range(2):
-        assert exporting.import_objects(spark, str(tmp_path / "private"), pair.right) == 1
+        assert export.import_objects(spark, str(tmp_path / "private"), pair.right) == 1
     run(spark, pair.left, pair.right, options(tmp_path, "copied", bucket=b"private"))
     assert said(tmp_path, "copied") == {}
 
@@ -226,7 +226,7 @@ def test_an_export_to_a_store_goes_on_where_it_was_broken_off(
 ) -> None:
     """Of a path that is a URL of Hadoop's: slices that are done stay as they are, an unfinished export is not imported,
     a finished one is not made again, and what is no export, or of an unknown kind of store, is refused."""
-    monkeypatch.setattr(exporting, "SLICE_ROWS", 500)
+    monkeypatch.setattr(export, "SLICE_ROWS", 500)
     url = f"file://{tmp_path}/store/copy"
     told: list[str] = []
 
@@ -236,24 +236,24 @@ def test_an_export_to_a_store_goes_on_where_it_was_broken_off(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        exporting.export_objects(spark, pair.left, "default", "b", url, told=broken_off)
+        export.export_objects(spark, pair.left, "default", "b", url, told=broken_off)
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "store" / "copy").glob("slice=*/*.parquet")}
     assert {path.parent.name for path in done} == {"slice=0000", "slice=0001"}
     with pytest.raises(BadInput, match="not finished: 2 of"):
-        exporting.import_objects(spark, url, pair.left)
+        export.import_objects(spark, url, pair.left)
     with pytest.raises(BadInput, match="an export of something else"):
-        exporting.export_objects(spark, pair.left, "default", "private", url)
-    assert exporting.export_objects(spark, pair.left, "default", "b", url, told=told.append) == 2_006
+        export.export_objects(spark, pair.left, "default", "private", url)
+    assert export.export_objects(spark, pair.left, "default", "b", url, told=told.append) == 2_006
     assert done.items() <= {path: path.stat().st_mtime_ns for path in done}.items()
-    assert exporting.import_objects(spark, url, pair.left) == 2_006
+    assert export.import_objects(spark, url, pair.left) == 2_006
     with pytest.raises(BadInput, match="has this export already"):
-        exporting.export_objects(spark, pair.left, "default", "b", url)
+        export.export_objects(spark, pair.left, "default", "b", url)
     with pytest.raises(BadInput, match="is no export"):
-        exporting.export_objects(spark, pair.left, "default", "b", f"file://{tmp_path}/store")
+        export.export_objects(spark, pair.left, "default", "b", f"file://{tmp_path}/store")
     with pytest.raises(BadInput, match="there is no export"):
-        exporting.import_objects(spark, f"file://{tmp_path}/nowhere", pair.left)
+        export.import_objects(spark, f"file://{tmp_path}/nowhere", pair.left)
     with pytest.raises(LocalFault, match="nosuch"):
-        exporting.export_objects(spark, pair.left, "default", "b", "nosuch://place/copy")
+        export.export_objects(spark, pair.left, "default", "b", "nosuch://place/copy")
 
 
 @pytest.mark.slow

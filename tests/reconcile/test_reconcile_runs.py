@@ -9,14 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from aae.compare import Kind, Side
-from aae.reconcile.findings import decode_candidates, encode_candidates, finding
-from aae.reconcile.planning import Planned
-from aae.reconcile.repair import LEFT_TO_RIGHT, RIGHT_TO_LEFT, apply, plan, repairs_of
-from aae.reconcile.runs import FIRST, SECOND, Chunk, Done, RunDirectory, Wave, runs_of, standing
-from aae.reconcile.summary import summary_of
-from aae.reconcile.verdicts import Candidate, Said, Seen, Verdict
-from repl.model.errors import BadInput, Corruption, PeerFault
+from isthmus.aae.exchange.compare import Kind, Side
+from isthmus.aae.reconcile.findings import decode_candidates, encode_candidates, finding
+from isthmus.aae.reconcile.repair import LEFT_TO_RIGHT, RIGHT_TO_LEFT, apply, plan, repairs_of
+from isthmus.aae.reconcile.run_directory import FIRST, SECOND, Chunk, Done, RunDirectory, Wave, runs_of, standing
+from isthmus.aae.reconcile.segment_plan import Planned
+from isthmus.aae.reconcile.summary import summary_of
+from isthmus.aae.reconcile.verdicts import Candidate, Said, Seen, Verdict
+from isthmus.repl.model.errors import BadInput, Corruption, PeerFault
 
 FACTS = {"max_differences": 0}
 CHUNKS = (Chunk(0, ((0, 1 << 19),)), Chunk(1, ((1 << 19, 1 << 20),)))

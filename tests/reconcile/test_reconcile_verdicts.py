@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from aae.compare import Kind, Row, Side, compared, lasting
-from aae.reconcile.verdicts import (
+from isthmus.aae.exchange.compare import Kind, Row, Side, compared, lasting
+from isthmus.aae.reconcile.verdicts import (
     Candidate,
     Name,
     Seen,
@@ -17,7 +17,7 @@ from aae.reconcile.verdicts import (
     second_look,
     unseen,
 )
-from repl.model.vclock import actor_of, encode_clock
+from isthmus.repl.model.vclock import actor_of, encode_clock
 
 A = actor_of(b"a" * 16, 1)
 B = actor_of(b"b" * 16, 1)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from aae.reconcile.reconcile import ReconcileOptions, run
-from aae.reconcile.repair import LEFT_TO_RIGHT, RIGHT_TO_LEFT, apply, plan
-from aae.reconcile.runs import RunDirectory
-from aae.reconcile.sessions import session
-from node.cli.reconcile import AdminQueue
-from node.cli.remote import AdminClient
+from isthmus.aae.reconcile.job import ReconcileOptions, run
+from isthmus.aae.reconcile.repair import LEFT_TO_RIGHT, RIGHT_TO_LEFT, apply, plan
+from isthmus.aae.reconcile.run_directory import RunDirectory
+from isthmus.aae.reconcile.spark_session import session
+from isthmus.node.cli.admin_client import AdminClient
+from isthmus.node.cli.reconcile import AdminQueue
 from tests.reconcile.pairs import BUCKET, TRUTH, Pair, made, said, truth_of, up
 
 TOPOLOGY = """

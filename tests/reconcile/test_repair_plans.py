@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from aae.reconcile import reconcile
-from aae.reconcile.planning import Planned
-from aae.reconcile.repair import LEFT_TO_RIGHT, RIGHT_TO_LEFT, apply, plan
-from aae.reconcile.runs import RunDirectory
-from repl.model.errors import BadInput, PeerFault
+from isthmus.aae.reconcile import job
+from isthmus.aae.reconcile.repair import LEFT_TO_RIGHT, RIGHT_TO_LEFT, apply, plan
+from isthmus.aae.reconcile.run_directory import RunDirectory
+from isthmus.aae.reconcile.segment_plan import Planned
+from isthmus.repl.model.errors import BadInput, PeerFault
 
 LEFT, RIGHT = "aa" * 16, "bb" * 16
 
@@ -108,10 +108,10 @@ def test_a_run_that_is_killed_between_its_findings_and_its_summary_leaves_no_pla
     ended(directory, keys, 1.0)
     made = plan(directory, "q", LEFT_TO_RIGHT, 1_000_000)["plan"]
     spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
-    options = reconcile.ReconcileOptions(str(tmp_path), "r")
-    go = reconcile._Run(spark, directory, options, (("http://a",), ("http://b",)), lambda _line: None)  # type: ignore[arg-type]
+    options = job.ReconcileOptions(str(tmp_path), "r")
+    go = job._Run(spark, directory, options, (("http://a",), ("http://b",)), lambda _line: None)  # type: ignore[arg-type]
     monkeypatch.setattr(go, "_write_findings", lambda _now: found(directory, [b"early", *keys]))
-    monkeypatch.setattr(reconcile, "write_segments", die)
+    monkeypatch.setattr(job, "write_segments", die)
 
     class Meanwhile(Taking):
         def push(self, bucket_type: bytes, names: list[tuple[bytes, bytes]]) -> int:

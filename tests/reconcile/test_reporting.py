@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from aae.reconcile import reporting
-from aae.reconcile.findings import COLUMNS, counted, read_findings
-from aae.reconcile.reporting import counts_of, few, payloads_of, write_findings
-from aae.reconcile.runs import Done, RunDirectory
-from aae.reconcile.tasks import _FIRST, _SECOND, COUNTED
+from isthmus.aae.reconcile import segment_report
+from isthmus.aae.reconcile.compare_tasks import _FIRST, _SECOND, COUNTED
+from isthmus.aae.reconcile.findings import COLUMNS, counted, read_findings
+from isthmus.aae.reconcile.run_directory import Done, RunDirectory
+from isthmus.aae.reconcile.segment_report import counts_of, few, payloads_of, write_findings
 
 
 def wave(directory: RunDirectory, number: int, kind: Any, rows: Sequence[dict[str, Any]]) -> None:
@@ -68,5 +68,5 @@ def test_candidates_go_to_second_looks_as_they_are(tmp_path: Path, monkeypatch: 
     looks = {1: (2, done[1]), 3: (1, done[3])}
     assert sorted(payloads_of(run, looks)) == [(1, b"newer"), (3, b"p3")]
     assert few(looks)
-    monkeypatch.setattr(reporting, "FEW", 9)
+    monkeypatch.setattr(segment_report, "FEW", 9)
     assert not few(looks)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aae.reconcile.key_rows import bucket_ends, one_by_one, parsed
-from aae.row_blobs import Blobs, lengths_of
-from repl.model.entry import KEY_ROW_VERSION, encode_key_row
-from repl.model.errors import CodecError
-from repl.model.objects import Summary
-from repl.store.rows import bucket_head
+from isthmus.aae.reconcile.key_rows import bucket_ends, one_by_one, parsed
+from isthmus.aae.row_stream.blobs import Blobs, lengths_of
+from isthmus.repl.model.entry import KEY_ROW_VERSION, encode_key_row
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.objects import Summary
+from isthmus.repl.store.rows import bucket_head
 
 EDGES = (0, 127, 128, 255, 256, 65_535, 65_536, (1 << 32) - 1, 1 << 32)
 NUMBERS = st.integers(0, (1 << 63) - 1) | st.sampled_from(EDGES)

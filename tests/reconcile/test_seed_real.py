@@ -18,8 +18,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from aae.reconcile.runs import SEED, RunDirectory
-from node.cli.remote import AdminClient
+from isthmus.aae.reconcile.run_directory import SEED, RunDirectory
+from isthmus.node.cli.admin_client import AdminClient
 from tests.reconcile.engine import environment
 from tests.reconcile.pairs import up
 
@@ -94,7 +94,7 @@ def clusters(tmp_path: Path) -> Iterator[dict[str, Any]]:
 def command(tmp_path: Path, *words: str, stderr: int | None = None) -> subprocess.Popen[bytes]:
     """`isthmus reconcile ...`, in a group of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "node.cli.main", "reconcile", *words, "--master", "local[2]", "-o", "json"],
+        [sys.executable, "-m", "isthmus.node.cli.main", "reconcile", *words, "--master", "local[2]", "-o", "json"],
         env=environment(), cwd=tmp_path, start_new_session=True, stdout=subprocess.PIPE, stderr=stderr,
     )  # fmt: skip
 

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from aae.reconcile import seed_plan, seed_tasks, seeding
-from aae.reconcile.client import Copy, PartitionPlan, Plan
-from aae.reconcile.handover import HandOver, Standing
-from aae.reconcile.looks import SideSpec
-from aae.reconcile.reading import Piece
-from aae.reconcile.seed_plan import CHUNK_ROWS, SeedOptions
-from aae.reconcile.seed_tasks import SeedChunk, SeedJob, copied
-from aae.row_wire import Head, Rows
-from repl.model.entry import encode_key_row
-from repl.model.errors import BadInput, PeerFault
-from repl.model.keys import SEGMENT_COUNT
-from repl.model.objects import seal
-from repl.store.rows import bucket_head
+from isthmus.aae.reconcile import seed, seed_plan, seed_tasks
+from isthmus.aae.reconcile.client import Copy, PartitionPlan, Plan
+from isthmus.aae.reconcile.compare_range import SideSpec
+from isthmus.aae.reconcile.queue_handover import HandOver, Standing
+from isthmus.aae.reconcile.row_reader import Piece
+from isthmus.aae.reconcile.seed_plan import CHUNK_ROWS, SeedOptions
+from isthmus.aae.reconcile.seed_tasks import SeedChunk, SeedJob, copied
+from isthmus.aae.row_stream.wire import Head, Rows
+from isthmus.repl.model.entry import encode_key_row
+from isthmus.repl.model.errors import BadInput, PeerFault
+from isthmus.repl.model.keys import SEGMENT_COUNT
+from isthmus.repl.model.objects import seal
+from isthmus.repl.store.rows import bucket_head
 from tests.reconcile.pairs import made
 
 EAST, WEST, NORTH = b"E" * 16, b"W" * 16, b"N" * 16
@@ -128,7 +128,7 @@ def test_cursors_go_to_the_lowest_offset_at_which_anything_was_read() -> None:
         {"pieces": [[1, 2, 85, 0]]},
         {"pieces": [[2, 1, 7, 1]]},
     ]
-    assert seeding.positions_of(done) == {1: 80, 2: 7}
+    assert seed.positions_of(done) == {1: 80, 2: 7}
 
 
 # -------------------------------------------------------------------- planning
@@ -178,11 +178,11 @@ def test_properties_that_differ_are_told_before_anything_is_copied() -> None:
     ours, theirs = {"n_val": 3, "allow_mult": True, "dvv_enabled": True}, {"n_val": 1, "allow_mult": False}
     differing = seed_plan.differing_properties(ours, theirs)
     assert differing == {"allow_mult": [True, False], "dvv_enabled": [True, None]}
-    said = seeding.properties_warning({"properties_differing": differing})
+    said = seed.properties_warning({"properties_differing": differing})
     assert "allow_mult True at the source, False at the target, dvv_enabled True" in said
     assert seed_plan.differing_properties(ours, None) is None
-    assert "not known" in seeding.properties_warning({"properties_differing": None})
-    assert seeding.properties_warning({"properties_differing": {}}) == ""
+    assert "not known" in seed.properties_warning({"properties_differing": None})
+    assert seed.properties_warning({"properties_differing": {}}) == ""
 
 
 def test_a_target_with_objects_is_refused_unless_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -192,16 +192,16 @@ def test_a_target_with_objects_is_refused_unless_told_so(monkeypatch: pytest.Mon
     for rows in (7, None):
         planned_with(monkeypatch, plan_of_type(EAST, 10), plan_of_type(WEST, rows))
         with pytest.raises(BadInput, match="--into-nonempty"):
-            seeding.opened("http://s", "http://t", options)
+            seed.opened("http://s", "http://t", options)
     assert not list(tmp_path.iterdir())
-    seeding.opened("http://s", "http://t", options._replace(into_nonempty=True))
-    _, again = seeding.opened("http://s", "http://t", options)
+    seed.opened("http://s", "http://t", options._replace(into_nonempty=True))
+    _, again = seed.opened("http://s", "http://t", options)
     assert again["objects"] == 10
     with pytest.raises(BadInput, match="other bucket_type"):
-        seeding.opened("http://s", "http://t", options._replace(bucket_type="other"))
+        seed.opened("http://s", "http://t", options._replace(bucket_type="other"))
     planned_with(monkeypatch, plan_of_type(EAST, 10), plan_of_type(EAST, 0))
     with pytest.raises(BadInput, match="the same cluster"):
-        seeding.opened("http://s", "http://t", options._replace(run_id="twice"))
+        seed.opened("http://s", "http://t", options._replace(run_id="twice"))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_target_with_objects_is_refused_unless_told_so(monkeypatch: pytest.Mon
 def test_options_that_mean_nothing_are_refused(options: SeedOptions, queue: HandOver | None, words: str) -> None:
     """Each says what would be right."""
     with pytest.raises(Exception, match=words):
-        seeding.check(options, queue)
+        seed.check(options, queue)
 
 
 def test_a_seed_goes_on_between_the_clusters_that_it_began_with(
@@ -228,21 +228,21 @@ def test_a_seed_goes_on_between_the_clusters_that_it_began_with(
     source, target = plan_of_type(EAST, 10), plan_of_type(WEST, 0)
     planned_with(monkeypatch, source, target)
     options = SeedOptions(str(tmp_path), "s")
-    seeding.opened("http://s", "http://t", options)
-    assert seeding.opened("http://s", "http://t", options)[1]["target"] == "W"
+    seed.opened("http://s", "http://t", options)
+    assert seed.opened("http://s", "http://t", options)[1]["target"] == "W"
     for plans, words in (
         ((source, plan_of_type(NORTH, 0)), f"target.* was W.*{WEST.hex()}.*is N.*{NORTH.hex()}"),
         ((plan_of_type(NORTH, 0), target), "source.* was E.*is N"),
     ):
         planned_with(monkeypatch, *plans)
         with pytest.raises(BadInput, match=words):
-            seeding.opened("http://s", "http://t", options)
+            seed.opened("http://s", "http://t", options)
 
     def silent(_: SideSpec) -> Plan:
         raise PeerFault("connection refused")
 
     monkeypatch.setattr(seed_plan, "plan_of", silent)
-    assert seeding.opened("http://s", "http://t", options)[1]["target"] == "W"
+    assert seed.opened("http://s", "http://t", options)[1]["target"] == "W"
 
 
 # -------------------------------------------------------------------- tasks

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from aae.reconcile import application, reconcile, sessions
-from aae.reconcile.application import FLAGS, main
-from aae.reconcile.reconcile import ReconcileOptions
-from node.cli.reconcile import run as command
-from repl.model.errors import BadInput
+from isthmus.aae.reconcile import application, job, spark_session
+from isthmus.aae.reconcile.application import FLAGS, main
+from isthmus.aae.reconcile.job import ReconcileOptions
+from isthmus.node.cli.reconcile import run as command
+from isthmus.repl.model.errors import BadInput
 
 ENDS = ["--left", "http://l:1", "--right", "http://r:1", "--output", "/o", "--run-id", "r"]
 
@@ -43,8 +43,8 @@ def test_what_is_told_becomes_options(monkeypatch: pytest.MonkeyPatch, capsys: p
         told("half")
         return {"exit_code": 3}
 
-    monkeypatch.setattr(sessions, "session", lambda _name: FakeSession())
-    monkeypatch.setattr(reconcile, "run", run)
+    monkeypatch.setattr(spark_session, "session", lambda _name: FakeSession())
+    monkeypatch.setattr(job, "run", run)
     more = ["--bucket", "0xff00", "--modified-since", "1970-01-01T00:00:01", "--settle", "1500ms", "--max-time", "2m"]
     assert main([*ENDS, *more, "--bodies", "--give-up-after", "100ms", "--sample", "0.5"]) == 3
     [(left, right, options)] = seen
@@ -67,8 +67,8 @@ def test_what_fails_is_an_error_and_no_difference(
     def run(*_: object) -> dict[str, Any]:
         raise error
 
-    monkeypatch.setattr(sessions, "session", lambda _name: FakeSession())
-    monkeypatch.setattr(reconcile, "run", run)
+    monkeypatch.setattr(spark_session, "session", lambda _name: FakeSession())
+    monkeypatch.setattr(job, "run", run)
     assert main(ENDS) == 2
     assert str(error) in capsys.readouterr().err
     slips = (["--modified-since", "20260203"], ["--modified-before", "0"], ["--modified-before", "1970-01-01"])

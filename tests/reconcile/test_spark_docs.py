@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from aae.reconcile.findings import COLUMNS
-from aae.reconcile.options import _PARSERS
-from aae.reconcile.repair import repairs_of
-from aae.reconcile.reporting import SEGMENTS
-from aae.reconcile.rows import ENTRY_COLUMNS, KEY_COLUMNS, OBJECT_COLUMNS
-from aae.reconcile.runs import RunDirectory
-from aae.reconcile.sessions import session
-from aae.reconcile.verdicts import Verdict
+from isthmus.aae.reconcile.arrow_rows import ENTRY_COLUMNS, KEY_COLUMNS, OBJECT_COLUMNS
+from isthmus.aae.reconcile.findings import COLUMNS
+from isthmus.aae.reconcile.options import _PARSERS
+from isthmus.aae.reconcile.repair import repairs_of
+from isthmus.aae.reconcile.run_directory import RunDirectory
+from isthmus.aae.reconcile.segment_report import SEGMENTS
+from isthmus.aae.reconcile.spark_session import session
+from isthmus.aae.reconcile.verdicts import Verdict
 from tests.reconcile.engine import HOUSE, environment
 from tests.reconcile.pairs import Pair, made, up
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from aae.reconcile.runs import RunDirectory
+from isthmus.aae.reconcile.run_directory import RunDirectory
 from tests.reconcile.engine import HOUSE, Standalone, bare, ended, standalone, submitted, until, worker_zip
 from tests.reconcile.pairs import TRUTH, Pair, fill, said, up
 
@@ -27,8 +27,8 @@ APPLICATION = HOUSE / "aae" / "reconcile" / "application.py"
 EQUAL = 20_000
 SMALL_CHUNKS = """\
 import sys
-from aae.reconcile import application, planning
-planning.CHUNK_ROWS = 1_000
+from isthmus.aae.reconcile import application, segment_plan
+segment_plan.CHUNK_ROWS = 1_000
 sys.exit(application.main())
 """
 """The application, with chunks so small that there are several waves of them."""

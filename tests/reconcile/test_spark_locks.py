@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 
-from aae.reconcile.reconcile import ReconcileOptions, run
-from aae.reconcile.runs import RunDirectory
-from aae.reconcile.sessions import session
+from isthmus.aae.reconcile.job import ReconcileOptions, run
+from isthmus.aae.reconcile.run_directory import RunDirectory
+from isthmus.aae.reconcile.spark_session import session
 from tests.reconcile.pairs import said, up
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -62,7 +62,7 @@ class Locked:
             "ISTHMUS_ADMIN": self.admin, "ISTHMUS_CA": self.ca, "ISTHMUS_TOKEN_FILE": self.token(role),
             "PATH": "/usr/bin:/bin",
         }  # fmt: skip
-        line = [sys.executable, "-m", "node.cli.main", *arguments]
+        line = [sys.executable, "-m", "isthmus.node.cli.main", *arguments]
         return subprocess.run(line, env=env, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120)
 
 

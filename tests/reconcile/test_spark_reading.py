@@ -12,17 +12,17 @@ import pytest
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import datasource as ds
 
-from aae import row_wire
-from aae.foreign_rows import _places
-from aae.reconcile import client, manifest, reading
-from aae.reconcile.client import Copy, Credentials, PartitionPlan, Plan, parse_plan
-from aae.reconcile.options import parse_options
-from aae.reconcile.reading import IsthmusReader, Range, RangeStream, RangeUnreadable, WrongCluster
-from aae.reconcile.rows import schema_of
-from aae.row_wire import Consistency, Head, Passed, Rows, Tail, View
-from repl.model.errors import BadInput, CodecError, PeerFault
-from repl.model.keys import SEGMENT_COUNT
-from repl.transport.http_client import Refused
+from isthmus.aae.reconcile import client, manifest, row_reader
+from isthmus.aae.reconcile.arrow_rows import schema_of
+from isthmus.aae.reconcile.client import Copy, Credentials, PartitionPlan, Plan, parse_plan
+from isthmus.aae.reconcile.options import parse_options
+from isthmus.aae.reconcile.row_reader import IsthmusReader, Range, RangeStream, RangeUnreadable, WrongCluster
+from isthmus.aae.row_stream import wire
+from isthmus.aae.row_stream.wire import Consistency, Head, Passed, Rows, Tail, View
+from isthmus.aae.scrub.row_repair import _places
+from isthmus.repl.http.client import Refused
+from isthmus.repl.model.errors import BadInput, CodecError, PeerFault
+from isthmus.repl.model.keys import SEGMENT_COUNT
 from tests.reconcile.test_spark_source import COUNT, HEAD, PARTITION, asked, row_wire_name, sealed
 from tests.store.histories import CLUSTER
 
@@ -41,7 +41,7 @@ def test_another_copy_goes_on_where_a_stream_broke(monkeypatch: pytest.MonkeyPat
 
     @contextmanager
     def streamed(url: str, _c: Credentials, _p: str, question: bytes, _t: int) -> Iterator[tuple[Head, Iterator[Any]]]:
-        after = row_wire.decode_rows_asked(question).after
+        after = wire.decode_rows_asked(question).after
         asks.append((url, after))
 
         def frames() -> Iterator[Any]:
@@ -53,7 +53,7 @@ def test_another_copy_goes_on_where_a_stream_broke(monkeypatch: pytest.MonkeyPat
 
         yield HEAD._replace(node=url[-2:], offset=COUNT if url == "http://n1" else 290), frames()
 
-    monkeypatch.setattr(reading, "streamed", streamed)
+    monkeypatch.setattr(row_reader, "streamed", streamed)
     part = Range(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1", "n2"))
     stream = RangeStream(asked(), part, Credentials(), give_up_after_s=5)
     assert [name for _, found in stream.frames() for name in found.names] == names
@@ -69,15 +69,15 @@ def test_another_copy_goes_on_where_a_stream_broke(monkeypatch: pytest.MonkeyPat
 def test_a_reader_goes_on_behind_what_was_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that a node has passed over are not looked at again by the next one, and to have passed some is progress: a
     range of which only that comes is not given up. No row came of it, so with `resume` off the range does not fail."""
-    monkeypatch.setattr(reading, "RETRY_S", 0.01)
+    monkeypatch.setattr(row_reader, "RETRY_S", 0.01)
     now = [0.0]
-    monkeypatch.setattr(reading, "monotonic", lambda: now[0])
+    monkeypatch.setattr(row_reader, "monotonic", lambda: now[0])
     marks = [row_wire_name(n) for n in sorted(range(4), key=row_wire_name)]
     asks: list[bytes] = []
 
     @contextmanager
     def streamed(_u: str, _c: Credentials, _p: str, question: bytes, _t: int) -> Iterator[tuple[Head, Iterator[Any]]]:
-        asks.append(row_wire.decode_rows_asked(question).after)
+        asks.append(wire.decode_rows_asked(question).after)
         now[0] += 4
 
         def frames() -> Iterator[Any]:
@@ -89,7 +89,7 @@ def test_a_reader_goes_on_behind_what_was_passed_over(monkeypatch: pytest.Monkey
 
         yield HEAD, frames()
 
-    monkeypatch.setattr(reading, "streamed", streamed)
+    monkeypatch.setattr(row_reader, "streamed", streamed)
     part = Range(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1"))
     stream = RangeStream(asked(bucket=b"x"), part, Credentials(), give_up_after_s=5, resume=False)
     assert list(stream.frames()) == []
@@ -106,7 +106,7 @@ def test_a_reader_goes_on_behind_what_was_passed_over(monkeypatch: pytest.Monkey
 
 def test_a_range_that_nobody_gives_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With no copy that answers the error names partition and segments; another cluster's answer is refused at once."""
-    monkeypatch.setattr(reading, "RETRY_S", 0.01)
+    monkeypatch.setattr(row_reader, "RETRY_S", 0.01)
     told = [HEAD._replace(cluster=b"\x09" * 16)]
 
     @contextmanager
@@ -116,7 +116,7 @@ def test_a_range_that_nobody_gives_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         else:
             raise PeerFault(f"{url}: connection refused")
 
-    monkeypatch.setattr(reading, "streamed", streamed)
+    monkeypatch.setattr(row_reader, "streamed", streamed)
     part = Range(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1"))
     with pytest.raises(WrongCluster):
         list(RangeStream(asked(), part, Credentials(), give_up_after_s=5).frames())
@@ -129,8 +129,8 @@ def test_a_range_waits_for_its_place_at_a_node_that_is_busy(monkeypatch: pytest.
     """A node that serves as many streams as it may is there, and has room when one of them ends: a job of more tasks
     than that does not fail, however long ranges are. There is an end to it all the same."""
     now = [0.0]
-    monkeypatch.setattr(reading, "monotonic", lambda: now[0])
-    monkeypatch.setattr(reading, "sleep", lambda pause_s: now.__setitem__(0, now[0] + 10 * pause_s))
+    monkeypatch.setattr(row_reader, "monotonic", lambda: now[0])
+    monkeypatch.setattr(row_reader, "sleep", lambda pause_s: now.__setitem__(0, now[0] + 10 * pause_s))
     room_s = [600.0]
 
     @contextmanager
@@ -141,14 +141,14 @@ def test_a_range_waits_for_its_place_at_a_node_that_is_busy(monkeypatch: pytest.
             raise Refused("http://n1 answers 503: 16 streams of rows are open", 503, "overloaded")
         yield HEAD, iter([Rows([row_wire_name(0)], [sealed(0, 0)[0]], ()), Tail(1)])
 
-    monkeypatch.setattr(reading, "streamed", streamed)
+    monkeypatch.setattr(row_reader, "streamed", streamed)
     part = Range(CLUSTER, PARTITION, 0, SEGMENT_COUNT, copies("n1", "n2"))
     stream = RangeStream(asked(), part, Credentials(), give_up_after_s=5)
     assert [name for _, found in stream.frames() for name in found.names] == [row_wire_name(0)]
     room_s[0] = float("inf")
     with pytest.raises(RangeUnreadable, match="16 streams of rows are open"):
         list(RangeStream(asked(), part, Credentials(), give_up_after_s=5).frames())
-    assert now[0] < 600 + reading.PLACE_S + 60
+    assert now[0] < 600 + row_reader.PLACE_S + 60
 
 
 def test_a_plan_travels_with_its_ranges(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_plan_travels_with_its_ranges(monkeypatch: pytest.MonkeyPatch, tmp_pat
     the manifest of its read is; a later plan is another read."""
     held = (Copy("n1", "http://n1", False, True, 1, COUNT),)
     plan = Plan(CLUSTER, "east", "default", (PartitionPlan(PARTITION, 0, SEGMENT_COUNT, None, held),))
-    monkeypatch.setattr(reading, "asked_plan", lambda *_: plan)
+    monkeypatch.setattr(row_reader, "asked_plan", lambda *_: plan)
     given = {"urls": "http://n1:1", "splits": "4", "rows_per_second": "100", "manifest": str(tmp_path)}
     reader = IsthmusReader(parse_options(given), schema_of(View.KEYS))
     spark_packs = CloudPickleSerializer()
@@ -170,9 +170,9 @@ def test_a_plan_travels_with_its_ranges(monkeypatch: pytest.MonkeyPatch, tmp_pat
         part = first[1]
         yield HEAD._replace(first=part.first, end=part.end), iter([Tail(0)])
 
-    monkeypatch.setattr(reading, "streamed", streamed)
+    monkeypatch.setattr(row_reader, "streamed", streamed)
     paces: list[float] = []
-    monkeypatch.setattr(reading, "Pace", lambda rate: paces.append(rate))
+    monkeypatch.setattr(row_reader, "Pace", lambda rate: paces.append(rate))
     assert list(spark_packs.loads(packed).read(spark_packs.loads(spark_packs.dumps(first[1])))) == []
     assert paces == [25]
     pieces, missing = manifest.read_manifest(tmp_path)
@@ -185,7 +185,7 @@ def test_followers_share_the_splits_and_the_leader_is_asked_last() -> None:
     leader = Copy("n3", "http://n3", True, True, 1, COUNT)
     held = PartitionPlan(0, 0, SEGMENT_COUNT, COUNT, (*copies("n1", "n2"), leader))
     plan = Plan(CLUSTER, "east", "default", (held, held._replace(partition=1, copies=(leader,))))
-    ranges = reading.ranges_of(plan, (0, SEGMENT_COUNT), 12, Consistency.ANY)
+    ranges = row_reader.ranges_of(plan, (0, SEGMENT_COUNT), 12, Consistency.ANY)
     assert [[copy.node for copy in part.copies] for part in ranges if part.partition == 0] == [
         ["n1", "n2", "n3"],
         ["n2", "n1", "n3"],
@@ -204,7 +204,7 @@ def test_each_action_on_a_table_has_a_manifest_of_its_own(monkeypatch: pytest.Mo
     has not read yet; a range that an action reads twice, in two of its tasks, has the pieces of both."""
     held = (Copy("n1", "http://n1", False, True, 1, COUNT),)
     plan = Plan(CLUSTER, "east", "default", (PartitionPlan(PARTITION, 0, SEGMENT_COUNT, None, held),))
-    monkeypatch.setattr(reading, "asked_plan", lambda *_: plan)
+    monkeypatch.setattr(row_reader, "asked_plan", lambda *_: plan)
     given = {"urls": "http://n1:1", "splits": "2", "manifest": str(tmp_path)}
     reader = IsthmusReader(parse_options(given), schema_of(View.KEYS))
     ranges = reader.partitions()
@@ -212,7 +212,7 @@ def test_each_action_on_a_table_has_a_manifest_of_its_own(monkeypatch: pytest.Mo
 
     @contextmanager
     def streamed(_: str, __: object, ___: str, question: bytes, *____: object) -> Iterator[tuple[Head, Iterator[Any]]]:
-        part = row_wire.decode_rows_asked(question)
+        part = wire.decode_rows_asked(question)
         yield HEAD._replace(first=part.first, end=part.end, offset=as_of[0]), iter([Tail(0)])
 
     class Task:
@@ -229,8 +229,8 @@ def test_each_action_on_a_table_has_a_manifest_of_its_own(monkeypatch: pytest.Mo
             return self.number
 
     task = Task()
-    monkeypatch.setattr(reading, "streamed", streamed)
-    monkeypatch.setattr(reading.TaskContext, "get", lambda: task)
+    monkeypatch.setattr(row_reader, "streamed", streamed)
+    monkeypatch.setattr(row_reader.TaskContext, "get", lambda: task)
     for one in ranges:
         assert list(reader.read(one)) == []
     pieces, missing = manifest.read_manifest(tmp_path)
@@ -308,7 +308,7 @@ def test_a_node_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
 
     @contextmanager
     def streaming(*_: object, **__: object) -> Iterator[Any]:
-        data = [(4_096).to_bytes(4, "big"), row_wire.encode_head(HEAD)]
+        data = [(4_096).to_bytes(4, "big"), wire.encode_head(HEAD)]
         yield lambda: data.pop() if data else take()
 
     monkeypatch.setattr(client, "monotonic", lambda: now[0])
@@ -323,7 +323,7 @@ def test_a_node_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_leader_that_changes_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """When all known copies refuse, who holds the range is asked anew; rows go on behind the last one. A plan without a
     leader is asked for again, as long as there is time."""
-    monkeypatch.setattr(reading, "RETRY_S", 0.01)
+    monkeypatch.setattr(row_reader, "RETRY_S", 0.01)
     rows = [sealed(n, n)[0] for n in range(2)]
 
     @contextmanager
@@ -337,14 +337,14 @@ def test_a_leader_that_changes_is_found_again(monkeypatch: pytest.MonkeyPatch) -
 
     (first,), (second,) = copies("n1"), copies("n2")
     leads = second._replace(leads=True)
-    monkeypatch.setattr(reading, "streamed", streamed)
+    monkeypatch.setattr(row_reader, "streamed", streamed)
     part = Range(CLUSTER, PARTITION, 0, SEGMENT_COUNT, (first,))
     committed = asked(consistency=Consistency.COMMITTED)
     stream = RangeStream(committed, part, Credentials(), give_up_after_s=5, ask=lambda: plan(first, leads))
     assert [name for _, found in stream.frames() for name in found.names] == [row_wire_name(0)]
     plans = [plan(first), plan(first, leads)]
     whole = (0, SEGMENT_COUNT)
-    _, ranges = reading.asked_ranges(lambda: plans.pop(0), whole, 1, Consistency.COMMITTED, 5)
+    _, ranges = row_reader.asked_ranges(lambda: plans.pop(0), whole, 1, Consistency.COMMITTED, 5)
     assert ranges[0].copies == (leads,)
     with pytest.raises(RangeUnreadable, match="only the leader may, and there is none"):
-        reading.asked_ranges(lambda: plan(first), whole, 1, Consistency.COMMITTED, 0.05)
+        row_reader.asked_ranges(lambda: plan(first), whole, 1, Consistency.COMMITTED, 0.05)

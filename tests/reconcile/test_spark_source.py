@@ -12,22 +12,22 @@ from typing import Any
 import pytest
 from xxhash import xxh64_intdigest
 
-from aae import row_wire
-from aae.reconcile import reading, streaming
-from aae.reconcile.client import Copy, PartitionPlan, Plan
-from aae.reconcile.options import Options, parse_options
-from aae.reconcile.rows import Columns, schema_of
-from aae.reconcile.streaming import IsthmusStreamReader, shared
-from aae.row_streams import STREAMS_MAX, Held, RowStreams
-from aae.row_wire import ChangesAsked, Consistency, Frames, Head, Passed, Rows, RowsAsked, Tail, View
-from repl.model.entry import NO_OFFSET, EntryKind, make_entry
-from repl.model.entry import encode_key_row as row_of
-from repl.model.errors import BadInput, CodecError, NotLeader, NotReady, Overloaded
-from repl.model.keys import SEGMENT_COUNT, key_hash, segment_of
-from repl.model.objects import Object, Sibling, seal
-from repl.model.vclock import actor_of, pack_counter
-from repl.store.leveldb import LevelStore
-from repl.store.port import PartitionStep
+from isthmus.aae.reconcile import row_reader, stream_reader
+from isthmus.aae.reconcile.arrow_rows import Columns, schema_of
+from isthmus.aae.reconcile.client import Copy, PartitionPlan, Plan
+from isthmus.aae.reconcile.options import Options, parse_options
+from isthmus.aae.reconcile.stream_reader import IsthmusStreamReader, shared
+from isthmus.aae.row_stream import wire
+from isthmus.aae.row_stream.streams import STREAMS_MAX, Held, RowStreams
+from isthmus.aae.row_stream.wire import ChangesAsked, Consistency, Frames, Head, Passed, Rows, RowsAsked, Tail, View
+from isthmus.repl.model.entry import NO_OFFSET, EntryKind, make_entry
+from isthmus.repl.model.entry import encode_key_row as row_of
+from isthmus.repl.model.errors import BadInput, CodecError, NotLeader, NotReady, Overloaded
+from isthmus.repl.model.keys import SEGMENT_COUNT, key_hash, segment_of
+from isthmus.repl.model.objects import Object, Sibling, seal
+from isthmus.repl.model.vclock import actor_of, pack_counter
+from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.port import PartitionStep
 from tests.store.histories import CLUSTER, open_store
 
 PARTITION = 3
@@ -178,8 +178,8 @@ def test_a_node_sends_only_what_was_asked_for(store: LevelStore, other: dict[str
 
 def test_a_stream_goes_on_behind_any_row(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever a stream is taken up again, what comes is what was left, no row twice and none passed over."""
-    monkeypatch.setattr("aae.row_streams.SLICE_ROWS", 7)
-    monkeypatch.setattr("aae.row_streams.FRAME_SLICES", 1)
+    monkeypatch.setattr("isthmus.aae.row_stream.streams.SLICE_ROWS", 7)
+    monkeypatch.setattr("isthmus.aae.row_stream.streams.FRAME_SLICES", 1)
 
     async def run() -> None:
         streams = streams_of(store)
@@ -197,8 +197,8 @@ def test_a_stream_goes_on_behind_any_row(store: LevelStore, monkeypatch: pytest.
 def test_a_stream_that_finds_nothing_says_how_far_it_is(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows that were not asked for a reader hears as often as of others, so that it neither takes the node for dead
     nor keeps the thread from other streams; behind each such mark a stream goes on."""
-    monkeypatch.setattr("aae.row_streams.SLICE_ROWS", 50)
-    monkeypatch.setattr("aae.row_streams.FRAME_SLICES", 1)
+    monkeypatch.setattr("isthmus.aae.row_stream.streams.SLICE_ROWS", 50)
+    monkeypatch.setattr("isthmus.aae.row_stream.streams.FRAME_SLICES", 1)
 
     async def marks(streams: RowStreams, what: RowsAsked) -> list[bytes]:
         frames = Frames()
@@ -244,8 +244,8 @@ def test_a_plan_does_not_wait_for_the_frames_of_streams(store: LevelStore, monke
     """A node that reads for many, and rests long since clients write, tells at once what it has: who asks for a plan
     would leave it out, and nobody could read."""
     rested = threading.Event()
-    monkeypatch.setattr("aae.row_streams.Pace.rest_s", lambda *_: 0.2)
-    monkeypatch.setattr("aae.row_streams.sleep", lambda _: rested.wait(30))
+    monkeypatch.setattr("isthmus.aae.row_stream.streams.Pace.rest_s", lambda *_: 0.2)
+    monkeypatch.setattr("isthmus.aae.row_stream.streams.sleep", lambda _: rested.wait(30))
 
     async def run() -> None:
         streams = streams_of(store)
@@ -275,7 +275,7 @@ def test_an_estimate_is_told_again_for_a_moment_alone(store: LevelStore, monkeyp
         assert await streams.estimates([held]) == [COUNT]
         write(store, [1000], COUNT)
         assert await streams.estimates([held]) == [COUNT]
-        monkeypatch.setattr("aae.row_streams.ESTIMATE_KEPT_S", 0.0)
+        monkeypatch.setattr("isthmus.aae.row_stream.streams.ESTIMATE_KEPT_S", 0.0)
         assert await streams.estimates([held]) == [COUNT + 1]
         await streams.close()
 
@@ -367,14 +367,14 @@ def test_a_damaged_row_stops_no_stream_of_changes(store: LevelStore, monkeypatch
             rows = table(head, frames, view)
             assert {row["key"] for row in rows} == {name_of(n)[1] for n in range(20)}
             assert [row["key"] for row in rows if row["fault"]] == [name_of(7)[1]]
-            assert reading._behind(question, frames[-1]) == question._replace(first=20)
+            assert row_reader._behind(question, frames[-1]) == question._replace(first=20)
         await streams.close()
 
     asyncio.run(run())
     torn = Rows([row_wire_name(1), row_wire_name(7)], [sealed(1, 1)[0], b"\xc1"], ())
     question = ChangesAsked(b"default", PARTITION, 0, 20)
-    assert reading._behind(question, torn) == question._replace(first=2)
-    assert reading._behind(question, Rows(torn.names[1:], torn.key_rows[1:], ())) == question
+    assert row_reader._behind(question, torn) == question._replace(first=2)
+    assert row_reader._behind(question, Rows(torn.names[1:], torn.key_rows[1:], ())) == question
 
 
 def row_wire_name(n: int) -> bytes:
@@ -387,7 +387,7 @@ def test_frames_survive_any_cut_and_no_garbage() -> None:
     """However the bytes of a stream are cut into pieces the frames are the same; what is none is CodecError."""
     rows = Rows([row_wire_name(1)], [sealed(1, 1)[0]], ())
     passed = Passed(row_wire_name(2))
-    data = row_wire.encode_frame(rows) + row_wire.encode_passed(passed) + row_wire.encode_tail(Tail(1))
+    data = wire.encode_frame(rows) + wire.encode_passed(passed) + wire.encode_tail(Tail(1))
     for size in (1, 3, 1000):
         frames = Frames()
         found = [f for at in range(0, len(data), size) for f in frames.feed(data[at : at + size])]
@@ -402,13 +402,13 @@ def test_frames_survive_any_cut_and_no_garbage() -> None:
         b"\x93\x02\x90\x90",
     ):
         with pytest.raises(CodecError):
-            row_wire.decode_frame(bad)
+            wire.decode_frame(bad)
     with pytest.raises(CodecError):
         list(Frames().feed(b"\xff\xff\xff\xff"))
     for question in (asked(), asked(bucket=b"b", after=b"x", view=View.OBJECTS)):
-        assert row_wire.decode_rows_asked(row_wire.encode_rows_asked(question)) == question
+        assert wire.decode_rows_asked(wire.encode_rows_asked(question)) == question
     with pytest.raises(CodecError):
-        row_wire.decode_rows_asked(row_wire.encode_rows_asked(asked(end=SEGMENT_COUNT + 1)))
+        wire.decode_rows_asked(wire.encode_rows_asked(asked(end=SEGMENT_COUNT + 1)))
 
 
 HEAD = Head(CLUSTER, "east", "n1", PARTITION, 0, SEGMENT_COUNT, 1, COUNT)
@@ -481,7 +481,7 @@ def test_what_is_there_now_comes_in_batches_and_has_an_end(monkeypatch: pytest.M
         pieces = (PartitionPlan(0, 0, half, None, held[0]), PartitionPlan(1, half, SEGMENT_COUNT, None, held[1]))
         return Plan(CLUSTER, "east", "default", pieces)
 
-    monkeypatch.setattr(streaming, "asked_plan", plan)
+    monkeypatch.setattr(stream_reader, "asked_plan", plan)
     options = parse_options({"urls": "http://n1:1", "rows_per_batch": "10"})
 
     def steps(start: dict[str, Any]) -> list[dict[str, int]]:

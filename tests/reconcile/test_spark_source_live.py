@@ -22,10 +22,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from aae.reconcile.manifest import read_manifest
-from aae.reconcile.sessions import session
-from node import places
-from repl.transport.http_client import HttpPeer
+from isthmus.aae.reconcile.manifest import read_manifest
+from isthmus.aae.reconcile.spark_session import session
+from isthmus.node.local import directory as places
+from isthmus.repl.http.client import HttpPeer
 from tests.reconcile.engine import HOUSE, environment, until
 from tests.reconcile.pairs import up
 
@@ -255,7 +255,7 @@ def test_what_is_written_keeps_its_clocks_or_is_new(spark: Any, live: Live, tmp_
 
 STREAM: Final = """\
 import sys
-from aae.reconcile.sessions import session
+from isthmus.aae.reconcile.spark_session import session
 spark = session("stream", "local[2]")
 urls, lake = sys.argv[1:]
 query = (

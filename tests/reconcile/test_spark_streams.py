@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from aae.reconcile import reading, streaming
-from aae.reconcile.client import Copy, PartitionPlan, Plan
-from aae.reconcile.datasource import IsthmusSource
-from aae.reconcile.options import parse_options
-from aae.reconcile.reading import RangeUnreadable
-from aae.reconcile.rows import schema_of
-from aae.reconcile.streaming import IsthmusStreamReader
-from aae.row_wire import Head, Tail, View
-from repl.model.errors import BadInput
-from repl.model.keys import SEGMENT_COUNT
+from isthmus.aae.reconcile import row_reader, stream_reader
+from isthmus.aae.reconcile.arrow_rows import schema_of
+from isthmus.aae.reconcile.client import Copy, PartitionPlan, Plan
+from isthmus.aae.reconcile.datasource import IsthmusSource
+from isthmus.aae.reconcile.options import parse_options
+from isthmus.aae.reconcile.row_reader import RangeUnreadable
+from isthmus.aae.reconcile.stream_reader import IsthmusStreamReader
+from isthmus.aae.row_stream.wire import Head, Tail, View
+from isthmus.repl.model.errors import BadInput
+from isthmus.repl.model.keys import SEGMENT_COUNT
 
 UUID = b"u" * 16
 HALF = SEGMENT_COUNT // 2
@@ -40,8 +40,8 @@ def plan(zero: int | None, one: int | None, whole: bool = True) -> Plan:
 def reader(monkeypatch: pytest.MonkeyPatch, *plans: Plan, **options: str) -> IsthmusStreamReader:
     """One that is told these plans, the last of them for ever."""
     left = list(plans)
-    monkeypatch.setattr(streaming, "asked_plan", lambda *_: left.pop(0) if len(left) > 1 else left[0])
-    monkeypatch.setattr(streaming, "RETRY_S", 0.001)
+    monkeypatch.setattr(stream_reader, "asked_plan", lambda *_: left.pop(0) if len(left) > 1 else left[0])
+    monkeypatch.setattr(stream_reader, "RETRY_S", 0.001)
     given = {"urls": "http://n1:1", "give_up_after_s": "1", **options}
     return IsthmusStreamReader(parse_options(given), schema_of(View.KEYS))
 
@@ -90,8 +90,8 @@ def test_a_rate_holds_for_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     def streamed(*_: object) -> Iterator[tuple[Head, Iterator[Any]]]:
         yield Head(UUID, "east", "n1", 1, 10, 20, 1, 20), iter([Tail(0)])
 
-    monkeypatch.setattr(reading, "streamed", streamed)
-    monkeypatch.setattr(streaming, "Pace", lambda rate: paces.append(rate))
+    monkeypatch.setattr(row_reader, "streamed", streamed)
+    monkeypatch.setattr(stream_reader, "Pace", lambda rate: paces.append(rate))
     assert list(stream.read(parts[1])) == []
     assert paces == [50]
 
@@ -173,6 +173,6 @@ def test_a_copy_that_has_not_applied_the_leaders_epoch_is_not_read(monkeypatch: 
         asked.append(url)
         yield Head(UUID, "east", "n", 0, 80, 90, 1 if url == "http://n2" else 5, 90), iter([Tail(0)])
 
-    monkeypatch.setattr(reading, "streamed", streamed)
+    monkeypatch.setattr(row_reader, "streamed", streamed)
     assert list(stream.read(part)) == []
     assert asked == ["http://n2", "http://n1"]

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from aae.reconcile.sessions import JobFailed, job
-from aae.reconcile.troubles import WORDS_MAX, trouble_of
+from isthmus.aae.reconcile.spark_errors import WORDS_MAX, trouble_of
+from isthmus.aae.reconcile.spark_session import JobFailed, job
 
 PLANNED = """\
 [PYTHON_DATA_SOURCE_ERROR] Failed to generate Python data source read partitions: Traceback (most recent call last):
   File "/x/aae/reconcile/client.py", line 124, in asked_plan
     raise PeerFault(f"no node says who holds what: {'; '.join(trouble)}")
-repl.model.errors.PeerFault: no node says who holds what: http://n1:1: connection refused
+isthmus.repl.model.errors.PeerFault: no node says who holds what: http://n1:1: connection refused
  SQLSTATE: 38000"""
 
 STAGE = """\
 Job aborted due to stage failure: Task 1 in stage 11.0 failed 1 times, most recent failure: Lost task 1.0 in stage 11.0
 org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] An exception was thrown from the Python worker:
   File "/x/aae/reconcile/reading.py", line 112, in frames
-aae.reconcile.reading.RangeUnreadable: partition 3, segments 0 to 9: no copy could be read for 120 s: cut off
+isthmus.aae.reconcile.row_reader.RangeUnreadable: partition 3, segments 0 to 9: no copy could be read for 120 s: cut off
  SQLSTATE: 38000
 \tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:1097)
 
@@ -53,7 +53,7 @@ def test_a_command_says_why_its_job_failed(monkeypatch: pytest.MonkeyPatch) -> N
         def stop(self) -> None:
             stopped.append(1)
 
-    monkeypatch.setattr("aae.reconcile.sessions.session", lambda *_, **__: Session())
+    monkeypatch.setattr("isthmus.aae.reconcile.spark_session.session", lambda *_, **__: Session())
     said = r"^stats: no node says who holds what: http://n1:1: connection refused$"
     with pytest.raises(JobFailed, match=said), job("stats"):
         raise AnalysisException(PLANNED)

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 
-from aae.reconcile import writing
-from aae.reconcile.client import Pusher
-from aae.reconcile.options import parse_options
-from aae.reconcile.writing import IsthmusWriter, RowsRejected, Written, send_all
-from repl.model.errors import BadInput, PeerFault
-from repl.transport.http_client import Refused
+from isthmus.aae.reconcile import row_writer
+from isthmus.aae.reconcile.client import Pusher
+from isthmus.aae.reconcile.options import parse_options
+from isthmus.aae.reconcile.row_writer import IsthmusWriter, RowsRejected, Written, send_all
+from isthmus.repl.http.client import Refused
+from isthmus.repl.model.errors import BadInput, PeerFault
 
 NAMES = [t.StructField("bucket", t.BinaryType()), t.StructField("key", t.BinaryType())]
 PUTS = t.StructType([*NAMES, t.StructField("value", t.BinaryType())])
@@ -37,7 +37,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> list[list[Any]]
         return left.pop(0)
 
     monkeypatch.setattr(Pusher, "post", post)
-    monkeypatch.setattr(writing, "RETRY_S", 0.001)
+    monkeypatch.setattr(row_writer, "RETRY_S", 0.001)
     return asked
 
 
@@ -102,7 +102,7 @@ def test_columns_of_other_types_are_refused_before_anything_is_written() -> None
 
 def test_what_failed_is_sent_again_and_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what failed is sent again; what fails for ever ends as an error with the last reason."""
-    monkeypatch.setattr(writing, "RETRY_S", 0.001)
+    monkeypatch.setattr(row_writer, "RETRY_S", 0.001)
     outcomes: Counter[str] = Counter()
     asked: list[list[Any]] = []
 

@@ -255,7 +255,16 @@ class Endurance:
         left, right = (",".join(url(place) for place in self.clusters.labs[side].places) for side in SIDES)
         words = ["--left", left, "--right", right, "--bucket-type", kind, "--full", "--settle", "2s"]
         done = subprocess.run(
-            [sys.executable, "-m", "node.cli.main", "reconcile", "run", *words, "--output", str(directory / kind)],
+            [
+                sys.executable,
+                "-m",
+                "isthmus.node.cli.main",
+                "reconcile",
+                "run",
+                *words,
+                "--output",
+                str(directory / kind),
+            ],
             cwd=HOUSE,
             env={**os.environ, "PYTHONPATH": str(HOUSE), "PYSPARK_PYTHON": sys.executable},
             capture_output=True,

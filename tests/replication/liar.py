@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from queues.wire import FetchReply, decode_request, encode_reply
+from isthmus.queues.wire import FetchReply, decode_request, encode_reply
 from tests.replication.clusters import Clusters
 
 LIAR = b"\xee" * 16

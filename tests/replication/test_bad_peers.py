@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from repl.model.objects import Content, encode_object, write
-from repl.model.vclock import actor_of, decode_clock
+from isthmus.repl.model.objects import Content, encode_object, write
+from isthmus.repl.model.vclock import actor_of, decode_clock
 from tests.faults.load import Connection
 from tests.replication.clusters import BUCKET, Clusters, key_path, put, until
 from tests.replication.liar import LIAR, Item, link_to, lying, peer_lines

@@ -12,9 +12,9 @@ import pytest
 
 from bench.loadgen import Phase, Result
 from bench.nodes import LoadProcess
-from node.demo.costs import resident_bytes
-from queues.batches import Session
-from queues.wire import FetchRequest, encode_request
+from isthmus.node.demo.cost import resident_bytes
+from isthmus.queues.leases import Session
+from isthmus.queues.wire import FetchRequest, encode_request
 from tests.faults.lab import LabNode
 from tests.faults.load import Broken, Connection, NotSent
 from tests.replication.clusters import Clusters, put, queue_to, url

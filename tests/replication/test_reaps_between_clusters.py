@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from repl.model.objects import Object, Sibling, encode_object
-from repl.model.vclock import decode_clock
+from isthmus.repl.model.objects import Object, Sibling, encode_object
+from isthmus.repl.model.vclock import decode_clock
 from tests.faults.load import Connection
 from tests.replication.clusters import BUCKET, Clusters, ask, key_path, put, until
 from tests.replication.liar import LIAR, QUEUE, Item, Liar, lying, peer_lines

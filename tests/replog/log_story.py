@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from repl.model.entry import Entry, EntryKind, make_entry
-from repl.model.errors import LocalFault
-from repl.replog.epochs import clipped, extended, truncated
-from repl.replog.frames import FILE_HEADER_BYTES
-from repl.replog.index import LogFile
-from repl.replog.log import FileLog
-from repl.replog.port import EpochTable, Replog
-from repl.replog.reader import Frame, LogFileReader
+from isthmus.repl.model.entry import Entry, EntryKind, make_entry
+from isthmus.repl.model.errors import LocalFault
+from isthmus.repl.replog.epochs import clipped, extended, truncated
+from isthmus.repl.replog.frames import FILE_HEADER_BYTES
+from isthmus.repl.replog.index import LogFile
+from isthmus.repl.replog.log import FileLog
+from isthmus.repl.replog.port import EpochTable, Replog
+from isthmus.repl.replog.reader import Frame, LogFileReader
 from tests.replog.memory_disk import MemoryDisk
 
 CLUSTER = bytes(range(16))

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from repl.replog.log import FileLog
+from isthmus.repl.replog.log import FileLog
 from tests.replog.log_story import CLUSTER, entries
 
 SETTINGS = {

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from repl.model.entry import EntryKind, make_entry
-from repl.replog.frames import FILE_HEADER_BYTES, RunKind
-from repl.replog.log import FileLog
+from isthmus.repl.model.entry import EntryKind, make_entry
+from isthmus.repl.replog.frames import FILE_HEADER_BYTES, RunKind
+from isthmus.repl.replog.log import FileLog
 from tests.replog.log_story import History, Listener, entries, kill, open_log, wait_until, whole_frames
 from tests.replog.memory_disk import File, MemoryDisk
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from repl.model.errors import LocalFault, OutOfStorage
-from repl.replog.files import SystemFiles
-from repl.replog.log import FileLog
-from repl.replog.memory import MemoryLog
-from repl.replog.port import Replog
+from isthmus.repl.model.errors import LocalFault, OutOfStorage
+from isthmus.repl.replog.files import SystemFiles
+from isthmus.repl.replog.log import FileLog
+from isthmus.repl.replog.port import Replog
 from tests.replog.log_story import CLUSTER, Listener, entries, open_log, wait_until
 from tests.replog.memory_disk import MemoryDisk
+from tests.support.memory_log import MemoryLog
 
 
 class FullableFiles(SystemFiles):

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from repl.model.errors import LocalFault
+from isthmus.repl.model.errors import LocalFault
 from tests.replog.log_story import History, Listener, entries, kill, open_log
 from tests.replog.memory_disk import MemoryDisk
 

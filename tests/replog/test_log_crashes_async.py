@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from repl.replog import writer
-from repl.replog.log import FileLog
+from isthmus.repl.replog import writer
+from isthmus.repl.replog.log import FileLog
 from tests.replog.log_story import History, Listener, entries, open_log
 from tests.replog.memory_disk import MemoryDisk
 from tests.replog.test_log_crashes import FIRST, SECOND, THIRD, Story

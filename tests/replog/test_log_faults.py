@@ -11,12 +11,12 @@ from random import Random
 
 import pytest
 
-from repl.model.entry import EntryKind, make_entry
-from repl.model.errors import Corruption, LocalFault, OutOfStorage, TooLarge, WrongIdentity
-from repl.replog import log as log_module
-from repl.replog import writer as writer_module
-from repl.replog.files import SystemFiles
-from repl.replog.log import FileLog
+from isthmus.repl.model.entry import EntryKind, make_entry
+from isthmus.repl.model.errors import Corruption, LocalFault, OutOfStorage, TooLarge, WrongIdentity
+from isthmus.repl.replog import log as log_module
+from isthmus.repl.replog import writer as writer_module
+from isthmus.repl.replog.files import SystemFiles
+from isthmus.repl.replog.log import FileLog
 from tests.replog.log_story import CLUSTER, DIRECTORY, Listener, entries, kill, open_log, wait_until
 from tests.replog.memory_disk import MemoryDisk
 
@@ -311,7 +311,7 @@ def test_a_foreign_log_is_refused() -> None:
     with pytest.raises(WrongIdentity, match="belongs to cluster"):
         open_log(disk, cluster_uuid=b"x" * 16)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("repl.replog.frames.FORMAT_VERSION", 2)
+        patch.setattr("isthmus.repl.replog.frames.FORMAT_VERSION", 2)
         with pytest.raises(LocalFault, match="format version 1"):
             open_log(disk)
     assert bytes(disk.files["0000000000000001.log"].cached) == before

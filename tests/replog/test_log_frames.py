@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh64_intdigest
 
-from repl.model.errors import Corruption, LocalFault
-from repl.replog.epochs import clipped, common_end, epoch_at, extended, truncated
-from repl.replog.frames import (
+from isthmus.repl.model.errors import Corruption, LocalFault
+from isthmus.repl.replog.epochs import clipped, common_end, epoch_at, extended, truncated
+from isthmus.repl.replog.frames import (
     FILE_HEADER_BYTES,
     FRAME_HEADER_BYTES,
     FileHeader,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repl.replog import index as index_module
-from repl.replog.index import LogIndex, PartitionIndex
+from isthmus.repl.replog import index as index_module
+from isthmus.repl.replog.index import LogIndex, PartitionIndex
 from tests.replog.log_story import Listener, entries, open_log
 from tests.replog.memory_disk import MemoryDisk
 

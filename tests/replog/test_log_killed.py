@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from repl.replog.log import FileLog
+from isthmus.repl.replog.log import FileLog
 from tests.replog import log_writer_process
 from tests.replog.log_story import History, Listener, entries
 

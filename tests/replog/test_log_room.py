@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import pytest
 
-from repl.model.errors import LocalFault
-from repl.replog import tail as tail_module
-from repl.replog.frames import FILE_HEADER_BYTES, LogPosition
-from repl.replog.index import LogFile
-from repl.replog.log import FileLog
-from repl.replog.reader import SEARCH_BYTES, LogFileReader
-from repl.replog.recovery import recover
+from isthmus.repl.model.errors import LocalFault
+from isthmus.repl.replog import tail as tail_module
+from isthmus.repl.replog.frames import FILE_HEADER_BYTES, LogPosition
+from isthmus.repl.replog.index import LogFile
+from isthmus.repl.replog.log import FileLog
+from isthmus.repl.replog.reader import SEARCH_BYTES, LogFileReader
+from isthmus.repl.replog.recovery import recover
 from tests.replog.log_story import CLUSTER, DIRECTORY, Listener, entries, kill, open_log, whole_frames
 from tests.replog.memory_disk import MemoryDisk
 

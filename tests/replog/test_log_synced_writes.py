@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from repl.replog.files import SystemFiles
-from repl.replog.index import LogIndex
-from repl.replog.tail import LogTail
+from isthmus.repl.replog.files import SystemFiles
+from isthmus.repl.replog.index import LogIndex
+from isthmus.repl.replog.tail import LogTail
 from tests.replog.log_story import CLUSTER, DIRECTORY
 from tests.replog.memory_disk import MemoryDisk
 

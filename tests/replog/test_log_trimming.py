@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from repl.replog.log import FileLog
+from isthmus.repl.replog.log import FileLog
 from tests.replog.log_story import Listener, entries, kill, open_log, wait_until
 from tests.replog.memory_disk import MemoryDisk
 

@@ -12,28 +12,27 @@ from pathlib import Path
 
 import pytest
 
-from node.timesource import SystemTime
-from repl.balancing import BalanceOptions
-from repl.controller import Controller
-from repl.coordinator import Coordinator
-from repl.creation import DefaultType
-from repl.identity import Identity
-from repl.isr.epochs import last_epoch
-from repl.isr.options import Options
-from repl.leaderships import Leaderships
-from repl.metastore.memory import MemoryEnsemble, MemoryMetastore
-from repl.model.errors import BadInput
-from repl.model.record import PartitionRecord, Registration
-from repl.partition import Partition
-from repl.positions import Position
-from repl.registering import Registrar
-from repl.replog.files import SystemFiles
-from repl.replog.log import FileLog
-from repl.runtime import Runtime
-from repl.settling import settle
-from repl.store.leveldb import LevelStore
-from repl.write_limits import WriteLimits
+from isthmus.repl.clock import SystemTime
+from isthmus.repl.controller.bucket_types import DefaultType
+from isthmus.repl.controller.controller import Controller
+from isthmus.repl.controller.leader_balance_api import Leaderships
+from isthmus.repl.controller.leader_balancer import BalanceOptions
+from isthmus.repl.controller.log_positions import Position
+from isthmus.repl.coordinator.coordinator import Coordinator
+from isthmus.repl.coordinator.write_batch import WriteLimits
+from isthmus.repl.isr.epochs import last_epoch
+from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.model.errors import BadInput
+from isthmus.repl.model.record import PartitionRecord, Registration
+from isthmus.repl.replog.files import SystemFiles
+from isthmus.repl.replog.log import FileLog
+from isthmus.repl.runtime.partition import Partition
+from isthmus.repl.runtime.registration import Registrar, settle
+from isthmus.repl.runtime.runtime import Runtime
+from isthmus.repl.storage.identity import Identity
+from isthmus.repl.store.leveldb import LevelStore
 from tests.runtime.wires import MemoryLinks, Wires
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
 UUID = b"east-cluster-016"
 PARTITIONS = 4

@@ -14,20 +14,20 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from node.gathering import Gathering
-from node.http.acts import ActsAdmin
-from node.http.asgi import Face
-from repl.isr.election import ASK_MS
-from repl.isr.options import Options
-from repl.model.errors import NotReady
-from repl.model.keys import Key
-from repl.model.objects import Content
-from repl.model.record import PartitionStatus
-from repl.model.requests import WriteRequest
-from repl.option_settings import Setting, change_option
-from repl.rollback_alarm import ROLLED_BACK
-from repl.store.leveldb import LevelStore
-from repl.unclean import Copy, closest_to_all
+from isthmus.node.admin_api.unsafe_recovery import ActsAdmin
+from isthmus.node.http.application import Face
+from isthmus.node.services.cluster_rpc import Gathering
+from isthmus.repl.controller.dynamic_options import Setting, change_option
+from isthmus.repl.controller.election import ASK_MS
+from isthmus.repl.controller.unclean_election import Copy, closest_to_all
+from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.model.errors import NotReady
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.record import PartitionStatus
+from isthmus.repl.model.requests import WriteRequest
+from isthmus.repl.runtime.metastore_effects import ROLLED_BACK
+from isthmus.repl.store.leveldb import LevelStore
 from tests.runtime.conftest import UUID, House, Town, until
 from tests.runtime.test_removed_copies import change, changed, nothing_left
 

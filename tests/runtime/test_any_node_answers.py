@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from repl.model.errors import IsthmusError
-from repl.model.keys import Key
-from repl.model.objects import Content, decode_object
-from repl.model.requests import Isolation, WriteRequest, Written
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content, decode_object
+from isthmus.repl.model.requests import Isolation, WriteRequest, Written
 from tests.runtime.conftest import House, Town
 
 Towns = Callable[..., AbstractAsyncContextManager[Town]]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from repl.apply import Applier, ApplyJob
-from repl.model.entry import Entry, EntryKind, make_entry
-from repl.replog.memory import MemoryLog
-from repl.store.memory import MemoryStore
-from repl.store.port import PartitionStep
+from isthmus.repl.model.entry import Entry, EntryKind, make_entry
+from isthmus.repl.runtime.applier import Applier, ApplyJob
+from isthmus.repl.store.port import PartitionStep
 from tests.runtime.conftest import until
+from tests.support.memory_log import MemoryLog
+from tests.support.memory_store import MemoryStore
 
 
 def entries(first: int, count: int, size: int = 100) -> list[Entry]:

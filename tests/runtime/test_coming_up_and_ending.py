@@ -14,17 +14,18 @@ from pathlib import Path
 import pytest
 import requests
 
-from config.loading import load_file
-from node import daemon, supervisor
-from node.daemon import Node
-from node.ports import free_port
-from repl import registering
-from repl.controller import CLAIM_PATH
-from repl.identity import Identity
-from repl.metastore.memory import MemoryMetastore
-from repl.model.errors import Corruption, LocalFault
-from repl.model.record import Registration
+from isthmus.config.loader import load_file
+from isthmus.node import daemon
+from isthmus.node.daemon import Node
+from isthmus.node.local import supervisor_client
+from isthmus.node.local.ports import free_port
+from isthmus.repl.controller.controller import CLAIM_PATH
+from isthmus.repl.model.errors import Corruption, LocalFault
+from isthmus.repl.model.record import Registration
+from isthmus.repl.runtime import registration as registering
+from isthmus.repl.storage.identity import Identity
 from tests.http.living import SETTINGS, NodeInMemory
+from tests.support.memory_metastore import MemoryMetastore
 
 
 class ComingUp(NodeInMemory):
@@ -244,7 +245,7 @@ def test_a_stop_while_the_embedded_zookeeper_comes_up_does_not_wait_for_it(tmp_p
     async def story() -> int:
         life = asyncio.create_task(daemon._run(load_file(file), file))
         async with asyncio.timeout(10):
-            while not supervisor.recorded_children(metastore):
+            while not supervisor_client.recorded_children(metastore):
                 await asyncio.sleep(0.02)
         assert not life.done()
         os.kill(os.getpid(), signal.SIGINT)
@@ -252,8 +253,8 @@ def test_a_stop_while_the_embedded_zookeeper_comes_up_does_not_wait_for_it(tmp_p
             return await life
 
     assert asyncio.run(story()) == 0
-    assert not supervisor.recorded_children(metastore)
-    assert supervisor.running_state(metastore) is None
+    assert not supervisor_client.recorded_children(metastore)
+    assert supervisor_client.running_state(metastore) is None
     Identity.open(tmp_path / "data").close(clean=False)
 
 
@@ -264,7 +265,7 @@ def test_a_zookeeper_that_does_not_end_makes_no_unclean_stop(tmp_path, monkeypat
     def refused(_: object) -> None:
         raise LocalFault("the supervisor does not answer within 90 s")
 
-    monkeypatch.setattr(daemon.supervisor, "release_embedded", refused)
+    monkeypatch.setattr(daemon.supervisor_client, "release_embedded", refused)
 
     async def story() -> None:
         node = NodeInMemory(load_file(file_of(tmp_path)), tmp_path / "node.toml")

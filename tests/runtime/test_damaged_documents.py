@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from repl.isr import effects as fx
-from repl.metastore.memory import MemoryEnsemble
-from repl.model.errors import LocalFault
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.model.errors import LocalFault
 from tests.runtime.conftest import Town, until
 from tests.runtime.test_removed_copies import change, changed, nothing_left, others, write
+from tests.support.memory_metastore import MemoryEnsemble
 
 Towns = Callable[..., AbstractAsyncContextManager[Town]]
 

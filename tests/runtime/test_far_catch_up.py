@@ -16,23 +16,23 @@ import plyvel
 import pytest
 from structlog.testing import capture_logs
 
-from repl import far_serving, far_taking
-from repl.isr.events import Event, Received
-from repl.isr.messages import FarRows, FarState, Message
-from repl.isr.options import Options
-from repl.metastore.memory import MemoryMetastore
-from repl.model.errors import IsthmusError
-from repl.model.keys import Key, key_hash, partition_index, segment_of
-from repl.model.objects import Content
-from repl.model.record import PartitionRecord
-from repl.model.requests import WriteRequest
-from repl.partition import Partition
-from repl.store import rows
-from repl.store.port import Store
-from repl.store.rows import CHANGE_TAG, KEY_TAG
+from isthmus.repl.isr.events import Event, Received
+from isthmus.repl.isr.messages import FarRows, FarState, Message
+from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.keys import Key, key_hash, partition_index, segment_of
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.record import PartitionRecord
+from isthmus.repl.model.requests import WriteRequest
+from isthmus.repl.runtime import catchup_receiver, catchup_sender
+from isthmus.repl.runtime.partition import Partition
+from isthmus.repl.store import rows
+from isthmus.repl.store.port import Store
+from isthmus.repl.store.rows import CHANGE_TAG, KEY_TAG
 from tests.aae.menders import alone
 from tests.runtime.conftest import House, Town, until
 from tests.runtime.test_several_nodes import fill
+from tests.support.memory_metastore import MemoryMetastore
 
 Towns = Callable[..., AbstractAsyncContextManager[Town]]
 
@@ -190,7 +190,7 @@ def test_a_transfer_that_is_cut_anywhere_goes_on(
     tmp_path: Path, town: Towns, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The taker is killed, the giver loses its leadership, chunks are lost: the copies end up equal all the same."""
-    monkeypatch.setattr(far_serving, "CHUNK_BYTES", 1_500)
+    monkeypatch.setattr(catchup_sender, "CHUNK_BYTES", 1_500)
     random = Random(seed)
 
     async def story() -> None:
@@ -358,7 +358,7 @@ def test_a_damaged_chunk_is_asked_for_again_and_the_last_one_too(
 ) -> None:
     """Rows and what is not rows come with a checksum: what fails it is taken for nothing and asked for once more, also
     where it would have ended the round, and the node that got it goes on."""
-    monkeypatch.setattr(far_taking, "REFUSED_PAUSE_S", 0.05)
+    monkeypatch.setattr(catchup_receiver, "REFUSED_PAUSE_S", 0.05)
     damaged: list[str] = []
 
     async def story() -> None:
@@ -398,7 +398,7 @@ def test_a_copy_whose_own_row_cannot_be_read_is_complete_in_the_end(
     """A key row names the change row that a key's new rows replace. Where the key row is damaged, that change is found
     in the copy's index. Where a change row is damaged, too, the index does not tell: the copy begins again without
     rows, and does not take its own damage for a damaged chunk of the leader, which it would ask for without end."""
-    monkeypatch.setattr(far_taking, "REFUSED_PAUSE_S", 0.05)
+    monkeypatch.setattr(catchup_receiver, "REFUSED_PAUSE_S", 0.05)
 
     async def story() -> None:
         async with town(tmp_path, **SMALL) as t:
@@ -466,7 +466,7 @@ def test_a_row_that_the_leader_cannot_give_does_not_end_it(
     """An object that is missing in the leader's store, or a change row that names no key, is reported with its segment
     where it has one; the leader goes on with all its other work, the follower waits rather than lack the row, and has
     it once it is mended."""
-    monkeypatch.setattr(far_serving, "UNREADABLE_PAUSE_S", 0.05)
+    monkeypatch.setattr(catchup_sender, "UNREADABLE_PAUSE_S", 0.05)
 
     async def story() -> None:
         async with town(tmp_path, **SMALL) as t:

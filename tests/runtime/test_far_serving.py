@@ -7,13 +7,13 @@ from typing import cast
 
 import pytest
 
-from repl.far_serving import FarServing, _Round
-from repl.isr.messages import FarAsk
-from repl.model.ports import TimeSource
-from repl.store.memory import MemoryStore
-from repl.store.port import Chunk, PartitionStep
-from repl.transport.port import Links
+from isthmus.repl.isr.messages import FarAsk
+from isthmus.repl.model.ports import TimeSource
+from isthmus.repl.runtime.catchup_sender import FarServing, _Round
+from isthmus.repl.store.port import Chunk, PartitionStep
+from isthmus.repl.transport.port import Links
 from tests.store.test_store_reaps import barrier, deleted, reap
+from tests.support.memory_store import MemoryStore
 
 REAPED_AT = 2
 """The offset of the only REAP entry."""

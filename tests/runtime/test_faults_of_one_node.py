@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from node.gathering import facts_of
-from node.ready import replicas_not_ready
-from repl import isr_changes
-from repl.isr import effects as fx
-from repl.isr import events as ev
-from repl.isr.messages import Ack, Forward, Message
-from repl.isr.options import Options
-from repl.model.errors import IsthmusError
-from repl.model.objects import Content
-from repl.model.requests import WriteRequest
+from isthmus.node.services.cluster_rpc import facts_of
+from isthmus.node.services.readiness import replicas_not_ready
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.messages import Ack, Forward, Message
+from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.requests import WriteRequest
+from isthmus.repl.runtime import isr_changes
 from tests.runtime.conftest import House, Town, until
 from tests.runtime.test_several_nodes import fill, held, key, put
 
@@ -198,7 +198,7 @@ def test_a_leader_without_room_refuses_and_hands_over(
     """H38: a leader whose disk is full refuses writes, answers reads, and after a while lets a member in sync lead."""
 
     async def story() -> None:
-        monkeypatch.setattr("repl.full_disk.HAND_OVER_AFTER_MS", 0)
+        monkeypatch.setattr("isthmus.repl.runtime.disk_full.HAND_OVER_AFTER_MS", 0)
         async with town(tmp_path) as t:
             leader = await t.led()
             await put(leader, b"k", b"v")
@@ -351,7 +351,7 @@ def test_what_goes_wrong_in_one_second_is_done_in_the_next(
     """What is seen to once a second, cursors, pins, copies and the disk, is seen to again after a fault in it."""
 
     async def story() -> None:
-        monkeypatch.setattr("repl.runtime.SOFT_CURSOR_INTERVAL_MS", 20)
+        monkeypatch.setattr("isthmus.repl.runtime.runtime.SOFT_CURSOR_INTERVAL_MS", 20)
         async with town(tmp_path, 1, factor=1, min_isr=1) as t:
             house = t.houses["n1"]
             look, looks, bugs = house.runtime._full_disk.look, [], []

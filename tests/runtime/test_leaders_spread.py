@@ -11,14 +11,14 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from repl.balancing import BalanceOptions
-from repl.handing_over import HandingOver, encode
-from repl.isr.effects import Role
-from repl.leaderships import Leaderships
-from repl.model.errors import BadInput, Fenced, NotLeader, NotReady
-from repl.model.keys import Key
-from repl.model.objects import Content
-from repl.model.requests import WriteRequest
+from isthmus.repl.controller.leader_balance_api import Leaderships
+from isthmus.repl.controller.leader_balancer import BalanceOptions
+from isthmus.repl.isr.effects import Role
+from isthmus.repl.model.errors import BadInput, Fenced, NotLeader, NotReady
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.requests import WriteRequest
+from isthmus.repl.runtime.handover import HandingOver, encode
 from tests.runtime.conftest import House, Town, until
 from tests.runtime.wires import is_entries
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from repl.metastore.memory_tree import MemoryEnsemble
-from repl.model.keys import Key
-from repl.model.objects import Content
-from repl.model.requests import WriteRequest
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.requests import WriteRequest
 from tests.runtime.conftest import House, until
+from tests.support.memory_metastore import MemoryEnsemble
 
 
 def test_a_log_above_its_size_does_not_wait_for_the_interval(

@@ -9,15 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from node import logs
-from repl.log_limits import LogLimit
-from repl.transport.tls import shown_address
+from isthmus.node.observability import logs
+from isthmus.repl.log_limit import LogLimit
+from isthmus.repl.security.tls import shown_address
 
 PROGRAM = """
 import sys
 import structlog
-from config.settings import LogSettings
-from node import logs
+from isthmus.config.settings import LogSettings
+from isthmus.node.observability import logs
 
 logs.configure(LogSettings(format="json"), "n1")
 structlog.get_logger("x").warning("disk.full", bytes=1)
@@ -32,8 +32,8 @@ print("goes on,", logs.lines.failures, "failures", flush=True)
 THREADS = """
 from concurrent.futures import ThreadPoolExecutor
 import structlog
-from config.settings import LogSettings
-from node import logs
+from isthmus.config.settings import LogSettings
+from isthmus.node.observability import logs
 
 logs.configure(LogSettings(format="json"), "n1")
 log = structlog.get_logger("x")
@@ -83,8 +83,8 @@ def test_events_of_every_thread_bear_the_node():
 LIBRARIES = """
 import logging
 import structlog
-from config.settings import LogSettings
-from node import logs
+from isthmus.config.settings import LogSettings
+from isthmus.node.observability import logs
 
 logs.configure(LogSettings(format="json"), "n1")
 library = logging.getLogger("apscheduler.scheduler")

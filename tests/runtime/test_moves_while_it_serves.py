@@ -11,12 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from node.gathering import Gathering
-from node.http.asgi import Face
-from node.http.moves import MovesAdmin
-from repl.model.keys import Key
-from repl.model.objects import Content
-from repl.model.requests import WriteRequest
+from isthmus.node.admin_api.reassignments import MovesAdmin
+from isthmus.node.http.application import Face
+from isthmus.node.services.cluster_rpc import Gathering
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.requests import WriteRequest
 from tests.runtime.conftest import House, Town, until
 from tests.runtime.wires import is_entries
 

@@ -10,16 +10,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from config.settings import NodeSettings, Settings
-from node.http.asgi import Face
-from node.http.bucket_types import BucketTypesAdmin
-from node.live_options import LiveOptions
-from node.property_office import PropertyOffice
-from repl.isr.replica_map import parse_replica_map
-from repl.model.keys import Key
-from repl.model.objects import Content
-from repl.model.requests import WriteRequest
-from repl.properties import PropertyBook
+from isthmus.config.settings import NodeSettings, Settings
+from isthmus.node.admin_api.bucket_types import BucketTypesAdmin
+from isthmus.node.http.application import Face
+from isthmus.node.services.live_options import LiveOptions
+from isthmus.node.services.properties import PropertyOffice
+from isthmus.repl.controller.bucket_properties import PropertyBook
+from isthmus.repl.controller.placement import parse_replica_map
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.requests import WriteRequest
 from tests.runtime.conftest import House, Town
 
 Towns = Callable[..., AbstractAsyncContextManager[Town]]

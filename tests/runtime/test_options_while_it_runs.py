@@ -10,16 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from config.settings import NodeSettings, ReplicationSettings, Settings
-from node.live_options import LiveOptions
-from repl.isr.effects import Role
-from repl.model.errors import OutcomeUnknown, TooFewInSync
-from repl.model.keys import Key
-from repl.model.objects import Content
-from repl.model.record import PartitionRecord
-from repl.model.requests import Isolation, WriteRequest
-from repl.option_settings import OptionSettings, Setting, change_option
-from repl.transport.lanes import RateCap
+from isthmus.config.settings import NodeSettings, ReplicationSettings, Settings
+from isthmus.node.services.live_options import LiveOptions
+from isthmus.repl.controller.dynamic_options import OptionSettings, Setting, change_option
+from isthmus.repl.isr.effects import Role
+from isthmus.repl.model.errors import OutcomeUnknown, TooFewInSync
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.record import PartitionRecord
+from isthmus.repl.model.requests import Isolation, WriteRequest
+from isthmus.repl.transport.lanes import RateCap
 from tests.runtime.conftest import House, Town, until
 
 Towns = Callable[..., AbstractAsyncContextManager[Town]]

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from repl.model.errors import TooLarge
-from repl.model.keys import Key
-from repl.model.objects import TOMBSTONE, Content, decode_object
-from repl.model.properties import PLAIN
-from repl.model.requests import WriteRequest
-from repl.properties import Place, PropertyBook, PropertySetting, change_properties
-from repl.reaping import Reaper
-from repl.write_limits import WriteLimits
+from isthmus.repl.controller.bucket_properties import Place, PropertyBook, PropertySetting, change_properties
+from isthmus.repl.coordinator.tombstone_reaper import Reaper
+from isthmus.repl.coordinator.write_batch import WriteLimits
+from isthmus.repl.model.errors import TooLarge
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import TOMBSTONE, Content, decode_object
+from isthmus.repl.model.properties import PLAIN
+from isthmus.repl.model.requests import WriteRequest
 from tests.runtime.conftest import House, Town, until
 from tests.runtime.test_far_catch_up import SMALL, follower_of, put, same_everywhere, trimmed_beyond
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl.isr.messages import Forward
-from repl.model.entry import Entry, EntryKind, make_entry
-from repl.outbox import PART_BYTES, _parts
-from repl.soft_cursors import TRAVEL_INTERVAL_MS, SoftCursors
-from repl.unapplied import Unapplied, wire_bytes
+from isthmus.repl.isr.messages import Forward
+from isthmus.repl.model.entry import Entry, EntryKind, make_entry
+from isthmus.repl.runtime.partition import TRAVEL_INTERVAL_MS, SoftCursors, Unapplied, wire_bytes
+from isthmus.repl.runtime.replication_sender import PART_BYTES, _parts
 
 
 def entry(offset: int, epoch: int = 1, size: int = 10) -> Entry:

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from queues.cursors import CursorState, Position
-from queues.filters import parse_filter
-from queues.owing import owed
-from queues.rules import Budget
-from queues.source_queue import SourceQueue
-from repl.metastore.memory import MemoryEnsemble
-from repl.model.entry import Entry
-from repl.model.keys import Key
-from repl.model.objects import Content, decode_object, encode_object, write
-from repl.model.requests import PushItem, PushOutcome, WriteRequest
-from repl.model.vclock import actor_of, pack_counter
+from isthmus.queues.cursors import CursorState, Position
+from isthmus.queues.filters import parse_filter
+from isthmus.queues.origin_check import owed
+from isthmus.queues.source_queue import SourceQueue
+from isthmus.queues.window_rules import Budget
+from isthmus.repl.model.entry import Entry
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content, decode_object, encode_object, write
+from isthmus.repl.model.requests import PushItem, PushOutcome, WriteRequest
+from isthmus.repl.model.vclock import actor_of, pack_counter
+from tests.support.memory_metastore import MemoryEnsemble
 
 Houses = Callable[..., AbstractAsyncContextManager]
 

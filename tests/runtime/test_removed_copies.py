@@ -9,12 +9,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from repl.identity import Identity
-from repl.metastore.port import Ambiguous, Conflict
-from repl.model.keys import Key
-from repl.model.objects import Content
-from repl.model.record import PartitionRecord, Registration
-from repl.model.requests import WriteRequest
+from isthmus.repl.metastore.port import Ambiguous, Conflict
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.record import PartitionRecord, Registration
+from isthmus.repl.model.requests import WriteRequest
+from isthmus.repl.storage.identity import Identity
 from tests.runtime.conftest import House, Town, until
 
 Towns = Callable[..., AbstractAsyncContextManager[Town]]

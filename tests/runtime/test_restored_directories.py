@@ -8,10 +8,10 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from repl.identity import Identity
-from repl.model.keys import Key
-from repl.model.objects import Content
-from repl.model.requests import WriteRequest
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.requests import WriteRequest
+from isthmus.repl.storage.identity import Identity
 from tests.runtime.conftest import Town, until
 
 Towns = Callable[..., AbstractAsyncContextManager[Town]]

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from repl.isr.options import Options
-from repl.model.entry import decode_key_row
-from repl.model.keys import SEGMENT_COUNT, Key
-from repl.model.objects import Content, decode_object
-from repl.model.requests import WriteRequest
-from repl.store import rows, transfer
+from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.model.entry import decode_key_row
+from isthmus.repl.model.keys import SEGMENT_COUNT, Key
+from isthmus.repl.model.objects import Content, decode_object
+from isthmus.repl.model.requests import WriteRequest
+from isthmus.repl.store import row_codec, rows
 from tests.runtime.conftest import House, Town, until
 from tests.runtime.test_acts_of_last_resort import force
 
@@ -44,7 +44,7 @@ def state(house: House) -> dict[bytes, list[bytes]]:
             newest[rows.bucket_head(bucket) + key] = decode_key_row(row).offset
         changes = [
             (row.offset, rows.change_place(row.offset, row.change)[1])
-            for row in transfer.decode_rows(snapshot.rows(0, 1 << 30).rows)
+            for row in row_codec.decode_rows(snapshot.rows(0, 1 << 30).rows)
         ]
     assert sorted((offset, tail) for tail, offset in newest.items()) == changes
     return found

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from repl.isr import effects as fx
-from repl.isr.messages import Message
-from repl.model.errors import IsthmusError, NotReady, OutcomeUnknown, Retryable
-from repl.model.keys import Key, key_hash
-from repl.model.objects import Content, decode_object
-from repl.model.requests import WriteRequest
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr.messages import Message
+from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown, Retryable
+from isthmus.repl.model.keys import Key, key_hash
+from isthmus.repl.model.objects import Content, decode_object
+from isthmus.repl.model.requests import WriteRequest
 from tests.runtime.conftest import House, Town, until
 from tests.runtime.wires import is_entries
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import pytest
 import uvloop
 
-from queues.polls import Polls
-from repl.timers import DeadlineTimer
+from isthmus.queues.long_poll import Polls
+from isthmus.repl.timers import DeadlineTimer
 
 LOOPS: Final = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from config.loading import load_file
-from node import cluster_view
-from repl.metastore.memory import MemoryEnsemble, MemoryMetastore
-from repl.model.errors import NotReady
-from repl.model.keys import Key, key_hash, partition_index
-from repl.routes import Routes, UnknownBucketType
+from isthmus.config.loader import load_file
+from isthmus.node.services import cluster_status
+from isthmus.repl.coordinator.routing import Routes, UnknownBucketType
+from isthmus.repl.model.errors import NotReady
+from isthmus.repl.model.keys import Key, key_hash, partition_index
 from tests.http.living import NodeInMemory
 from tests.metastore.clients import a_record
 from tests.runtime.test_coming_up_and_ending import file_of, until
 from tests.runtime.test_damaged_documents import overwrite
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
 
 def key_of(index: int, count: int) -> Key:
@@ -72,7 +72,7 @@ def test_the_keys_of_other_partitions_are_routed_and_the_mended_record_is_taken_
             partition_of(1)
         reads = await node.coordinator.get_batch([key_of(0, 2), key_of(1, 2)], None, 1000)
         assert [type(each) is NotReady for each in reads] == [False, True]
-        (problem,) = cluster_view.problems(
+        (problem,) = cluster_status.problems(
             node.controller.records, node.controller.registrations, "", unread=node.controller.unread.why
         )
         assert "/p/1" in problem

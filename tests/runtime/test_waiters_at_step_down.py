@@ -7,11 +7,11 @@ from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
-from repl.isr.effects import SteppedDown
-from repl.model.entry import Entry, EntryKind, make_entry
-from repl.model.errors import OutcomeUnknown
-from repl.partition import PendingGroup, Waiter
-from repl.promises import Promises
+from isthmus.repl.isr.effects import SteppedDown
+from isthmus.repl.model.entry import Entry, EntryKind, make_entry
+from isthmus.repl.model.errors import OutcomeUnknown
+from isthmus.repl.runtime.partition import PendingGroup, Waiter
+from isthmus.repl.runtime.waiters import Promises
 
 
 def waiting(partition: Any, end: int) -> Waiter:

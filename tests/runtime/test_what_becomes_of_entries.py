@@ -14,14 +14,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl.durations import BOUNDS_MS, WINDOW_MS, Durations
-from repl.entry_times import COMMITTED_MAX, LOST, TIMED_OUT, EntryTimes
-from repl.isr.effects import Role
-from repl.isr.options import Options
-from repl.measures import ISR, LEADER, OSR, ReplogSizes, part_of, replog_sizes, samples
-from repl.model.entry import Entry, EntryKind, make_entry
-from repl.model.errors import OutcomeUnknown
-from repl.model.record import Member
+from isthmus.repl.isr.effects import Role
+from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.model.entry import Entry, EntryKind, make_entry
+from isthmus.repl.model.errors import OutcomeUnknown
+from isthmus.repl.model.record import Member
+from isthmus.repl.runtime.metrics import (
+    BOUNDS_MS,
+    COMMITTED_MAX,
+    ISR,
+    LEADER,
+    LOST,
+    OSR,
+    TIMED_OUT,
+    WINDOW_MS,
+    Durations,
+    EntryTimes,
+    ReplogSizes,
+    part_of,
+    replog_sizes,
+    samples,
+)
 from tests.runtime.conftest import Town
 from tests.runtime.test_several_nodes import put
 

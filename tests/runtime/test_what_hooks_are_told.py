@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from repl.isr.effects import Role
-from repl.model.entry import Entry
-from repl.model.keys import Key
-from repl.model.objects import Content
-from repl.model.requests import WriteRequest
+from isthmus.repl.isr.effects import Role
+from isthmus.repl.model.entry import Entry
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.requests import WriteRequest
 from tests.runtime.conftest import House, Town, until
 
 Towns = Callable[..., AbstractAsyncContextManager[Town]]

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from repl.identity import Identity, PartitionIdentity
-from repl.metastore.memory import MemoryEnsemble, MemoryMetastore
-from repl.model.errors import Corruption, LocalFault, WrongIdentity
-from repl.model.record import Incarnation, Member, PartitionRecord
-from repl.replog.port import RecoveredPartition
-from repl.settling import settle
-from repl.slots import Slots
-from repl.store.memory import MemoryStore
+from isthmus.repl.model.errors import Corruption, LocalFault, WrongIdentity
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord
+from isthmus.repl.replog.port import RecoveredPartition
+from isthmus.repl.runtime.registration import settle
+from isthmus.repl.storage.identity import Identity, PartitionIdentity
+from isthmus.repl.storage.slot_file import Slots
+from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
+from tests.support.memory_store import MemoryStore
 
 UUID = b"east-cluster-016"
 SOUND = {0: RecoveredPartition(0, 5, ((1, 0),)), 1: RecoveredPartition(0, 5, ((1, 0),))}

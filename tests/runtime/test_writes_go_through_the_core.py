@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from repl.isr import events as ev
-from repl.isr.options import Options
-from repl.metastore.memory import MemoryEnsemble
-from repl.model.errors import (
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.model.errors import (
     BadInput,
     Corruption,
     IsthmusError,
@@ -23,13 +22,14 @@ from repl.model.errors import (
     Overloaded,
     TooLarge,
 )
-from repl.model.keys import Key
-from repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, merge, write
-from repl.model.requests import PushItem, PushOutcome, WriteRequest, Written
-from repl.model.vclock import Clock, actor_of, decode_clock, pack_counter
-from repl.replog import writer
-from repl.store import transfer
-from repl.store.rows import CHANGE_HEAD, bucket_head
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, merge, write
+from isthmus.repl.model.requests import PushItem, PushOutcome, WriteRequest, Written
+from isthmus.repl.model.vclock import Clock, actor_of, decode_clock, pack_counter
+from isthmus.repl.replog import writer
+from isthmus.repl.store import row_codec
+from isthmus.repl.store.rows import CHANGE_HEAD, bucket_head
+from tests.support.memory_metastore import MemoryEnsemble
 
 Houses = Callable[..., AbstractAsyncContextManager]
 
@@ -244,7 +244,7 @@ def test_a_stored_object_that_cannot_be_read_is_not_the_writers_fault(tmp_path: 
             partition, row, change = found
             head = CHANGE_HEAD.pack(change.kind, change.key_hash, change.time_ms) + change.origin
             broken = (change.offset, head + bucket_head(change.bucket) + change.key, row, b"\xc1")
-            assert store.far.mend(partition, transfer.encode([broken]), row, change.offset + 1)
+            assert store.far.mend(partition, row_codec.encode([broken]), row, change.offset + 1)
             with pytest.raises(Corruption, match="b'k' cannot be read"):
                 await h.coordinator.write(WriteRequest(key(b"k"), Content(b"blind")))
             await h.coordinator.write(WriteRequest(key(b"k"), Content(b"anew"), decode_object(written.payload).clock))

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgpack
 
-from repl.isr.messages import Fenced, Forward, Message
-from repl.model.errors import NotReady, OutcomeUnknown
-from repl.transport.codec import FROM_FOLLOWER, Encoder, decode_item
-from repl.transport.port import NO_CURSORS, Delivery
+from isthmus.repl.isr.messages import Fenced, Forward, Message
+from isthmus.repl.model.errors import NotReady, OutcomeUnknown
+from isthmus.repl.transport.codec import FROM_FOLLOWER, Encoder, decode_item
+from isthmus.repl.transport.port import NO_CURSORS, Delivery
 
 
 class Wires:

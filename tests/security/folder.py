@@ -6,9 +6,10 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from node import certificates, dev_security
-from node.http.roles import Role
-from repl.transport.tls import LinkTls, NodeName, TlsFiles, client_contexts, server_contexts
+from isthmus.node.http.authorization import Role
+from isthmus.node.local import dev_certificates
+from isthmus.node.security import certificates
+from isthmus.repl.security.tls import LinkTls, NodeName, TlsFiles, client_contexts, server_contexts
 
 NODES = (NodeName("c", "a"), NodeName("c", "b"), NodeName("west", "west-1"))
 
@@ -46,13 +47,13 @@ class Folder:
 
 def filled(path: Path) -> Folder:
     """Make all of it; some 20 ms."""
-    dev_security.make_certificates(path, NODES)
-    dev_security.make_tokens(path)
+    dev_certificates.make_certificates(path, NODES)
+    dev_certificates.make_tokens(path)
     authority = certificates.read_pair(path / "ca.crt", path / "ca.key")
     b = NodeName("c", "b")
-    expired = certificates.issue(authority, "expired", [b], dev_security.LOCAL_HOSTS, days=-1)
+    expired = certificates.issue(authority, "expired", [b], dev_certificates.LOCAL_HOSTS, days=-1)
     other = certificates.make_authority("another authority")
-    stranger = certificates.issue(other, "stranger", [b], dev_security.LOCAL_HOSTS)
+    stranger = certificates.issue(other, "stranger", [b], dev_certificates.LOCAL_HOSTS)
     for name, pair in (("expired", expired), ("stranger", stranger), ("other", other)):
         certificates.write_pair(pair, path / f"{name}.crt", path / f"{name}.key")
     return Folder(path)

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from config.doubts import doubts_of
-from config.loading import ConfigError, load_text
-from node import certificates, dev_security
-from node.cli import main as cli
-from node.cli.exits import Exit
-from node.locks import file_faults
-from repl.model.errors import BadConfig, LocalFault
-from repl.transport import tokens
-from repl.transport.tls import server_contexts
+from isthmus.config.loader import ConfigError, load_text
+from isthmus.config.warnings import doubts_of
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import Exit
+from isthmus.node.local import dev_certificates
+from isthmus.node.security import certificates
+from isthmus.node.security.credentials import file_faults
+from isthmus.repl.model.errors import BadConfig, LocalFault
+from isthmus.repl.security import tokens
+from isthmus.repl.security.tls import server_contexts
 from tests.security.folder import filled
 
 NODE = '[node]\nname = "a"\ncluster = "c"\ndata_dir = "data"\n'
@@ -48,7 +49,7 @@ def test_a_token_file_that_is_emptied_before_it_is_written_changes_nothing(tmp_p
 
 def test_a_file_that_cannot_be_written_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full when a token is made, or a certificate made anew: nothing half, and no scraps of secrets."""
-    dev_security.make_tokens(tmp_path)
+    dev_certificates.make_tokens(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     (tmp_path / "read.token").unlink()
 
@@ -57,7 +58,7 @@ def test_a_file_that_cannot_be_written_is_as_it_was(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(LocalFault, match="No space left"):
-        dev_security.make_tokens(tmp_path)
+        dev_certificates.make_tokens(tmp_path)
     with pytest.raises(OSError, match="No space left"):
         certificates.write_file(tmp_path / "admin.token", b"x", certificates.PRIVATE)
     del before["read.token"]

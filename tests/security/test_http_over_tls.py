@@ -15,22 +15,21 @@ from typing import Any
 import pytest
 import requests
 
-from config.settings import Address, ListenSettings
-from node.http.asgi import Face, Request, text_reply
-from node.http.listeners import Listener, ListenerTls
-from node.http.queues import QueueRoutes
-from node.http.roles import Guard, Role
-from node.http.statuses import Reply
-from queues.batches import Session
-from queues.by_reference import ObjectReply, ObjectRequest, encode_asking
-from queues.polls import Until
-from queues.rules import Item
-from queues.wire import FetchReply, FetchRequest, encode_request
-from repl.model.errors import PeerFault
-from repl.model.keys import Key
-from repl.transport.http_client import Access, HttpPeer, session
-from repl.transport.http_client import Refused as PeerRefused
-from repl.transport.tls import client_contexts, server_contexts
+from isthmus.config.settings import Address, ListenSettings
+from isthmus.node.client_api.queue_fetch import QueueRoutes
+from isthmus.node.http.application import Face, Request, text_reply
+from isthmus.node.http.authorization import Guard, Role
+from isthmus.node.http.listener import Listener, ListenerTls
+from isthmus.node.http.responses import Reply
+from isthmus.queues.leases import Session
+from isthmus.queues.long_poll import Until
+from isthmus.queues.window_rules import Item
+from isthmus.queues.wire import FetchReply, FetchRequest, ObjectReply, ObjectRequest, encode_asking, encode_request
+from isthmus.repl.http.client import Access, HttpPeer, session
+from isthmus.repl.http.client import Refused as PeerRefused
+from isthmus.repl.model.errors import PeerFault
+from isthmus.repl.model.keys import Key
+from isthmus.repl.security.tls import client_contexts, server_contexts
 from tests.security.folder import Folder
 from tests.security.test_roles import settings_of
 from tests.transport.on_loop import PeerOnLoop
@@ -205,7 +204,7 @@ def test_a_source_checks_which_riak_fetches(folder: Folder, monkeypatch: pytest.
         for pair in ("west-1", None):
             answer = get(folder, url, pair)
             assert (answer.status_code, answer.headers["x-isthmus-reason"]) == (403, "wrong-certificate")
-        monkeypatch.setattr("node.http.queues.RIAK_NAME", "west")
+        monkeypatch.setattr("isthmus.node.client_api.queue_fetch.RIAK_NAME", "west")
         assert get(folder, url, "west-1").content == b"\0"
 
 
@@ -309,8 +308,8 @@ def test_a_slow_or_leaving_client_over_tls_holds_nothing(folder: Folder) -> None
 
 def test_a_session_with_zookeeper_speaks_tls(folder: Folder) -> None:
     """The client's own certificate is shown and the server's checked, with its host; what fails is told in words."""
-    from repl.metastore.zookeeper import ZooKeeperMetastore
-    from repl.model.errors import LocalFault
+    from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
+    from isthmus.repl.model.errors import LocalFault
 
     seen: list[tuple[str, bytes]] = []
     stop = threading.Event()

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from node import certificates
-from repl.transport import tls_server
-from repl.transport.tls import NodeName
-from repl.transport.tls_server import TlsServer
+from isthmus.node.security import certificates
+from isthmus.repl.security import tls_server
+from isthmus.repl.security.tls import NodeName
+from isthmus.repl.security.tls_server import TlsServer
 from tests.security.folder import Folder, filled
 from tests.transport.wire_world import DEAD_AFTER_MS, LOOPS, MB, Node, entries_of, forward, run, until, world
 

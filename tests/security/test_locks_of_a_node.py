@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from config.doubts import doubts_of
-from config.loading import ConfigError, load_text
-from config.settings import PeerSettings, Settings
-from node import certificates, dev_security
-from node.cli import main as cli
-from node.locks import Locks, file_faults
-from repl.model.errors import BadConfig
-from repl.transport.tls import NodeName
+from isthmus.config.loader import ConfigError, load_text
+from isthmus.config.settings import PeerSettings, Settings
+from isthmus.config.warnings import doubts_of
+from isthmus.node.cli import main as cli
+from isthmus.node.local import dev_certificates
+from isthmus.node.security import certificates
+from isthmus.node.security.credentials import Locks, file_faults
+from isthmus.repl.model.errors import BadConfig
+from isthmus.repl.security.tls import NodeName
 from tests.security.folder import Folder, filled
 
 NODE = """\
@@ -91,7 +92,7 @@ def test_expired_strange_mixed_and_open_files_are_told(tmp_path: Path) -> None:
 
 def test_an_expiry_that_comes_near_is_told(tmp_path: Path) -> None:
     """A certificate with less than `expiry_warning` left is a problem in words, of this node and of those connected."""
-    dev_security.make_certificates(tmp_path, [NodeName("c", "a")], days=3)
+    dev_certificates.make_certificates(tmp_path, [NodeName("c", "a")], days=3)
     locks = Locks(loaded(tmp_path, tls()))
     told = locks.problems()
     assert any(each.startswith("tls.certificate of node a expires on") for each in told)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from config.security import TokenSettings
-from node.http.asgi import Face, Request, text_reply
-from node.http.roles import INCLUDES, Guard, Role, admin_roles, guard_of, http_roles
-from node.http.statuses import Refused, Reply
-from repl.model.errors import BadConfig
-from repl.transport import tokens
+from isthmus.config.settings import TokenSettings
+from isthmus.node.http.application import Face, Request, text_reply
+from isthmus.node.http.authorization import INCLUDES, Guard, Role, admin_roles, guard_of, http_roles
+from isthmus.node.http.responses import Refused, Reply
+from isthmus.repl.model.errors import BadConfig
+from isthmus.repl.security import tokens
 from tests.security.folder import Folder
 
 R, W, O, P, A = Role.READ, Role.WRITE, Role.OPERATE, Role.REPLICATE, Role.ADMIN  # noqa: E741
@@ -184,7 +184,7 @@ def test_tokens_are_exchanged_while_it_runs(tmp_path: Path) -> None:
 def test_what_a_token_may_ends_with_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token that was let in before may no more than the files say now: in another file it has that role, in none it
     is unknown; the others keep theirs."""
-    monkeypatch.setattr("repl.transport.watched_files.RECHECK_S", 0.0)
+    monkeypatch.setattr("isthmus.repl.security.watched_files.RECHECK_S", 0.0)
     files = {role: tmp_path / f"{role.value}.token" for role in (R, W)}
 
     def say(**tokens_of: str) -> None:

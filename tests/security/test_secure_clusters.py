@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from node import certificates
-from node.dev_security import access_of
-from node.http.roles import Role
-from node.local import LocalClusters
-from node.topology import load_topology, parse_topology
-from repl.transport.http_client import session
-from repl.transport.tls import NodeName
+from isthmus.node.http.authorization import Role
+from isthmus.node.local.clusters import LocalClusters
+from isthmus.node.local.dev_certificates import access_of
+from isthmus.node.local.topology import load_topology, parse_topology
+from isthmus.node.security import certificates
+from isthmus.repl.http.client import session
+from isthmus.repl.security.tls import NodeName
 
 SAMPLE = Path(__file__).parents[2] / "config" / "samples" / "two-clusters-secure.toml"
 PATIENCE_S = 60.0
@@ -69,7 +69,7 @@ class Clusters:
         token = {} if role is None else {"ISTHMUS_TOKEN_FILE": str(self.security / f"{role.value}.token")}
         admin = {"ISTHMUS_ADMIN": self.nodes["east-1"]["admin"], "ISTHMUS_CA": str(self.security / "ca.crt")}
         done = subprocess.run(
-            [sys.executable, "-m", "node.cli.main", *arguments],
+            [sys.executable, "-m", "isthmus.node.cli.main", *arguments],
             cwd=SAMPLE.parents[2],
             env={"PATH": "/usr/bin:/bin", **admin, **token, **environment},
             capture_output=True,

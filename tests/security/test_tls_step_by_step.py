@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from node import dev_security
-from repl.transport.tls import NodeName
+from isthmus.node.local import dev_certificates
+from isthmus.repl.security.tls import NodeName
 from tests.local.real_nodes import Client, RealNode, Writer, eventually, real_clusters
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -27,7 +27,7 @@ def test_nodes_that_no_peer_lists_are_fetched_from_during_all_steps(tmp_path: Pa
     security = tmp_path / "security"
     with real_clusters(tmp_path, {"east": 3, "west": 3}) as (server, clusters):
         nodes = [node for each in clusters.values() for node in each]
-        dev_security.make_certificates(security, [NodeName(node.cluster, node.name) for node in nodes])
+        dev_certificates.make_certificates(security, [NodeName(node.cluster, node.name) for node in nodes])
         client = Client(security / "ca.crt")
 
         def write(node: RealNode, step: str) -> None:

@@ -1,6 +1,6 @@
 """Every named invariant, looked at after every event; what is expensive, after every so many and at restarts.
 
-The checks are `repl.isr.invariants`; here is what they are fed: the disks, the metastore and the history as the
+The checks are `tests.sim.invariants`; here is what they are fed: the disks, the metastore and the history as the
 world knows them, never what the core believes of itself, except for the few checks that are about that.
 """
 
@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from repl.isr import effects as fx
-from repl.isr import events as ev
-from repl.isr import invariants
-from repl.isr import messages as ms
-from repl.isr.invariants import History, Violation
-from repl.isr.membership import guard
-from repl.isr.replica import Replica, Role
-from repl.model.entry import Entry
-from repl.model.record import Member, PartitionRecord, PartitionStatus
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr import messages as ms
+from isthmus.repl.isr.membership import guard
+from isthmus.repl.isr.replica import Replica, Role
+from isthmus.repl.model.entry import Entry
+from isthmus.repl.model.record import Member, PartitionRecord, PartitionStatus
+from tests.sim import invariants
 from tests.sim.declared import Declarations
 from tests.sim.disk import effect_of
+from tests.sim.invariants import History, Violation
 
 if TYPE_CHECKING:
     from tests.sim.disk import SimLog

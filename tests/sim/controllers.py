@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repl.isr import effects as fx
-from repl.isr.election import Wait, Watch, Write, asked, watched
-from repl.isr.epochs import last_epoch
-from repl.model.record import PartitionRecord, PartitionStatus
+from isthmus.repl.controller.election import Wait, Watch, Write, asked, watched
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr.epochs import last_epoch
+from isthmus.repl.model.record import PartitionRecord, PartitionStatus
 
 if TYPE_CHECKING:
     from tests.sim.metastore import Look

@@ -1,17 +1,18 @@
 """Which copies a process has: it makes those that records want of its node, and deletes those that none names any more.
 
-As in the product (`repl.attaching`, `repl.clearing`): a copy that no record names is left alone for a while, then the
-record is read once more behind a sync, then the copy is condemned and its place has another gen, and only then does
-anything go. What is condemned is deleted in the end, by whichever process has the directory then.
+As in the product (`repl.runtime.replica_lifecycle`, `repl.runtime.replica_lifecycle`): a copy that no record names is
+left alone for a while, then the record is read once more behind a sync, then the copy is condemned and its place has
+another gen, and only then does anything go. What is condemned is deleted in the end, by whichever process has the
+directory then.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repl.isr import events as ev
-from repl.isr.effects import Role
-from repl.model.record import PartitionRecord
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.effects import Role
+from isthmus.repl.model.record import PartitionRecord
 
 if TYPE_CHECKING:
     from tests.sim.process import Process

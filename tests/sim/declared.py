@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from repl.isr.invariants import History, Violation
-from repl.isr.membership import guard
-from repl.isr.replica import Replica, Role
-from repl.model.record import Member, PartitionRecord
-from repl.unclean import Copy
+from isthmus.repl.controller.unclean_election import Copy
+from isthmus.repl.isr.membership import guard
+from isthmus.repl.isr.replica import Replica, Role
+from isthmus.repl.model.record import Member, PartitionRecord
+from tests.sim.invariants import History, Violation
 
 if TYPE_CHECKING:
     from tests.sim.checkers import Checkers

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from types import MappingProxyType
 
-from repl.isr.epochs import EpochTable, table_of
-from repl.isr.events import FarStored
-from repl.model.entry import Entry, EntryKind
-from repl.model.record import Incarnation
+from isthmus.repl.isr.epochs import EpochTable, table_of
+from isthmus.repl.isr.events import FarStored
+from isthmus.repl.model.entry import Entry, EntryKind
+from isthmus.repl.model.record import Incarnation
 
 KEY_COUNT = 7
 """Keys of a partition: few, so that most rows are written many times."""

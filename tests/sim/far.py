@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import msgpack
 
-from repl.isr import effects as fx
-from repl.isr import events as ev
-from repl.isr import messages as ms
-from repl.isr.epochs import cut, epoch_at
-from repl.isr.replica import Role
-from repl.model.entry import Entry, decode_entry
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr import messages as ms
+from isthmus.repl.isr.epochs import cut, epoch_at
+from isthmus.repl.isr.replica import Role
+from isthmus.repl.model.entry import Entry, decode_entry
 from tests.sim.disk import SimStore
 from tests.sim.writers import Start
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from repl.isr import effects as fx
-from repl.isr import events as ev
-from repl.isr.balance import plan, seats
-from repl.isr.membership import guard
-from repl.isr.moves import wanted
-from repl.model.record import Member, PartitionRecord
+from isthmus.repl.controller.leader_balance_plan import plan, seats
+from isthmus.repl.controller.reassignment_progress import wanted
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.membership import guard
+from isthmus.repl.model.record import Member, PartitionRecord
 from tests.sim.metastore import METASTORE
 from tests.sim.network import FOR_GOOD_MS
 from tests.sim.plan import KINDS

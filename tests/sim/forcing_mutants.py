@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from repl import unclean
-from repl.isr import messages as ms
-from repl.isr.election import Decision, Write, elect
-from repl.isr.follower import Follower
-from repl.isr.replica import Replica
-from repl.model.record import Incarnation, PartitionRecord, PartitionStatus, Registration
+from isthmus.repl.controller import unclean_election
+from isthmus.repl.controller.election import Decision, Write, elect
+from isthmus.repl.isr import messages as ms
+from isthmus.repl.isr.follower import Follower
+from isthmus.repl.isr.replica import Replica
+from isthmus.repl.model.record import Incarnation, PartitionRecord, PartitionStatus, Registration
 
 Patch = pytest.MonkeyPatch
 
 
 def _forces(patch: Patch, what: Callable[[PartitionRecord, PartitionRecord], PartitionRecord]) -> None:
-    sound = unclean.forced
-    patch.setattr(unclean, "forced", lambda record, *given: what(record, sound(record, *given)))
+    sound = unclean_election.forced
+    patch.setattr(unclean_election, "forced", lambda record, *given: what(record, sound(record, *given)))
 
 
 def forces_in_the_old_epoch(patch: Patch) -> None:
@@ -50,8 +50,8 @@ def lets_a_controller_force(
     if record.status is not PartitionStatus.OFFLINE or isinstance(decision, Write) or not there:
         return decision
     name, found = there[0], registrations[there[0]]
-    copy = unclean.Copy(name, 0, 0, 0, 0, 0, found.gen_of(record.partition))
-    return Write(unclean.forced(record, copy, Incarnation(name, found.inc), (), "forced"))
+    copy = unclean_election.Copy(name, 0, 0, 0, 0, 0, found.gen_of(record.partition))
+    return Write(unclean_election.forced(record, copy, Incarnation(name, found.inc), (), "forced"))
 
 
 def gives_up_what_its_leader_lacks(patch: Patch) -> None:

@@ -2,18 +2,19 @@
 
 First some followers are cut off until they are out of the guard, then the whole guard loses its data. Once the
 partition is Offline somebody looks at the copies, as `isthmus partition force-leader` shows them, and orders one of
-them by the product's own rules (`repl.unclean`), if need be again. Mostly it is the best one; at times it is any.
+them by the product's own rules (`repl.controller.unclean_election`), if need be again. Mostly it is the best one; at
+times it is any.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repl import unclean
-from repl.isr.epochs import last_epoch
-from repl.isr.membership import guard
-from repl.isr.replica import Role
-from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
+from isthmus.repl.controller import unclean_election
+from isthmus.repl.isr.epochs import last_epoch
+from isthmus.repl.isr.membership import guard
+from isthmus.repl.isr.replica import Role
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -117,7 +118,7 @@ class LastResort:
         copies = [copy for copy in map(self.copy, record.replicas) if copy is not None]
         everybody = len(copies) == len(record.replicas)
         if copies and (everybody or world.now_ms > self._offline_since_ms + PATIENCE_MS):
-            best = unclean.closest_to_all(copies)
+            best = unclean_election.closest_to_all(copies)
             self.force(record, best if world.rng.random() < 0.6 else world.rng.choice(copies), copies)
 
     def make_anew(self) -> None:
@@ -138,7 +139,7 @@ class LastResort:
         quarantined = self.world.checkers.declared.quarantines(node, PARTITION)
         return quarantined and replica is not None and replica.role is Role.FAILED
 
-    def copy(self, name: str) -> unclean.Copy | None:
+    def copy(self, name: str) -> unclean_election.Copy | None:
         """A replica as its node reports it."""
         process = self.world.nodes[name].current
         replica = None if process is None or process.paused else process.replicas.get(PARTITION)
@@ -146,16 +147,18 @@ class LastResort:
             return None
         reach = last_epoch(replica.epoch_table), replica.leo
         far = replica.far_position is not None
-        return unclean.Copy(name, replica.epoch, *reach, replica.hw, replica.applied, replica.member.gen, far)
+        return unclean_election.Copy(name, replica.epoch, *reach, replica.hw, replica.applied, replica.member.gen, far)
 
-    def force(self, record: PartitionRecord, chosen: unclean.Copy, copies: list[unclean.Copy]) -> None:
+    def force(
+        self, record: PartitionRecord, chosen: unclean_election.Copy, copies: list[unclean_election.Copy]
+    ) -> None:
         """Order a copy, on the record that was shown."""
         world = self.world
         registration = world.metastore.registrations.get(chosen.node)
-        if registration is None or unclean.standing(registration, PARTITION, chosen):
+        if registration is None or unclean_election.standing(registration, PARTITION, chosen):
             return
         who = Incarnation(chosen.node, registration.inc)
-        made = unclean.forced(record, chosen, who, (copy.epoch for copy in copies), "forced")
+        made = unclean_election.forced(record, chosen, who, (copy.epoch for copy in copies), "forced")
         world.checkers.declared.shown(record, chosen)
         world.tell("operator", "forces", chosen.node, made)
         asker = world.rng.choice(world.controllers).name

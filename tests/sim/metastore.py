@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from repl.model.record import Member, PartitionRecord, Registration
+from isthmus.repl.model.record import Member, PartitionRecord, Registration
 
 if TYPE_CHECKING:
     from tests.sim.process import Process

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from repl.isr import reassigning
-from repl.isr.election import Decision, Write, elect
-from repl.isr.reassigning import Reassignment
-from repl.model.record import PartitionRecord
+from isthmus.repl.controller.election import Decision, Write, elect
+from isthmus.repl.isr import reassignment
+from isthmus.repl.isr.reassignment import Reassignment
+from isthmus.repl.model.record import PartitionRecord
 from tests.sim.copies import Copies
 
 Patch = pytest.MonkeyPatch
@@ -33,8 +33,8 @@ def removes_without_asking(patch: Patch) -> None:
 
 
 def _overlooks(patch: Patch, what: Callable[[PartitionRecord], PartitionRecord]) -> None:
-    sound = reassigning.obstacle
-    patch.setattr(reassigning, "obstacle", lambda record, stay: sound(what(record), stay))
+    sound = reassignment.obstacle
+    patch.setattr(reassignment, "obstacle", lambda record, stay: sound(what(record), stay))
 
 
 def removes_beside_the_elr(patch: Patch) -> None:
@@ -58,9 +58,9 @@ def removes_itself(patch: Patch) -> None:
 
     def step(self: Reassignment, standing: Any, *given: Any) -> Any:
         found = sound(self, standing, *given)
-        if isinstance(found, reassigning.HandOver):
-            stay = reassigning.stayers(standing.known)
-            return reassigning._done(standing.known, stay, stay)
+        if isinstance(found, reassignment.HandOver):
+            stay = reassignment.stayers(standing.known)
+            return reassignment._done(standing.known, stay, stay)
         return found
 
     patch.setattr(Reassignment, "next", step)

@@ -13,20 +13,21 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from repl.isr import effects as fx
-from repl.isr import election, far, leader
-from repl.isr import events as ev
-from repl.isr import messages as ms
-from repl.isr.candidate import Candidate
-from repl.isr.election import Decision, Keep, Write, elect
-from repl.isr.epochs import epoch_at
-from repl.isr.follower import Follower
-from repl.isr.leader import Leader, Leadership
-from repl.isr.reads import Reads
-from repl.isr.replica import Replica
-from repl.isr.stalls import Stalls
-from repl.isr.states import Idle
-from repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from isthmus.repl.controller import election
+from isthmus.repl.controller.election import Decision, Keep, Write, elect
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr import leader, state_transfer
+from isthmus.repl.isr import messages as ms
+from isthmus.repl.isr.candidate import Candidate
+from isthmus.repl.isr.epochs import epoch_at
+from isthmus.repl.isr.follower import Follower
+from isthmus.repl.isr.lag_detector import Stalls
+from isthmus.repl.isr.leader import Leader, Leadership
+from isthmus.repl.isr.read_index import Reads
+from isthmus.repl.isr.replica import Replica
+from isthmus.repl.isr.states import Idle
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 from tests.sim import forcing_mutants as forcing
 from tests.sim import moving_mutants as moving
 from tests.sim.far import Far
@@ -467,17 +468,17 @@ def forgets_that_it_is_far(patch: Patch) -> None:
 
 def skips_to_the_end(patch: Patch) -> None:
     """A follower takes a round for whole when its first rows are here (against R-FAR)."""
-    sound = far._take_rows
+    sound = state_transfer._take_rows
 
     def take_rows(copy: Any, message: ms.FarRows, standing: Any) -> None:
         sound(copy, message._replace(upto=message.end), standing)
 
-    patch.setattr(far, "_take_rows", take_rows)
+    patch.setattr(state_transfer, "_take_rows", take_rows)
 
 
 def sends_rows_to_whom_it_counts_on(patch: Patch) -> None:
     """A leader lets a member of the guard take rows, which drops its log (against R-FAR)."""
-    sound = far.horizon
+    sound = state_transfer.horizon
 
     def horizon(electable: bool, common: int, rounds: int, standing: Any) -> Any:
         found = sound(False, common, rounds, standing)
@@ -486,9 +487,9 @@ def sends_rows_to_whom_it_counts_on(patch: Patch) -> None:
     def serve(node: str, asked: ms.FarAsk, _electable: bool, standing: Any, *, later: bool) -> Any:
         return serves(node, asked, False, standing, later=later)
 
-    serves = far.serve
-    patch.setattr(far, "horizon", horizon)
-    patch.setattr(far, "serve", serve)
+    serves = state_transfer.serve
+    patch.setattr(state_transfer, "horizon", horizon)
+    patch.setattr(state_transfer, "serve", serve)
 
 
 class Defect(NamedTuple):

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from repl.isr import events as ev
-from repl.isr.messages import Message
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.messages import Message
 
 if TYPE_CHECKING:
     from tests.sim.process import Process

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from repl.isr import effects as fx
-from repl.isr import events as ev
-from repl.isr.replica import Role
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.replica import Role
 from tests.sim.disk import Disk
 from tests.sim.process import Process
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from repl.isr.options import Options
+from isthmus.repl.isr.replica_state import Options
 
 KINDS = (
     "kill",

@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from repl.isr import effects as fx
-from repl.isr import events as ev
-from repl.isr import messages as ms
-from repl.isr.replica import Replica, Role
-from repl.model.entry import Entry, EntryKind, make_entry
-from repl.model.record import Incarnation, PartitionRecord
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr import messages as ms
+from isthmus.repl.isr.replica import Replica, Role
+from isthmus.repl.model.entry import Entry, EntryKind, make_entry
+from isthmus.repl.model.record import Incarnation, PartitionRecord
 from tests.sim.copies import Copies
 from tests.sim.declared import DIVERGED
 from tests.sim.far import Far

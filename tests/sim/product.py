@@ -1,8 +1,9 @@
 """A process that runs the product's own shell above the core: promises, coordinator, source queues.
 
-Writes go through `repl.coordinator` and are answered by `repl.promises`; `queues.registry` with its cursor keeper
-serves sinks, on an event loop in virtual time. What lies below (log, store, links, metastore) is the simulator's. As
-the product's runtime this tells promises and hooks what became of entries and leaderships; soft cursors travel along.
+Writes go through `repl.coordinator.coordinator` and are answered by `repl.runtime.waiters`; `queues.service` with its
+cursor keeper serves sinks, on an event loop in virtual time. What lies below (log, store, links, metastore) is the
+simulator's. As the product's runtime this tells promises and hooks what became of entries and leaderships; soft cursors
+travel along.
 """
 
 from __future__ import annotations
@@ -13,30 +14,30 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from queues.acts import QueueActs
-from queues.registry import SourceQueues
-from queues.settled import QueuesSettled
-from repl.coordinator import Coordinator
-from repl.entry_times import EntryTimes
-from repl.isr import effects as fx
-from repl.isr import events as ev
-from repl.isr import messages as ms
-from repl.isr.invariants import Violation
-from repl.isr.replica import Role
-from repl.model.entry import Entry, EntryKind
-from repl.model.errors import IsthmusError, NotReady
-from repl.model.record import PartitionRecord
-from repl.model.vclock import actor_of
-from repl.partition import Partition
-from repl.promises import Promises, refusal
-from repl.store.memory import MemoryStore
-from repl.store.port import PartitionStep
-from repl.transport.port import NO_CURSORS
+from isthmus.queues.admin import QueueActs
+from isthmus.queues.service import SourceQueues
+from isthmus.queues.tombstone_barrier import QueuesSettled
+from isthmus.repl.coordinator.coordinator import Coordinator
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr import messages as ms
+from isthmus.repl.isr.replica import Role
+from isthmus.repl.model.entry import Entry, EntryKind
+from isthmus.repl.model.errors import IsthmusError, NotReady
+from isthmus.repl.model.record import PartitionRecord
+from isthmus.repl.model.vclock import actor_of
+from isthmus.repl.runtime.metrics import EntryTimes
+from isthmus.repl.runtime.partition import Partition
+from isthmus.repl.runtime.waiters import Promises, refusal
+from isthmus.repl.store.port import PartitionStep
+from isthmus.repl.transport.port import NO_CURSORS
+from tests.sim.invariants import Violation
 from tests.sim.loop import SimLoop
 from tests.sim.process import ORIGIN, Process
 from tests.sim.reaps import LIMITS, PROPERTIES, TYPE, P, RowFar, RowStore
 from tests.sim.values import ValuesOf
 from tests.sim.writers import StoreWriter
+from tests.support.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from tests.sim.nodes import Node
@@ -383,7 +384,7 @@ class QueueProcess(Process):
 
 
 class Runtime:
-    """What the coordinator knows of `repl.runtime`."""
+    """What the coordinator knows of `repl.runtime.runtime`."""
 
     def __init__(self, process: QueueProcess) -> None:
         self._process = process

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from queues import keeping, source_queue
-from queues.batches import Batch, Session
-from queues.cursors import CursorState, Position
-from queues.source_queue import SourceQueue
-from queues.window import Window
-from repl.isr import effects as fx
-from repl.partition import Partition, PendingGroup
-from repl.promises import Promises
-from repl.proposal import Proposal
+from isthmus.queues import cursor_keeper, source_queue
+from isthmus.queues.cursors import CursorState, Position
+from isthmus.queues.leases import Batch, Session
+from isthmus.queues.source_queue import SourceQueue
+from isthmus.queues.window import Window
+from isthmus.repl.coordinator.write_batch import Proposal
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.runtime.partition import Partition, PendingGroup
+from isthmus.repl.runtime.waiters import Promises
 from tests.sim.plan import Plan
 
 Patch = pytest.MonkeyPatch
@@ -118,7 +118,7 @@ def the_next_owner_goes_on_where_the_last_stood(patch: Patch) -> None:
     def obeyed(state: CursorState, cursor: int, decree: Any, _start: int, *_: int) -> CursorState:
         return replace(state, cursor=cursor, decree=decree.version)
 
-    patch.setattr(keeping, "obeyed", obeyed)
+    patch.setattr(cursor_keeper, "obeyed", obeyed)
 
 
 def failed_is_settled(patch: Patch) -> None:

@@ -22,24 +22,23 @@ from typing import Any
 
 import structlog
 
-from config.settings import QueueSettings
-from queues.batches import Session
-from queues.cursors import NO_OWNER
-from queues.decrees import PUBLISHING, SERVING
-from queues.steering import Act
-from queues.window import Window
-from queues.wire import Ack, FetchReply, FetchRequest, OwnedByOther
-from repl.isr.invariants import Violation
-from repl.isr.messages import Forward
-from repl.model.entry import NO_OFFSET, Entry, EntryKind, decode_key_row
-from repl.model.errors import BadInput, IsthmusError, OutcomeUnknown
-from repl.model.keys import Key, key_hash, partition_index
-from repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, merge, write
-from repl.model.requests import PushItem, PushResult, WriteRequest, Written
-from repl.model.vclock import Clock, actor_of, counter_of, pack_counter
-from repl.reap_proposal import ReapProposal
+from isthmus.config.settings import QueueSettings
+from isthmus.queues.cursors import NO_OWNER
+from isthmus.queues.leases import Session
+from isthmus.queues.queue_documents import PUBLISHING, SERVING, Act
+from isthmus.queues.window import Window
+from isthmus.queues.wire import Ack, FetchReply, FetchRequest, OwnedByOther
+from isthmus.repl.coordinator.tombstone_reaper import ReapProposal
+from isthmus.repl.isr.messages import Forward
+from isthmus.repl.model.entry import NO_OFFSET, Entry, EntryKind, decode_key_row
+from isthmus.repl.model.errors import BadInput, IsthmusError, OutcomeUnknown
+from isthmus.repl.model.keys import Key, key_hash, partition_index
+from isthmus.repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, merge, write
+from isthmus.repl.model.requests import PushItem, PushResult, WriteRequest, Written
+from isthmus.repl.model.vclock import Clock, actor_of, counter_of, pack_counter
 from tests.sim.checkers import Checkers
 from tests.sim.clients import Client
+from tests.sim.invariants import Violation
 from tests.sim.network import Network
 from tests.sim.process import ORIGIN, Process
 from tests.sim.product import QueueProcess
@@ -148,7 +147,7 @@ class QueueClient(Client):
         return WriteRequest(Key(TYPE, BUCKET, key), content, context, request_id)
 
     def _reap(self, process: QueueProcess) -> bool:
-        """As `repl.reaping`: what all queues are done with, once all copies are in sync."""
+        """As `repl.coordinator.tombstone_reaper`: what all queues are done with, once all copies are in sync."""
         replica = process.replicas[self.partition]
         record = replica.record
         if not replica.ready or record is None or {member.node for member in record.isr} != {*record.replicas}:

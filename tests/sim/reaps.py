@@ -15,31 +15,30 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from repl.isr import effects as fx
-from repl.isr import events as ev
-from repl.isr.invariants import Violation
-from repl.model.entry import Entry, EntryKind, decode_key_row
-from repl.model.errors import BadInput, Corruption, IsthmusError
-from repl.model.keys import Key, key_hash
-from repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, merge, write
-from repl.model.properties import DEFAULTS, TypeProperties
-from repl.model.requests import PushItem, WriteRequest, Written
-from repl.model.vclock import Clock, actor_of, covers, pack_counter
-from repl.model.vclock import merge as merge_clocks
-from repl.proposal import ForgedClock, Proposal
-from repl.reap_proposal import ReapProposal
-from repl.reaped_pushes import ReapedPushes
-from repl.store import rows, transfer
-from repl.store.memory import MemoryStore
-from repl.store.port import Applied, PartitionStep
-from repl.store.requests import request_name
-from repl.write_limits import WriteLimits
+from isthmus.repl.coordinator.tombstone_reaper import ReapProposal
+from isthmus.repl.coordinator.write_batch import ForgedClock, Proposal, WriteLimits
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr import events as ev
+from isthmus.repl.model.entry import Entry, EntryKind, decode_key_row
+from isthmus.repl.model.errors import BadInput, Corruption, IsthmusError
+from isthmus.repl.model.keys import Key, key_hash
+from isthmus.repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, merge, write
+from isthmus.repl.model.properties import DEFAULTS, TypeProperties
+from isthmus.repl.model.requests import PushItem, WriteRequest, Written
+from isthmus.repl.model.vclock import Clock, actor_of, covers, pack_counter
+from isthmus.repl.model.vclock import merge as merge_clocks
+from isthmus.repl.store import row_codec, rows
+from isthmus.repl.store.port import Applied, PartitionStep
+from isthmus.repl.store.reaped_pushes import ReapedPushes
+from isthmus.repl.store.request_dedup import request_name
 from tests.sim.checkers import Checkers
 from tests.sim.clients import Client
 from tests.sim.disk import SimStore
 from tests.sim.far import Far, Snapshot
+from tests.sim.invariants import Violation
 from tests.sim.process import ORIGIN, Process
 from tests.sim.world import World
+from tests.support.memory_store import MemoryStore
 
 Proposed = TypeVar("Proposed", bound=Proposal)
 
@@ -99,7 +98,7 @@ class RowStore(SimStore):
             )
             for entry in entries
         ]
-        self.rows.far.install_rows(P, transfer.encode(found), upto, epoch)
+        self.rows.far.install_rows(P, row_codec.encode(found), upto, epoch)
 
     def finish_far(self, committed: Sequence[Entry]) -> None:
         super().finish_far(committed)
@@ -393,7 +392,7 @@ class RowClient(Client):
         return process.append(self, proposal)
 
     def _reap(self, process: RowProcess) -> str | None:
-        """As `repl.reaping`: of what the other cluster has, once all copies are in sync."""
+        """As `repl.coordinator.tombstone_reaper`: of what the other cluster has, once all copies are in sync."""
         record = process.replicas[self.partition].record
         assert record is not None
         if {member.node for member in record.isr} != {*record.replicas}:

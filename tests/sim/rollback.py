@@ -11,11 +11,11 @@ from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
-from repl.isr import invariants
-from repl.isr.epochs import last_epoch
-from repl.isr.invariants import Violation
-from repl.isr.replica import Replica
-from repl.unclean import Copy, closest_to_all
+from isthmus.repl.controller.unclean_election import Copy, closest_to_all
+from isthmus.repl.isr.epochs import last_epoch
+from isthmus.repl.isr.replica import Replica
+from tests.sim import invariants
+from tests.sim.invariants import Violation
 from tests.sim.plan import Plan
 from tests.sim.world import World
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from repl.isr import events as ev
-from repl.model.record import Member, PartitionRecord
+from isthmus.repl.isr import events as ev
+from isthmus.repl.model.record import Member, PartitionRecord
 from tests.sim.metastore import ANSWER_TIMEOUT_MS
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from repl.isr.replica import Replica, Role
-from repl.model.record import PartitionRecord
+from isthmus.repl.isr.replica import Replica, Role
+from isthmus.repl.model.record import PartitionRecord
 from tests.sim.metastore import METASTORE
 from tests.sim.network import FOR_GOOD_MS
 from tests.sim.plan import Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from repl.model.record import PartitionRecord
+from isthmus.repl.model.record import PartitionRecord
 
 
 def told(story: Iterable[tuple[Any, ...]]) -> str:

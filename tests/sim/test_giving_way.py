@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from repl.isr.giving_way import CHECK_MS, GIVE_WAY_AGAIN_CHECKS, GIVE_WAY_CHECKS
+from isthmus.repl.isr.give_way import CHECK_MS, GIVE_WAY_AGAIN_CHECKS, GIVE_WAY_CHECKS
 from tests.sim.stage import Stage
 
 LIMIT_MS = CHECK_MS * GIVE_WAY_CHECKS

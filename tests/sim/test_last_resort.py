@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from repl.isr.replica import Role
-from repl.model.record import PartitionStatus
+from isthmus.repl.isr.replica import Role
+from isthmus.repl.model.record import PartitionStatus
 from tests.sim.mixes import last_resorts
 from tests.sim.plan import Plan
 from tests.sim.stage import Stage

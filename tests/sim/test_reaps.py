@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from repl.proposal import Proposal
-from repl.store import transfer
-from repl.store.memory_far import MemoryFar
-from repl.store.reaped import GONE, ReapedWindows
+from isthmus.repl.coordinator.write_batch import Proposal
+from isthmus.repl.store import row_codec
+from isthmus.repl.store.reaped_keys import GONE, ReapedWindows
 from tests.sim.far import Far
 from tests.sim.mixes import cuts
 from tests.sim.plan import Plan
 from tests.sim.reaps import RowClient, RowProcess, RowStore, RowWorld
 from tests.sim.world import run_seed
+from tests.support.memory_store import MemoryFar
 
 SEEDS = range(60)
 CHUNK = 5
@@ -195,8 +195,8 @@ def leaves_out_what_was_reaped(patch: Patch) -> None:
     sound = MemoryFar.install_state
 
     def install_state(self: MemoryFar, partition: int, chunk: bytes, *, first: bool) -> Any:
-        found = [(name, value) for name, value in transfer.decode_state(chunk) if not name[1:].startswith(GONE)]
-        return sound(self, partition, transfer.encode(found), first=first)
+        found = [(name, value) for name, value in row_codec.decode_state(chunk) if not name[1:].startswith(GONE)]
+        return sound(self, partition, row_codec.encode(found), first=first)
 
     patch.setattr(MemoryFar, "install_state", install_state)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from repl.isr import events as ev
-from repl.isr.options import Options
-from repl.isr.replica import Role
-from repl.model.record import PartitionStatus
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.replica import Role
+from isthmus.repl.isr.replica_state import Options
+from isthmus.repl.model.record import PartitionStatus
 from tests.sim.disk import effect_of
 from tests.sim.metastore import METASTORE
 from tests.sim.stage import Stage

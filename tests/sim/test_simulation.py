@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from repl.isr.replica import Replica, Role
-from repl.model.record import PartitionStatus
+from isthmus.repl.isr.replica import Replica, Role
+from isthmus.repl.model.record import PartitionStatus
 from tests.sim.plan import Plan
 from tests.sim.world import World, run_seed
 

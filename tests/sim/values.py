@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from repl.metastore.port import Ambiguous, Conflict, Unavailable, Unmoved, Versioned
+from isthmus.repl.metastore.port import Ambiguous, Conflict, Unavailable, Unmoved, Versioned
 from tests.sim.metastore import METASTORE
 
 if TYPE_CHECKING:

@@ -13,17 +13,17 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from repl.isr.election import elect
-from repl.isr.invariants import Violation
-from repl.isr.membership import guard
-from repl.isr.placement import computed
-from repl.isr.replica import Replica
-from repl.model.record import Member, PartitionRecord
+from isthmus.repl.controller.election import elect
+from isthmus.repl.controller.placement import computed
+from isthmus.repl.isr.membership import guard
+from isthmus.repl.isr.replica import Replica
+from isthmus.repl.model.record import Member, PartitionRecord
 from tests.sim.checkers import Checkers
 from tests.sim.clients import Client
 from tests.sim.controllers import Controller
 from tests.sim.disk import SimStore
 from tests.sim.faults import Faults
+from tests.sim.invariants import Violation
 from tests.sim.last_resort import LastResort
 from tests.sim.metastore import SimMetastore
 from tests.sim.network import Network

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from repl.isr import events as ev
-from repl.isr.epochs import EpochTable
-from repl.model.entry import Entry
-from repl.model.record import Incarnation
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.epochs import EpochTable
+from isthmus.repl.model.entry import Entry
+from isthmus.repl.model.record import Incarnation
 
 if TYPE_CHECKING:
     from tests.sim.disk import Disk

@@ -16,22 +16,21 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from config.settings import PeerSettings, QueueSettings, SinkSettings
-from queues.by_reference import decode_asking, encode_object_reply
-from queues.wire import decode_request, encode_reply
-from repl.metastore.memory import MemoryMetastore
-from repl.model.errors import BadInput, IsthmusError, NotReady, TooLarge
-from repl.model.keys import Key
-from repl.model.objects import Object, decode_object, encode_object, merge
-from repl.model.requests import Met, PushItem, PushOutcome, PushResult
-from repl.model.vclock import encode_clock
-from repl.routes import UnknownBucketType
-from repl.transport.http_client import OPEN
-from sink.actor import Sink
-from sink.conflicts import Conflicts
-from sink.dead_letters import DeadLetters
+from isthmus.config.settings import PeerSettings, QueueSettings, SinkSettings
+from isthmus.queues.wire import decode_asking, decode_request, encode_object_reply, encode_reply
+from isthmus.repl.coordinator.routing import UnknownBucketType
+from isthmus.repl.http.client import OPEN
+from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady, TooLarge
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Object, decode_object, encode_object, merge
+from isthmus.repl.model.requests import Met, PushItem, PushOutcome, PushResult
+from isthmus.repl.model.vclock import encode_clock
+from isthmus.sink.conflicts import Conflicts
+from isthmus.sink.dead_letters import DeadLetters
+from isthmus.sink.service import Sink
 from tests.queues.home import Home
 from tests.queues.source_world import SINK
+from tests.support.memory_metastore import MemoryMetastore
 
 
 class Cluster:

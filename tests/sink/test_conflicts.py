@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-import sink.conflicts as room
-from repl.kv_wire import decode_pushed, pushed_row
-from repl.model.keys import Key
-from repl.model.objects import Content, decode_object, write
-from repl.model.requests import Met, PushOutcome, PushResult
-from repl.model.vclock import actor_of, decode_clock, encode_clock, pack_counter
-from sink.conflicts import Conflict, Conflicts
+import isthmus.sink.conflicts as room
+from isthmus.repl.coordinator.kv_rpc import decode_pushed, pushed_row
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content, decode_object, write
+from isthmus.repl.model.requests import Met, PushOutcome, PushResult
+from isthmus.repl.model.vclock import actor_of, decode_clock, encode_clock, pack_counter
+from isthmus.sink.conflicts import Conflict, Conflicts
 from tests.queues.source_world import OURS, SINK
 from tests.sink.bridge import Pair
 

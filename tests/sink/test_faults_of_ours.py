@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from queues.wire import Ack
-from repl.model.errors import LocalFault
-from sink import crew
-from sink.worker import Slot
+from isthmus.queues.wire import Ack
+from isthmus.repl.model.errors import LocalFault
+from isthmus.sink import worker_pool
+from isthmus.sink.worker import Slot
 from tests.sink.bridge import Pair
 from tests.sink.test_sink_actor import joined, until
 from tests.sink.test_sink_at_work import sink_of
@@ -95,7 +95,7 @@ def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypatch: py
     stop waits for a while and no longer: a request may take an hour."""
 
     async def test(pair: Pair) -> None:
-        monkeypatch.setattr(crew, "TELL_MOST_S", 0.7)
+        monkeypatch.setattr(worker_pool, "TELL_MOST_S", 0.7)
         sink = await pair.sink("q", peer_limit_count=8)
         told = 0
 

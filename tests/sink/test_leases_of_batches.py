@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from queues.rules import Item
-from queues.wire import FetchReply
-from repl.model.objects import Content, encode_object, write
-from repl.model.reference import ReferenceKind
-from repl.model.requests import PushItem, PushOutcome, PushResult
-from repl.model.vclock import actor_of
-from sink.backoff import Result
-from sink.discovery import Aim
-from sink.fetch import Asked
-from sink.push import Tally
-from sink.roster import LinkName
-from sink.worker import Link, Shop, Slot
+from isthmus.queues.window_rules import Item
+from isthmus.queues.wire import FetchReply
+from isthmus.repl.model.objects import Content, encode_object, write
+from isthmus.repl.model.reference import ReferenceKind
+from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult
+from isthmus.repl.model.vclock import actor_of
+from isthmus.sink.backoff import Result
+from isthmus.sink.discovery import Aim
+from isthmus.sink.fetch import Asked
+from isthmus.sink.push import Tally
+from isthmus.sink.scheduler import LinkName
+from isthmus.sink.worker import Link, Shop, Slot
 from tests.queues.home import PARTITIONS, Home
 from tests.queues.source_world import OURS, SINK
 from tests.queues.test_source_queues_actor import alive

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from config.settings import PeerSettings
-from repl.model.errors import BadInput, LocalFault
-from sink import peers
-from sink.actor import Sink
-from sink.backoff import Delays, Result
-from sink.peers import PeerEntry, QueueWorkers, SetPeers, in_force, workers_of
-from sink.roster import LinkName, Roster
+from isthmus.config.settings import PeerSettings
+from isthmus.repl.model.errors import BadInput, LocalFault
+from isthmus.sink import peers
+from isthmus.sink.backoff import Delays, Result
+from isthmus.sink.peers import PeerEntry, QueueWorkers, SetPeers, in_force, workers_of
+from isthmus.sink.scheduler import LinkName, Roster
+from isthmus.sink.service import Sink
 from tests.sink.bridge import Pair
 
 

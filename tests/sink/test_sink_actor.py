@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-import sink.worker as worker_room
-from queues.steering import Act
-from repl.model.errors import BadInput
-from repl.model.keys import Key
-from repl.model.requests import PushItem, PushOutcome
-from sink import limits, suspensions
-from sink.actor import Sink
-from sink.dead_letters import DeadLetter
-from sink.listing import HELP
-from sink.worker import Slot
+import isthmus.sink.worker as worker_room
+from isthmus.queues.queue_documents import Act
+from isthmus.repl.model.errors import BadInput
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.requests import PushItem, PushOutcome
+from isthmus.sink import limits, suspensions
+from isthmus.sink.dead_letters import DeadLetter
+from isthmus.sink.service import Sink
+from isthmus.sink.status import HELP
+from isthmus.sink.worker import Slot
 from tests.queues.home import PARTITIONS
 from tests.queues.source_world import OURS, THIRD
 from tests.sink.bridge import Pair

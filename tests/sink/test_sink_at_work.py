@@ -15,20 +15,19 @@ from typing import Any
 import msgpack
 import pytest
 
-import repl.transport.http_client as client_room
-from config.settings import PeerSettings, SinkSettings
-from queues.by_reference import ObjectRequest
-from queues.steering import Act
-from queues.wire import FetchReply, OwnedByOther, encode_reply
-from repl.model.errors import LocalFault
-from repl.model.keys import Key
-from repl.model.requests import PushOutcome
-from repl.property_digests import PlaceDigests, place_digest
-from repl.transport.http_client import OPEN
-from sink.actor import Sink
-from sink.conflicts import Conflicts
-from sink.dead_letters import DeadLetter, DeadLetters
-from sink.limits import Limits
+import isthmus.repl.http.client as client_room
+from isthmus.config.settings import PeerSettings, SinkSettings
+from isthmus.queues.queue_documents import Act
+from isthmus.queues.wire import FetchReply, ObjectRequest, OwnedByOther, encode_reply
+from isthmus.repl.http.client import OPEN
+from isthmus.repl.model.errors import LocalFault
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.requests import PushOutcome
+from isthmus.repl.property_digests import PlaceDigests, place_digest
+from isthmus.sink.conflicts import Conflicts
+from isthmus.sink.dead_letters import DeadLetter, DeadLetters
+from isthmus.sink.limits import Limits
+from isthmus.sink.service import Sink
 from tests.queues.source_world import OURS, SINK, THIRD
 from tests.sink.bridge import Pair
 from tests.sink.test_sink_actor import joined, until
@@ -398,7 +397,7 @@ def test_a_lying_peer_is_named_by_its_reason_and_disturbs_nobody(
 ) -> None:
     """What a peer answers wrongly backs its link off with a stable reason; nothing of it is stored, and what an honest
     peer has goes on."""
-    monkeypatch.setattr("sink.fetch.ANSWER_OVERHEAD_BYTES", 1_000)
+    monkeypatch.setattr("isthmus.sink.fetch.ANSWER_OVERHEAD_BYTES", 1_000)
 
     async def test(pair: Pair) -> None:
         liar = Peer(answer)

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queues.throttle import Rates, Throttle
-from queues.wire import UnknownVersion
-from repl.metastore.memory import MemoryMetastore, WriteFault
-from repl.model.errors import BadInput, CodecError, Overloaded
-from sink.backoff import Backoff, Delays, Result
-from sink.discovery import Aim, Told, dialled, parse, passed_over, wanted
-from sink.lag import SLICE_MS, SLICES, Lag, LagHistogram
-from sink.limits import ALL_NODES, InForce, Limits, settings_for
-from sink.limits import change as change_limits
-from sink.limits import decode as decode_limits
-from sink.limits import read as read_limits
-from sink.roster import LinkName, Roster, Turn
-from sink.suspensions import SUSPENSIONS_MAX, Suspension, added, change, decode, encode, read, without
+from isthmus.queues.rate_limit import Rates, Throttle
+from isthmus.queues.wire import UnknownVersion
+from isthmus.repl.model.errors import BadInput, CodecError, Overloaded
+from isthmus.sink.backoff import Backoff, Delays, Result
+from isthmus.sink.discovery import Aim, Told, dialled, parse, passed_over, wanted
+from isthmus.sink.lag_histogram import SLICE_MS, SLICES, Lag, LagHistogram
+from isthmus.sink.limits import ALL_NODES, InForce, Limits, settings_for
+from isthmus.sink.limits import change as change_limits
+from isthmus.sink.limits import decode as decode_limits
+from isthmus.sink.limits import read as read_limits
+from isthmus.sink.scheduler import LinkName, Roster, Turn
+from isthmus.sink.suspensions import SUSPENSIONS_MAX, Suspension, added, change, decode, encode, read, without
+from tests.support.memory_metastore import MemoryMetastore, WriteFault
 
 A, B, C = LinkName("q", "http://east"), LinkName("q", "http://north"), LinkName("r", "http://east")
 _results = st.sampled_from(list(Result))

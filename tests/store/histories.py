@@ -8,15 +8,15 @@ from pathlib import Path
 
 import plyvel
 
-from repl.model.entry import NO_OFFSET, Entry, EntryKind, encode_key_row, leaf, make_entry
-from repl.model.keys import key_hash
-from repl.model.objects import Summary
-from repl.store import rows
-from repl.store.batch import fill
-from repl.store.leveldb import LevelStore
-from repl.store.port import PartitionStep
-from repl.store.progress import Progress
-from repl.store.remembered import Remembered
+from isthmus.repl.model.entry import NO_OFFSET, Entry, EntryKind, encode_key_row, leaf, make_entry
+from isthmus.repl.model.keys import key_hash
+from isthmus.repl.model.objects import Summary
+from isthmus.repl.store import rows
+from isthmus.repl.store.batch import fill
+from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.memory_index import Remembered
+from isthmus.repl.store.port import PartitionStep
+from isthmus.repl.store.positions import Progress
 
 CLUSTER = bytes(range(16))
 BOOT = "first-boot"

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from repl.slots import Slots
-from repl.store.checkpoint import Disk
+from isthmus.repl.storage.slot_file import Slots
+from isthmus.repl.store.checkpoint import Disk
 
 SETTLE_S = 20.0
 

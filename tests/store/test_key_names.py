@@ -8,12 +8,12 @@ from random import Random
 
 import pytest
 
-from repl.model.entry import Entry, EntryKind, make_entry
-from repl.model.errors import Corruption
-from repl.model.keys import key_hash
-from repl.store import key_names, rows
-from repl.store.leveldb import LevelStore
-from repl.store.port import PartitionStep
+from isthmus.repl.model.entry import Entry, EntryKind, make_entry
+from isthmus.repl.model.errors import Corruption
+from isthmus.repl.model.keys import key_hash
+from isthmus.repl.store import key_filter, rows
+from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.port import PartitionStep
 from tests.store.histories import CLUSTER, History, chunks, open_store
 from tests.store.test_store_mend import chunk_of, put_key_row
 
@@ -21,7 +21,7 @@ from tests.store.test_store_mend import chunk_of, put_key_row
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven names are read at once when a store is opened, and behind a checkpoint."""
-    monkeypatch.setattr(key_names, "LEARN_ROWS", 7)
+    monkeypatch.setattr(key_filter, "LEARN_ROWS", 7)
 
 
 class Looks:
@@ -175,7 +175,7 @@ def test_a_store_of_too_many_keys_is_not_read_through(
     room: Path, monkeypatch: pytest.MonkeyPatch, small_slices: None
 ) -> None:
     """Beyond the limit the names stay unread, and every key is looked up and found as if there were nothing else."""
-    monkeypatch.setattr(key_names, "LEARNED_MAX", 20)
+    monkeypatch.setattr(key_filter, "LEARNED_MAX", 20)
     store = open_store(room / "store")
     history = written(store, 50)
     store.close()

@@ -9,14 +9,21 @@ from typing import Any
 
 import pytest
 
-from repl.apply import HERE_ENTRIES_MAX, Applier, ApplyJob
-from repl.model.errors import LocalFault
-from repl.replog.memory import MemoryLog
-from repl.store.at_once import BATCH_BYTES_MAX, HOLD_S_MAX, LEVEL0_TABLES_MAX, LOOK_EVERY_BYTES, SLOW_S, AtOnce
-from repl.store.leveldb import LevelStore
-from repl.store.memory import MemoryStore
-from repl.store.port import PartitionStep, Store
+from isthmus.repl.model.errors import LocalFault
+from isthmus.repl.runtime.applier import HERE_ENTRIES_MAX, Applier, ApplyJob
+from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.port import PartitionStep, Store
+from isthmus.repl.store.write_stalls import (
+    BATCH_BYTES_MAX,
+    HOLD_S_MAX,
+    LEVEL0_TABLES_MAX,
+    LOOK_EVERY_BYTES,
+    SLOW_S,
+    AtOnce,
+)
 from tests.runtime.test_apply_takes_turns import entries
+from tests.support.memory_log import MemoryLog
+from tests.support.memory_store import MemoryStore
 
 
 class Database:

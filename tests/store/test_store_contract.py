@@ -9,11 +9,11 @@ from threading import Thread
 
 import pytest
 
-from repl.model.entry import NO_OFFSET, EntryKind, decode_key_row
-from repl.model.keys import key_hash, segment_of
-from repl.store.memory import MemoryStore
-from repl.store.port import Applied, Cursor, ListedKey, PartitionStep, Store
+from isthmus.repl.model.entry import NO_OFFSET, EntryKind, decode_key_row
+from isthmus.repl.model.keys import key_hash, segment_of
+from isthmus.repl.store.port import Applied, Cursor, ListedKey, PartitionStep, Store
 from tests.store.histories import CLUSTER, START_MS, WINDOW_OFFSETS, History, chunks, open_store
+from tests.support.memory_store import MemoryStore
 
 
 @pytest.fixture(params=["memory", "level"])

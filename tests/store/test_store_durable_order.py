@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from repl.slots import Slots
-from repl.store import rows, transfer
-from repl.store.checkpoint import Disk
-from repl.store.far import LevelFar
-from repl.store.leveldb import LevelStore
-from repl.store.port import PartitionStep
+from isthmus.repl.storage.slot_file import Slots
+from isthmus.repl.store import row_codec, rows
+from isthmus.repl.store.checkpoint import Disk
+from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.port import PartitionStep
+from isthmus.repl.store.state_transfer import LevelFar
 from tests.store.power import LossyDisk
 from tests.store.test_store_far import PARTITION, UUID, Writer, opened
 
@@ -124,7 +124,7 @@ def test_rows_and_how_far_they_go_are_written_together(tmp_path: Path, monkeypat
     recorded = Recorded(taker.far, monkeypatch)
     chunk = snapshot.rows(0, 300)
     taker.far.install_rows(PARTITION, chunk.rows, chunk.upto, 1)
-    assert transfer.decode_rows(chunk.rows)
+    assert row_codec.decode_rows(chunk.rows)
     assert recorded.told() == ["PARTIAL and rows"]
     snapshot.close()
     giver.close()

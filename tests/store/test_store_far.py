@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from repl.model.entry import EntryKind, decode_key_row, encode_key_row, make_entry
-from repl.model.errors import Corruption, LocalFault
-from repl.model.keys import key_hash
-from repl.model.objects import Summary
-from repl.slots import Slots
-from repl.store import far, rows, transfer
-from repl.store.checkpoint import Disk
-from repl.store.leveldb import LevelStore
-from repl.store.memory import MemoryStore
-from repl.store.port import Applied, PartitionStep, Store
+from isthmus.repl.model.entry import EntryKind, decode_key_row, encode_key_row, make_entry
+from isthmus.repl.model.errors import Corruption, LocalFault
+from isthmus.repl.model.keys import key_hash
+from isthmus.repl.model.objects import Summary
+from isthmus.repl.storage.slot_file import Slots
+from isthmus.repl.store import row_codec, rows, state_transfer
+from isthmus.repl.store.checkpoint import Disk
+from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.port import Applied, PartitionStep, Store
+from tests.support.memory_store import MemoryStore
 
 UUID = b"east-cluster-016"
 PARTITION = 3
@@ -82,8 +82,8 @@ def seen(store: Store) -> tuple[Any, ...]:
     """All rows of the partition, by way of a snapshot."""
     snapshot = store.far.snapshot(PARTITION)
     try:
-        rows = transfer.decode_rows(snapshot.rows(0, 1 << 30).rows)
-        return snapshot.end, rows, transfer.decode_state(snapshot.state(b"", 1 << 30).rows)
+        rows = row_codec.decode_rows(snapshot.rows(0, 1 << 30).rows)
+        return snapshot.end, rows, row_codec.decode_state(snapshot.state(b"", 1 << 30).rows)
     finally:
         snapshot.close()
 
@@ -272,7 +272,7 @@ def test_a_copy_that_is_far_is_still_so_after_a_kill_and_empty_after_a_power_los
     assert list(taker.list_keys(PARTITION, None, None)) == []
     transfer_all(giver, taker)
     assert seen(taker) == seen(giver)
-    for row in transfer.decode_rows(giver.far.snapshot(PARTITION).rows(0, 1 << 30).rows):
+    for row in row_codec.decode_rows(giver.far.snapshot(PARTITION).rows(0, 1 << 30).rows):
         assert decode_key_row(row.key_row).offset == row.offset
     taker.close()
     giver.close()
@@ -310,7 +310,7 @@ def test_a_partition_is_removed_in_steps_and_begins_anew(pair: list[Store]) -> N
 
 def test_a_removal_that_was_cut_short_is_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kill after any step leaves a mark, and no floor above what is there; the next removal ends it."""
-    monkeypatch.setattr(far, "WIPE_ROWS", 7)
+    monkeypatch.setattr(state_transfer, "WIPE_ROWS", 7)
     whole = 0
     for steps in range(40):
         directory = tmp_path / str(steps)

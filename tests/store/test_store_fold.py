@@ -9,11 +9,11 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from repl.model.entry import NO_OFFSET, EntryKind
-from repl.model.keys import segment_of
-from repl.store.memory import MemoryStore
-from repl.store.port import Store
+from isthmus.repl.model.entry import NO_OFFSET, EntryKind
+from isthmus.repl.model.keys import segment_of
+from isthmus.repl.store.port import Store
 from tests.store.histories import START_MS, WINDOW_OFFSETS, History, Twin, open_store, stored_rows
+from tests.support.memory_store import MemoryStore
 
 NAMES = st.lists(st.sampled_from([b"\0", b"\1", b"\xff", b"a", b"b"]), min_size=1, max_size=3).map(b"".join)
 

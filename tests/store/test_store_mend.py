@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from repl.model.entry import Entry, decode_key_row
-from repl.model.errors import Corruption
-from repl.model.keys import key_hash
-from repl.store import rows, transfer
-from repl.store.leveldb import LevelStore
-from repl.store.memory import MemoryStore
-from repl.store.port import PartitionStep, Store
+from isthmus.repl.model.entry import Entry, decode_key_row
+from isthmus.repl.model.errors import Corruption
+from isthmus.repl.model.keys import key_hash
+from isthmus.repl.store import row_codec, rows
+from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.port import PartitionStep, Store
 from tests.store.histories import History, open_store
+from tests.support.memory_store import MemoryStore
 
 PARTITION = 3
 
@@ -109,7 +109,7 @@ def test_a_copy_that_is_far_and_bytes_of_another_shape_are_refused(pair: Any) ->
     (giver, taker), _ = pair
     right = taker.key_row(PARTITION, key_hash(b"b", b"7"), b"b", b"7")
     with pytest.raises(Corruption, match="0 rows where one"):
-        taker.far.mend(PARTITION, transfer.encode([]), right, 60)
+        taker.far.mend(PARTITION, row_codec.encode([]), right, 60)
     with pytest.raises(Corruption, match="checksum"):
         taker.far.mend(PARTITION, b"nonsense", right, 60)
     taker.far.begin(PARTITION, empty=False)

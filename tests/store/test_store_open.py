@@ -13,12 +13,12 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from repl.model.errors import Corruption, LocalFault, WrongIdentity
-from repl.model.keys import segment_of
-from repl.slots import Slots
-from repl.store import rows
-from repl.store.checkpoint import FLOORS_VERSION
-from repl.store.leveldb import LevelStore
+from isthmus.repl.model.errors import Corruption, LocalFault, WrongIdentity
+from isthmus.repl.model.keys import segment_of
+from isthmus.repl.storage.slot_file import Slots
+from isthmus.repl.store import rows
+from isthmus.repl.store.checkpoint import FLOORS_VERSION
+from isthmus.repl.store.leveldb import LevelStore
 from tests.store.histories import BOOT, History, open_store
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from repl.model.entry import EntryKind, make_entry
-from repl.store import rows, transfer
-from repl.store.leveldb import LevelStore
-from repl.store.port import PartitionStep
+from isthmus.repl.model.entry import EntryKind, make_entry
+from isthmus.repl.store import row_codec, rows
+from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.port import PartitionStep
 from tests.store.histories import START_MS, History, Twin, open_store, stored_rows
 from tests.store.power import Cut, Hoard, LossyDisk, PowerCut
 
@@ -365,7 +365,7 @@ def test_changes_of_lost_entries_that_a_replay_makes_void_are_swept(room: Path, 
     store.write([held.step(2)])
     store.replay_finished()
     with closing(store.far.snapshot(3)) as snapshot:
-        given = transfer.decode_rows(snapshot.rows(0, 1 << 30).rows)
+        given = row_codec.decode_rows(snapshot.rows(0, 1 << 30).rows)
     tails = [rows.change_place(row.offset, row.change)[1][-1:] for row in given]
     assert sorted(tails) == ([b"a", b"b", b"d"] if reaped else [b"a", b"b", b"c", b"d"])
     assert store.object(3, b"bucket", b"a") == b"a"

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from repl.model.entry import Entry, EntryKind, decode_key_row, encode_key_row, make_entry
-from repl.model.errors import Corruption
-from repl.model.keys import key_hash
-from repl.model.objects import TOMBSTONE, seal, write
-from repl.model.vclock import actor_of, pack_counter
-from repl.store import reaped, transfer
-from repl.store.leveldb import LevelStore
-from repl.store.memory import MemoryStore
-from repl.store.port import REAPED, PartitionStep, Store
-from repl.store.reaped import ReapedKeys, decode_gone, encode_gone
+from isthmus.repl.model.entry import Entry, EntryKind, decode_key_row, encode_key_row, make_entry
+from isthmus.repl.model.errors import Corruption
+from isthmus.repl.model.keys import key_hash
+from isthmus.repl.model.objects import TOMBSTONE, seal, write
+from isthmus.repl.model.vclock import actor_of, pack_counter
+from isthmus.repl.store import reaped_keys as reaped
+from isthmus.repl.store import row_codec
+from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.port import REAPED, PartitionStep, Store
+from isthmus.repl.store.reaped_keys import ReapedKeys, decode_gone, encode_gone
+from tests.support.memory_store import MemoryStore
 
 UUID = b"east-cluster-016"
 HASH = key_hash(b"b", b"k")
@@ -168,7 +169,7 @@ def test_long_names_and_clocks_are_remembered_up_to_so_many_bytes(monkeypatch):
 def state_of(store: Store) -> list[tuple[bytes, bytes]]:
     """What is not rows."""
     snapshot = store.far.snapshot(0)
-    found = transfer.decode_state(snapshot.state(b"", 1_000_000).rows)
+    found = row_codec.decode_state(snapshot.state(b"", 1_000_000).rows)
     snapshot.close()
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from repl.store.requests import RequestWindow, RequestWindows, request_name
+from isthmus.repl.store.request_dedup import RequestWindow, RequestWindows, request_name
 
 
 def test_a_name_that_came_twice_is_known_by_its_newer_offset() -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from repl.apply import Checkpointer
-from repl.replog.memory import MemoryLog
-from repl.store.leveldb import ROWS_NAME, LevelStore
-from repl.store.memory import MemoryStore
-from repl.store.resting import mapped
+from isthmus.repl.runtime.applier import Checkpointer
+from isthmus.repl.store.compaction import mapped
+from isthmus.repl.store.leveldb import ROWS_NAME, LevelStore
 from tests.store.histories import History, open_store
+from tests.support.memory_log import MemoryLog
+from tests.support.memory_store import MemoryStore
 
 KEYS = 200
 LINUX_WITH_PAGEOUT = (5, 4)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl.model.errors import Corruption
-from repl.store import rows
-from repl.store.rows import Position
+from isthmus.repl.model.errors import Corruption
+from isthmus.repl.store import rows
+from isthmus.repl.store.rows import Position
 
 BYTES = st.lists(st.sampled_from([b"\0", b"\1", b"\xfe", b"\xff", b"a"]), max_size=5).map(b"".join) | st.binary(
     max_size=8

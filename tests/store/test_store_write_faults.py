@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from repl.model.errors import LocalFault
-from repl.slots import Slots
-from repl.store.checkpoint import Disk
+from isthmus.repl.model.errors import LocalFault
+from isthmus.repl.storage.slot_file import Slots
+from isthmus.repl.store.checkpoint import Disk
 from tests.store.histories import History, open_store
 
 

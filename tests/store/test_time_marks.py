@@ -8,8 +8,8 @@ import plyvel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl.store import rows
-from repl.store.time_marks import FULL_FOR_S, MINUTES_FOR_S, excess_marks
+from isthmus.repl.store import rows
+from isthmus.repl.store.time_index import FULL_FOR_S, MINUTES_FOR_S, excess_marks
 from tests.store.histories import START_MS, History, open_store
 
 START_S = START_MS // 1000

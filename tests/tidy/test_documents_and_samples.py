@@ -10,8 +10,8 @@ from typing import Final
 import click
 import pytest
 
-from config.loading import load_file
-from node.cli.main import root
+from isthmus.config.loader import load_file
+from isthmus.node.cli.main import root
 
 HOUSE: Final = Path(__file__).parents[2]
 DOCUMENTS: Final = [*sorted(HOUSE.glob("*.md")), *sorted((HOUSE / "docs").glob("*.md"))]
@@ -56,8 +56,10 @@ def test_samples_load(sample: Path) -> None:
     if re.search(r"^\[node\]", sample.read_text(), re.MULTILINE):
         assert load_file(sample).node.name
     else:
-        assert importlib.util.find_spec("node.topology") is not None, "a topology needs the room that reads it"
-        from node.topology import load_topology
+        assert importlib.util.find_spec("isthmus.node.local.topology") is not None, (
+            "a topology needs the room that reads it"
+        )
+        from isthmus.node.local.topology import load_topology
 
         assert load_topology(sample)
 

@@ -133,8 +133,8 @@ def test_documents_point_at_files_that_exist(name: str) -> None:
 
 
 RESERVED_FIELDS: Final = frozenset({"event", "exception", "level", "logger", "node", "timestamp"})
-"""Fields of a log line that `node.logs` sets: an event that passes one loses its value, or gives the line another
-level."""
+"""Fields of a log line that `node.observability.logs` sets: an event that passes one loses its value, or gives the line
+another level."""
 
 
 def logs_reserved_fields(module: ast.Module) -> Iterator[tuple[int, str]]:

@@ -7,8 +7,8 @@ import threading
 
 import uvloop
 
-from repl.transport.http_client import OPEN, Access
-from repl.transport.loop_client import LoopPeer
+from isthmus.repl.http.async_client import LoopPeer
+from isthmus.repl.http.client import OPEN, Access
 
 
 class PeerOnLoop:

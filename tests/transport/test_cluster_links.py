@@ -8,11 +8,11 @@ import time
 import pytest
 import structlog.testing
 
-from repl.isr.messages import Fenced, Hello, HelloOk, HelloRefused, Nack, Probe, ProbeOk, Refusal
-from repl.telemetry import HELP
-from repl.transport.connection import Connection
-from repl.transport.frames import FrameKind
-from repl.transport.handshake import Introduction, decode_refusal
+from isthmus.repl.isr.messages import Fenced, Hello, HelloOk, HelloRefused, Nack, Probe, ProbeOk, Refusal
+from isthmus.repl.telemetry import HELP
+from isthmus.repl.transport.connection import Connection
+from isthmus.repl.transport.frames import FrameKind
+from isthmus.repl.transport.handshake import Introduction, decode_refusal
 from tests.transport.wire_world import (
     DEAD_AFTER_MS,
     LOOPS,

@@ -14,9 +14,9 @@ from typing import ClassVar
 import pytest
 from urllib3.exceptions import ConnectTimeoutError
 
-from repl.model.errors import PeerFault
-from repl.transport.http_client import HttpPeer, Refused, cause_of, refusal_words
-from repl.transport.loop_client import LoopPeer
+from isthmus.repl.http.async_client import LoopPeer
+from isthmus.repl.http.client import HttpPeer, Refused, cause_of, refusal_words
+from isthmus.repl.model.errors import PeerFault
 from tests.transport.on_loop import PeerOnLoop
 
 Dial = type[HttpPeer] | type[PeerOnLoop]

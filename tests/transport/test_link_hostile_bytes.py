@@ -10,9 +10,9 @@ from typing import Any
 import msgpack
 import pytest
 
-from repl.transport import connection
-from repl.transport.frames import PIECE_BYTES_MAX, FrameKind, Lane, list_head
-from repl.transport.handshake import WIRE_VERSION, Introduction, decode_refusal, encode_introduction
+from isthmus.repl.transport import connection
+from isthmus.repl.transport.frames import PIECE_BYTES_MAX, FrameKind, Lane, list_head
+from isthmus.repl.transport.handshake import WIRE_VERSION, Introduction, decode_refusal, encode_introduction
 from tests.transport.test_wire_codec import bytes_of
 from tests.transport.test_wire_frames import header
 from tests.transport.wire_world import LOOPS, MB, UUID, ack, forward, framed, run, until, world

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from repl.transport.codec import decode_item
-from repl.transport.frames import Frame, FrameKind, Lane, unpacked
-from repl.transport.lanes import BATCH_BYTES
+from isthmus.repl.transport.codec import decode_item
+from isthmus.repl.transport.frames import Frame, FrameKind, Lane, unpacked
+from isthmus.repl.transport.lanes import BATCH_BYTES
 from tests.transport.wire_world import LOOPS, MB, Stranger, World, ack, entries_of, forward, framed, run, until, world
 
 pytestmark = pytest.mark.parametrize("loop", LOOPS)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from repl.model.errors import (
+from isthmus.repl.model.errors import (
     BadInput,
     CodecError,
     Corruption,
@@ -22,9 +22,9 @@ from repl.model.errors import (
     TooFewInSync,
     TooLarge,
 )
-from repl.transport import links
-from repl.transport.calls import UNDER_WAY_MAX, Serving
-from repl.transport.frames import Parts, unpacked
+from isthmus.repl.transport import links
+from isthmus.repl.transport.frames import Parts, unpacked
+from isthmus.repl.transport.rpc import UNDER_WAY_MAX, Serving
 from tests.transport.wire_world import LOOPS, MB, Node, run, until, world
 
 pytestmark = pytest.mark.parametrize("loop", LOOPS)

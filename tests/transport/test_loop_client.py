@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from repl.model.errors import PeerFault
-from repl.transport.loop_client import HEAD_BYTES_MAX, LoopPeer
+from isthmus.repl.http.async_client import HEAD_BYTES_MAX, LoopPeer
+from isthmus.repl.model.errors import PeerFault
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 

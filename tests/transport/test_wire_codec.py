@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repl.isr.messages import (
+from isthmus.repl.isr.messages import (
     Ack,
     FarAsk,
     FarRows,
@@ -26,11 +26,11 @@ from repl.isr.messages import (
     ProbeOk,
     Refusal,
 )
-from repl.model.entry import make_entry
-from repl.model.errors import CodecError
-from repl.model.vclock import MAX_EPOCH, MAX_OFFSET
-from repl.transport.codec import Encoder, decode_item
-from repl.transport.frames import LIST_ITEMS_MAX, list_head, unpacked
+from isthmus.repl.model.entry import make_entry
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.vclock import MAX_EPOCH, MAX_OFFSET
+from isthmus.repl.transport.codec import Encoder, decode_item
+from isthmus.repl.transport.frames import LIST_ITEMS_MAX, list_head, unpacked
 from tests.transport.wire_world import entries_of, forward
 
 epochs = st.integers(0, MAX_EPOCH)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl.transport.frames import (
+from isthmus.repl.transport.frames import (
     CHUNKS_MAX,
     FIRST_BYTES_MAX,
     HEADER_BYTES,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repl.transport.frames import LIST_ITEMS_MAX, PIECE_BYTES_MAX, Frame, FrameKind, FrameReader, Lane, unpacked
-from repl.transport.lanes import BATCH_BYTES, CATCH_UP_PIECE_BYTES, LIVE_PIECE_BYTES, Outbox, RateCap, Traffic
+from isthmus.repl.transport.frames import LIST_ITEMS_MAX, PIECE_BYTES_MAX, Frame, FrameKind, FrameReader, Lane, unpacked
+from isthmus.repl.transport.lanes import BATCH_BYTES, CATCH_UP_PIECE_BYTES, LIVE_PIECE_BYTES, Outbox, RateCap, Traffic
 
 KB = 1024
 

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import uvloop
 
-from repl.isr.messages import Ack, Forward
-from repl.model.entry import Entry, EntryKind, make_entry
-from repl.transport.frames import Frame, FrameKind, FrameReader, Lane, frame_head
-from repl.transport.handshake import Introduction, decode_introduction, encode_introduction
-from repl.transport.links import ClusterLinks
-from repl.transport.port import Delivery
+from isthmus.repl.isr.messages import Ack, Forward
+from isthmus.repl.model.entry import Entry, EntryKind, make_entry
+from isthmus.repl.transport.frames import Frame, FrameKind, FrameReader, Lane, frame_head
+from isthmus.repl.transport.handshake import Introduction, decode_introduction, encode_introduction
+from isthmus.repl.transport.links import ClusterLinks
+from isthmus.repl.transport.port import Delivery
 
 UUID: Final = b"u" * 16
 PATIENCE_S: Final = 20.0

@@ -1,0 +1,132 @@
+"""Which keys differ, and how: the rows of the same segments of two clusters, key by key.
+
+The words are the product's everywhere: a key that differs is `missing`, `behind`, `concurrent` or `corrupt`, on a side.
+One look cannot tell a difference from a change that is on its way, so `lasting` asks a second one, made later: what the
+side that lacked something has got meanwhile was `transient`. Pure. Rules: docs/protocol.md I-AAE-CONFIRM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import NamedTuple
+
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.vclock import decode_clock, descends
+
+
+class Row(NamedTuple):
+    """A key as one cluster has it: canonical clock, hash of the object's bytes, newest last-modified (ms)."""
+
+    bucket: bytes
+    key: bytes
+    clock: bytes
+    hash64: int
+    modified_ms: int
+    tombstone: bool
+
+
+class Kind(StrEnum):
+    """How a key differs."""
+
+    MISSING = "missing"
+    BEHIND = "behind"
+    CONCURRENT = "concurrent"
+    CORRUPT = "corrupt"
+
+
+class Side(StrEnum):
+    """Who lacks something. Of a concurrent or corrupt key both do."""
+
+    SOURCE = "source"
+    SINK = "sink"
+    BOTH = "both"
+
+
+class Difference(NamedTuple):
+    """A key that differs: `kind` as seen from the side that lacks something."""
+
+    bucket: bytes
+    key: bytes
+    kind: Kind
+    side: Side
+    source: Row | None
+    sink: Row | None
+
+
+Rows = dict[tuple[bytes, bytes], Row]
+
+
+def by_key(rows: Iterable[Row]) -> Rows:
+    """Rows by (bucket, key)."""
+    return {row[:2]: row for row in rows}
+
+
+def compared(source: Rows, sink: Rows) -> list[Difference]:
+    """What differs between the rows of both sides, in key order; a key that is deleted on one side and deleted, reaped
+    or never written on the other is the same (R-TREE). A clock that is none is a row that is damaged: corrupt."""
+    differing = [name for name, mine in source.items() if not _equal(mine, sink.get(name))]
+    differing += [name for name in sink.keys() - source.keys() if not _equal(None, sink[name])]
+    return [_difference(name, source.get(name), sink.get(name)) for name in sorted(differing)]
+
+
+def _equal(mine: Row | None, theirs: Row | None) -> bool:
+    """Whether readers see the same: a deleted key and one that is not there are no difference."""
+    if mine is None or mine.tombstone:
+        return theirs is None or theirs.tombstone
+    return theirs is not None and mine.clock == theirs.clock and mine.hash64 == theirs.hash64
+
+
+def _difference(name: tuple[bytes, bytes], source: Row | None, sink: Row | None) -> Difference:
+    if sink is None:
+        return Difference(*name, Kind.MISSING, Side.SINK, source, sink)
+    if source is None:
+        return Difference(*name, Kind.MISSING, Side.SOURCE, source, sink)
+    try:
+        ours, theirs = decode_clock(source.clock), decode_clock(sink.clock)
+    except CodecError:
+        return Difference(*name, Kind.CORRUPT, Side.BOTH, source, sink)
+    ahead, behind = descends(ours, theirs), descends(theirs, ours)
+    if ahead and behind:
+        # The same writes, and not the same object: no clock can say which is right.
+        return Difference(*name, Kind.CORRUPT, Side.BOTH, source, sink)
+    if ahead:
+        return Difference(*name, Kind.BEHIND, Side.SINK, source, sink)
+    if behind:
+        return Difference(*name, Kind.BEHIND, Side.SOURCE, source, sink)
+    return Difference(*name, Kind.CONCURRENT, Side.BOTH, source, sink)
+
+
+def lasting(first: Iterable[Difference], source: Rows, sink: Rows) -> tuple[list[Difference], int]:
+    """The differences that a second look, later and of both sides, still finds, as they are now; and how many were
+    transient: whoever lacked something has by now what the other one had at the first look."""
+    still = []
+    transient = 0
+    for before in first:
+        name = (before.bucket, before.key)
+        mine, theirs = source.get(name), sink.get(name)
+        if mine == before.source and theirs == before.sink:
+            still.append(before)
+        elif _equal(mine, theirs) or _arrived(before, mine, theirs):
+            transient += 1
+        else:
+            still.append(_difference(name, mine, theirs))
+    return still, transient
+
+
+def _arrived(before: Difference, source: Row | None, sink: Row | None) -> bool:
+    if before.kind is Kind.CORRUPT:
+        return False
+    got_here = before.side is Side.SINK or _has(source, before.sink)
+    got_there = before.side is Side.SOURCE or _has(sink, before.source)
+    return got_here and got_there
+
+
+def _has(row: Row | None, wanted: Row | None) -> bool:
+    """True when `row` has seen all that `wanted` had, as far as anybody can tell."""
+    if wanted is None:
+        return True
+    try:
+        return row is not None and descends(decode_clock(row.clock), decode_clock(wanted.clock))
+    except CodecError:
+        return False

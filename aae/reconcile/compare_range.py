@@ -1,0 +1,263 @@
+"""One look at a range of segments of two clusters: what runs on Spark's executors for `job`.
+
+Both sides of a range are read by the same task and joined there, so nothing is shuffled, and a range is the unit of
+retry. A contiguous range is read as streams (`row_reader`), scattered segments by the question that full-sync asks
+(`aae.exchange.wire`); where that is refused, since a row in them is damaged, by streams too. What cannot be read is an
+answer with a reason, never an exception: the driver names the segments. What is said of the rows is `verdicts`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
+
+import msgpack
+from xxhash import xxh64_intdigest
+
+from isthmus.aae.exchange import wire
+from isthmus.aae.reconcile.client import Credentials, Plan, asked_plan
+from isthmus.aae.reconcile.rate import Pace
+from isthmus.aae.reconcile.row_reader import RangeStream, RangeUnreadable, asked_ranges, ranges_of
+from isthmus.aae.reconcile.verdicts import Name, Seen
+from isthmus.aae.row_stream import wire as row_wire
+from isthmus.aae.row_stream.wire import OBJECT_BYTES_MAX, Consistency, Rows, RowsAsked, View
+from isthmus.aae.trees.tree import BRANCH_COUNT, Hashes
+from isthmus.repl.http.client import HttpPeer, Refused
+from isthmus.repl.model.entry import KEY_ROW_VERSION, decode_key_row
+from isthmus.repl.model.errors import CodecError, IsthmusError, PeerFault
+from isthmus.repl.model.keys import SEGMENT_BITS
+from isthmus.repl.store.rows import SEGMENT_BYTES, split_tail
+
+SCATTERED_MAX: Final = 4_096
+"""Segments of one question for clocks."""
+
+CLOCK_ROWS: Final = 50_000
+"""Rows of one answer: some MB."""
+
+GIVE_UP_AFTER_S: Final = 30
+"""How long a range is tried, and a question waits, before it is unreachable: a leader that dies is replaced within
+seconds."""
+
+_FAULT: Final = Seen(b"", 0, 0, tombstone=False)
+
+Runs = Sequence[tuple[int, int]]
+"""Ranges [first, end) of segments, ascending, disjoint."""
+
+Answer = TypeVar("Answer")
+
+
+class SideSpec(NamedTuple):
+    """A cluster, as tasks are told of it. `cluster`: its uuid, which every answer must have; `rows_per_second` is a
+    task's share, 0 for no limit."""
+
+    urls: tuple[str, ...]
+    bucket_type: str
+    token_file: str = ""
+    ca_file: str = ""
+    cluster: bytes = b""
+    rows_per_second: float = 0.0
+    give_up_after_s: int = GIVE_UP_AFTER_S
+    certificate_file: str = ""
+    key_file: str = ""
+
+    @property
+    def credentials(self) -> Credentials:
+        """Files that show who asks."""
+        return Credentials(self.token_file, self.ca_file, self.certificate_file, self.key_file)
+
+
+class AsOf(NamedTuple):
+    """What the rows of some segments are as of: everything below `offset` of a partition."""
+
+    partition: int
+    epoch: int
+    offset: int
+
+
+class Taken(NamedTuple):
+    """The rows of some runs."""
+
+    rows: dict[Name, Seen]
+    as_of: list[AsOf]
+    bytes: int
+
+
+class OtherCluster(PeerFault):
+    """An answer of another cluster than the run is about."""
+
+    reason = "other-cluster"
+
+
+def plan_of(side: SideSpec) -> Plan:
+    """Who holds what. Raises PeerFault, BadInput."""
+    plan = asked_plan(side.urls, side.credentials, side.bucket_type)
+    if side.cluster and plan.cluster != side.cluster:
+        raise OtherCluster(
+            f"{side.urls[0]} is of cluster {plan.cluster_name}, uuid {plan.cluster.hex()}, not the run's"
+        )
+    return plan
+
+
+def read_runs(side: SideSpec, runs: Runs, *, committed: bool = False, bodies: bool = False) -> Taken:
+    """All rows of the runs. `committed`: from leaders alone, with all that was acknowledged before; `bodies`: each
+    object is read, too, and one that is not what its row says is a fault. Raises PeerFault, CodecError, Retryable's
+    kin: then nothing of it counts."""
+    if (scattered(runs) or committed) and not bodies:
+        try:
+            return _by_clocks(side, [segment for run in runs for segment in range(*run)])
+        except (PeerFault, CodecError) as error:
+            if isinstance(error, OtherCluster):
+                raise
+            # A damaged row ends the whole answer; a stream shows all others beside it.
+    return _by_streams(side, runs, committed, bodies)
+
+
+def scattered(runs: Runs) -> bool:
+    """Whether one question names the segments, rather than a stream a run."""
+    return len(runs) > 1 and sum(end - first for first, end in runs) <= SCATTERED_MAX
+
+
+def roots_of(side: SideSpec) -> Hashes:
+    """The hashes of all branches. Raises PeerFault, CodecError."""
+    question = wire.encode_roots_asked(wire.RootsAsked(side.bucket_type.encode()))
+    return _asked(side, wire.PATHS[0], question, lambda body: wire.decode_hashes(body, BRANCH_COUNT).hashes)[0]
+
+
+def leaves_of(side: SideSpec, branches: Sequence[int]) -> Hashes:
+    """The leaves of branches in the full tree. Raises PeerFault, CodecError."""
+    asked = wire.LeavesAsked(side.bucket_type.encode(), tuple(branches), SEGMENT_BITS)
+    count = wire.leaf_count(asked)
+    return _asked(
+        side, wire.PATHS[1], wire.encode_leaves_asked(asked), lambda body: wire.decode_hashes(body, count).hashes
+    )[0]
+
+
+def decoded(names: Sequence[bytes], key_rows: Sequence[bytes]) -> Iterable[tuple[Name, Seen]]:
+    """The rows of a frame. One that cannot be read has a fault, and its name. Raises CodecError for a name that is
+    none."""
+    joined = b"\xdd" + len(key_rows).to_bytes(4, "big") + b"".join(key_rows)
+    try:
+        raws = msgpack.unpackb(joined, use_list=False, max_map_len=0, max_ext_len=0)
+        sound = all(tuple(map(type, raw)) == _ROW_TYPES and raw[0] == KEY_ROW_VERSION for raw in raws)
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError):
+        sound = False
+    for at, name in enumerate(names):
+        named = split_tail(name[SEGMENT_BYTES:])
+        if sound:
+            _, clock, hash64, modified_ms, size, siblings, dead, _ = raws[at]
+            yield named, Seen(clock, hash64, modified_ms, dead, size, siblings)
+        else:
+            yield named, _one(key_rows[at])
+
+
+def _held_against(objects: Sequence[bytes], found: Iterable[tuple[Name, Seen]]) -> Iterable[tuple[Name, Seen]]:
+    """The rows, with a fault where the object is not the one that its row tells of. One that is too large to be sent
+    goes by its row, as all do without bodies."""
+    for data, (name, seen) in zip(objects, found, strict=True):
+        too_large = not data and (seen.size_bytes or 0) > OBJECT_BYTES_MAX
+        if seen.fault or too_large or xxh64_intdigest(data) == seen.hash64:
+            yield name, seen
+        else:
+            what = "the object is not what its key row says: its hash differs" if data else "the key row has no object"
+            yield name, _FAULT._replace(fault=what)
+
+
+_ROW_TYPES: Final = (int, bytes, int, int, int, int, bool, int)
+
+
+def _one(data: bytes) -> Seen:
+    try:
+        row = decode_key_row(data)
+    except IsthmusError as error:
+        return _FAULT._replace(fault=str(error)[:200])
+    return Seen(row.clock, row.hash64, row.last_modified_ms, row.tombstone, row.size_bytes, row.sibling_count)
+
+
+def frames_of(
+    side: SideSpec, runs: Runs, as_of: list[AsOf], *, committed: bool = False, bodies: bool = False
+) -> Iterator[Rows]:
+    """The frames of the runs, of one stream a partition; to `as_of` is added what they are as of."""
+    consistency = Consistency.COMMITTED if committed else Consistency.ANY
+    ask = partial(plan_of, side)
+    plan = ask()
+    pace = Pace(side.rows_per_second)
+    for run in runs:
+        try:
+            parts = ranges_of(plan, run, 1, consistency)
+        except RangeUnreadable:
+            plan, parts = asked_ranges(ask, run, 1, consistency, side.give_up_after_s)
+        for part in parts:
+            asked = RowsAsked(
+                side.bucket_type.encode(), part.partition, part.first, part.end,
+                View.OBJECTS if bodies else View.KEYS, consistency=consistency,
+            )  # fmt: skip
+            stream = RangeStream(asked, part, side.credentials, give_up_after_s=side.give_up_after_s, ask=ask)
+            for _, rows in stream.frames():
+                yield rows
+                pace.passed(len(rows.names))
+            as_of.extend(AsOf(one.partition, one.epoch, one.offset) for one in stream.pieces)
+
+
+def _by_streams(side: SideSpec, runs: Runs, committed: bool, bodies: bool) -> Taken:
+    taken = Taken({}, [], 0)
+    size = 0
+    for rows in frames_of(side, runs, taken.as_of, committed=committed, bodies=bodies):
+        found = decoded(rows.names, rows.key_rows)
+        taken.rows.update(_held_against(rows.objects, found) if bodies else found)
+        size += sum(sum(map(len, each)) for each in (rows.names, rows.key_rows, rows.objects))
+    return taken._replace(bytes=size)
+
+
+def _by_clocks(side: SideSpec, segments: Sequence[int]) -> Taken:
+    taken = Taken({}, [], 0)
+    size = 0
+    pace = Pace(side.rows_per_second)
+    left = list(segments)
+    while left:
+        asked = wire.ClocksAsked(
+            side.bucket_type.encode(), tuple(left[:SCATTERED_MAX]), SEGMENT_BITS, 0, 0, CLOCK_ROWS
+        )  # fmt: skip
+        decode = partial(wire.decode_rows, asked=asked)
+        told, length = _asked(side, wire.PATHS[2], wire.encode_clocks_asked(asked), decode)
+        size += length
+        for row in told.rows:
+            taken.rows[row.bucket, row.key] = Seen(row.clock, row.hash64, row.modified_ms, row.tombstone)
+        pace.passed(len(told.rows))
+        left = left[told.covered :]
+    return taken._replace(bytes=size)
+
+
+def _asked(side: SideSpec, path: str, question: bytes, decode: Callable[[bytes], Answer]) -> tuple[Answer, int]:
+    """The answer of the first node that has one, and its bytes."""
+    access = side.credentials.access()
+    trouble: list[str] = []
+    for url in side.urls:
+        peer = HttpPeer(url, 1, access)
+        try:
+            data = peer.post(
+                path, question, media_type=row_wire.MEDIA_TYPE, timeout_ms=side.give_up_after_s * 1000,
+                limit_bytes=wire.MESSAGE_BYTES_MAX,
+            )  # fmt: skip
+            told = wire.decode_told(data)
+            if side.cluster and told.cluster != side.cluster:
+                raise OtherCluster(
+                    f"{url} answers for cluster {told.cluster_name}, uuid {told.cluster.hex()}, not the run's"
+                )
+            return decode(told.body), len(data)
+        except Refused as error:
+            if error.status < 500:
+                raise
+            trouble.append(str(error))
+        except (PeerFault, CodecError) as error:
+            if isinstance(error, OtherCluster):
+                raise
+            trouble.append(str(error))
+        finally:
+            peer.cut()
+    raise PeerFault(f"no node answers about trees: {'; '.join(trouble)}")
+
+
+def explained(error: BaseException) -> str:
+    """Why something could not be read, in one line."""
+    return f"{getattr(error, 'reason', type(error).__name__)}: {error}"[:300]

@@ -1,0 +1,193 @@
+"""What Spark's tasks do for `job`: a first or second look at each chunk of a batch, as columns of Arrow.
+
+A task gets chunks as bytes and gives back a row a chunk; trouble with a chunk is in its row, so that one node that does
+not answer harms no other chunk, and the driver knows which it was. What is read is `compare_range`', what is said
+`verdicts`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import sleep, time
+from typing import Any, Final, NamedTuple
+
+import msgpack
+import pyarrow as pa
+
+from isthmus.aae.reconcile.compare_range import SideSpec, explained, read_runs, scattered
+from isthmus.aae.reconcile.findings import FINDING, decode_candidates, encode_candidates, finding
+from isthmus.aae.reconcile.join import Joined, joined
+from isthmus.aae.reconcile.run_directory import Chunk, runs_of
+from isthmus.aae.reconcile.verdicts import Candidate, Said, Verdict, first_look, left_out, second_look, unseen
+from isthmus.queues.filters import parse_filter
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.keys import key_hash, segment_of
+
+FURTHER_LOOKS_MAX: Final = 4
+"""Looks after the second one, at what differs still, as long as each finds that some of it has arrived: then the others
+are on their way, too, more slowly than was thought. Nothing arrives between two looks at what is lost. What differs
+when the last look still found arrivals is not called lost but unreachable, and left to the next go."""
+
+STILL_ARRIVING: Final = "still-arriving: changes take longer than --settle and further looks; go on with the run later"
+"""Why a chunk stays open after the last look."""
+
+
+class Job(NamedTuple):
+    """What every chunk of a run is held against. `rest_s`: pause before a further look at what has not arrived."""
+
+    left: SideSpec
+    right: SideSpec
+    bucket_type: str
+    bucket: bytes
+    since_ms: int
+    before_ms: int
+    filter: str
+    bodies: bool = False
+    rest_s: float = 0.0
+
+
+COUNTS: Final = (
+    "chunk int, error string, left_rows bigint, right_rows bigint, match bigint, candidates bigint, filtered bigint, "
+    "bytes bigint, transient bigint, diverged bigint, unreachable bigint"
+)
+"""The fields of `runs.Done`, in their order."""
+
+COUNTED: Final = tuple(part.split()[0] for part in COUNTS.split(", "))
+
+FIRST_ROW: Final = f"struct<{COUNTS.replace(' ', ':').replace(',:', ',')}, as_of:string, payload:binary>"
+SECOND_ROW: Final = (
+    f"struct<{COUNTS.replace(' ', ':').replace(',:', ',')}, "
+    f"findings:array<struct<{FINDING.replace(' ', ':').replace(',:', ',')}>>>"
+)
+
+_ARROW: Final = {
+    "string": pa.string(), "binary": pa.binary(), "int": pa.int32(), "bigint": pa.int64(), "boolean": pa.bool_()
+}  # fmt: skip
+
+
+def _struct(fields: str) -> list[pa.Field]:
+    return [pa.field(name, _ARROW[kind]) for name, kind in (part.split() for part in fields.split(", "))]
+
+
+_FIRST: Final = pa.struct([*_struct(COUNTS), pa.field("as_of", pa.string()), pa.field("payload", pa.binary())])
+_SECOND: Final = pa.struct([*_struct(COUNTS), pa.field("findings", pa.list_(pa.struct(_struct(FINDING))))])
+
+
+def encode_chunk(chunk: Chunk) -> bytes:
+    """A chunk on its way to a task."""
+    packed: bytes = msgpack.packb([chunk.number, chunk.runs])
+    return packed
+
+
+def first_looks(job: Job) -> Callable[[pa.Array], pa.Array]:
+    """Chunks (`encode_chunk`) -> FIRST_ROW."""
+
+    def look(chunks: pa.Array) -> pa.Array:
+        return pa.array([_first(job, *msgpack.unpackb(one)) for one in chunks.to_pylist()], _FIRST)
+
+    return look
+
+
+def second_looks(job: Job) -> Callable[[pa.Array, pa.Array], pa.Array]:
+    """(chunk number, payload of its first look) -> SECOND_ROW."""
+
+    def look(numbers: pa.Array, payloads: pa.Array) -> pa.Array:
+        pairs = zip(numbers.to_pylist(), payloads.to_pylist(), strict=True)
+        return pa.array([_second(job, number, payload) for number, payload in pairs], _SECOND)
+
+    return look
+
+
+def _first(job: Job, number: int, runs: Sequence[Sequence[int]]) -> dict[str, Any]:
+    row: dict[str, Any] = {**dict.fromkeys(COUNTED, 0), "chunk": number, "error": "", "as_of": "[]", "payload": b""}
+    wanted = parse_filter(job.filter) if job.filter else None
+    bucket_type = job.bucket_type.encode()
+    segments = [(first, end) for first, end in runs]
+    plain = not (job.bodies or job.bucket or job.since_ms or job.before_ms or scattered(segments))
+    try:
+        if plain:
+            both = joined(job.left, job.right, segments)
+        else:
+            left = read_runs(job.left, segments, bodies=job.bodies)
+            right = read_runs(job.right, segments, bodies=job.bodies)
+            both = Joined(0, left, right, len(left.rows), len(right.rows))
+    except IsthmusError as error:
+        return {**row, "error": explained(error)}
+    left, right = both.left, both.right
+    found = first_look(
+        left.rows, right.rows, bucket=job.bucket, since_ms=job.since_ms, before_ms=job.before_ms,
+        wanted=None if wanted is None else lambda bucket: wanted.decide(bucket_type, bucket).offered,
+    )  # fmt: skip
+    differs = bool(found.candidates or found.filtered)
+    return row | {
+        "left_rows": both.left_rows,
+        "right_rows": both.right_rows,
+        "match": both.same + found.match,
+        "candidates": len(found.candidates),
+        "filtered": len(found.filtered),
+        "bytes": left.bytes + right.bytes,
+        "as_of": str([list(map(list, left.as_of)), list(map(list, right.as_of))]),
+        "payload": encode_candidates(found.candidates, found.filtered, _now_ms()) if differs else b"",
+    }
+
+
+def _second(job: Job, number: int, payload: bytes) -> dict[str, Any]:
+    first_ms, candidates, filtered = decode_candidates(payload)
+    rows: list[dict[str, Any]] = []
+    counts = dict.fromkeys(Verdict, 0)
+    error = ""
+    size = 0
+
+    def say(one: Candidate, said: Said, now: Candidate) -> None:
+        counts[said.verdict] += 1
+        rows.append(finding(job.bucket_type, one, said, now.left, now.right, first_ms, _now_ms()))
+
+    for one in filtered:
+        say(one, left_out(one), one)
+    left_over = candidates
+    for further in range(FURTHER_LOOKS_MAX + 1):
+        if not left_over:
+            break
+        segments = runs_of(sorted({segment_of(key_hash(one.bucket, one.key)) for one in left_over}))
+        try:
+            left = read_runs(job.left, segments, committed=True, bodies=job.bodies)
+            right = read_runs(job.right, segments, committed=True, bodies=job.bodies)
+        except IsthmusError as trouble:
+            error = explained(trouble)
+            for one in left_over:
+                say(one, unseen(one), one)
+            break
+        size += left.bytes + right.bytes
+        judged = []
+        for one in left_over:
+            name = (one.bucket, one.key)
+            now = one._replace(left=left.rows.get(name), right=right.rows.get(name))
+            judged.append((one, second_look(one, now.left, now.right), now))
+        differing = [one for one, told, _ in judged if told.verdict is Verdict.DIVERGED]
+        arriving = len(differing) < len(left_over)
+        for one, told, now in judged:
+            if told.verdict is not Verdict.DIVERGED or not arriving:
+                say(one, told, now)
+        left_over = differing if arriving else []
+        if left_over and further < FURTHER_LOOKS_MAX:
+            sleep(job.rest_s)
+        elif left_over:
+            error = STILL_ARRIVING
+            for one in left_over:
+                say(one, unseen(one), one)
+    return {
+        **dict.fromkeys(COUNTED, 0),
+        "chunk": number,
+        "error": error,
+        "candidates": len(candidates),
+        "filtered": counts[Verdict.FILTERED],
+        "bytes": size,
+        "transient": counts[Verdict.TRANSIENT],
+        "diverged": counts[Verdict.DIVERGED],
+        "unreachable": counts[Verdict.UNREACHABLE],
+        "findings": rows,
+    }
+
+
+def _now_ms() -> int:
+    return int(time() * 1000)

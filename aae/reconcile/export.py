@@ -1,0 +1,279 @@
+"""Objects as Parquet and back: `export` and `import`, clocks kept, tombstones too.
+
+A large export is made in slices of the key space, each a directory of its own that Spark writes whole or not at all:
+
+    PATH/slice=N/       Parquet files: bucket_type, bucket, key, last_modified, object
+    PATH/_export.json   what was asked for, and which slices are done
+
+so one that was killed goes on when it is called again, and `spark.read.parquet(PATH)` reads all. An import may be
+called twice as well; of one that has a run id the slices that are done are not pushed again. Where the path is no
+directory of this machine (`hdfs://`, `s3a://`) a slice is done when it has Spark's `_SUCCESS`, since files there are
+written once (`filesystem`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from isthmus.aae.reconcile.batch_jobs import NO_OPTIONS, read, source_options
+from isthmus.aae.reconcile.client import Plan, asked_plan
+from isthmus.aae.reconcile.filesystem import Store, is_store
+from isthmus.aae.reconcile.manifest import write_json
+from isthmus.aae.reconcile.options import parse_options
+from isthmus.aae.reconcile.run_directory import IMPORT, RunDirectory
+from isthmus.repl.model.errors import BadInput, LocalFault
+
+EXPORTED: Final = "bucket_type,bucket,key,last_modified,object"
+
+MARK: Final = "_export.json"
+"""Begins with what Parquet's readers pass over."""
+
+SLICE_ROWS: Final = 1_000_000
+"""Objects of a slice, about: a gigabyte, and a minute or so that a killed export does again."""
+
+SLICES_MAX: Final = 4_096
+
+Told = Callable[[str], None]
+"""Takes a line of progress."""
+
+
+def export_objects(
+    spark: SparkSession,
+    urls: str,
+    bucket_type: str,
+    bucket: str,
+    path: str,
+    options: Mapping[str, str] = NO_OPTIONS,
+    told: Told | None = None,
+) -> int:
+    """Write all objects with their clocks, tombstones too, as Parquet; how many. An export of the same question that is
+    not finished is finished; any other directory that is there is refused. A damaged row fails the job: a copy without
+    it would look whole. Raises BadInput."""
+    asked = source_options(urls, bucket_type, bucket, options)
+    store = Store(spark, path) if is_store(path) else None
+    root = str(Path(path).absolute()) if store is None else store.url
+    known = known_part(path, asked) if store is None else _stored_state(store, _question(asked))
+    plan = _plan(asked)
+    state = known or {
+        "asked": _question(asked), "slices": _slices(asked, plan), "done": [], "cluster": plan.cluster.hex()
+    }  # fmt: skip
+    _check_cluster(root, state, plan)
+    first, end = parse_options(asked).segments
+    count = state["slices"]
+    if store is None:
+        write_json(Path(root), MARK, state)
+    elif known is None:
+        store.write(MARK, json.dumps(state))
+    for number in range(count):
+        if number in state["done"]:
+            continue
+        _check_cluster(root, state, _plan(asked))
+        cuts = [first + (end - first) * (number + at) // count for at in range(2)]
+        rows = read(spark, **_args(asked), view="objects", columns=f"{EXPORTED},fault", segments=f"{cuts[0]}-{cuts[1]}")
+        _write(rows, f"{root}/{_slice(number)}")
+        state["done"].append(number)
+        if store is None:
+            write_json(Path(root), MARK, state)
+        if told is not None and count > 1:
+            told(f"exported {len(state['done'])} of {count} slices")
+    return _count(spark, root)
+
+
+def import_objects(
+    spark: SparkSession,
+    path: str,
+    urls: str,
+    options: Mapping[str, str] = NO_OPTIONS,
+    directory: RunDirectory | None = None,
+    told: Told | None = None,
+) -> int:
+    """Push an export into a cluster, clocks as they are; how many rows are in it. Twice is as good as once. `directory`
+    keeps which slices are done, and where. Of `options` bucket, prefix and times choose rows. Raises BadInput."""
+    chosen = parse_options({"urls": urls, **options})
+    sending = {name: value for name, value in options.items() if name not in _CHOOSING}
+    slices = _stored_slices(Store(spark, path)) if is_store(path) else check_whole(path)
+    path = path if is_store(path) else str(Path(path).absolute())
+    done: list[str] = []
+    if directory is not None:
+        cluster = asked_plan(chosen.urls, chosen.credentials, chosen.bucket_type).cluster.hex()
+        about = {name: options[name] for name in _CHOOSING & options.keys()}
+        directory.opened({"path": path, "urls": urls, "cluster": cluster, **about})
+        done = (directory.read("done.json") or {"slices": []})["slices"]
+    rows = 0
+    for at, one in enumerate(slices or [path], 1):
+        objects = _chosen(spark.read.parquet(one), chosen)
+        if one not in done:
+            wanted = objects.select("bucket_type", "bucket", "key", "object")
+            wanted.write.format("isthmus").mode("append").options(urls=urls, **sending).save()
+            done.append(one)
+            if directory is not None:
+                directory.write("done.json", {"slices": done})
+        rows += int(objects.count())
+        if told is not None and len(slices) > 1:
+            told(f"imported {at} of {len(slices)} slices, {rows:,} rows")
+    return rows
+
+
+def check_whole(path: str) -> list[str]:
+    """The slices of an export, none for other Parquet. Raises BadInput for one that is not there or not finished; a
+    store is looked at once Spark is there."""
+    if is_store(path):
+        return []
+    if not Path(path).exists():
+        raise BadInput(f"{path}: there is no export")
+    root = Path(path).absolute()
+    slices = [str(one) for one in sorted(root.glob("slice=*"))]
+    state = _read_mark(root) if root.is_dir() else None
+    _check_finished(path, state)
+    if state is not None:
+        wanted = {_slice(number) for number in range(state["slices"])}
+        lost = sorted(wanted - {Path(one).name for one in slices})
+        if lost:
+            raise BadInput(f"{path}: of the export {', '.join(lost)} {'is' if len(lost) == 1 else 'are'} missing")
+    return slices
+
+
+def _check_finished(path: str, state: Mapping[str, Any] | None) -> None:
+    if state is not None and len(state["done"]) < state["slices"]:
+        raise BadInput(f"{path}: the export is not finished: {len(state['done'])} of {state['slices']} slices are")
+
+
+def import_directory(output: str, run_id: str) -> RunDirectory:
+    """Where an import keeps what is done. Raises BadInput."""
+    return RunDirectory(output, run_id, IMPORT)
+
+
+_ABOUT: Final = frozenset(
+    {"bucket_type", "bucket", "prefix", "segments", "modified_since", "modified_before", "consistency"}
+)
+"""Options that say which objects an export has; the others say how it is made."""
+
+_CHOOSING: Final = frozenset({"bucket", "prefix", "modified_since", "modified_before"})
+
+
+def _chosen(rows: DataFrame, chosen: Any) -> DataFrame:
+    if chosen.bucket:
+        rows = rows.where(F.col("bucket") == F.lit(chosen.bucket))
+    if chosen.prefix:
+        rows = rows.where(F.startswith(F.col("key"), F.lit(chosen.prefix)))
+    modified_ms = F.unix_millis("last_modified")
+    if chosen.modified_since_ms:
+        rows = rows.where(modified_ms >= chosen.modified_since_ms)
+    if chosen.modified_before_ms:
+        rows = rows.where(modified_ms < chosen.modified_before_ms)
+    return rows
+
+
+def _args(asked: Mapping[str, str]) -> dict[str, Any]:
+    """Of `jobs.read`."""
+    rest = {name: value for name, value in asked.items() if name not in ("urls", "bucket_type", "segments")}
+    return {"urls": asked["urls"], "bucket_type": asked["bucket_type"], "options": rest}
+
+
+def _write(rows: DataFrame, path: str) -> None:
+    name = (F.col(column).cast("string") for column in ("bucket", "key"))
+    damaged = F.raise_error(F.concat(F.lit("damaged: "), F.concat_ws("/", *name), F.lit(": "), F.col("fault")))
+    sound = rows.withColumn("object", F.when(F.col("fault").isNotNull(), damaged).otherwise(F.col("object")))
+    sound.drop("fault").write.mode("overwrite").parquet(path)
+
+
+def _plan(asked: Mapping[str, str]) -> Plan:
+    options = parse_options(asked)
+    return asked_plan(options.urls, options.credentials, options.bucket_type)
+
+
+def _slices(asked: Mapping[str, str], plan: Plan) -> int:
+    first, end = parse_options(asked).segments
+    rows = sum(one.rows_estimate or 0 for one in plan.partitions if one.first < end and first < one.end)
+    return max(1, min(rows // SLICE_ROWS + 1, SLICES_MAX, end - first))
+
+
+def _check_cluster(path: str, state: Mapping[str, Any], plan: Plan) -> None:
+    """Raises BadInput when the next slice would be of another cluster than those before."""
+    if state["cluster"] != plan.cluster.hex():
+        raise BadInput(
+            f"{path} has a part of an export of cluster {state['cluster']}; {plan.cluster_name}, which the URLs lead"
+            f" to, is {plan.cluster.hex()}: name a new directory"
+        )
+
+
+def known_part(path: str, asked: Mapping[str, str]) -> dict[str, Any] | None:
+    """How far the export is that lies at a path, None when none does; a store is looked at once Spark is there;
+    `asked` as `jobs.source_options` gives it. Raises BadInput for anything else than a part of this one."""
+    return None if is_store(path) else _state(Path(path).absolute(), _question(asked))
+
+
+def _question(asked: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in asked.items() if name in _ABOUT}
+
+
+def _state(root: Path, question: Mapping[str, str]) -> dict[str, Any] | None:
+    """How far the export is that lies there. Raises BadInput for anything else than a part of this one."""
+    if not root.exists() or (root.is_dir() and not any(root.iterdir())):
+        return None
+    return _part(str(root), _read_mark(root), question)
+
+
+def _stored_state(store: Store, question: Mapping[str, str]) -> dict[str, Any] | None:
+    """The same of a store."""
+    return None if store.is_empty() else _part(store.url, _stored_mark(store), question)
+
+
+def _part(path: str, state: dict[str, Any] | None, question: Mapping[str, str]) -> dict[str, Any]:
+    if state is None:
+        raise BadInput(f"{path} is there already, and is no export: name a new directory")
+    if state["asked"] != question:
+        raise BadInput(f"{path} has an export of something else: {state['asked']}; name a new directory")
+    if len(state["done"]) == state["slices"]:
+        raise BadInput(f"{path} has this export already: name a new directory")
+    return state
+
+
+def _stored_slices(store: Store) -> list[str]:
+    """As `check_whole`."""
+    if store.is_empty():
+        raise BadInput(f"{store.url}: there is no export")
+    state = _stored_mark(store)
+    _check_finished(store.url, state)
+    return [] if state is None else [f"{store.url}/{_slice(number)}" for number in range(state["slices"])]
+
+
+def _stored_mark(store: Store) -> dict[str, Any] | None:
+    text = store.read(MARK)
+    if text is None:
+        return None
+    state = _parsed(f"{store.url}/{MARK}", text)
+    return state | {"done": [at for at in range(state["slices"]) if store.has(f"{_slice(at)}/_SUCCESS")]}
+
+
+def _slice(number: int) -> str:
+    return f"slice={number:04}"
+
+
+def _read_mark(root: Path) -> dict[str, Any] | None:
+    try:
+        return _parsed(str(root / MARK), (root / MARK).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise LocalFault(f"{root / MARK} cannot be read: {error!r:.100}") from error
+
+
+def _parsed(path: str, text: str) -> dict[str, Any]:
+    try:
+        raw = json.loads(text)
+        done = list(map(int, raw["done"]))
+        cluster = str(raw.get("cluster", "unknown"))
+        return {"asked": dict(raw["asked"]), "slices": int(raw["slices"]), "done": done, "cluster": cluster}
+    except (ValueError, KeyError, TypeError) as error:
+        raise LocalFault(f"{path} cannot be read: {error!r:.100}") from error
+
+
+def _count(spark: SparkSession, path: str) -> int:
+    return int(spark.read.parquet(path).count())

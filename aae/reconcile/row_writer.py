@@ -1,0 +1,247 @@
+"""`df.write.format("isthmus").mode("append")`: rows into a cluster, with their clocks or as new writes.
+
+Rows with the column `object`, canonical bytes as the view `objects` gives them, are pushed: clocks are kept, siblings
+merge, and pushing them again changes nothing (`/batch/push`). Rows with `value` instead are written as a client writes:
+a new version each, after `clock` when they have one (`/batch/put`), under a request id of job and row, so that a task
+that runs again within the cluster's dedup window writes nothing twice. Each row has an outcome; what failed is sent
+again until `give_up_after_s`, what was rejected fails the job or is counted (option `rejected`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic, sleep
+from typing import Any, Final
+from uuid import uuid4
+
+import msgpack
+import pyarrow as pa
+from pyspark.sql import types as t
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from xxhash import xxh3_128_hexdigest
+
+from isthmus.aae.reconcile.client import Pusher
+from isthmus.aae.reconcile.options import Options
+from isthmus.aae.reconcile.rate import Pace
+from isthmus.aae.row_stream import wire
+from isthmus.repl.http.client import Refused
+from isthmus.repl.model.errors import BadInput, CodecError, PeerFault
+from isthmus.repl.model.requests import PushOutcome
+
+PUT_PATH: Final = "/batch/put"
+
+PUSHED: Final = ("object",)
+PUT: Final = ("value", "content_type", "clock")
+
+TEXT_OR_BYTES: Final = ("binary", "string", "void")
+OPTIONAL: Final = ("bucket_type", "content_type", "clock")
+
+BATCH_BYTES: Final = 4 * 1024 * 1024
+"""A batch ends with the row that passes this, or at `batch_items`."""
+
+RETRY_S: Final = 0.5
+RETRY_S_MAX: Final = 8.0
+"""Pauses before what failed is sent again: doubled each time, up to the longest."""
+
+TOO_LARGE: Final = 413
+"""What a node says of a request above its limits: to a part of it, it may say otherwise."""
+
+REASONS_MAX: Final = 5
+"""Reasons of rejected rows that are told."""
+
+
+@dataclass
+class Written(WriterCommitMessage):  # type: ignore[misc]
+    """What a task wrote: rows by outcome, and some of the reasons of those that were rejected."""
+
+    outcomes: dict[str, int]
+    rejected: list[str]
+
+
+class RowsRejected(BadInput):
+    """The cluster will not take some rows as they are."""
+
+    reason = "rows-rejected"
+
+
+class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
+    """Writes batches. Made on the driver, travels to the executors."""
+
+    def __init__(self, options: Options, schema: t.StructType, overwrite: bool) -> None:
+        """Raises BadInput for a table without the columns, or with others of their names."""
+        if overwrite:
+            raise BadInput('a cluster is only added to: use .mode("append")')
+        if not options.urls:
+            raise BadInput("option urls is missing: findings, and files, are not written here")
+        self._options = options
+        self._job = uuid4().bytes
+        names = schema.fieldNames()
+        self._push = "object" in names
+        wanted = {"bucket": "binary", "key": "binary", ("object" if self._push else "value"): "binary"}
+        kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
+        for name, kind in wanted.items():
+            if kinds.get(name) not in (kind, "string" if name != "object" else kind):
+                raise BadInput(
+                    f"column {name} ({kind}) is needed, the table has {kinds.get(name, 'none')}; needed are bucket,"
+                    " key, and object (a push, clocks kept) or value (a new write), optional bucket_type,"
+                    " content_type and clock"
+                )
+        for name in OPTIONAL:
+            if kinds.get(name, "string") not in TEXT_OR_BYTES:
+                raise BadInput(f"column {name} is text or bytes, the table has {kinds[name]}")
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """A task's rows."""
+        options = self._options
+        outcomes: Counter[str] = Counter()
+        reasons: list[str] = []
+        pace = Pace(options.rows_per_second / max(options.tasks_at_once, 1))
+        pusher = Pusher(options.urls, options.credentials)
+        ask = partial(pushed, pusher, options.origin) if self._push else partial(self._put, pusher)
+        try:
+            for batch in iterator:
+                for items in self._batches(batch, outcomes, reasons):
+                    send_all(items, ask, options.give_up_after_s, outcomes, reasons)
+                    pace.passed(len(items))
+        finally:
+            pusher.close()
+        if outcomes["rejected"] and options.rejected == "fail":
+            raise RowsRejected(f"{outcomes['rejected']} rows were rejected: {'; '.join(reasons)}")
+        return Written(dict(outcomes), reasons)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nothing is left to do: each batch took effect when it was answered."""
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """What was written stays: writing it again changes nothing."""
+
+    def _batches(self, batch: pa.RecordBatch, outcomes: Counter[str], reasons: list[str]) -> Iterator[list[list[Any]]]:
+        items: list[list[Any]] = []
+        size = 0
+        default = self._options.bucket_type.encode()
+        names = batch.schema.names
+        count = batch.num_rows
+        columns = {
+            name: batch.column(name).to_pylist() for name in {"bucket_type", "bucket", "key", *PUSHED, *PUT} & {*names}
+        }
+        kinds = columns.get("bucket_type", [None] * count)
+        fields = PUSHED if self._push else PUT
+        values = [columns.get(name, [None] * count) for name in fields]
+        for kind, bucket, key, *rest in zip(kinds, columns["bucket"], columns["key"], *values, strict=True):
+            item = [default if kind is None else _bytes(kind), _bytes(bucket), _bytes(key), *map(_bytes, rest)]
+            if self._push and item[3] is None:
+                why = f"the row of key {item[2]!r} has no object"
+                if self._options.rejected == "fail":
+                    raise RowsRejected(why)
+                outcomes["rejected"] += 1
+                if len(reasons) < REASONS_MAX:
+                    reasons.append(why)
+                continue
+            items.append(item)
+            size += sum(len(part) for part in item if part is not None)
+            if len(items) >= self._options.batch_items or size > BATCH_BYTES:
+                yield items
+                items, size = [], 0
+        if items:
+            yield items
+
+    def _put(self, pusher: Pusher, items: Sequence[list[Any]]) -> list[tuple[str, str]]:
+        """As a client writes. A value of null deletes."""
+        rows = [[*item, None, xxh3_128_hexdigest(self._job + msgpack.packb(item))] for item in items]
+        return _outcomes(items, pusher.post(PUT_PATH, msgpack.packb(rows)), _put_outcome)
+
+
+def send_all(
+    items: Sequence[list[Any]],
+    ask: Callable[[Sequence[list[Any]]], list[tuple[str, str]]],
+    give_up_after_s: float,
+    outcomes: Counter[str],
+    reasons: list[str],
+) -> None:
+    """Send items [bucket type, bucket, key, ...] until each has an outcome, which is counted; `ask` sends some and
+    gives the outcome and reason of each. What is too large together is sent in parts. Raises PeerFault when that takes
+    too long, Refused for what is wrong."""
+    deadline_s = monotonic() + give_up_after_s
+    pause_s = RETRY_S
+    left = [list(items)]
+    while True:
+        failed: list[list[Any]] = []
+        why = ""
+        while left:
+            part = left.pop()
+            try:
+                answers = ask(part)
+            except (PeerFault, CodecError) as error:
+                if isinstance(error, Refused) and error.status < 500:
+                    if error.status != TOO_LARGE:
+                        raise
+                    half = len(part) // 2
+                    if half:
+                        left += [part[half:], part[:half]]
+                        continue
+                    answers = [("rejected", str(error))]
+                else:
+                    failed, why = failed + part, str(error)
+                    continue
+            for item, (outcome, reason) in zip(part, answers, strict=True):
+                if outcome == "failed":
+                    failed.append(item)
+                    why = reason
+                    continue
+                outcomes[outcome] += 1
+                if outcome == "rejected" and len(reasons) < REASONS_MAX:
+                    reasons.append(f"{item[1]!r}/{item[2]!r}: {reason}")
+        if not failed:
+            return
+        if monotonic() + pause_s > deadline_s:
+            raise PeerFault(f"{len(failed)} rows could not be written in {give_up_after_s} s: {why}")
+        sleep(pause_s)
+        pause_s = min(2 * pause_s, RETRY_S_MAX)
+        left = [failed]
+
+
+def pushed(pusher: Pusher, origin: bytes, items: Sequence[list[Any]]) -> list[tuple[str, str]]:
+    """Push objects with their clocks; `origin`: the cluster that they come from, b"" for the one that takes them."""
+    body = msgpack.packb([wire.PUSH_VERSION, origin or None, items])
+    return _outcomes(items, pusher.post(wire.PUSH_PATH, body), _push_outcome)
+
+
+def _outcomes(
+    items: Sequence[Any], answers: Sequence[Any], read: Callable[[Any], tuple[str, str] | None]
+) -> list[tuple[str, str]]:
+    """Outcome and reason of each item. Raises CodecError for answers that are none."""
+    if len(answers) != len(items):
+        raise CodecError(f"{len(answers)} answers to {len(items)} rows")
+    found = []
+    for answer in answers:
+        one = read(answer)
+        if one is None:
+            raise CodecError(f"not an answer to a row: {answer!r:.100}")
+        found.append(one)
+    return found
+
+
+def _push_outcome(answer: Any) -> tuple[str, str] | None:
+    match answer:
+        case [str(outcome), str() | None as reason] if outcome in _PUSH_OUTCOMES:
+            return outcome, str(reason)
+    return None
+
+
+_PUSH_OUTCOMES: Final = frozenset(one.value for one in PushOutcome)
+
+
+def _put_outcome(answer: Any) -> tuple[str, str] | None:
+    match answer:
+        case [204, _, _] | [404, _, "not-found"]:  # the second: a delete of what is not there
+            return "applied", ""
+        case [int(status), _, reason] if 400 <= status < 600:
+            return ("failed" if status >= 500 else "rejected"), str(reason)
+    return None
+
+
+def _bytes(value: Any) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value

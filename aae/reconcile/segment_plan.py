@@ -1,0 +1,148 @@
+"""Which segments a run looks at, in which chunks: from the trees of both clusters, or all of them.
+
+Trees that cannot answer are no reason to fail, nor to call anything equal: then everything is read. The driver asks;
+tasks are told. Trees are compared twice, and what differs only once was on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import sleep
+from typing import Any, Final, NamedTuple
+
+from xxhash import xxh64_intdigest
+
+from isthmus.aae.reconcile.client import Plan
+from isthmus.aae.reconcile.compare_range import SideSpec, explained, leaves_of, plan_of, roots_of
+from isthmus.aae.reconcile.run_directory import Chunk, runs_of
+from isthmus.aae.trees.tree import LEAF_BITS, LEAF_COUNT, differing
+from isthmus.repl.model.errors import BadInput, CodecError, PeerFault
+from isthmus.repl.model.keys import SEGMENT_COUNT
+
+CHUNK_ROWS: Final = 50_000
+"""Rows of a side that a chunk has at most, about: some 30 MB in a task, and a second's work."""
+
+CHUNKS_MAX: Final = 16_384
+SCATTERED: Final = 1_024
+"""Segments of a chunk when trees named them."""
+
+BRANCHES_AT_ONCE: Final = 256
+SAMPLE_SEGMENTS: Final = 256
+"""Segments that are in a sample, or not, together."""
+
+CONFIRM_S: Final = 0.5
+
+
+class Planned(NamedTuple):
+    """`mode` is "trees" or "full", `why` says how it came to it; `segments` are to be looked at, of `covered` that a
+    verdict is for: those that trees found equal count as looked at. `clusters` are both uuids, in hexadecimal;
+    `rows` those of the larger side in all segments, about, None when not all partitions tell."""
+
+    mode: str
+    why: str
+    segments: int
+    covered: int
+    clusters: tuple[str, str]
+    chunks: tuple[Chunk, ...]
+    as_of: list[Any]
+    rows: int | None = None
+
+    def narrowed(self, chunks: Sequence[Chunk]) -> int | None:
+        """Rows of a side in chunks that trees have named, about; None when nobody knows, or everything is read."""
+        if self.rows is None or self.mode != "trees":
+            return None
+        return -(-self.rows * sum(chunk.segments for chunk in chunks) // SEGMENT_COUNT)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a document."""
+        return self._asdict()
+
+    @staticmethod
+    def from_json(raw: dict[str, Any]) -> Planned:
+        """The plan in a document."""
+        chunks = tuple(Chunk(number, tuple((first, end) for first, end in runs)) for number, runs in raw["chunks"])
+        return Planned(**{**raw, "chunks": chunks, "clusters": tuple(raw["clusters"])})
+
+
+def planned(left: SideSpec, right: SideSpec, full: bool, sample: float, tasks: int) -> Planned:
+    """The plan of a run. Raises PeerFault when a side does not say who holds what, BadInput when both are one."""
+    plans = [plan_of(left), plan_of(right)]
+    if plans[0].cluster == plans[1].cluster:
+        raise BadInput(f"left and right are the same cluster, {plans[0].cluster_name}")
+    clusters = (plans[0].cluster.hex(), plans[1].cluster.hex())
+    as_of_both = [as_of(plan) for plan in plans]
+    sides = [side._replace(cluster=plan.cluster) for side, plan in zip((left, right), plans, strict=True)]
+    rows = max(map(_rows, plans)) if all(map(_all_tell, plans)) else None
+    why = "all was asked for"
+    if not full:
+        try:
+            segments = [one for one in _differing(*sides) if _sampled(one, sample)]
+        except (PeerFault, CodecError) as error:
+            why = f"trees cannot answer: {explained(error)}"
+        else:
+            parts = [segments[at : at + SCATTERED] for at in range(0, len(segments), SCATTERED)]
+            chunks = tuple(Chunk(at, tuple(runs_of(part))) for at, part in enumerate(parts))
+            why = "trees are equal" if not segments else "trees differ there"
+            covered = round(SEGMENT_COUNT * sample)
+            return Planned("trees", why, len(segments), covered, clusters, chunks, as_of_both, rows)
+    chunks = _everything(max(map(_rows, plans)), sample, tasks)
+    count = sum(chunk.segments for chunk in chunks)
+    return Planned("full", why, count, count, clusters, chunks, as_of_both, rows)
+
+
+def as_of(plan: Plan) -> dict[str, Any]:
+    """How far a cluster is applied: of each partition the newest that any copy tells."""
+    partitions = {
+        str(one.partition): list(max(((c.epoch, c.offset) for c in one.copies), default=(0, 0)))
+        for one in plan.partitions
+    }
+    return {"cluster": plan.cluster_name, "cluster_uuid": plan.cluster.hex(), "applied": partitions}
+
+
+def _rows(plan: Plan) -> int:
+    """As far as its partitions tell."""
+    return sum(one.rows_estimate or 0 for one in plan.partitions)
+
+
+def _all_tell(plan: Plan) -> bool:
+    return all(one.rows_estimate is not None for one in plan.partitions if one.first < one.end)
+
+
+def _everything(rows: int, sample: float, tasks: int) -> tuple[Chunk, ...]:
+    count = min(CHUNKS_MAX, max(4 * tasks, rows // CHUNK_ROWS + 1))
+    size = -(-SEGMENT_COUNT // count)
+    found: list[Chunk] = []
+    for first in range(0, SEGMENT_COUNT, size):
+        end = min(first + size, SEGMENT_COUNT)
+        if sample < 1:
+            runs = tuple(runs_of([one for one in range(first, end) if _sampled(one, sample)]))
+        else:
+            runs = ((first, end),)
+        if runs:
+            found.append(Chunk(len(found), runs))
+    return tuple(found)
+
+
+def _sampled(segment: int, sample: float) -> bool:
+    """Whether a segment is in a sample of that size: always the same ones, so that runs can be compared."""
+    if sample >= 1:
+        return True
+    return xxh64_intdigest((segment // SAMPLE_SEGMENTS).to_bytes(4, "big")) < sample * (1 << 64)
+
+
+def _differing(left: SideSpec, right: SideSpec) -> list[int]:
+    found = _once(left, right, list(differing(roots_of(left), roots_of(right))))
+    if found:
+        sleep(CONFIRM_S)
+        again = set(_once(left, right, sorted({segment >> LEAF_BITS for segment in found})))
+        found = [segment for segment in found if segment in again]
+    return found
+
+
+def _once(left: SideSpec, right: SideSpec, branches: list[int]) -> list[int]:
+    found: list[int] = []
+    for start in range(0, len(branches), BRANCHES_AT_ONCE):
+        part = branches[start : start + BRANCHES_AT_ONCE]
+        places = differing(leaves_of(left, part), leaves_of(right, part))
+        found += [(part[at >> LEAF_BITS] << LEAF_BITS) + (at & (LEAF_COUNT - 1)) for at in places]
+    return found

@@ -1,0 +1,223 @@
+"""`spark.readStream.format("isthmus")`: each changed key in its latest version, partition by partition.
+
+An offset of the stream is, for each partition of the bucket type, the offset in its log up to which all was read;
+Spark keeps it in its checkpoint, so a query goes on where it ended, whatever was down meanwhile. The change index keeps
+the latest change of a key alone: a key that changed a thousand times between two batches comes once, and one that
+changes while a batch is read comes with the next one instead. Nothing is lost that way, and nothing is kept for
+readers that are away: there is no retention to fall off. A tombstone comes as a row; once it is reaped, nothing does.
+
+A leader by force (`isthmus partition force-leader`) begins where its copy ended, and uses offsets again that others had
+applied and this stream may have passed. So an offset has each partition's lineage beside it, the count of such
+elections: one with a newer lineage is read again from its beginning, from copies that have applied the leader's epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import monotonic, sleep
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import types as t
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from isthmus.aae.reconcile.arrow_rows import Columns
+from isthmus.aae.reconcile.client import PartitionPlan, Plan, asked_plan
+from isthmus.aae.reconcile.options import Options
+from isthmus.aae.reconcile.rate import Pace
+from isthmus.aae.reconcile.row_reader import (
+    LEADERLESS_S,
+    RETRY_S,
+    Range,
+    RangeStream,
+    RangeUnreadable,
+    WrongCluster,
+    usable,
+)
+from isthmus.aae.row_stream.wire import ChangesAsked, Consistency, View
+from isthmus.repl.model.errors import BadInput
+
+CLUSTER: Final = "cluster"
+PARTITIONS: Final = "partitions"
+LINEAGES: Final = "lineages"
+
+ROWS_AT_ONCE: Final = 10_000_000
+"""Changes of a batch when the option rows_per_batch does not say: what is behind after a long absence comes in several
+batches, each of which is a step that need not be repeated."""
+
+
+def _nothing(_: PartitionPlan) -> str:
+    return ""
+
+
+def _never(_: PartitionPlan) -> bool:
+    return False
+
+
+def _partition(one: PartitionPlan) -> str:
+    return f"partition {one.partition}"
+
+
+class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    """The views `keys` and `objects`, as they change."""
+
+    def __init__(self, options: Options, schema: t.StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._target: dict[int, int] | None = None
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What is there now is the end of this query; it comes in batches all the same. Raises RangeUnreadable when a
+        partition does not tell."""
+        self._target = {one.partition: _applied(one) for one in self._plan(_partition).partitions}
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Of a new query: everything there is, or (option starting) what changes from now on. Raises RangeUnreadable
+        when a partition does not tell where that is."""
+        latest = self._options.starting == "latest"
+        plan = self._plan(_partition if latest else _nothing)
+        return _offset(plan, {one.partition: _applied(one) if latest else 0 for one in plan.partitions}, {})
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Changes of one batch."""
+        return ReadMaxRows(self._options.rows_per_batch or ROWS_AT_ONCE)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """How far the next batch goes. Raises BadInput when the checkpoint is of another cluster or bucket type,
+        RangeUnreadable when a partition that is to be read again has no leader."""
+
+        def again(one: PartitionPlan) -> bool:
+            return one.lineage > _lineage(start, one)
+
+        plan = self._plan(lambda one: f"{_partition(one)}: its leader" if again(one) else "", led=again)
+        begun = _begun(plan, start)
+        begun |= {one.partition: 0 for one in plan.partitions if again(one)}
+        ends = {one.partition: _applied(one) for one in plan.partitions}
+        if self._target is not None:  # although a node is away: to find nothing new would end the query
+            ends = {partition: self._target.get(partition, 0) for partition in ends}
+        ends = {partition: max(end, begun[partition]) for partition, end in ends.items()}
+        if not isinstance(limit, ReadAllAvailable):
+            ends = shared(begun, ends, limit.max_rows if isinstance(limit, ReadMaxRows) else ROWS_AT_ONCE)
+        return _offset(plan, ends, start)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Range]:
+        """The ranges of offsets that have something new. Raises RangeUnreadable when nobody has one of them."""
+
+        def given_up(one: PartitionPlan) -> bool:
+            return one.lineage > _lineage(end, one)
+
+        def again(one: PartitionPlan) -> bool:
+            return _lineage(end, one) > _lineage(start, one)
+
+        def bounds(one: PartitionPlan) -> tuple[int, int]:
+            first, last = (int(offset[PARTITIONS].get(str(one.partition), 0)) for offset in (start, end))
+            return 0 if again(one) else first, min(last, _applied(one)) if given_up(one) else last
+
+        def range_of(one: PartitionPlan) -> str:
+            first, last = bounds(one)
+            return f"{_partition(one)}, offsets {first} to {last}" if first < last else ""
+
+        plan = self._plan(range_of, led=lambda one: again(one) or given_up(one))
+        _begun(plan, start)
+        _begun(plan, end)
+        found = []
+        for one in plan.partitions:
+            first, last = bounds(one)
+            if first < last:
+                part = Range(plan.cluster, one.partition, first, last, usable(one, Consistency.ANY))
+                part.epoch = max((copy.epoch for copy in one.copies if copy.leads), default=0)
+                found.append(part)
+        for part in found:
+            part.tasks = self._options.tasks_at_once or len(found)
+        return found or [Range(plan.cluster, 0, 0, 0, ())]
+
+    def read(self, partition: Range) -> Iterator[pa.RecordBatch]:
+        """The keys whose latest change is in the range."""
+        if not partition.copies:
+            return
+        options = self._options
+        asked = ChangesAsked(options.bucket_type.encode(), 0, 0, 0, View(options.view))
+        stream = RangeStream(
+            asked, partition, options.credentials,
+            give_up_after_s=options.give_up_after_s, resume=options.failover == "continue", ask=self._plan,
+        )  # fmt: skip
+        columns = Columns(options.bucket_type, self._schema)
+        pace = Pace(options.rows_per_second / partition.tasks)
+        for head, rows in stream.frames():
+            yield columns.batch(head, rows)
+            pace.passed(len(rows.names))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing is kept for us."""
+
+    def stop(self) -> None:
+        """Nothing is open."""
+
+    def _plan(
+        self, needed: Callable[[PartitionPlan], str] = _nothing, led: Callable[[PartitionPlan], bool] = _never
+    ) -> Plan:
+        """Who holds what, as soon as somebody has each partition of which something is needed: `needed` says what, ""
+        for nothing; of those `led` the leader. Raises RangeUnreadable when nobody comes."""
+        options = self._options
+        deadline_s = monotonic() + min(options.give_up_after_s, LEADERLESS_S)
+        while True:
+            plan = asked_plan(options.urls, options.credentials, options.bucket_type)
+            away = [
+                needed(one)
+                for one in plan.partitions
+                if needed(one) and not usable(one, Consistency.COMMITTED if led(one) else Consistency.ANY)
+            ]
+            if not away:
+                return plan
+            if monotonic() + RETRY_S >= deadline_s:
+                raise RangeUnreadable(f"{away[0]}: no node that answers has a copy that may be read")
+            sleep(RETRY_S)
+
+
+def shared(begun: Mapping[int, int], ends: Mapping[int, int], limit: int) -> dict[int, int]:
+    """`ends`, drawn back so that at most `limit` offsets lie between: as even as may be, at least one in all."""
+    left = {partition: end - begun[partition] for partition, end in ends.items() if end > begun[partition]}
+    given = dict.fromkeys(begun, 0)
+    room = max(limit, 1)
+    for at, partition in enumerate(sorted(left, key=lambda one: left[one])):
+        given[partition] = min(left[partition], -(-room // (len(left) - at)))
+        room -= given[partition]
+    return {partition: begun[partition] + given[partition] for partition in ends}
+
+
+def _applied(one: PartitionPlan) -> int:
+    """How far the leader has applied; without one the furthest copy."""
+    led = [copy.offset for copy in one.copies if copy.whole and copy.leads]
+    return max(led or [copy.offset for copy in one.copies if copy.whole], default=0)
+
+
+def _lineage(offset: Mapping[str, Any], one: PartitionPlan) -> int:
+    """Of a partition, as an offset has it; one of an earlier program has none."""
+    return int(offset.get(LINEAGES, {}).get(str(one.partition), 0))
+
+
+def _offset(plan: Plan, offsets: Mapping[int, int], before: Mapping[str, Any]) -> dict[str, Any]:
+    lineages = {str(one.partition): max(one.lineage, _lineage(before, one)) for one in plan.partitions}
+    return {
+        CLUSTER: plan.cluster.hex(),
+        PARTITIONS: {str(one): offset for one, offset in offsets.items()},
+        LINEAGES: lineages,
+    }
+
+
+def _begun(plan: Plan, offset: Mapping[str, Any]) -> dict[int, int]:
+    """Offset by partition; one that is new begins at 0. Raises WrongCluster, BadInput."""
+    if offset.get(CLUSTER) != plan.cluster.hex():
+        raise WrongCluster(
+            f"this query's checkpoint is of cluster {offset.get(CLUSTER)}; {plan.cluster_name} is {plan.cluster.hex()}:"
+            " begin with a new checkpoint"
+        )
+    offsets = {int(partition): int(at) for partition, at in offset[PARTITIONS].items()}
+    gone = offsets.keys() - {one.partition for one in plan.partitions}
+    if gone:
+        raise BadInput(
+            f"this query's checkpoint has partition {min(gone)}, which bucket type {plan.bucket_type} has no more:"
+            " begin with a new checkpoint"
+        )
+    return {one.partition: offsets.get(one.partition, 0) for one in plan.partitions}

@@ -1,0 +1,304 @@
+"""Rows of a key store as a stream: what is asked of a node and the frames that it answers with. Pure.
+
+A stream is one range of segments of one partition, read from one snapshot. Rows travel as they stand in the store, many
+to a frame, so that a node spends next to nothing on them; whoever asked makes columns of them
+(`aae.reconcile.arrow_rows`). A stream begins with a head that says as of which offset it is, and ends with a tail that
+counts the rows: one that ends otherwise is a part. Who reads the rows: `aae.row_stream.streams`.
+
+    frame = length (4 bytes, big-endian), msgpack list
+    head  = [1, cluster uuid, cluster name, node, partition, first, end, epoch, offset]
+    rows  = [2, names, key rows]            or, of whole objects,  [2, names, key rows, objects]
+    tail  = [3, rows]
+    passed = [4, name]                      no row that was asked for, up to the one of this name
+    names, key rows, objects = two fields each: the strings end to end, their lengths (`aae.row_stream.blobs`)
+    name  = segment (3 bytes), bucket with its end, key, as in the store's row
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from isthmus.aae.row_stream.blobs import Blobs, lengths_of
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.keys import SEGMENT_COUNT
+
+VERSION: Final = 2
+"""Of questions for rows, and of what answers them. In 1 the strings of a frame were lists."""
+
+PUSH_VERSION: Final = 1
+"""Of pushes."""
+
+ROWS_PATH: Final = "/rows"
+CHANGES_PATH: Final = "/rows/changes"
+PLAN_PATH: Final = "/rows/plan"
+PUSH_PATH: Final = "/batch/push"
+
+MEDIA_TYPE: Final = "application/msgpack"
+
+QUESTION_BYTES_MAX: Final = 256 * 1024
+"""Largest question: some names."""
+
+NAME_BYTES_MAX: Final = 128 * 1024
+"""Longest bucket, prefix or name of a row that is read; a bucket's zero bytes are doubled in it."""
+
+FRAME_ROWS_MAX: Final = 4_096
+"""Rows of a frame: about 0.5 MB, and 3 ms of a node's thread."""
+
+FRAME_BYTES: Final = 1024 * 1024
+"""A frame ends with the row that passes this."""
+
+FRAME_BYTES_MAX: Final = 128 * 1024 * 1024
+"""Longest frame that is read: what a reader has room for, whatever `limits.object_size` a cluster has."""
+
+OBJECT_BYTES_MAX: Final = FRAME_BYTES_MAX - 2 * FRAME_BYTES
+"""Largest object that is sent: with what stands before it in its frame it is still read. Of a larger one the row alone
+is sent, so that it stops nothing but itself; `why_no_object` tells."""
+
+FIELDS_MAX: Final = 16
+"""Fields of a frame; the head has most."""
+
+COUNT_MAX: Final = 1 << 63
+
+LENGTH: Final = struct.Struct(">I")
+
+HEAD: Final = 1
+ROWS: Final = 2
+TAIL: Final = 3
+PASSED: Final = 4
+
+
+class View(StrEnum):
+    """What of each key is read."""
+
+    KEYS = "keys"
+    OBJECTS = "objects"
+
+
+class Consistency(StrEnum):
+    """Which copy may answer."""
+
+    ANY = "any"
+    """Any copy, as far as it has applied."""
+    COMMITTED = "committed"
+    """The leader's, once it has made sure that it still leads: all that was acknowledged before is in it."""
+
+
+class RowsAsked(NamedTuple):
+    """A stream of the rows of segments [first, end) of a partition, behind the row `after` (b"": from the first one);
+    `bucket` b"" is any, `prefix` is of its keys; last modified in [since_ms, before_ms), 0: no bound."""
+
+    bucket_type: bytes
+    partition: int
+    first: int
+    end: int
+    view: View = View.KEYS
+    bucket: bytes = b""
+    prefix: bytes = b""
+    since_ms: int = 0
+    before_ms: int = 0
+    after: bytes = b""
+    consistency: Consistency = Consistency.ANY
+
+
+class ChangesAsked(NamedTuple):
+    """The keys of a partition whose latest change is at an offset in [first, end); whole objects with `view`."""
+
+    bucket_type: bytes
+    partition: int
+    first: int
+    end: int
+    view: View = View.KEYS
+
+
+class Head(NamedTuple):
+    """What a stream is of: segments [first, end) (of changes: offsets), as of everything below `offset`."""
+
+    cluster: bytes
+    cluster_name: str
+    node: str
+    partition: int
+    first: int
+    end: int
+    epoch: int
+    offset: int
+
+
+class Rows(NamedTuple):
+    """Names and key rows as they stand in the store; `objects` is empty in the view of keys. Those that came over the
+    wire are `Blobs`."""
+
+    names: Sequence[bytes]
+    key_rows: Sequence[bytes]
+    objects: Sequence[bytes]
+
+
+class Passed(NamedTuple):
+    """The stream has come to the row of this name, and of those behind the last frame none was asked for."""
+
+    name: bytes
+
+
+class Tail(NamedTuple):
+    """The stream is whole: it had so many rows."""
+
+    rows: int
+
+
+Frame = Head | Rows | Passed | Tail
+
+
+def encode_rows_asked(asked: RowsAsked) -> bytes:
+    """Its bytes."""
+    return _pack([VERSION, *asked])
+
+
+def decode_rows_asked(data: bytes) -> RowsAsked:
+    """Raises CodecError."""
+    match _unpack_question(data):
+        case [
+            bytes(kind), int(partition), int(first), int(end), str(view), bytes(bucket), bytes(prefix), int(since_ms),
+            int(before_ms), bytes(after), str(consistency),
+        ] if (
+            kind
+            and partition >= 0
+            and 0 <= first <= end <= SEGMENT_COUNT
+            and 0 <= min(since_ms, before_ms) <= max(since_ms, before_ms) < COUNT_MAX
+            and max(len(bucket), len(prefix), len(after)) <= NAME_BYTES_MAX
+        ):  # fmt: skip
+            try:
+                return RowsAsked(
+                    kind, partition, first, end, View(view), bucket, prefix, since_ms, before_ms, after,
+                    Consistency(consistency),
+                )  # fmt: skip
+            except ValueError as error:
+                raise CodecError(f"not a question for rows: {error}") from error
+    raise CodecError(
+        "not a question for rows: type, partition, segments, view, bucket, prefix, times, place, isolation"
+    )
+
+
+def encode_changes_asked(asked: ChangesAsked) -> bytes:
+    """Its bytes."""
+    return _pack([VERSION, *asked])
+
+
+def decode_changes_asked(data: bytes) -> ChangesAsked:
+    """Raises CodecError."""
+    match _unpack_question(data):
+        case [bytes(kind), int(partition), int(first), int(end), str(view)] if (
+            kind and partition >= 0 and 0 <= first <= end < COUNT_MAX
+        ):
+            try:
+                return ChangesAsked(kind, partition, first, end, View(view))
+            except ValueError as error:
+                raise CodecError(f"not a question for changes: {error}") from error
+    raise CodecError("not a question for changes: type, partition, offsets [first, end), view")
+
+
+def why_no_object(size_bytes: int | None) -> str:
+    """What is wrong with a row that came without its object, by the size that it tells of."""
+    if size_bytes is not None and size_bytes > OBJECT_BYTES_MAX:
+        return f"the object has {size_bytes} bytes, batch jobs read at most {OBJECT_BYTES_MAX} of one"
+    return "the key row has no object"
+
+
+def encode_head(head: Head) -> bytes:
+    """A head's frame."""
+    return _framed([HEAD, *head])
+
+
+def encode_frame(rows: Rows) -> bytes:
+    """A frame of rows."""
+    parts: list[Any] = [ROWS]
+    for strings in rows:
+        if strings:
+            parts += (b"".join(strings), lengths_of(strings))
+    return _framed(parts)
+
+
+def encode_passed(passed: Passed) -> bytes:
+    """A mark's frame."""
+    return _framed([PASSED, *passed])
+
+
+def encode_tail(tail: Tail) -> bytes:
+    """A tail's frame."""
+    return _framed([TAIL, *tail])
+
+
+def decode_frame(data: bytes) -> Frame:
+    """What a frame (without its length) holds. Raises CodecError."""
+    try:
+        raw = msgpack.unpackb(data, max_array_len=FIELDS_MAX, max_map_len=0, max_ext_len=0)
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise CodecError(f"not a frame of rows: {error}") from error
+    match raw:
+        case [2, names, name_lengths, key_rows, row_lengths, *rest] if len(rest) in (0, 2):
+            rows = Rows(
+                Blobs.parsed(names, name_lengths),
+                Blobs.parsed(key_rows, row_lengths),
+                Blobs.parsed(*rest) if rest else (),
+            )
+            if FRAME_ROWS_MAX >= len(rows.names) == len(rows.key_rows) > 0 and (
+                not rest or len(rows.objects) == len(rows.names)
+            ):
+                return rows
+        case [1, bytes(cluster), str(name), str(node), *numbers] if len(cluster) == 16 and len(numbers) == 5:
+            if all(type(number) is int and 0 <= number < COUNT_MAX for number in numbers):
+                return Head(cluster, name, node, *numbers)
+        case [3, int(count)] if 0 <= count < COUNT_MAX:
+            return Tail(count)
+        case [4, bytes(name)] if name:
+            return Passed(name)
+    raise CodecError("not a frame of rows: neither head, rows, mark nor tail")
+
+
+class Frames:
+    """Takes the bytes of a stream as they come and gives its frames."""
+
+    def __init__(self) -> None:
+        self._pieces = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that are whole now. Raises CodecError."""
+        pieces = self._pieces
+        pieces += data
+        at = 0
+        while len(pieces) - at >= LENGTH.size:
+            (size,) = LENGTH.unpack_from(pieces, at)
+            if size > FRAME_BYTES_MAX:
+                raise CodecError(f"a frame of {size} bytes, at most {FRAME_BYTES_MAX} are read")
+            if len(pieces) - at - LENGTH.size < size:
+                break
+            at += LENGTH.size
+            frame = bytes(memoryview(pieces)[at : at + size])
+            at += size
+            yield decode_frame(frame)
+        del pieces[:at]
+
+
+def _framed(parts: Sequence[Any]) -> bytes:
+    packed = _pack(parts)
+    return LENGTH.pack(len(packed)) + packed
+
+
+def _pack(parts: Sequence[Any]) -> bytes:
+    packed: bytes = msgpack.packb(parts)
+    return packed
+
+
+def _unpack_question(data: bytes) -> list[Any]:
+    if len(data) > QUESTION_BYTES_MAX:
+        raise CodecError(f"a question of {len(data)} bytes, at most {QUESTION_BYTES_MAX} are read")
+    try:
+        raw = msgpack.unpackb(data, max_array_len=32, max_map_len=0, max_ext_len=0)
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise CodecError(f"not a question for rows: {error}") from error
+    if not isinstance(raw, list) or not raw or raw[0] != VERSION:
+        raise CodecError(f"not a question for rows in form {VERSION}")
+    return raw[1:]

@@ -1,0 +1,301 @@
+"""What full-sync remembers between starts: results, learned ranges, what operators suspended. In the data directory.
+
+One small document in two slot files (`repl.storage.slot_file`), written after each check and each act. What cannot be
+read of it is begun anew, with a line in the log, and the rest stays: nothing in it decides about data. Whom an operator
+suspended in words that cannot be read stays suspended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count, islice
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final, NamedTuple, TypeVar
+
+import structlog
+
+from isthmus.aae.exchange.exchange import Verdict
+from isthmus.aae.scheduling.schedule import Kind, Standing, TimeRange
+from isthmus.repl.model.errors import Corruption
+from isthmus.repl.storage.slot_file import Slots
+
+log = structlog.get_logger(__name__)
+
+RESULTS_KEPT: Final = 200
+"""Newest results of one peer: a day of the most checks that people look at, and 100 KB."""
+
+RESULTS_SAVED: Final = 5_000
+"""Newest results of all peers together that outlive a start, an even share of each: some MB, written at each check."""
+
+WORDS_KEPT: Final = 1_000
+"""Characters of a reason, and of who gave it, that outlive a start: what a peer, or an operator, says has no other
+bound."""
+
+NAMED_KEPT: Final = 1_000
+"""Keys that differed in the newest check of a bucket type, remembered over a start: more are known until then
+(`aae.scheduling.check`)."""
+
+NAMED_BYTES: Final = 256 * 1024
+"""What the names of all of them together may take; with several peers and types, or long keys, fewer are kept."""
+
+FORM: Final = 1
+
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """Who suspended a peer's checks, when and why."""
+
+    by: str
+    at_ms: int
+    reason: str
+    stored: bool = False
+    """It stands in the metastore, and ends there; remembered for the time until that is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One check of one bucket type. Times are wall clock. `proven`: equal at `began_ms`, all of it that the filter lets
+    through."""
+
+    bucket_type: str
+    kind: Kind
+    began_ms: int
+    seconds: float
+    verdict: Verdict
+    reason: str
+    proven: bool
+    segments: int
+    keys: int
+    differences: Mapping[str, int]
+    queued: int
+    left: int
+    transient: int
+    filtered: int
+    by: str
+    """Who asked for it; "" when it was due."""
+    unexplained: int = 0
+    """Segments that differ by what this check did not look at."""
+    refused: int = 0
+    """Repairs queued before it that the other cluster refused for good."""
+    lacking: bool = False
+    """The other cluster has no such bucket type: nothing was compared, and nothing is to be repaired there yet."""
+
+
+class Named(NamedTuple):
+    """The keys that differed in the check that began at `began_ms`, each with its difference, such as "missing@sink".
+    Not `every`: there were more, or may be, outside of what it looked at."""
+
+    began_ms: int
+    keys: Mapping[tuple[bytes, bytes], str]
+    every: bool
+
+
+@dataclass(slots=True)
+class Remembered:
+    """Of one peer."""
+
+    standing: Standing
+    suspended: Suspended | None = None
+    results: deque[Result] = field(default_factory=lambda: deque(maxlen=RESULTS_KEPT))
+    proven_ms: dict[str, int] = field(default_factory=dict)
+    """Bucket type -> when it was proven in sync last, with `cluster`."""
+    cluster: str = ""
+    """The uuid of the cluster that was compared with, in hex; "" until one has answered."""
+    named: dict[bytes, Named] = field(default_factory=dict)
+    """Bucket type -> what differed in its newest check, the first NAMED_KEPT."""
+
+    queue: str = ""
+    """The queue whose filter said what was compared; "" when that is not known."""
+    added_ms: int = 0
+    """When an operator added the peer; 0: the file has it."""
+
+    def compares_by(self, queue: str, added_ms: int) -> None:
+        """What is compared is said by this queue's filter from now on, of the peer that was added then. Proofs by the
+        filter of another queue, or of another peer of this name, are forgotten, and `auto` looks at more."""
+        if added_ms != self.added_ms:
+            self.results.clear()
+            self.standing = replace(self.standing, learned=None)
+        if added_ms != self.added_ms or (self.queue and queue != self.queue):
+            self.proven_ms.clear()
+            self.named.clear()
+            self.standing = replace(self.standing, failed=True, quiet=0)
+        self.queue, self.added_ms = queue, added_ms
+
+    def name(self, bucket_type: bytes, named: Named) -> None:
+        """Remember what differed."""
+        self.named[bucket_type] = _first(named, NAMED_KEPT, NAMED_BYTES)
+
+    def answered(self, cluster: bytes | None) -> None:
+        """Remember which cluster was compared with; what was proven of another one says nothing of this one."""
+        told = "" if cluster is None else cluster.hex()
+        if told and told != self.cluster:
+            if self.cluster:
+                self.proven_ms.clear()
+            self.cluster = told
+
+
+def _first(named: Named, count: int, size: int) -> Named:
+    """The first of them, `count` at most, with names of `size` bytes in all."""
+    kept: dict[tuple[bytes, bytes], str] = {}
+    for (bucket, key), difference in islice(named.keys.items(), count):
+        size -= len(bucket) + len(key) + ROW_BYTES
+        if size < 0:
+            break
+        kept[bucket, key] = difference
+    return Named(named.began_ms, kept, named.every and len(kept) == len(named.keys))
+
+
+ROW_BYTES: Final = 32
+"""What a name takes besides itself, its difference included."""
+
+
+class Memory:
+    """All peers of this node, by name."""
+
+    def __init__(self, directory: Path, started_ms: int) -> None:
+        self._slots = Slots(directory, "fullsync")
+        self._started_ms = started_ms
+        self._numbers = count(1)
+        self._writing = Lock()
+        self._written = 0
+        """The newest of the savings that is on disk."""
+        self.peers: dict[str, Remembered] = {}
+
+    def load(self) -> None:
+        """Read what is there. Raises LocalFault when the disk refuses."""
+        try:
+            raw = self._slots.read()
+            document = {} if raw is None else _document(raw)
+        except (Corruption, ValueError) as error:
+            log.error("fullsync.memory_unreadable", error=str(error), begun="anew")
+            document = {}
+        self.peers = {str(name): _peer(str(name), one, self._started_ms) for name, one in document.items()}
+
+    def of(self, name: str) -> Remembered:
+        """What is known of a peer; of a new one, that it has been looked at since this node's start."""
+        found = self.peers.get(name)
+        if found is None:
+            found = self.peers[name] = Remembered(Standing(self._started_ms))
+        return found
+
+    def forget(self, name: str) -> None:
+        """A peer that is no more."""
+        self.peers.pop(name, None)
+
+    def saving(self) -> Callable[[], None]:
+        """What makes all that is known now durable, called from any thread: it blocks, and raises LocalFault. Of
+        several at the same time one writes after the other, and what is older than what is on disk does not."""
+        number = next(self._numbers)
+        peers = {
+            name: replace(one, results=one.results.copy(), proven_ms={**one.proven_ms}, named={**one.named})
+            for name, one in self.peers.items()
+        }
+
+        def save() -> None:
+            share = NAMED_BYTES // max(1, sum(len(one.named) for one in peers.values()))
+            results = RESULTS_SAVED // max(1, len(peers))
+            with self._writing:
+                if number > self._written:
+                    plain = {name: _plain(one, share, results) for name, one in peers.items()}
+                    self._slots.write({"v": FORM, "peers": plain})
+                    self._written = number
+
+        return save
+
+
+def _document(raw: Any) -> dict[Any, Any]:
+    if not isinstance(raw, dict) or raw.get("v") != FORM or not isinstance(raw.get("peers"), dict):
+        raise ValueError("not the memory of full-sync, or of another version")
+    found: dict[Any, Any] = raw["peers"]
+    return found
+
+
+def _plain(one: Remembered, named_bytes: int, results_kept: int = RESULTS_KEPT) -> dict[str, Any]:
+    named = {name: _first(found, NAMED_KEPT, named_bytes) for name, found in one.named.items()}
+    return {
+        "standing": asdict(one.standing),
+        "suspended": None if one.suspended is None else _suspension(one.suspended),
+        "results": [
+            _short({**asdict(result), "differences": dict(result.differences)})
+            for result in islice(one.results, max(0, len(one.results) - results_kept), None)
+        ],
+        "proven": one.proven_ms,
+        "cluster": one.cluster,
+        "queue": one.queue,
+        "added_ms": one.added_ms,
+        "named": [
+            [name, kept.began_ms, kept.every, [[*key, difference] for key, difference in kept.keys.items()]]
+            for name, kept in named.items()
+        ],
+    }
+
+
+def _short(told: dict[str, Any]) -> dict[str, Any]:
+    return {**told, "reason": told["reason"][:WORDS_KEPT], "by": told["by"][:WORDS_KEPT]}
+
+
+def _peer(name: str, raw: Any, started_ms: int) -> Remembered:
+    """What is remembered of a peer, part by part; one that cannot be read is as of a new peer."""
+
+    def read(part: str, reader: Callable[[Any], Part], otherwise: Part) -> Part:
+        try:
+            return reader(raw[part])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            log.error("fullsync.memory_unreadable", peer=name, part=part, error=repr(error), begun="anew")
+            return otherwise
+
+    if isinstance(raw, dict):
+        raw = {"named": (), "cluster": "", "queue": "", "added_ms": 0, **raw}  # which earlier programs did not remember
+    told = isinstance(raw, dict) and raw.get("suspended") is not None
+    return Remembered(
+        read("standing", _standing, Standing(started_ms)),
+        read("suspended", _suspended, Suspended("?", 0, "who suspended it cannot be read") if told else None),
+        read(
+            "results",
+            lambda part: deque((_result(one) for one in part), maxlen=RESULTS_KEPT),
+            deque(maxlen=RESULTS_KEPT),
+        ),
+        read("proven", lambda part: {str(bucket_type): int(at_ms) for bucket_type, at_ms in part.items()}, {}),
+        cluster=read("cluster", lambda part: bytes.fromhex(part).hex(), ""),
+        queue=read("queue", str, ""),
+        added_ms=read("added_ms", int, 0),
+        named=read("named", lambda part: {bytes(bucket_type): _named(*rest) for bucket_type, *rest in part}, {}),
+    )
+
+
+def _suspended(raw: Mapping[str, Any] | None) -> Suspended | None:
+    if raw is None:
+        return None
+    found = Suspended(**raw)
+    return Suspended(str(found.by), int(found.at_ms), str(found.reason), found.stored is True)
+
+
+def _suspension(one: Suspended) -> dict[str, Any]:
+    """As it is written; `stored` only where it is so, since earlier programs do not know it."""
+    told = _short(asdict(one))
+    return told if one.stored else {key: value for key, value in told.items() if key != "stored"}
+
+
+def _standing(raw: Mapping[str, Any]) -> Standing:
+    learned = raw["learned"]
+    return Standing(
+        int(raw["succeeded_ms"]),
+        bool(raw["failed"]),
+        int(raw["quiet"]),
+        None if learned is None else TimeRange(**learned),
+        int(raw.get("suppressed", 0)),
+    )
+
+
+def _named(began_ms: int, every: bool, keys: list[tuple[bytes, bytes, str]]) -> Named:
+    return Named(int(began_ms), {(bytes(b), bytes(k)): str(what) for b, k, what in keys}, bool(every))
+
+
+def _result(raw: Mapping[str, Any]) -> Result:
+    found = Result(**{**raw, "kind": Kind(raw["kind"]), "verdict": Verdict(raw["verdict"])})
+    return replace(found, began_ms=int(found.began_ms), reason=str(found.reason), by=str(found.by))

@@ -1,0 +1,86 @@
+"""What full-sync found of one key when it last looked, for whoever explains it: a verdict for each peer of this node.
+
+Every check compares the segment of every key, so the newest check of its bucket type speaks of it: equal, or one of the
+differences that the check named. What a check did not look at, or named too many to be kept, is not known, never a
+guess. What was on its way is equal by the end of a check. Reads only; the words are those of docs/fullsync.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from isthmus.aae.exchange.exchange import Verdict
+from isthmus.aae.reconcile.verdicts import Verdict as KeyVerdict
+from isthmus.aae.scheduling.check import LOOKED
+from isthmus.aae.scheduling.history import Result
+from isthmus.aae.scheduling.manager import Manager, Peer
+from isthmus.repl.model.keys import Key
+
+UNKNOWN: Final = "unknown"
+"""What is said of a key that no check has looked at yet."""
+
+
+def last_comparisons(manager: Manager, key: Key) -> list[dict[str, Any]]:
+    """One row for each peer that compares the key's bucket type: {"fullsync", "verdict", "difference", "reason",
+    "check", "by", "kind", "at_ms", "proven_ms", "suspended"}; the times are when a check began, null when there was
+    none; `suspended`: by whom, null when it is not."""
+    name = key.bucket_type.decode(errors="replace")
+    return [_row(peer, name, key) for peer in manager.peers.values() if name in peer.bucket_types]
+
+
+def differs(manager: Manager, key: Key) -> str:
+    """Which peer's newest check found the key different, and how, or found differences that it could not name, of which
+    it may be one; "" when none did, or none is known to. Asked by who reaps (docs/protocol.md R-REAP): where the other
+    side has an older value, only the tombstone can repair it."""
+    for row in last_comparisons(manager, key):
+        if row["verdict"] == KeyVerdict.DIVERGED:
+            return f"full-sync {row['fullsync']}: its newest check found the key different: {row['difference']}"
+        newest = _newest(manager.peers[row["fullsync"]], key.bucket_type.decode(errors="replace"))
+        unnamed = row["check"] in LOOKED or (newest is not None and newest.unexplained)
+        if row["verdict"] == KeyVerdict.UNREACHABLE and unnamed:
+            return f"full-sync {row['fullsync']}: its newest check found differences that it could not name"
+    return ""
+
+
+def _newest(peer: Peer, bucket_type: str) -> Result | None:
+    return next((one for one in reversed(peer.remembered.results) if one.bucket_type == bucket_type), None)
+
+
+def _row(peer: Peer, bucket_type: str, key: Key) -> dict[str, Any]:
+    remembered = peer.remembered
+    newest = _newest(peer, bucket_type)
+    verdict, difference, reason = KeyVerdict.UNREACHABLE, None, "no check has looked yet"
+    if newest is not None:
+        verdict, difference, reason = _found(peer, newest.verdict, newest.began_ms, key)
+        reason = reason or newest.reason
+    return {
+        "fullsync": peer.settings.name,
+        "verdict": UNKNOWN if newest is None else verdict.value,
+        "difference": difference,
+        "reason": reason,
+        "check": None if newest is None else newest.verdict.value,
+        "by": None if newest is None else newest.by,
+        "kind": None if newest is None else newest.kind.value,
+        "at_ms": None if newest is None else newest.began_ms,
+        "proven_ms": remembered.proven_ms.get(bucket_type),
+        "suspended": None if remembered.suspended is None else remembered.suspended.by,
+    }
+
+
+def _found(peer: Peer, verdict: Verdict, began_ms: int, key: Key) -> tuple[KeyVerdict, str | None, str]:
+    """(verdict, difference, why) of the key, by the check that began then."""
+    if not peer.checker.counts(key):
+        return KeyVerdict.FILTERED, None, f"the filter of queue {peer.settings.queue} leaves it out"
+    if verdict is Verdict.IN_SYNC:
+        return KeyVerdict.MATCH, None, ""
+    named = peer.checker.named.get(key.bucket_type)
+    if named is None or named.began_ms > began_ms:
+        return KeyVerdict.UNREACHABLE, None, "which keys differed then is not known any more"
+    found = named.keys.get((key.bucket, key.key))
+    if found is not None:
+        return KeyVerdict.DIVERGED, found, ""
+    if verdict not in LOOKED:
+        return KeyVerdict.UNREACHABLE, None, ""
+    if not named.every:
+        return KeyVerdict.UNREACHABLE, None, f"more differed than the {len(named.keys)} keys that are known by name"
+    return KeyVerdict.MATCH, None, "others differed"

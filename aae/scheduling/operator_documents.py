@@ -1,0 +1,393 @@
+"""What operators want of full-sync while it runs: peers that are added, changed or removed, and suspensions.
+
+Two documents in the metastore, so that they hold on all nodes, also on those that are down when they are written, over
+restarts, and name who, when and why. A node takes, key by key, its own entry, else that of all nodes, else its file.
+`in_force` and `suspension_for` are pure; `OperatorDocuments` reads again when a watch fires; the other functions write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from isthmus.config.fullsync_values import WHERE_TO, changed_settings
+from isthmus.config.settings import FullSyncSettings
+from isthmus.queues.queue_documents import change_value, read_value
+from isthmus.repl.metastore.port import Metastore
+from isthmus.repl.model.errors import BadInput, CodecError, IsthmusError
+
+log = structlog.get_logger(__name__)
+
+PEERS_PATH: Final = "/fullsync/peers"
+SUSPENSIONS_PATH: Final = "/fullsync/suspensions"
+
+ALL_NODES: Final = "*"
+"""Stands for every node in an entry; no node has this name."""
+
+ENTRIES_MAX: Final = 256
+"""Most entries of a document; one more is refused. A cluster has a handful of peers and nodes."""
+
+WATCH_INTERVAL_S: Final = 5.0
+"""How often the documents are read again, beside the metastore's hints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What operators want of one peer, on one node or on all. `values`: keys of [[fullsync]] as in a file; `added`: it
+    makes a peer that files lack; `removed`: there is no such peer, also where a file has it. `added_ms`: when it was
+    added, 0 for a peer of files."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    added: bool = False
+    removed: bool = False
+    added_ms: int = 0
+    by: str = ""
+    at_ms: int = 0
+    reason: str = ""
+
+
+Entries = Mapping[str, Mapping[str, Entry]]
+"""Peer -> node or ALL_NODES -> entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspension:
+    """One act of an operator; None means every peer, every node."""
+
+    peer: str | None
+    node: str | None
+    by: str
+    at_ms: int
+    reason: str
+
+
+class PeerInForce(NamedTuple):
+    """A peer as it counts at one node; `entries`: what of operators made it so."""
+
+    settings: FullSyncSettings
+    entries: tuple[Entry, ...]
+
+    @property
+    def added_ms(self) -> int:
+        """When an operator added it; 0: the file has it."""
+        return max((entry.added_ms for entry in self.entries), default=0)
+
+
+class InForce(NamedTuple):
+    """All peers of one node. `removed`: names of its file that an operator removed; `faults`: name -> why an entry does
+    not count here."""
+
+    peers: tuple[PeerInForce, ...]
+    removed: Mapping[str, Entry]
+    faults: Mapping[str, str]
+
+
+def in_force(
+    node: str, file: Sequence[FullSyncSettings], entries: Entries, token_for: Callable[[str], Path | None]
+) -> InForce:
+    """What counts at `node`: its file's peers and then those that were added, by name. `token_for(urls)`: the token
+    that an added peer is shown."""
+    peers, removed, faults = [], {}, {}
+    own = {one.name: one for one in file}
+    for name in (*own, *sorted(entries.keys() - own)):
+        of_all, of_node = (entries.get(name, {}).get(key) for key in (ALL_NODES, node))
+        base, last = own.get(name), of_node or of_all
+        if last is None:
+            if base is not None:
+                peers.append(PeerInForce(base, ()))
+            continue
+        if last.removed or (of_all is not None and of_all.removed and not last.added):
+            if base is not None:
+                removed[name] = last if last.removed or of_all is None else of_all
+            continue
+        used = tuple(one for one in (of_all, of_node) if one is not None and not one.removed)
+        fixed = () if base is None else WHERE_TO
+        values = {key: value for one in used for key, value in one.values.items() if key not in fixed}
+        try:
+            found = changed_settings(base or FullSyncSettings(name, "", ""), values)
+        except ValueError as error:
+            faults[name] = str(error)
+            if base is not None:
+                peers.append(PeerInForce(base, ()))
+            continue
+        if base is None and not (found.urls and found.queue):
+            continue  # another node's file has it
+        if base is None:
+            found = replace(found, token_file=token_for(found.urls))
+        peers.append(PeerInForce(found, used))
+    return InForce(tuple(peers), removed, faults)
+
+
+def suspension_for(name: str, node: str, suspensions: Sequence[Suspension]) -> Suspension | None:
+    """What suspends the checks of a peer at a node; None when nothing does."""
+    return next((one for one in suspensions if one.peer in (None, name) and one.node in (None, node)), None)
+
+
+# ---------------------------------------------------------------- the documents
+
+
+def decode_peers(value: bytes) -> dict[str, dict[str, Entry]]:
+    """The entries in a metastore value. Raises CodecError. Keys of a later version are kept; they do not count here."""
+    try:
+        return {
+            str(name): {str(node): _entry(row) for node, row in rows.items()}
+            for name, rows in json.loads(value)["peers"].items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CodecError(f"{PEERS_PATH} in the metastore is not a list of peers: {error!r:.200}") from error
+
+
+def _entry(row: Mapping[str, Any]) -> Entry:
+    values = row["values"]
+    if not isinstance(values, dict):
+        raise TypeError("values are no object")
+    return Entry(
+        values,
+        row.get("added") is True,
+        row.get("removed") is True,
+        int(row.get("added_ms", 0)),
+        str(row["by"]),
+        int(row["at_ms"]),
+        str(row["reason"]),
+    )
+
+
+def encode_peers(entries: Entries) -> bytes:
+    """A metastore value."""
+    rows = {name: {node: asdict(entry) for node, entry in of.items()} for name, of in entries.items()}
+    return json.dumps({"peers": rows}).encode()
+
+
+def decode_suspensions(value: bytes) -> tuple[Suspension, ...]:
+    """The suspensions in a metastore value. Raises CodecError."""
+    try:
+        return tuple(
+            Suspension(
+                None if row["peer"] is None else str(row["peer"]),
+                None if row["node"] is None else str(row["node"]),
+                str(row["by"]),
+                int(row["at_ms"]),
+                str(row["reason"]),
+            )
+            for row in json.loads(value)
+        )
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CodecError(f"{SUSPENSIONS_PATH} in the metastore is not a list of suspensions: {error!r:.200}") from error
+
+
+def encode_suspensions(suspensions: Sequence[Suspension]) -> bytes:
+    """A metastore value."""
+    return json.dumps([asdict(one) for one in suspensions]).encode()
+
+
+# ---------------------------------------------------------------- acts
+
+
+class Act(NamedTuple):
+    """Who does it, when (wall clock), and why."""
+
+    by: str
+    at_ms: int
+    reason: str
+
+
+async def add_peer(metastore: Metastore, name: str, node: str | None, values: Mapping[str, Any], act: Act) -> Entries:
+    """There is a peer `name` on `node` (None: on all nodes), also where it was removed. Raises BadInput, NotReady."""
+    entry = Entry(dict(values), True, False, act.at_ms, *act)
+
+    def changed(rows: dict[str, Entry]) -> dict[str, Entry]:
+        return {ALL_NODES: entry} if node is None else {**rows, node: entry}
+
+    return await _change_peers(metastore, name, changed)
+
+
+async def set_peer(metastore: Metastore, name: str, node: str | None, values: Mapping[str, Any], act: Act) -> Entries:
+    """These keys of a peer have these values from now on. Raises BadInput, NotReady."""
+
+    def changed(rows: dict[str, Entry]) -> dict[str, Entry]:
+        before = rows.get(node or ALL_NODES, Entry())
+        if before.removed:
+            raise BadInput(f"{name} was removed by {before.by}: add it, or go back to the files (--default)")
+        now = replace(before, values={**before.values, **values}, by=act.by, at_ms=act.at_ms, reason=act.reason)
+        kept = rows if node is not None else {key: _without(entry, values) for key, entry in rows.items()}
+        return {**kept, node or ALL_NODES: now}
+
+    return await _change_peers(metastore, name, changed)
+
+
+async def remove_peer(metastore: Metastore, name: str, node: str | None, act: Act) -> Entries:
+    """There is no peer `name` on `node` (None: on any), also where a file has it. Raises BadInput, NotReady."""
+    entry = Entry({}, False, True, 0, *act)
+
+    def changed(rows: dict[str, Entry]) -> dict[str, Entry]:
+        return {ALL_NODES: entry} if node is None else {**rows, node: entry}
+
+    return await _change_peers(metastore, name, changed)
+
+
+async def forget_peer(metastore: Metastore, name: str, node: str | None) -> Entries:
+    """The files count again of a peer; one that was added on all nodes is gone with that. Raises BadInput, NotReady."""
+
+    def changed(rows: dict[str, Entry]) -> dict[str, Entry]:
+        return {} if node is None else {key: entry for key, entry in rows.items() if key != node}
+
+    return await _change_peers(metastore, name, changed)
+
+
+def _without(entry: Entry, values: Mapping[str, Any]) -> Entry:
+    """An entry of one node after all nodes got `values`: what it says of the same keys no longer counts."""
+    return replace(entry, values={key: value for key, value in entry.values.items() if key not in values})
+
+
+async def _change_peers(
+    metastore: Metastore, name: str, change: Callable[[dict[str, Entry]], dict[str, Entry]]
+) -> Entries:
+    def changed(current: bytes | None) -> bytes:
+        entries = {} if current is None else decode_peers(current)
+        rows = {node: one for node, one in change(dict(entries.pop(name, {}))).items() if _matters(one)}
+        if rows:
+            entries[name] = rows
+        if sum(map(len, entries.values())) > ENTRIES_MAX:
+            raise BadInput(f"{ENTRIES_MAX} entries of peers are kept at most: go back to the files of some (--default)")
+        return encode_peers(entries)
+
+    value = await change_value(metastore, PEERS_PATH, changed)
+    return {} if value is None else decode_peers(value)
+
+
+def _matters(entry: Entry) -> bool:
+    return bool(entry.values) or entry.removed or entry.added
+
+
+async def suspend(metastore: Metastore, new: Suspension) -> tuple[Suspension, ...]:
+    """Let no check of what `new` names be due; it replaces one of the same peer and node. Raises BadInput, NotReady."""
+
+    def changed(before: tuple[Suspension, ...]) -> tuple[Suspension, ...]:
+        kept = tuple(one for one in before if (one.peer, one.node) != (new.peer, new.node))
+        if len(kept) >= ENTRIES_MAX:
+            raise BadInput(f"{ENTRIES_MAX} suspensions are kept at most: resume some first")
+        return (*kept, new)
+
+    return await _change_suspensions(metastore, changed, unreadable_ends=False)
+
+
+async def resume(metastore: Metastore, peer: str | None, node: str | None) -> tuple[Suspension, ...]:
+    """End the suspensions that (peer, node) covers; with nothing named all, also what cannot be read. Raises BadInput
+    where another one would keep all of it suspended, NotReady."""
+
+    def changed(before: tuple[Suspension, ...]) -> tuple[Suspension, ...]:
+        kept = tuple(one for one in before if not (peer in (None, one.peer) and node in (None, one.node)))
+        holds = [one for one in kept if one.peer in (None, peer) and one.node in (None, node)]
+        if len(kept) == len(before):  # nothing ends: what keeps a part of it suspended is named, too
+            holds += [one for one in kept if _meets(peer, one.peer) and _meets(node, one.node)]
+        if holds:
+            named = zip(("peer", "node"), (holds[0].peer, holds[0].node), strict=True)
+            what = " and ".join(f"{kind} {value}" for kind, value in named if value)
+            raise BadInput(f"still suspended as part of {what or 'all full-sync'} (by {holds[0].by}): resume that")
+        return kept
+
+    return await _change_suspensions(metastore, changed, unreadable_ends=peer is None and node is None)
+
+
+def _meets(one: str | None, other: str | None) -> bool:
+    return one is None or other is None or one == other
+
+
+async def _change_suspensions(
+    metastore: Metastore,
+    change: Callable[[tuple[Suspension, ...]], tuple[Suspension, ...]],
+    *,
+    unreadable_ends: bool,
+) -> tuple[Suspension, ...]:
+    def changed(current: bytes | None) -> bytes | None:
+        try:
+            before = () if current is None else decode_suspensions(current)
+        except CodecError as error:
+            if not unreadable_ends:
+                raise BadInput(f"{error}: isthmus fullsync resume, with nothing named, ends all of it") from error
+            log.warning("fullsync.unreadable_suspensions_ended", value=repr(current)[:200])
+            return encode_suspensions(())
+        after = change(before)
+        return None if after == before else encode_suspensions(after)
+
+    value = await change_value(metastore, SUSPENSIONS_PATH, changed)
+    return () if value is None else decode_suspensions(value)
+
+
+# ---------------------------------------------------------------- reading
+
+
+class OperatorDocuments:
+    """Both documents as one node last read them."""
+
+    def __init__(self, metastore: Metastore, on_read: Callable[[], None]) -> None:
+        """`on_read` is called after each reading; it must not block."""
+        self._metastore = metastore
+        self._on_read = on_read
+        self.entries: Entries = {}
+        self.suspensions: tuple[Suspension, ...] | None = None
+        """None: they were never read."""
+        self.unreadable: dict[str, str] = {}
+        """Path -> why its document cannot be read, as of the last look; what was read before counts."""
+        self._hinted = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to read, and to follow."""
+        self._metastore.watch(self._hint)
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    async def stop(self) -> None:
+        """Follow no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    def _hint(self, path: str) -> None:
+        if path in (PEERS_PATH, SUSPENSIONS_PATH):
+            self._hinted.set()
+
+    async def _watch(self) -> None:
+        while True:
+            self._hinted.clear()
+            try:
+                await self.refresh()
+            except IsthmusError as error:
+                log.warning("fullsync.operators_unread", error=str(error))
+            except Exception:
+                log.exception("fullsync.operators_bug")  # what operators want is looked at again all the same
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_INTERVAL_S):
+                    await self._hinted.wait()
+
+    async def refresh(self) -> None:
+        """Read both now. Raises NotReady when the metastore cannot be reached; then what was read counts."""
+        suspensions = await read_value(self._metastore, SUSPENSIONS_PATH)
+        peers = await read_value(self._metastore, PEERS_PATH)
+        for path, found, take in (
+            (SUSPENSIONS_PATH, suspensions, self._take_suspensions),
+            (PEERS_PATH, peers, self._take_peers),
+        ):
+            try:
+                take(None if found is None else found.value)
+            except CodecError as error:
+                if self.unreadable.get(path) != str(error):
+                    log.error("fullsync.operators_malformed", path=path, error=str(error))
+                self.unreadable[path] = str(error)
+            else:
+                self.unreadable.pop(path, None)
+        self._on_read()
+
+    def _take_suspensions(self, value: bytes | None) -> None:
+        self.suspensions = () if value is None else decode_suspensions(value)
+
+    def _take_peers(self, value: bytes | None) -> None:
+        self.entries = {} if value is None else decode_peers(value)

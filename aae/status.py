@@ -1,0 +1,260 @@
+"""How full-sync is shown: to operators as JSON, to Prometheus as numbers.
+
+Reads only; what is not known is None, never a guess. The story goes on in `node` (admin face, command line).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+from isthmus.aae.exchange.exchange import Findings, Verdict
+from isthmus.aae.folds.fold_rpc import text_of
+from isthmus.aae.scheduling.check import LOOKED
+from isthmus.aae.scheduling.gap_healing import Healing
+from isthmus.aae.scheduling.history import Result
+from isthmus.aae.scheduling.manager import Manager, Peer
+from isthmus.aae.scheduling.operator_documents import Entry
+from isthmus.aae.scheduling.schedule import RETRIES_MAX, TimeRange, wants_of
+from isthmus.aae.trees.tree_cache import Trees
+from isthmus.config.text import quantity
+from isthmus.repl.telemetry import Family, Sample
+
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_fullsync_running": Family("1 while a check runs.", "0 or 1", "full-sync"),
+    "isthmus_fullsync_checks_total": Family(
+        "Checks of bucket types that ended, by peer and verdict.", "checks", "full-sync", ("peer", "verdict")
+    ),
+    "isthmus_fullsync_repairs_total": Family("Keys that checks queued for repair.", "keys", "full-sync"),
+    "isthmus_tree_rows_audited_total": Family(
+        "Key rows that were held against the tree that serves.", "rows", "full-sync"
+    ),
+    "isthmus_fullsync_proven_age_seconds": Family(
+        "Time since the peer was proven in sync; absent: never.", "seconds", "full-sync", ("bucket_type", "peer")
+    ),
+}
+"""Name -> what it counts (see repl.telemetry)."""
+
+
+NAMED_SHOWN: Final = 20
+"""Keys that differed, of a bucket type, in a listing: enough to look at some; `isthmus explain` tells of each."""
+
+
+class Owner(NamedTuple):
+    """The cluster that a queue belongs to."""
+
+    name: str
+    uuid: str
+    """In hex."""
+
+
+Owners = Mapping[str, Owner | None]
+"""The queues that there are on this node; None: no cluster has fetched from it yet."""
+
+
+def samples(manager: Manager, wall_ms: int) -> list[Sample]:
+    """For Prometheus."""
+    found: list[Sample] = [
+        ("isthmus_fullsync_running", {}, manager.running is not None),
+        ("isthmus_fullsync_repairs_total", {}, manager.queued_total),
+    ]
+    found += [
+        ("isthmus_fullsync_checks_total", {"peer": name, "verdict": verdict.value}, count)
+        for (name, verdict), count in manager.totals.items()
+    ]
+    found += [
+        (
+            "isthmus_fullsync_proven_age_seconds",
+            {"peer": name, "bucket_type": bucket_type},
+            max(0, wall_ms - at_ms) / 1000,
+        )
+        for name, peer in manager.peers.items()
+        for bucket_type, at_ms in peer.remembered.proven_ms.items()
+    ]
+    return found
+
+
+def listed(manager: Manager, healing: Healing, results: int, wall_ms: int, owners: Owners) -> dict[str, Any]:
+    """The check that runs, and every peer with its newest `results`."""
+    running = manager.running
+    return {
+        "running": None
+        if running is None
+        else {
+            "peer": running.peer,
+            "kind": running.kind.value,
+            "bucket_type": running.bucket_type,
+            "began_ms": running.began_ms,
+            "by": running.by,
+            "state": running.findings.state,
+            "branches_differing": running.findings.branches_differing,
+            "branches_done": running.findings.branches_done,
+            "keys_compared": running.findings.keys_compared,
+            "differences": running.findings.differences,
+            "queued": running.findings.queued,
+            "estimate_s": _estimate_s(running.began_ms, running.findings, wall_ms),
+        },
+        "peers": [_peer(manager, peer, healing, results, owners) for peer in manager.peers.values()],
+    }
+
+
+def _peer(manager: Manager, peer: Peer, healing: Healing, results: int, owners: Owners) -> dict[str, Any]:
+    settings, remembered = peer.settings, peer.remembered
+    upcoming = manager.upcoming(settings.name)
+    suspended, learned = remembered.suspended, remembered.standing.learned
+    bucket_types = peer.bucket_types
+    delisted = settings.queue not in owners
+    owner = owners.get(settings.queue)
+    misplaced = "" if owner is None else _misplaced(peer, owner)
+    healed = None if delisted else healing.peers.get(settings.name)
+    return {
+        "name": settings.name,
+        "urls": settings.urls.split(","),
+        "cluster": settings.cluster or None,
+        "origin": "file" if peer.entries == () else "added" if any(one.added for one in peer.entries) else "set",
+        "set": [_act_of(one) | {"values": dict(one.values)} for one in peer.entries],
+        "auto_left_out": remembered.standing.suppressed
+        or (0 if peer.settings.bidirectional else remembered.standing.quiet),
+        "wants": {kind.value: count for kind, count in wants_of(settings).items() if count},
+        "all_window": settings.all_window,
+        "cluster_slice": settings.cluster_slice,
+        "queue": settings.queue,
+        "queue_delisted": delisted,
+        "queue_of_other": owner.name if owner is not None and misplaced else None,
+        "bucket_types": bucket_types,
+        "bidirectional": settings.bidirectional,
+        "state": "suspended" if suspended is not None else "idle" if peer.plan is None else "scheduled",
+        "reason": misplaced or _why(peer)
+        if not delisted
+        else f"there is no queue {settings.queue}: delisted, or not registered yet; every check ends with an error",
+        "suspended": None
+        if suspended is None
+        else {"by": suspended.by, "at_ms": suspended.at_ms, "reason": suspended.reason},
+        "next_ms": peer.retry.at_ms if peer.retry is not None else upcoming[0][0] if upcoming else None,
+        "next_kind": peer.retry.kind.value if peer.retry is not None else upcoming[0][1].value if upcoming else None,
+        "retry": None if peer.retry is None else {"tries": peer.retry.tries, "reason": peer.retry.reason},
+        "range": None if learned is None else _ranged(learned),
+        "gaps_open": None if healed is None else healed.open_count,
+        "gaps_queues": [] if healed is None else list(healed.open_queues),
+        "gaps_wait_s": healing.wait_s(settings.name),
+        "gaps_closed": 0 if healed is None else healed.closed_count,
+        "proven_ms": {name: remembered.proven_ms.get(name) for name in bucket_types},
+        "named": _named(peer),
+        "newest": {name: _newest(peer, name, frozenset(Verdict)) for name in bucket_types},
+        "newest_looked": {name: _newest(peer, name, LOOKED) for name in bucket_types},
+        "results": [shown(result) for result in list(remembered.results)[-results:]] if results else [],
+    }
+
+
+def of_operators(manager: Manager) -> dict[str, Any]:
+    """What operators want of peers that are not listed as they want it: removed ones, and what does not count here."""
+    return {
+        "removed": [{"name": name, **_act_of(one)} for name, one in manager.removed.items()],
+        "left_out": [{"name": name, "reason": why} for name, why in manager.faults.items()],
+    }
+
+
+def _act_of(entry: Entry) -> dict[str, Any]:
+    return {"by": entry.by, "at_ms": entry.at_ms, "reason": entry.reason}
+
+
+def _newest(peer: Peer, bucket_type: str, verdicts: Collection[Verdict]) -> dict[str, Any] | None:
+    """The newest check of a bucket type that ended with one of `verdicts`, as far as it is remembered."""
+    results = (one for one in reversed(peer.remembered.results) if one.bucket_type == bucket_type)
+    return next((shown(one) for one in results if one.verdict in verdicts), None)
+
+
+def _named(peer: Peer) -> list[dict[str, str]]:
+    """The first keys that differed in the newest check of each bucket type."""
+    return [
+        {
+            "bucket_type": text_of(bucket_type),
+            "bucket": text_of(bucket),
+            "key": text_of(key),
+            "difference": difference,
+        }
+        for bucket_type, named in peer.checker.named.items()
+        for (bucket, key), difference in islice(named.keys.items(), NAMED_SHOWN)
+    ]
+
+
+def scheduled(manager: Manager) -> list[dict[str, Any]]:
+    """Every peer's rest of the day, and what was left out of it."""
+    return [
+        {
+            "name": name,
+            "suspended": peer.remembered.suspended is not None,
+            "retry": None
+            if peer.retry is None
+            else {"at_ms": peer.retry.at_ms, "kind": peer.retry.kind.value, "tries": peer.retry.tries},
+            "checks": [{"at_ms": at_ms, "kind": kind.value} for at_ms, kind in manager.upcoming(name)],
+            "skipped": [{"at_ms": one.at_ms, "kind": one.kind.value, "reason": one.reason} for one in peer.skipped],
+        }
+        for name, peer in manager.peers.items()
+    ]
+
+
+def trees_listed(trees: Trees) -> dict[str, Any]:
+    """Every tree, and the newest alarms."""
+    return {
+        "trees": [
+            {
+                "partition": partition,
+                "bucket_type": kept.bucket_type.decode(errors="replace"),
+                "state": kept.state.value,
+                "reason": kept.reason,
+                "offset": kept.offset,
+                "built_ms": kept.built_ms,
+                "building_keys": None if kept.build is None else kept.build.keys,
+                "bytes": None if kept.tree is None else kept.tree.allocated_bytes,
+            }
+            for partition, kept in sorted(trees.kept.items())
+        ],
+        "mismatches": [one._asdict() for one in trees.mismatches],
+    }
+
+
+def shown(result: Result) -> dict[str, Any]:
+    """A result for people and programs."""
+    return {**asdict(result), "differences": dict(result.differences)}
+
+
+def _misplaced(peer: Peer, owner: Owner) -> str:
+    """What comes of it that the queue of repairs belongs to another cluster than the one that is compared with; "" when
+    it does not, or that is not known: no cluster has answered yet and the settings name none."""
+    settings, uuid = peer.settings, peer.remembered.cluster
+    if (uuid == owner.uuid) if uuid else settings.cluster in ("", owner.name):
+        return ""
+    compared = settings.cluster or f"cluster {uuid}"
+    whose = owner.name if owner.name != compared else f"another cluster of that name, {owner.uuid}"
+    return (
+        f"queue {settings.queue} belongs to {whose}, and {compared} is compared with: repairs go to the wrong cluster; "
+        f"name a queue that {compared} fetches from, or release this one (isthmus queue release)"
+    )
+
+
+def _why(peer: Peer) -> str:
+    suspended = peer.remembered.suspended
+    if suspended is not None:
+        because = f": {suspended.reason}" if suspended.reason else ""
+        return f"by {suspended.by}{because}"
+    if peer.plan is None:
+        return "no checks are wanted: all counts are 0"
+    if peer.waits:
+        return f"waits: {peer.waits}"
+    if peer.retry is not None:
+        return f"could not look, tried again ({peer.retry.tries} of {RETRIES_MAX}): {peer.retry.reason}"
+    return f"{quantity(len(peer.plan.kinds), 'check')} a day"
+
+
+def _ranged(times: TimeRange) -> dict[str, Any]:
+    bucket = None if times.bucket is None else times.bucket.decode(errors="replace")
+    return {"since_ms": times.since_ms, "before_ms": times.before_ms, "bucket": bucket}
+
+
+def _estimate_s(began_ms: int, findings: Findings, wall_ms: int) -> float | None:
+    """Seconds that a running check still needs, by the branches done; None while nothing can be said."""
+    done, every = findings.branches_done, findings.branches_differing
+    return round((wall_ms - began_ms) / 1000 * (every - done) / done, 1) if done else None

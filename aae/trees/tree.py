@@ -1,0 +1,174 @@
+"""A tictac tree: two levels over the segments of a key space, merged and compared by XOR.
+
+A segment's leaf is the XOR of what each of its keys contributes (`repl.model.entry.leaf`), a branch's hash the XOR of
+its 1,024 leaves, so a change is one XOR, order does not matter, and the trees of disjoint parts of a key space make
+up the tree of the whole, whatever the number of parts. A full tree has 2^20 segments; one of 2^12 or more
+is folded from it and has the same branch hashes. Pure: what feeds it is `aae.trees.tree_cache`, what compares it
+`aae.exchange.exchange`. Rules: docs/protocol.md I-TREE, R-TREE.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.keys import SEGMENT_BITS, SEGMENT_COUNT
+
+BRANCH_BITS: Final = 10
+BRANCH_COUNT: Final = 1 << BRANCH_BITS
+"""Branches of every tree, whatever its size: a key's branch is the top 10 bits of its hash."""
+
+LEAF_BITS: Final = SEGMENT_BITS - BRANCH_BITS
+LEAF_COUNT: Final = 1 << LEAF_BITS
+"""Leaves of a branch of a full tree."""
+
+SIZE_BITS_MIN: Final = 12
+"""Smallest tree compared has 2^12 segments, 4 leaves a branch: enough to tell where some thousand keys differ."""
+
+PAGE_LEAVES: Final = mmap.PAGESIZE // 8
+"""Leaves of a page of memory, which is there once one of them is not 0."""
+
+Hashes = NDArray[np.uint64]
+"""64-bit hashes, little-endian on the wire."""
+
+WIRE: Final = np.dtype("<u8")
+
+
+class Tree:
+    """The leaves of a range of segments, [first, end) of 2^20: 8 bytes each, in pages that take memory from the first
+    change in them on; those of all ranges of a key space take 8 MiB at most. Not thread-safe."""
+
+    __slots__ = ("_hashes", "_leaves", "end", "first")
+
+    def __init__(self, first: int = 0, end: int = SEGMENT_COUNT) -> None:
+        assert 0 <= first < end <= SEGMENT_COUNT
+        self.first = first
+        self.end = end
+        memory = mmap.mmap(-1, 8 * (end - first), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)  # else one change may take 2 MB
+        self._leaves = memoryview(memory).cast("Q")
+        self._hashes: Hashes = np.frombuffer(memory, dtype=np.uint64)
+
+    def change(self, segment: int, delta: int) -> None:
+        """XOR `delta` into the leaf of `segment` (of 2^20)."""
+        self.change_all(((segment, delta),))
+
+    def change_all(self, changes: Iterable[tuple[int, int]]) -> None:
+        """`change` for each (segment, delta)."""
+        leaves, first = self._leaves, self.first
+        for segment, delta in changes:
+            assert segment >= first
+            leaves[segment - first] ^= delta
+
+    def change_sorted(self, segments: NDArray[np.int64], deltas: Hashes) -> None:
+        """`change` for each segment and the delta in its place; segments do not fall (asserted)."""
+        if not len(segments):
+            return
+        steps = np.diff(segments)
+        assert segments[0] >= self.first
+        assert segments[-1] < self.end
+        assert not (steps < 0).any()
+        starts = np.concatenate(([0], np.flatnonzero(steps) + 1))
+        self._hashes[segments[starts] - self.first] ^= np.bitwise_xor.reduceat(deltas, starts)
+
+    def merge(self, other: Tree) -> None:
+        """XOR `other`, whose range lies within this one's, into this one."""
+        assert self.first <= other.first
+        assert other.end <= self.end
+        shift = other.first - self.first
+        for page in np.flatnonzero(other._whole(PAGE_LEAVES)).tolist():
+            theirs = other._hashes[page * PAGE_LEAVES : (page + 1) * PAGE_LEAVES]
+            at = shift + page * PAGE_LEAVES
+            self._hashes[at : at + len(theirs)] ^= theirs
+
+    def _whole(self, count: int) -> Hashes:
+        """The OR of each `count` leaves, from the first on: 0 where nothing is."""
+        found: Hashes = np.bitwise_or.reduceat(self._hashes, np.arange(0, len(self._hashes), count))
+        return found
+
+    def branch_hashes(self) -> Hashes:
+        """The hash of every branch: BRANCH_COUNT of them, 0 where nothing is."""
+        first, last = self.first >> LEAF_BITS, (self.end - 1) >> LEAF_BITS
+        starts = (np.arange(first, last + 1) << LEAF_BITS) - self.first
+        starts[0] = 0
+        hashes: Hashes = np.zeros(BRANCH_COUNT, dtype=np.uint64)
+        hashes[first : last + 1] = np.bitwise_xor.reduceat(self._hashes, starts)
+        return hashes
+
+    def leaves(self, branch: int, size_bits: int = SEGMENT_BITS) -> Hashes:
+        """The leaves of a branch in the tree of 2^size_bits segments, in segment order; 0 outside the range."""
+        assert SIZE_BITS_MIN <= size_bits <= SEGMENT_BITS
+        start = branch << LEAF_BITS
+        low, high = max(start, self.first), min(start + LEAF_COUNT, self.end)
+        if high - low == LEAF_COUNT:
+            whole = self._hashes[low - self.first : high - self.first]
+        else:
+            whole = np.zeros(LEAF_COUNT, dtype=np.uint64)
+            if low < high:
+                whole[low - start : high - start] = self._hashes[low - self.first : high - self.first]
+        folded: Hashes = np.bitwise_xor.reduce(whole.reshape(1 << (size_bits - BRANCH_BITS), -1), axis=1)
+        return folded
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of the leaves in all pages that have some."""
+        pages = np.flatnonzero(self._whole(PAGE_LEAVES))
+        if not len(pages):
+            return 0
+        beyond = (int(pages[-1]) + 1) * PAGE_LEAVES - len(self._hashes)
+        return 8 * (len(pages) * PAGE_LEAVES - max(0, beyond))
+
+    def dump(self) -> dict[int, bytes]:
+        """The leaves of every branch that has some, little-endian."""
+        found = {}
+        for branch in range(self.first >> LEAF_BITS, ((self.end - 1) >> LEAF_BITS) + 1):
+            leaves = self.leaves(branch)
+            if leaves.any():
+                found[branch] = hashes_to_wire(leaves)
+        return found
+
+    @staticmethod
+    def load(branches: Mapping[int, bytes], first: int = 0, end: int = SEGMENT_COUNT) -> Tree:
+        """The tree of [first, end) of which `dump` made `branches`. Raises CodecError."""
+        tree = Tree(first, end)
+        for branch, data in branches.items():
+            if type(branch) is not int or not 0 <= branch < BRANCH_COUNT or len(data) != 8 * LEAF_COUNT:
+                raise CodecError(f"not a tree: branch {branch!r} of {len(data)} bytes")
+            leaves = hashes_from_wire(data, LEAF_COUNT)
+            start = branch << LEAF_BITS
+            low, high = max(start, first), max(start, first, min(start + LEAF_COUNT, end))
+            if leaves[: low - start].any() or leaves[high - start :].any():
+                raise CodecError(f"not a tree of segments {first} to {end - 1}: branch {branch} has others")
+            tree._hashes[low - first : high - first] = leaves[low - start : high - start]
+        return tree
+
+    def differing_leaves(self, other: Tree) -> list[tuple[int, int, int]]:
+        """(segment, leaf here, leaf there) of every segment that differs, in order, of a tree of the same range."""
+        assert (self.first, self.end) == (other.first, other.end)
+        places = differing(self._hashes, other._hashes)
+        return [(self.first + at, self._leaves[at], other._leaves[at]) for at in places]
+
+
+def hashes_to_wire(hashes: Hashes) -> bytes:
+    """The hashes as they travel: 8 bytes each, little-endian."""
+    return hashes.astype(WIRE, copy=False).tobytes()
+
+
+def hashes_from_wire(data: bytes, count: int) -> Hashes:
+    """`count` hashes that travelled. Raises CodecError when there are not as many."""
+    if len(data) != 8 * count:
+        raise CodecError(f"{len(data)} bytes of tree hashes where {count} of 8 bytes are due")
+    return np.frombuffer(data, dtype=WIRE).astype(np.uint64, copy=False)
+
+
+def differing(mine: Hashes, theirs: Hashes) -> Sequence[int]:
+    """The places at which two rows of hashes differ, in order."""
+    assert len(mine) == len(theirs)
+    places: list[int] = np.flatnonzero(mine != theirs).tolist()
+    return places

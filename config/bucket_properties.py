@@ -1,0 +1,227 @@
+"""Properties of bucket types and buckets: one closed table, and what values each may have.
+
+They are Riak's, by Riak's names, and a few of ours. Some have an effect (`repl.model.properties`), some are kept and
+shown, since programs set and read them, and mean nothing here, and some may only have the value that is true here. A
+bucket's own setting comes before its bucket type's, that before the default. Where they are kept is
+`repl.controller.bucket_properties`' affair; the tables of docs/properties.md are generated from these. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Final, NamedTuple
+
+from isthmus.config.text import shown
+from isthmus.config.units import parse_duration, parse_size
+
+Value = bool | int | str
+"""What a setting may be."""
+
+NUMBER_MAX: Final = 1_000_000_000_000
+"""Where numbers end: a terabyte, or 31 years in milliseconds. Beyond it somebody has mistaken what it means."""
+
+DELAY_MAX_MS: Final = 366 * 86_400_000
+"""Longest `delete_mode` delay, a year: what is to be kept longer is kept."""
+
+LIKENESS_MIN: Final = 0.6
+"""How alike an unknown name must be to a known one (difflib's ratio) for that to be named; difflib's own default."""
+
+KEEP: Final = "keep"
+IMMEDIATE: Final = "immediate"
+
+QUORUM_WORDS: Final = ("one", "quorum", "all", "default")
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """One property that may be set. `parse` gives the value in what somebody typed or sent, or raises ValueError;
+    `right` says what is allowed. `acts`: it has an effect here; one that has none is only kept and shown."""
+
+    name: str
+    default: Value
+    right: str
+    parse: Callable[[Any], Value]
+    meaning: str
+    acts: bool = True
+
+
+def _flag(raw: Any) -> Value:
+    if type(raw) is bool:
+        return raw
+    if type(raw) is str and raw.lower() in ("true", "false"):
+        return raw.lower() == "true"
+    raise ValueError
+
+
+def _whole(raw: Any) -> int:
+    if type(raw) is str and raw.isascii() and raw.isdigit() and len(raw) <= len(str(NUMBER_MAX)):
+        raw = int(raw)
+    if type(raw) is not int or not 0 <= raw <= NUMBER_MAX:
+        raise ValueError
+    return raw
+
+
+def _size(raw: Any) -> Value:
+    try:
+        return _whole(raw)
+    except ValueError:
+        return _whole(parse_size(raw) if type(raw) is str else raw)
+
+
+def _quorum(raw: Any) -> Value:
+    return str(raw) if raw in QUORUM_WORDS else _whole(raw)
+
+
+def _delete_mode(raw: Any) -> Value:
+    if raw in (KEEP, IMMEDIATE):
+        return str(raw)
+    try:
+        delay_ms = _whole(raw)
+    except ValueError:
+        delay_ms = parse_duration(raw) if type(raw) is str else -1
+    if not 0 < delay_ms <= DELAY_MAX_MS:
+        raise ValueError
+    return delay_ms
+
+
+_FLAG: Final = "true or false"
+_NUMBER: Final = "a whole number from 0"
+_SIZE: Final = 'a number of bytes or a size as "5MB"; 0: the node\'s own limit'
+_COUNT: Final = "a whole number; 0: the node's own limit"
+_QUORUM: Final = "a whole number from 0, one, quorum, all or default"
+_NO_QUORUM: Final = "kept and shown; a write is on every replica in sync, a read is isolated as it asks"
+_NO_PRUNING: Final = "kept and shown; clocks are never pruned, they have one entry a partition"
+
+_TABLE: Final = (
+    Property("allow_mult", True, _FLAG, _flag, "concurrent writes stay side by side as siblings; false: the newest "
+             "by last-modified stays"),
+    Property("last_write_wins", False, _FLAG, _flag, "a write replaces what is there, whatever it had read"),
+    Property("dvv_enabled", True, _FLAG, _flag, "a write replaces exactly the siblings that it had read; false: all "
+             "of them if it had read everything, else none"),
+    Property("delete_mode", KEEP, 'keep, immediate, or a delay in milliseconds or as "3s", up to 366d', _delete_mode,
+             "when a tombstone may be reaped"),
+    Property("repl_reap", False, _FLAG, _flag, "other clusters are told before a tombstone is reaped, and reap theirs, "
+             "where they have it on, too"),
+    Property("max_object_size", 0, _SIZE, _size, "largest value, within `limits.object_size`; above it 413"),
+    Property("warn_object_size", 0, _SIZE, _size, "larger values are logged and counted"),
+    Property("max_siblings", 0, _COUNT, _whole, "most siblings, within `limits.siblings`; above it 422"),
+    Property("warn_siblings", 0, _COUNT, _whole, "objects with more are logged and counted"),
+    *(Property(name, "quorum", _QUORUM, _quorum, _NO_QUORUM, acts=False) for name in ("r", "w", "dw", "rw")),
+    *(Property(name, 0, _QUORUM, _quorum, _NO_QUORUM, acts=False) for name in ("pr", "pw", "node_confirms")),
+    Property("basic_quorum", False, _FLAG, _flag, _NO_QUORUM, acts=False),
+    Property("notfound_ok", True, _FLAG, _flag, _NO_QUORUM, acts=False),
+    Property("small_vclock", 50, _NUMBER, _whole, _NO_PRUNING, acts=False),
+    Property("big_vclock", 50, _NUMBER, _whole, _NO_PRUNING, acts=False),
+    Property("young_vclock", 20, _NUMBER, _whole, _NO_PRUNING, acts=False),
+    Property("old_vclock", 86_400, _NUMBER, _whole, _NO_PRUNING, acts=False),
+)  # fmt: skip
+
+PROPERTIES: Final[Mapping[str, Property]] = {each.name: each for each in _TABLE}
+"""What may be set, by name."""
+
+_STORE: Final = "there is one store, LevelDB"
+_HOOKS: Final = "hooks are not run here: check values before writing, feed other programs from a queue"
+_ONE_HASH: Final = "keys are spread by one hash here, which cannot be changed"
+
+
+class Fixed(NamedTuple):
+    """A property that can only have one value here, and why."""
+
+    value: Any
+    why: str
+
+
+FIXED: Final[Mapping[str, Fixed]] = {
+    "precommit": Fixed([], _HOOKS),
+    "postcommit": Fixed([], _HOOKS),
+    "chash_keyfun": Fixed({"mod": "riak_core_util", "fun": "chash_std_keyfun"}, _ONE_HASH),
+    "linkfun": Fixed({"mod": "riak_kv_wm_link_walker", "fun": "mapreduce_linkfun"}, "links are not walked here"),
+    "sync_on_write": Fixed("all", "every replica in sync has a write on its disk before it is answered "
+                           "(replication.durability)"),
+    "write_once": Fixed(False, "there is no write-once path here: write with If-None-Match: *"),
+}  # fmt: skip
+"""Shown as Riak shows them; any other value is refused."""
+
+ABSENT: Final[Mapping[str, tuple[Any, str]]] = {
+    "backend": ("leveldb", _STORE),
+    "consistent": (False, "strong consistency is not a property here: every write is conditional if it asks to be"),
+    "datatype": ("", "counters and data types are not spoken here: write values, merge siblings in the program"),
+    "search": (False, "search is not spoken here: feed a search engine from a queue"),
+    "search_index": ("", "search is not spoken here: feed a search engine from a queue"),
+    "aae_tree_exclude": (False, "every key is in the trees: what is compared is chosen by full-sync's scope"),
+    "repl": ("both", "what is replicated is decided by the filters of the queues (docs/config.md), not by properties"),
+    "ttl": (0, "objects do not expire by themselves here"),
+}
+"""Not shown; the value that says the same as leaving it out is taken, any other is refused."""
+
+DESCRIPTIVE: Final = frozenset({"name", "active", "claimant", "young", "bucket_type"})
+"""What a listing tells and nobody can set; a program that writes back what it read sends it."""
+
+
+def parse_property(name: str, raw: Any, factor: int | None) -> Value | None:
+    """The value to keep for what somebody wants of one property; None when there is nothing to keep: it is fixed, and
+    `raw` is what it is. `factor` is the replication factor of the bucket type, None when its partitions differ.
+    Raises ValueError in one
+    sentence."""
+    found = PROPERTIES.get(name)
+    if found is not None:
+        try:
+            value = found.parse(raw)
+        except ValueError:
+            raise ValueError(f"{name} is {found.right}, not {_shown(raw)}") from None
+        return value
+    if name in DESCRIPTIVE:
+        return None
+    if name == "n_val":
+        if factor is not None and raw not in (factor, str(factor)):
+            raise ValueError(
+                f"n_val is the replication factor of the bucket type, {factor}: `isthmus bucket-type "
+                "set-replication-factor` changes it"
+            )
+        return None
+    if name in FIXED:
+        value_here, why = FIXED[name]
+    elif name in ABSENT:
+        value_here, why = ABSENT[name]
+    else:
+        raise ValueError(_unknown(name))
+    if raw != value_here and not (type(raw) is str and raw == _typed(value_here)):
+        raise ValueError(f"{name} cannot be {_shown(raw)}: {why}")
+    return None
+
+
+def known_property(name: str) -> Property:
+    """The property of that name that may be set. Raises ValueError in one
+    sentence."""
+    if name not in PROPERTIES:
+        raise ValueError(_unknown(name))
+    return PROPERTIES[name]
+
+
+def _unknown(name: str) -> str:
+    close = get_close_matches(name.lower(), [*PROPERTIES, *FIXED, *ABSENT, "n_val"], n=1, cutoff=LIKENESS_MIN)
+    hint = f'did you mean "{close[0]}"?' if close else f"known are {', '.join(PROPERTIES)}"
+    return f"no such property: {_shown(name)}; {hint}"
+
+
+def _typed(value: Any) -> str:
+    return str(value).lower() if type(value) is bool else "" if value == [] else str(value)
+
+
+def _shown(raw: Any) -> str:
+    return shown(raw) if type(raw) is str else shown(str(raw).lower() if type(raw) is bool else repr(raw))
+
+
+def value_of(name: str, chosen: Mapping[str, Value]) -> Value:
+    """What counts of a property, of what is chosen or by default."""
+    return chosen.get(name, PROPERTIES[name].default)
+
+
+def shown_properties(chosen: Mapping[str, Value], factor: int | None) -> dict[str, Any]:
+    """All properties, as Riak shows them, in the order of their names."""
+    values: dict[str, Any] = {name: value_of(name, chosen) for name in PROPERTIES}
+    values |= {name: fixed.value for name, fixed in FIXED.items()}
+    values["n_val"] = factor
+    return dict(sorted(values.items()))

@@ -1,0 +1,227 @@
+"""The dynamic options: one closed table of what an operator may change while a cluster runs.
+
+Each has a name, a default, a range, a unit and a scope. What is set lies in the metastore
+(`repl.controller.dynamic_options`) and is in force on all nodes at once; a bucket type's setting comes before the
+cluster's, that before the node's file, that before the default. Pure; the table of `docs/options.md` is generated from
+this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from isthmus.config.settings import GB, KB, MB
+from isthmus.config.text import shown
+from isthmus.config.units import parse_duration, parse_size
+
+MIN_ISR: Final = "replication.min.isr"
+MAX_TIME_LAG: Final = "replication.max.time.lag.millis"
+MAX_RECORD_LAG: Final = "replication.max.record.lag"
+MAX_NEAR_SYNC_LAG: Final = "replication.max.near.sync.message.lag"
+FAR_ROUNDS: Final = "replication.far.horizon.min.transfer.rounds"
+CATCH_UP_RATE: Final = "replication.catch.up.rate"
+READ_ISOLATION: Final = "read.isolation.default"
+ELECTION_ASK: Final = "election.ask.millis"
+ELECTION_RESPONSE_MIN: Final = "election.response.min.millis"
+ELECTION_RESPONSE_MAX: Final = "election.response.max.millis"
+ELECTION_BACK_OFF_MIN: Final = "election.back.off.min.millis"
+ELECTION_BACK_OFF_MAX: Final = "election.back.off.max.millis"
+MOVES_AT_ONCE: Final = "placement.moves.at.once"
+
+MILLISECONDS: Final = "ms"
+BYTES_A_SECOND: Final = "bytes/s"
+
+NUMBER_MAX: Final = 1_000_000_000
+"""Where even a clamped number ends: beyond it somebody has mistaken what it means."""
+
+HOUR_MS: Final = 3_600_000
+
+Value = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One dynamic option. `default` None: it follows from something else, as `meaning` says. `choices` are the values
+    of one that is no number. `per_type`: a bucket type may have its own. `clamped`: a number out of range is taken
+    for the nearest that is in it. `setting` is the field of [replication] that a node's file may set it by, "" none."""
+
+    name: str
+    default: Value | None
+    unit: str
+    meaning: str
+    least: int = 0
+    most: int = NUMBER_MAX
+    choices: tuple[str, ...] = ()
+    per_type: bool = False
+    clamped: bool = False
+    setting: str = ""
+
+    @property
+    def scope(self) -> str:
+        """What it may be set for."""
+        return "cluster, bucket type" if self.per_type else "cluster"
+
+    @property
+    def allowed(self) -> str:
+        """Its range, for people."""
+        if self.choices:
+            return ", ".join(self.choices)
+        return "1 to the replication factor, clamped" if self.clamped else f"{self.least} to {self.most}"
+
+    @property
+    def default_text(self) -> str:
+        """Its default, for people."""
+        return "RF - 1" if self.default is None else str(self.default)
+
+    def parse(self, raw: Any) -> Value:
+        """The value in `raw`, a number or a text as somebody typed it; durations and sizes may have their unit
+        ("3s", "50MB"). Raises ValueError in one sentence."""
+        if self.choices:
+            if raw not in self.choices:
+                raise ValueError(f"{self.name} is one of {self.allowed}, not {shown(raw)}")
+            return str(raw)
+        number = self._number(raw)
+        if self.clamped:
+            if abs(number) > NUMBER_MAX:
+                raise ValueError(f"{self.name} is {self.allowed}; {shown(number)} is beyond all use")
+        elif not self.least <= number <= self.most:
+            raise ValueError(f"{self.name} is {self.allowed} {self.unit}, not {shown(number)}")
+        return number
+
+    def _number(self, raw: Any) -> int:
+        if type(raw) is int:
+            return raw
+        text = raw.strip() if type(raw) is str else ""
+        digits = text.removeprefix("-")
+        if digits.isascii() and digits.isdigit() and len(digits) <= len(str(NUMBER_MAX * KB)):
+            return int(text)
+        if text and self.unit == MILLISECONDS:
+            return parse_duration(text)
+        if text and self.unit == BYTES_A_SECOND:
+            return parse_size(text.removesuffix("/s"))
+        raise ValueError(f"{self.name} is a whole number of {self.unit}, {self.allowed}; {shown(raw)} is none")
+
+
+_TABLE: Final = (
+    Option(
+        MIN_ISR,
+        None,
+        "replicas",
+        "How many replicas must hold a write before it is acknowledged. Unset: one less than the replication factor, "
+        "at least 1. Raising it counts at once; lowering it makes nobody unelectable that may alone hold something.",
+        per_type=True,
+        clamped=True,
+    ),
+    Option(
+        MAX_TIME_LAG,
+        3_000,
+        MILLISECONDS,
+        "How long a member in sync may owe the acknowledgement of an entry before it leaves the ISR.",
+        least=100,
+        most=HOUR_MS,
+        per_type=True,
+        setting="max_time_lag_ms",
+    ),
+    Option(
+        MAX_RECORD_LAG,
+        10_000,
+        "entries",
+        "How many records a member's applied state may be behind before it leaves the ISR, never below min-ISR.",
+        least=10,
+        most=1_000_000,
+        per_type=True,
+        setting="max_record_lag_count",
+    ),
+    Option(
+        MAX_NEAR_SYNC_LAG,
+        20_000,
+        "entries",
+        "How many entries a follower may be behind and still catch up from the log. Never below the node's "
+        "`replication.window_entries`, which counts instead if it is larger.",
+        least=10,
+        most=10_000_000,
+        per_type=True,
+        setting="max_near_sync_message_lag_count",
+    ),
+    Option(
+        FAR_ROUNDS,
+        2,
+        "rounds",
+        "How many rounds of rows a follower that is beyond the log takes at least before the log is tried again. There "
+        "are as many more as it takes to come within the log's reach.",
+        least=1,
+        most=100,
+        per_type=True,
+    ),
+    Option(
+        CATCH_UP_RATE,
+        100 * MB,
+        BYTES_A_SECOND,
+        "What each node sends to followers out of sync, all together.",
+        least=64 * KB,
+        most=10 * GB,
+        setting="catch_up_rate_limit_bytes",
+    ),
+    Option(
+        READ_ISOLATION,
+        "committed",
+        "",
+        "What a read without `isolation` gets. A batch gets `uncommitted` only if all its bucket types do.",
+        choices=("committed", "uncommitted"),
+        per_type=True,
+        setting="read_isolation",
+    ),
+    Option(
+        ELECTION_ASK,
+        500,
+        MILLISECONDS,
+        "How long an election waits for the eligible to say how far their logs go. Safety does not rest on it.",
+        least=1,
+        most=60_000,
+    ),
+    Option(
+        ELECTION_RESPONSE_MIN,
+        2_000,
+        MILLISECONDS,
+        "How long the first candidate may take to promote itself before the next one is nominated.",
+        least=100,
+        most=HOUR_MS,
+    ),
+    Option(
+        ELECTION_RESPONSE_MAX,
+        10_000,
+        MILLISECONDS,
+        "The longest such time; it grows by half with each candidate that stayed silent.",
+        least=100,
+        most=HOUR_MS,
+    ),
+    Option(
+        ELECTION_BACK_OFF_MIN,
+        1_000,
+        MILLISECONDS,
+        "Pause after all who are eligible were nominated in vain.",
+        least=100,
+        most=HOUR_MS,
+    ),
+    Option(
+        ELECTION_BACK_OFF_MAX,
+        30_000,
+        MILLISECONDS,
+        "The longest such pause; it doubles each time. Each attempt uses up one of 2^20 epochs.",
+        least=100,
+        most=HOUR_MS,
+    ),
+    Option(
+        MOVES_AT_ONCE,
+        4,
+        "partitions",
+        "How many partitions may change their replicas at once. 0 begins no more; what is under way goes on.",
+        least=0,
+        most=1_000,
+    ),
+)
+
+OPTIONS: Final[Mapping[str, Option]] = {option.name: option for option in _TABLE}
+"""By name, in the order in which they are listed."""

@@ -1,0 +1,368 @@
+"""A node's TOML file to `Settings`: all faults at once, each with key path, line, and what would be right.
+
+This is the only place that reads a config file. Which keys there are comes from the dataclasses
+(`config.schema`), what values they may have from `config.validation`, where each stands from `config.toml_lines`.
+Nothing here knows what a setting is for: `node.daemon` builds the node from the values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+from collections.abc import Callable
+from difflib import get_close_matches
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from isthmus.config import validation
+from isthmus.config.schema import Key, Kind, as_text, keys_of, range_text
+from isthmus.config.settings import (
+    FullSyncSettings,
+    ListenSettings,
+    MetastoreSettings,
+    NodeSettings,
+    PeerSettings,
+    QueueSettings,
+    Settings,
+)
+from isthmus.config.text import shown
+from isthmus.config.toml_lines import KeyPath, line_of_keys
+from isthmus.config.units import parse_duration, parse_size
+from isthmus.config.validation import check_filter
+
+FILE_BYTES_MAX: Final = 1_000_000
+"""A config file has some hundred lines; what is larger is another file, named by mistake."""
+
+DEFAULT: Final = "default"
+"""Origin of a value that the file does not set."""
+
+
+class Fault(NamedTuple):
+    """One thing that is wrong: key path ("sink.peers[1].url", "" for the file itself), line (0: none), sentence."""
+
+    path: str
+    line: int
+    message: str
+
+
+class ConfigError(Exception):
+    """A config file cannot be used. `faults` holds all that is wrong with it, in the order of its lines."""
+
+    def __init__(self, file: str, faults: list[Fault]) -> None:
+        assert faults
+        self.file = file
+        self.faults = faults
+        super().__init__("\n".join(self.sentences()))
+
+    def sentences(self) -> list[str]:
+        """One line per fault: FILE:LINE: KEY PATH: MESSAGE."""
+        return [
+            f"{self.file}:{fault.line}: " * (fault.line > 0)
+            + f"{self.file}: " * (fault.line == 0)
+            + f"{fault.path}: " * bool(fault.path)
+            + fault.message
+            for fault in self.faults
+        ]
+
+
+class Effective(NamedTuple):
+    """One value in force: key path, value as it would stand in a file, "FILE:LINE" or "default"."""
+
+    path: str
+    text: str
+    origin: str
+
+
+def load_file(path: Path) -> Settings:
+    """The settings of a file. Raises ConfigError, also when the file cannot be read."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(FILE_BYTES_MAX + 1)
+    except IsADirectoryError:
+        raise _of_file(path, "is a directory; name the config file in it") from None
+    except FileNotFoundError:
+        raise _of_file(path, "does not exist") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise _of_file(path, f"cannot be read: {reason}") from error
+    if len(raw) > FILE_BYTES_MAX:
+        raise _of_file(path, f"is larger than {FILE_BYTES_MAX} bytes; that is no config file")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        fault = Fault("", line, f"byte {error.start} is not UTF-8; save the file as UTF-8")
+        raise ConfigError(str(path), [fault]) from None
+    return load_text(text, path)
+
+
+def load_text(text: str, path: Path) -> Settings:
+    """The settings of a text. `path` names it in origins and faults; its folder is where relative paths begin."""
+    text = text.replace("\r\n", "\n")
+    try:
+        values = tomllib.loads(text)
+        lines = line_of_keys(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(str(path), [_syntax_fault(text, str(error))]) from None
+    except RecursionError:
+        raise _of_file(path, "is nested too deeply to be a config file") from None
+    except ValueError:  # the only other one: Python refuses whole numbers of more than 4,300 digits
+        raise _of_file(path, "holds a number of thousands of digits") from None
+    reader = _Reader(path, lines)
+    settings: Settings = reader.table(Settings, values, (), "")
+    settings = dataclasses.replace(settings, origins=reader.origins)
+    for broken in chain(validation.broken_relations(settings), validation.broken_fullsync(settings)):
+        reader.relation(broken)
+    if reader.faults:
+        raise ConfigError(str(path), sorted(reader.faults, key=lambda fault: (fault.line, fault.path)))
+    return settings
+
+
+def effective(settings: Settings) -> list[Effective]:
+    """Every value in force with its origin, in the order of the sections; an empty list is shown as []."""
+    rows: list[Effective] = []
+    _collect(settings, "", settings.origins, rows)
+    return rows
+
+
+def _collect(section: Any, dotted: str, origins: dict[str, str], rows: list[Effective]) -> None:
+    kind: type = type(section)
+    for key in keys_of(kind).values():
+        path = _joined(dotted, key.name)
+        value = getattr(section, key.field)
+        if key.kind is Kind.TABLE:
+            _collect(value, path, origins, rows)
+        elif key.kind is Kind.TABLES:
+            if not value:
+                rows.append(Effective(path, "[]", origins.get(path, DEFAULT)))
+            for number, element in enumerate(value):
+                _collect(element, f"{path}[{number}]", origins, rows)
+        else:
+            rows.append(Effective(path, as_text(key, value), origins.get(path, DEFAULT)))
+
+
+class _Reader:
+    """Walks the parsed TOML beside the dataclasses; gathers faults and origins, and goes on after each fault.
+
+    In the place of a wrong or missing value stands its default, or an empty text where there is none, so
+    that the rest can be checked; `load_text` gives no settings out once there is a fault.
+    """
+
+    def __init__(self, path: Path, lines: dict[KeyPath, int]) -> None:
+        self._path = path
+        self._lines = lines
+        self.faults: list[Fault] = []
+        self.origins: dict[str, str] = {}
+
+    def table(self, section: type, values: dict[str, Any], where: KeyPath, dotted: str) -> Any:
+        """An instance of the dataclass `section`."""
+        keys = keys_of(section)
+        for name in values:
+            if name not in keys:
+                self._fault((*where, name), _joined(dotted, name), _unknown(section, name, values[name]))
+        fields = {}
+        for key in keys.values():
+            here, path = (*where, key.name), _joined(dotted, key.name)
+            if key.name not in values:
+                fields[key.field] = self._missing(key, here, path)
+                continue
+            value = values[key.name]
+            if key.kind is Kind.TABLE:
+                assert key.inner is not None
+                fields[key.field] = self._inner_table(key, value, here, path)
+            elif key.kind is Kind.TABLES:
+                fields[key.field] = self._inner_tables(key, value, here, path)
+            else:
+                fields[key.field] = self._value(key, value, here, path)
+        return section(**fields)
+
+    def relation(self, broken: validation.Broken) -> None:
+        """Report a broken relation unless one of its values is wrong by itself, at the first key that was set."""
+        if any(
+            path == fault.path or path.startswith(f"{fault.path}.") for path in broken.paths for fault in self.faults
+        ):
+            return
+        path = next((path for path in broken.paths if path in self.origins), broken.paths[0])
+        line = int(self.origins[path].rpartition(":")[2]) if path in self.origins else 0
+        self.faults.append(Fault(path, line, broken.message))
+
+    def _inner_table(self, key: Key, value: Any, where: KeyPath, path: str) -> Any:
+        assert key.inner is not None
+        if isinstance(value, dict):
+            return self.table(key.inner, value, where, path)
+        self._fault(where, path, f"{key.name} is a section; write [{path}] and its keys below")
+        return _placeholder_section(key.inner)
+
+    def _inner_tables(self, key: Key, value: Any, where: KeyPath, path: str) -> tuple[Any, ...]:
+        assert key.inner is not None
+        if not isinstance(value, list):
+            self._fault(where, path, f"{key.name} is a list; write [[{path}]], in double brackets, before each of them")
+            return ()
+        self.origins[path] = self._origin(where)
+        elements = []
+        for number, element in enumerate(value):
+            if isinstance(element, dict):
+                elements.append(self.table(key.inner, element, (*where, number), f"{path}[{number}]"))
+            else:
+                message = f"not a table; write [[{path}]] and its keys below"
+                self._fault((*where, number), f"{path}[{number}]", message)
+                elements.append(_placeholder_section(key.inner))
+        return tuple(elements)
+
+    def _missing(self, key: Key, where: KeyPath, path: str) -> Any:
+        if not key.required:
+            return key.default
+        if key.kind is Kind.TABLE:
+            assert key.inner is not None
+            needed = ", ".join(inner.name for inner in keys_of(key.inner).values() if inner.required)
+            self._fault(where, path, f"section [{path}] is missing; it must say {needed}")
+            return _placeholder_section(key.inner)
+        self._fault(where, path, f"missing; this key has no default ({range_text(key)})")
+        return _placeholder(key)
+
+    def _value(self, key: Key, value: Any, where: KeyPath, path: str) -> Any:
+        try:
+            result = converted(key, value, self._path)
+        except ValueError as error:
+            self._fault(where, path, str(error))
+            return _placeholder(key)
+        self.origins[path] = self._origin(where)
+        return result
+
+    def _fault(self, where: KeyPath, path: str, message: str) -> None:
+        self.faults.append(Fault(path, self._line(where), message))
+
+    def _line(self, where: KeyPath) -> int:
+        """Of the key, or of the nearest table around it that is mentioned; 1 for what is missing at the top."""
+        while where and where not in self._lines:
+            where = where[:-1]
+        return self._lines.get(where, 1)
+
+    def _origin(self, where: KeyPath) -> str:
+        return f"{self._path}:{self._line(where)}"
+
+
+def converted(key: Key, value: Any, file: Path) -> Any:
+    """The value of a setting; ValueError says in a sentence what is wrong and what would be right."""
+    section = (key.section, key.field)
+    match key.kind:
+        case Kind.NUMBER:
+            if type(value) is not int:
+                raise ValueError(f"{shown(value)} is not a whole number; write digits without quotes")
+            return _in_range(key, value)
+        case Kind.FLAG:
+            if type(value) is not bool:
+                raise ValueError(f"{shown(value)} is neither true nor false; write one of these without quotes")
+            return value
+        case Kind.DURATION:
+            return _in_range(key, parse_duration(_text(value, 'a duration; write it with its unit in quotes: "5s"')))
+        case Kind.SIZE:
+            return _in_range(key, parse_size(_text(value, 'a size; write it with its unit in quotes: "200KB"')))
+        case Kind.ADDRESS:
+            return validation.parse_address(_text(value, 'an address; write HOST:PORT in quotes: "127.0.0.1:8098"'))
+        case _:
+            text = _text(value, "a text; write it in quotes")
+    if key.kind is Kind.PATH:
+        return None if not text and not key.required else _path(text, file)
+    if section in validation.CHOICES:
+        return validation.check_choice(text, validation.CHOICES[section])
+    return _FORMS.get(section, validation.check_name)(text)
+
+
+_FORMS: Final[dict[tuple[type, str], Callable[[str], str]]] = {
+    (NodeSettings, "rack"): validation.check_rack,
+    (ListenSettings, "advertise"): validation.check_host,
+    (MetastoreSettings, "hosts"): validation.check_hosts,
+    (MetastoreSettings, "root"): validation.check_root,
+    (PeerSettings, "url"): validation.check_peer_url,
+    (QueueSettings, "filter"): check_filter,
+    (PeerSettings, "cluster"): validation.check_cluster,
+    (FullSyncSettings, "cluster"): validation.check_cluster,
+    (FullSyncSettings, "peer_queue"): validation.check_cluster,
+    (FullSyncSettings, "urls"): validation.check_urls,
+    (FullSyncSettings, "bucket_types"): validation.check_types,
+    (FullSyncSettings, "all_window"): validation.check_window,
+}
+
+
+def _in_range(key: Key, value: int) -> int:
+    least, most = validation.RANGES[key.section, key.field]
+    if not least <= value <= most:
+        written = as_text(key, value) if 0 <= value < 1 << 63 else shown(value)
+        raise ValueError(f"{written} is out of range; allowed is {range_text(key)}")
+    return value
+
+
+def _text(value: Any, wanted: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{shown(value)} is not {wanted}")
+    return value
+
+
+def _path(text: str, file: Path) -> Path:
+    if not text.strip() or "\0" in text:
+        raise ValueError(f"{shown(text)} is not a path")
+    if text.startswith("~"):
+        raise ValueError(f'{shown(text)}: "~" has no meaning to a service; write the whole path')
+    return (file.parent / text).absolute()
+
+
+def _placeholder(key: Key) -> Any:
+    if not key.required:
+        return key.default
+    return Path() if key.kind is Kind.PATH else ""
+
+
+def _placeholder_section(section: type) -> Any:
+    return section(**{key.field: _placeholder(key) for key in keys_of(section).values()})
+
+
+def _unknown(section: type, name: str, value: Any) -> str:
+    """What to say of a key that does not exist, the best guess first."""
+    keys = keys_of(section)
+    noun = "section" if section is Settings and isinstance(value, dict | list) else "key"
+    for key in keys.values():
+        if key.field == name:
+            whole = type(value) is int and 0 <= value < 1 << 63
+            example = as_text(key, value if whole else key.default)
+            return f"unknown key; in a file the unit stands in the value: {key.name} = {example}"
+    close = get_close_matches(name.lower(), keys, n=1, cutoff=0.6)
+    if close:
+        return f'unknown {noun}; did you mean "{close[0]}"?'
+    for other in keys_of(Settings).values():
+        if other.inner is not None and other.inner is not section and name in keys_of(other.inner):
+            brackets = f"[[{other.name}]]" if other.kind is Kind.TABLES else f"[{other.name}]"
+            return f"unknown here; there is such a key in {brackets}"
+    return f"unknown {noun}; known here: {', '.join(keys)}"
+
+
+_AT_POSITION = re.compile(r"(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)")
+
+
+_SAID_BETTER: Final = {
+    "Cannot overwrite a value": "a key is set twice",
+    "Invalid value": "Invalid value (texts stand in quotes)",
+}
+"""tomllib's words where others say what to do."""
+
+
+def _syntax_fault(text: str, message: str) -> Fault:
+    """tomllib's "... (at line 3, column 7)" as a fault on line 3."""
+    found = _AT_POSITION.fullmatch(message)
+    if found is None:
+        return Fault("", 0, f"not TOML: {message}")
+    if found["line"] is None:
+        return Fault("", text.count("\n") + 1, f"not TOML: {found['what']}, at the end of the file")
+    what = _SAID_BETTER.get(found["what"], found["what"])
+    return Fault("", int(found["line"]), f"not TOML: {what}, at column {found['column']}")
+
+
+def _of_file(path: Path, message: str) -> ConfigError:
+    return ConfigError(str(path), [Fault("", 0, message)])
+
+
+def _joined(dotted: str, name: str) -> str:
+    plain = re.fullmatch(r"[A-Za-z0-9_-]+", name, re.ASCII) is not None
+    return f"{dotted}." * bool(dotted) + (name if plain else shown(name))

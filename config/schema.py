@@ -1,0 +1,167 @@
+"""Which keys a config file may have: derived from the dataclasses of `config.settings`, never listed twice.
+
+The name of a setting in a file is its field's name without the unit, since in files the unit stands in
+the value: `poll_ms` is `poll = "5s"`, `queue_limit_count` is `queue_limit = 300000`, and bytes are a
+size: `log_file_bytes` is `log_file_size = "64MB"` (`log_size_bytes` and `header_limit_bytes` say so already:
+`log_size`, `header_limit`). `config.loader` reads by these keys; `docs/config.md` is generated from them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple, get_args, get_origin, get_type_hints
+
+from isthmus.config import validation
+from isthmus.config.settings import (
+    Address,
+    FullSyncSettings,
+    ListenSettings,
+    LogSettings,
+    MetastoreSettings,
+    NodeSettings,
+    PeerSettings,
+    QueueSettings,
+    Settings,
+)
+from isthmus.config.text import toml_text
+from isthmus.config.units import format_duration, format_size
+
+
+class Kind(Enum):
+    """How a value is written in a file."""
+
+    TABLE = "a table"
+    TABLES = "an array of tables"
+    TEXT = "a text"
+    FLAG = "true or false"
+    NUMBER = "a whole number"
+    DURATION = "a duration"
+    SIZE = "a size"
+    ADDRESS = "an address"
+    PATH = "a path"
+
+
+class Key(NamedTuple):
+    """One key of one section. `section` is the dataclass that holds it, `inner` that of a table's own keys."""
+
+    section: type
+    field: str
+    name: str
+    kind: Kind
+    required: bool
+    default: Any
+    inner: type | None
+
+
+RELOADED: Final = frozenset({(LogSettings, "level")})
+"""Settings that a running node takes from its file again at SIGHUP."""
+
+NO_DEFAULT: Final = None
+"""Stands in `Key.default` when the key is required."""
+
+
+@cache
+def keys_of(section: type) -> dict[str, Key]:
+    """Key name in a file -> key, in the order of the dataclass; `Settings.origins` is not a key."""
+    hints = get_type_hints(section)
+    keys = {}
+    for field in dataclasses.fields(section):
+        if section is Settings and field.name == "origins":
+            continue
+        kind, inner = _kind(field.name, hints[field.name])
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        default = NO_DEFAULT if required else field.default
+        key = Key(section, field.name, file_name(field.name), kind, required, default, inner)
+        assert key.name not in keys, f"two settings of {section.__name__} would share the key {key.name}"
+        keys[key.name] = key
+    return keys
+
+
+def file_name(field_name: str) -> str:
+    """The key of a field: its name without the unit."""
+    if field_name.endswith("_bytes"):
+        bare = field_name.removesuffix("_bytes")
+        return bare if bare.endswith(("_size", "_limit")) else f"{bare}_size"
+    return field_name.removesuffix("_ms").removesuffix("_count")
+
+
+def as_text(key: Key, value: Any) -> str:
+    """A value as it would stand in a file (with the quotes of TOML around texts)."""
+    match key.kind:
+        case Kind.DURATION:
+            return toml_text(format_duration(value))
+        case Kind.SIZE:
+            return toml_text(format_size(value))
+        case Kind.FLAG:
+            return "true" if value else "false"
+        case Kind.NUMBER:
+            return str(value)
+        case _:
+            return toml_text("" if value is None else str(value))
+
+
+def range_text(key: Key) -> str:
+    """What values a key takes, for messages and docs: "100ms to 1h", a list of choices, or a form."""
+    where = (key.section, key.field)
+    if where in validation.RANGES:
+        least, most = validation.RANGES[where]
+        match key.kind:
+            case Kind.DURATION:
+                return f"{format_duration(least)} to {format_duration(most)}"
+            case Kind.SIZE:
+                return f"{format_size(least)} to {format_size(most)}"
+            case _:
+                return f"{least} to {most}"
+    if where in validation.CHOICES:
+        return ", ".join(toml_text(choice) for choice in validation.CHOICES[where])
+    if where in validation.NAMES or where in _NAME_OR_NONE:
+        return "a name"
+    if where == (ListenSettings, "advertise"):
+        return "a host"
+    if where == (MetastoreSettings, "hosts"):
+        return "HOST:PORT,..."
+    if where == (QueueSettings, "filter"):
+        return "rules"
+    if where == (PeerSettings, "url"):
+        return "http(s)://HOST:PORT"
+    if where in _FULLSYNC_FORMS:
+        return _FULLSYNC_FORMS[where]
+    forms = {Kind.ADDRESS: "HOST:PORT", Kind.PATH: "a path", Kind.FLAG: "true, false", Kind.TEXT: "a path of nodes"}
+    return forms[key.kind]
+
+
+_NAME_OR_NONE: Final = (
+    (NodeSettings, "rack"),
+    (PeerSettings, "cluster"),
+    (FullSyncSettings, "cluster"),
+    (FullSyncSettings, "peer_queue"),
+)
+
+_FULLSYNC_FORMS: Final[dict[tuple[type, str], str]] = {
+    (FullSyncSettings, "urls"): "http(s)://HOST:PORT,...",
+    (FullSyncSettings, "bucket_types"): "*, NAME,...",
+    (FullSyncSettings, "all_window"): "FIRST-END, always, never",
+}
+
+
+def _kind(name: str, hint: Any) -> tuple[Kind, type | None]:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type) and hint is not Address:
+        return Kind.TABLE, hint
+    if get_origin(hint) is tuple:
+        return Kind.TABLES, get_args(hint)[0]
+    if hint is int and name.endswith("_ms"):
+        return Kind.DURATION, None
+    if hint is int and name.endswith("_bytes"):
+        return Kind.SIZE, None
+    plain = {
+        int: Kind.NUMBER,
+        bool: Kind.FLAG,
+        str: Kind.TEXT,
+        Path: Kind.PATH,
+        Path | None: Kind.PATH,
+        Address: Kind.ADDRESS,
+    }
+    return plain[hint], None

@@ -1,0 +1,176 @@
+"""The admin face: what operators, the command line and Prometheus ask one node about its cluster.
+
+JSON in and out; every state has a reason, every unknown value is null. Errors are {"error", "reason"}. Nothing here
+decides: it shows what the parts say and passes on what an operator wants. docs/http.md lists the paths.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from isthmus.config.validation import check_name
+from isthmus.node.admin_api.body import flag, text, wish_of
+from isthmus.node.admin_api.bucket_types import BucketTypesAdmin
+from isthmus.node.admin_api.folds import add_folds
+from isthmus.node.admin_api.fullsync import FullSyncAdmin
+from isthmus.node.admin_api.leaders import GLANCE_MS, LeadershipsAdmin, glance
+from isthmus.node.admin_api.options import OptionsAdmin
+from isthmus.node.admin_api.properties import PropertiesAdmin
+from isthmus.node.admin_api.queues import QueueAdmin
+from isthmus.node.admin_api.reassignments import MovesAdmin
+from isthmus.node.admin_api.replication import KnowingAdmin
+from isthmus.node.admin_api.sinks import SinkAdmin
+from isthmus.node.admin_api.telemetry import TelemetryAdmin
+from isthmus.node.admin_api.tombstones import ReapsAdmin
+from isthmus.node.admin_api.unsafe_recovery import ActsAdmin
+from isthmus.node.http.application import Face, Request, json_reply
+from isthmus.node.http.health import add_health
+from isthmus.node.http.openapi import add_openapi
+from isthmus.node.http.responses import Refused, Reply, refusal
+from isthmus.node.observability.version import program_version
+from isthmus.node.services import cluster_status, reassignment_status
+from isthmus.node.services.cluster_rpc import Gathering
+from isthmus.repl.controller.bucket_types import DEFAULT_TYPE, PlacementDiffers
+from isthmus.repl.controller.placement import BadReplicaMap, checked_replica_map
+from isthmus.repl.metastore.port import SessionState
+from isthmus.repl.model.errors import IsthmusError
+
+if TYPE_CHECKING:
+    from isthmus.node.services.container import Parts
+
+ASSIGN_KEYS: Final = frozenset({"bucket_type", "partitions", "validate_only"})
+"""What the body of an assignment may have: a replica map, and what to do with it."""
+
+
+class Admin(Face):
+    """Routes over the parts of a running node."""
+
+    def __init__(
+        self,
+        node: Parts,
+        gathering: Gathering,
+        *,
+        ready: Callable[[], tuple[bool, str]],
+        metrics: Callable[[], bytes],
+        stopping: Callable[[], bool],
+    ) -> None:
+        super().__init__()
+        self._node = node
+        self._ready = ready
+        self._gathering = gathering
+        add_health(self.router, ready=ready, metrics=metrics)
+        add_openapi(self, "Isthmus: operators", program_version())
+        router = self.router
+        router.add("GET", "/admin/cluster", self.cluster)
+        router.add("GET", "/admin/partitions", self.partitions)
+        router.add("POST", "/admin/partitions/assign", self.partitions_assign)
+        BucketTypesAdmin(node, router)
+        OptionsAdmin(node, router)
+        PropertiesAdmin(node, router)
+        ReapsAdmin(node, router)
+        ActsAdmin(node, gathering, router)
+        LeadershipsAdmin(node, router)
+        MovesAdmin(node, gathering, router)
+        QueueAdmin(node, router)
+        KnowingAdmin(node, router, stopping)
+        SinkAdmin(node, router)
+        TelemetryAdmin(node, router)
+        FullSyncAdmin(node, self)
+        add_folds(self, node)
+
+    def refusal(self, error: IsthmusError) -> Reply:
+        """See Face.refusal; here as JSON."""
+        plain = refusal(error)
+        reply = json_reply({"error": plain.body.decode().strip(), "reason": error.reason}, plain.status)
+        return reply._replace(headers=[*reply.headers, *(h for h in plain.headers if h[0] != b"content-type")])
+
+    # -- the cluster --------------------------------------------------------------------------------------
+
+    async def cluster(self, _request: Request) -> Reply:
+        """Who is there, who leads, what is not as it should be. Of the metastore; but it waits a moment for the node
+        that controls, which alone knows what it moves, and for what the live ones say of their replicas."""
+        node, controller = self._node, self._node.controller
+        records, registrations = controller.records, controller.registrations
+        serves, why_not = self._ready()
+        doubts = []
+        if controller.read_at_ms is None:
+            doubts.append("this node has not read the metastore yet")
+        elif node.session is not SessionState.CONNECTED:
+            why = controller.metastore.trouble
+            doubts.append(
+                f"this node's session with the metastore is {node.session.value}: "
+                + (f"{why}; what is shown is of before (docs/runbooks.md)" if why else "what is shown may be old")
+            )
+        if controller.read_at_ms is not None and not node.registrar.inc:
+            doubts.append(f"this node, {node.settings.node.name}, is not registered: {node.registrar.why}")
+        live = [name for name, found in registrations.items() if found.active]
+        balancing, facts = await asyncio.gather(glance(node), self._gathering.gather(live, GLANCE_MS))
+        drained, seen = controller.placement.drained, (records, registrations)
+        problems = [*doubts, *cluster_status.problems(*seen, controller.waiting, drained, facts, controller.unread.why)]
+        moving = reassignment_status.glance_of(controller.placement, records, registrations)
+        state, state_reason = cluster_status.state_of(balancing, problems, moving["reason"])
+        troubles = (node.sink.failing(), node.sink.passed_over())
+        links = [f"to other clusters, at node {node.settings.node.name}: {why}" for why in troubles if why]
+        return json_reply(
+            {
+                "cluster": node.settings.node.cluster,
+                "state": state,
+                "state_reason": state_reason,
+                "cluster_uuid": node.cluster_uuid.hex(),
+                "node": node.settings.node.name,
+                "ready": serves,
+                "reason": why_not,
+                "version": program_version(),
+                "controller": controller.controller,
+                "metastore": node.session.value,
+                "registered": node.registrar.inc != 0,
+                "read_at_ms": controller.read_at_ms,
+                "started_ms": node.started_ms,
+                "partitions": cluster_status.partition_counts(records),
+                "replicas": cluster_status.replica_counts(records),
+                "under_replicated": cluster_status.under_replicated(records),
+                "below_min_isr": cluster_status.below_min_isr(records),
+                "unclean_elections": cluster_status.unclean_elections(records),
+                "waiting": controller.waiting,
+                "balancing": balancing,
+                "moving": moving,
+                "problems": problems,
+                "warnings": [*node.locks.problems(), *cluster_status.silent(facts), *links],
+                "silent": sorted(name for name, said in facts.items() if said is None),
+                "nodes": cluster_status.node_rows(records, registrations, drained),
+                "actors": [node.queues.status(), node.sink.status(), node.fullsync.status()],
+            }
+        )
+
+    async def partitions(self, request: Request) -> Reply:
+        """Every partition (of ?bucket_type=T) with its leader, replicas, offsets and the reason of its state."""
+        controller = self._node.controller
+        wanted = request.query.get("bucket_type")
+        records = {p: r for p, r in controller.records.items() if wanted is None or r.bucket_type == wanted}
+        if wanted is not None and not records:
+            kinds = ", ".join(sorted({r.bucket_type for r in controller.records.values()})) or "none"
+            raise Refused(404, "unknown-bucket-type", f"there is no bucket type {wanted[:64]!r}; there are {kinds}")
+        registrations = controller.registrations
+        held = {node for record in records.values() for node in record.replicas}
+        facts = await self._gathering.gather(held & registrations.keys())
+        rows = cluster_status.partition_rows(records, registrations, facts, controller.unread.why)
+        return json_reply({"partitions": rows})
+
+    async def partitions_assign(self, request: Request) -> Reply:
+        """Create a bucket type with an operator's placement, or only say whether it would be taken."""
+        wish = await wish_of(request, ASSIGN_KEYS)
+        validate_only = flag(wish, "validate_only")
+        try:
+            bucket_type = check_name(text(wish, "bucket_type") or DEFAULT_TYPE)
+        except ValueError as error:
+            raise Refused(400, "bad-json", f"bucket_type: {error}") from None
+        try:
+            replica_map = checked_replica_map({"partitions": wish.get("partitions")})
+            outcome = await self._node.controller.assign(bucket_type, replica_map, validate_only=validate_only)
+        except BadReplicaMap as error:
+            raise Refused(400, "bad-replica-map", str(error)) from error
+        except PlacementDiffers as error:
+            raise Refused(409, "placement-differs", str(error)) from error
+        return json_reply({"outcome": outcome, "bucket_type": bucket_type, "partitions": len(replica_map)})

@@ -1,0 +1,182 @@
+"""The admin face's bucket types: listed, shown with their placement, and made.
+
+What is made where is `repl.controller.bucket_types`'. The answer to a creation waits until the new partitions are
+online, so that whoever made the bucket type can use it at any node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from isthmus.config.dynamic_options import MIN_ISR, OPTIONS
+from isthmus.config.text import no_such
+from isthmus.config.validation import check_name
+from isthmus.node.admin_api.body import count, flag, initiator, text, wish_of
+from isthmus.node.http.application import Request, json_reply
+from isthmus.node.http.responses import Refused, Reply
+from isthmus.node.http.router import Router
+from isthmus.node.services.option_status import option_rows
+from isthmus.repl.controller.bucket_properties import Place
+from isthmus.repl.controller.bucket_types import PLACEMENTS, BucketTypeExists, Wanted, create_bucket_type
+from isthmus.repl.controller.dynamic_options import WHO_MAX, Setting
+from isthmus.repl.controller.placement import (
+    PARTITIONS_MAX,
+    REPLICAS_MAX,
+    BadReplicaMap,
+    checked_replica_map,
+    replica_map_document,
+)
+from isthmus.repl.model.record import PartitionRecord, PartitionStatus
+
+if TYPE_CHECKING:
+    from isthmus.node.services.container import Parts
+
+ONLINE_S: Final = 10.0
+"""How long an answer waits until all partitions of a new bucket type are online: elections take well below a second."""
+
+POLL_S: Final = 0.05
+"""How often it looks meanwhile."""
+
+CREATE_KEYS: Final = frozenset(
+    {"partition_count", "replication_factor", "placement", "partitions", "min_isr", "props", "by", "dry_run"}
+)
+
+
+class BucketTypesAdmin:
+    """Routes over the bucket types of a running node's cluster."""
+
+    def __init__(self, node: Parts, router: Router[Callable[..., Any]]) -> None:
+        self._node = node
+        router.add("GET", "/admin/bucket-types", self.listed)
+        router.add("GET", "/admin/bucket-types/{name}", self.shown)
+        router.add("POST", "/admin/bucket-types/{name}", self.create)
+
+    async def listed(self, _request: Request) -> Reply:
+        """Every bucket type."""
+        kinds = sorted({record.bucket_type for record in self._node.controller.records.values()})
+        return json_reply({"bucket_types": [self._row(kind) for kind in kinds]})
+
+    async def shown(self, request: Request) -> Reply:
+        """One, with where its replicas are: by node, and by node id as placement files have it (null of a node that is
+        gone)."""
+        name = request.text("name")
+        records = self._records(name)
+        if not records:
+            known = sorted({record.bucket_type for record in self._node.controller.records.values()})
+            raise Refused(404, "unknown-bucket-type", no_such("bucket type", name, known))
+        ids = {found.node: found.id for found in self._node.controller.registrations.values()}
+        partitions = [
+            {
+                "id": record.index,
+                "replicas": [ids.get(node) for node in record.staying],
+                "nodes": list(record.staying),
+                "adding": list(record.adding),
+                "removing": list(record.removing),
+                "partition": record.partition,
+                "leader": None if record.leader is None else record.leader.node,
+                "status": record.status.value,
+            }
+            for record in records
+        ]
+        properties = self._node.properties.rows(Place(name))
+        return json_reply({**self._row(name), "partitions": partitions, "properties": properties})
+
+    async def create(self, request: Request) -> Reply:
+        """Make one, or say what would be made."""
+        wish = await wish_of(request, CREATE_KEYS)
+        try:
+            name = check_name(request.text("name"))
+        except ValueError as error:
+            raise Refused(400, "bad-input", f"the bucket type: {error}") from None
+        try:
+            wanted = self._wanted(name, wish)
+            props = self._props(wish, wanted.replication_factor)
+            dry_run = flag(wish, "dry_run")
+            outcome, replica_map = await create_bucket_type(self._node.controller.metastore, wanted, dry_run=dry_run)
+        except BadReplicaMap as error:
+            raise Refused(400, "bad-replica-map", str(error)) from error
+        except BucketTypeExists as error:
+            raise Refused(409, "bucket-type-exists", str(error)) from error
+        if props and not dry_run:
+            # After the bucket type is there, so that properties are never those of a type that never came to be; done
+            # again, the command finds the bucket type and sets them.
+            await self._node.properties.set(Place(name), props, initiator(wish))
+        if outcome == "created":
+            await self._online(name, len(replica_map))
+        online = sum(record.status is PartitionStatus.ONLINE for record in self._records(name))
+        return json_reply(
+            {"outcome": outcome, "bucket_type": name, "online": online, **replica_map_document(replica_map)}
+        )
+
+    def _wanted(self, name: str, wish: dict[str, Any]) -> Wanted:
+        partition_count = count(wish, "partition_count", 1, PARTITIONS_MAX)
+        factor = count(wish, "replication_factor", 1, REPLICAS_MAX)
+        placement = text(wish, "placement") or PLACEMENTS[0]
+        replica_map = None
+        if "partitions" in wish:
+            if partition_count is not None or factor is not None:
+                raise Refused(400, "bad-json", "partitions says where all replicas are: no count or factor besides")
+            replica_map = checked_replica_map({"partitions": wish["partitions"]})
+            partition_count, factor = len(replica_map), len(replica_map[0])
+        elif partition_count is None or factor is None:
+            raise Refused(400, "bad-json", "partition_count and replication_factor are needed, or partitions")
+        if placement not in PLACEMENTS:
+            raise Refused(400, "bad-json", f"placement is one of {', '.join(PLACEMENTS)}")
+        min_isr = None
+        if wish.get("min_isr") is not None:
+            try:
+                value = OPTIONS[MIN_ISR].parse(wish["min_isr"])
+            except ValueError as error:
+                raise Refused(400, "bad-option", str(error)) from None
+            min_isr = Setting(value, initiator(wish)[:WHO_MAX], self._node.time.wall_ms())
+        return Wanted(name, partition_count, factor, placement, replica_map, min_isr)
+
+    def _props(self, wish: dict[str, Any], factor: int) -> dict[str, Any]:
+        """The properties wanted, judged before anything is made."""
+        props = wish.get("props") or {}
+        if not isinstance(props, dict):
+            raise Refused(400, "bad-json", 'props must be an object, for instance {"allow_mult": false}')
+        self._node.properties.judged(props, factor)
+        return props
+
+    async def _online(self, name: str, partition_count: int) -> None:
+        """Return once the bucket type is online, as this node reads it; or after ONLINE_S."""
+        self._node.controller.wake()
+        for _ in range(round(ONLINE_S / POLL_S)):
+            records = self._records(name)
+            if len(records) == partition_count and all(r.status is PartitionStatus.ONLINE for r in records):
+                return
+            await asyncio.sleep(POLL_S)
+
+    def _records(self, name: str) -> list[PartitionRecord]:
+        found = [record for record in self._node.controller.records.values() if record.bucket_type == name]
+        return sorted(found, key=lambda record: record.index)
+
+    def _row(self, name: str) -> dict[str, Any]:
+        controller, records = self._node.controller, self._records(name)
+        (min_isr,) = option_rows(
+            controller.options, controller.records, self._node.options, names=[MIN_ISR], bucket_type=name
+        )
+        factors = sorted({record.factor for record in records})
+        pending = controller.placement.pending()
+        then = sorted({len(pending[r.partition][1] if r.partition in pending else r.staying) for r in records})
+        orders = self._orders(records)
+        return {
+            "bucket_type": name,
+            "partition_count": len(records),
+            "replication_factor": factors[0] if len(factors) == 1 else None,
+            "min_isr": min_isr["effective"],
+            "min_isr_set": min_isr["set"],
+            "online": sum(record.status is PartitionStatus.ONLINE for record in records),
+            "in_sync": sum(len(record.isr) >= record.factor for record in records),
+            "changing": sum(bool(record.adding or record.removing) for record in records),
+            "replication_factor_then": then[0] if len(then) == 1 else None,
+            "orders": orders,
+        }
+
+    def _orders(self, records: list[PartitionRecord]) -> list[int]:
+        """The orders not over that change partitions of a bucket type."""
+        pending = self._node.controller.placement.pending()
+        return sorted({pending[record.partition][0].number for record in records if record.partition in pending})

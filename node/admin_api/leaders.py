@@ -1,0 +1,53 @@
+"""The admin face's leaderships: how evenly they are spread, what would be moved, and to move it now.
+
+Any node answers for its cluster: it asks the one that controls (`repl.controller.leader_balance_api`). What moves them,
+and when, is `repl.controller.leader_balancer`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from isthmus.node.admin_api.body import flag, initiator, wish_of
+from isthmus.node.http.application import Request, json_reply
+from isthmus.node.http.responses import Reply
+from isthmus.node.http.router import Router
+from isthmus.repl.model.errors import IsthmusError
+
+if TYPE_CHECKING:
+    from isthmus.node.services.container import Parts
+
+BALANCE_KEYS: Final = frozenset({"by", "dry_run"})
+
+GLANCE_MS: Final = 500
+"""How long the state of a whole cluster waits for the node that controls; without an answer it is told as unknown."""
+
+
+class LeadershipsAdmin:
+    """Routes over the leaderships of a running node's cluster."""
+
+    def __init__(self, node: Parts, router: Router[Callable[..., Any]]) -> None:
+        self._node = node
+        router.add("GET", "/admin/leaders", self.leaders)
+        router.add("POST", "/admin/leaders/balance", self.balance)
+
+    async def leaders(self, _request: Request) -> Reply:
+        """What there is to know, and the plan."""
+        return json_reply(await self._node.leaderships.status())
+
+    async def balance(self, request: Request) -> Reply:
+        """Begin to move what the plan says, or only show it; the answer does not wait for the moves."""
+        wish = await wish_of(request, BALANCE_KEYS)
+        if flag(wish, "dry_run"):
+            return await self.leaders(request)
+        return json_reply(await self._node.leaderships.balance(initiator(wish)))
+
+
+async def glance(node: Parts) -> dict[str, Any] | None:
+    """State, reason and imbalance for who looks at the cluster as a whole; None when the controller does not say."""
+    try:
+        status = await node.leaderships.status(GLANCE_MS)
+    except IsthmusError:
+        return None
+    return {key: status.get(key) for key in ("state", "reason", "automatic", "imbalance")}

@@ -1,0 +1,132 @@
+"""The admin face's dynamic options: listed, set and unset, on any node of the cluster.
+
+What there is stands in `config.dynamic_options`, what is set in the metastore (`repl.controller.dynamic_options`), what
+it comes to is `node.services.live_options`'. An answer waits a moment until this node, and for min-ISR the records, go
+by a change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from isthmus.config.dynamic_options import OPTIONS, Option
+from isthmus.config.text import no_such
+from isthmus.node.admin_api.body import flag, initiator, text, wish_of
+from isthmus.node.http.application import Request, json_reply
+from isthmus.node.http.responses import Refused, Reply
+from isthmus.node.http.router import Router
+from isthmus.node.services.option_status import option_rows, waiting, warnings
+from isthmus.repl.controller.dynamic_options import WHO_MAX, OptionSettings, Setting, change_option
+
+if TYPE_CHECKING:
+    from isthmus.node.services.container import Parts
+
+IN_FORCE_S: Final = 3.0
+"""How long an answer waits for a change to be in force here. A watch takes milliseconds; what takes longer is said."""
+
+POLL_S: Final = 0.02
+"""How often it looks meanwhile."""
+
+CHANGE_KEYS: Final = frozenset({"value", "bucket_type", "by", "dry_run"})
+
+
+class OptionsAdmin:
+    """Routes over the options of a running node's cluster."""
+
+    def __init__(self, node: Parts, router: Router[Callable[..., Any]]) -> None:
+        self._node = node
+        router.add("GET", "/admin/options", self.listed)
+        router.add("GET", "/admin/options/{option}", self.shown)
+        router.add("POST", "/admin/options/{option}/set", self.set)
+        router.add("POST", "/admin/options/{option}/unset", self.unset)
+
+    async def listed(self, request: Request) -> Reply:
+        """Every option; with ?bucket_type=T what counts for that one."""
+        return json_reply({"options": self._rows(None, self._kind(request.query.get("bucket_type")))})
+
+    async def shown(self, request: Request) -> Reply:
+        """One option."""
+        option = self._option(request)
+        return json_reply({"options": self._rows([option.name], self._kind(request.query.get("bucket_type")))})
+
+    async def set(self, request: Request) -> Reply:
+        """Set an option for the cluster or for one bucket type."""
+        return await self._change(request, setting=True)
+
+    async def unset(self, request: Request) -> Reply:
+        """Let what comes after it count again: the cluster's setting, the nodes' files, the default."""
+        return await self._change(request, setting=False)
+
+    async def _change(self, request: Request, *, setting: bool) -> Reply:
+        option = self._option(request)
+        wish = await wish_of(request, CHANGE_KEYS)
+        kind, by = self._kind(text(wish, "bucket_type")), initiator(wish)
+        if kind is not None and not option.per_type:
+            raise Refused(400, "bad-option", f"{option.name} is the cluster's: it cannot be set for a bucket type")
+        wanted: Setting | None = None
+        if setting:
+            try:
+                wanted = Setting(option.parse(wish.get("value")), by[:WHO_MAX], self._node.time.wall_ms())
+            except ValueError as error:
+                raise Refused(400, "bad-option", str(error)) from None
+        controller = self._node.controller
+        before = controller.options.of(kind).get(option.name)
+        if flag(wish, "dry_run"):
+            after = controller.options.with_setting(option.name, kind, wanted)
+            return self._answer(option, kind, after, before, "would be set" if setting else "would be unset")
+        after = await change_option(controller.metastore, option.name, kind, wanted)
+        await self._in_force(after)
+        outcome = ("set" if setting else "unset") if setting or before is not None else "was not set"
+        return self._answer(option, kind, after, before, outcome)
+
+    async def _in_force(self, after: OptionSettings) -> None:
+        """Return once this node goes by `after`, and every record has its min-ISR; or after IN_FORCE_S."""
+        controller = self._node.controller
+
+        def pending() -> bool:
+            version = controller.options.version
+            if version is None or after.version is None or version < after.version:
+                return True
+            kinds = {record.bucket_type for record in controller.records.values()}
+            return any(waiting(controller.options, controller.records, kind) for kind in kinds)
+
+        controller.wake()
+        for _ in range(round(IN_FORCE_S / POLL_S)):
+            if not pending():
+                return
+            await asyncio.sleep(POLL_S)
+
+    def _answer(
+        self, option: Option, kind: str | None, after: OptionSettings, before: Setting | None, outcome: str
+    ) -> Reply:
+        records = self._node.controller.records
+        return json_reply(
+            {
+                "outcome": outcome,
+                "before": None if before is None else before.value,
+                "options": option_rows(after, records, self._node.options, names=[option.name], bucket_type=kind),
+                "warnings": warnings(after, records, option.name, kind),
+            }
+        )
+
+    def _rows(self, names: list[str] | None, kind: str | None) -> list[dict[str, Any]]:
+        controller = self._node.controller
+        return option_rows(controller.options, controller.records, self._node.options, names=names, bucket_type=kind)
+
+    @staticmethod
+    def _option(request: Request) -> Option:
+        name = request.text("option")
+        found = OPTIONS.get(name)
+        if found is None:
+            raise Refused(404, "unknown-option", no_such("option", name, list(OPTIONS)))
+        return found
+
+    def _kind(self, name: str | None) -> str | None:
+        """A bucket type that there is, or that has settings."""
+        controller = self._node.controller
+        known = {record.bucket_type for record in controller.records.values()} | controller.options.types.keys()
+        if name is not None and name not in known:
+            raise Refused(404, "unknown-bucket-type", no_such("bucket type", name, sorted(known)))
+        return name

@@ -1,0 +1,243 @@
+"""The admin face's changes of placement: planned, ordered, watched and cancelled; nodes listed, drained and removed.
+
+Every act has a plan, which `dry_run` shows; whoever then orders may name it (`plan`), and is refused if it would be
+another one by now. Any node answers. What is planned and kept is `repl.controller.reassignments`'s, who carries it out
+`repl.controller.reassigner`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, Final
+
+from isthmus.config.dynamic_options import MOVES_AT_ONCE
+from isthmus.config.validation import check_name
+from isthmus.node.admin_api.body import count, flag, initiator, text, wish_of
+from isthmus.node.http.application import Request, json_reply
+from isthmus.node.http.responses import Refused, Reply
+from isthmus.node.http.router import Router
+from isthmus.node.services import cluster_status, reassignment_status
+from isthmus.node.services.cluster_rpc import Gathering
+from isthmus.repl.controller.placement import NODE_ID_MAX, REPLICAS_MAX, BadReplicaMap, checked_replica_map
+from isthmus.repl.controller.reassignment_progress import Kind
+from isthmus.repl.controller.reassignments import (
+    STANDING_PATH,
+    NoSuch,
+    Wish,
+    cancel,
+    ids_of_nodes,
+    ordered,
+    planned,
+    remove_node,
+    undrain,
+)
+from isthmus.repl.metastore.port import Ambiguous, Conflict, Unavailable
+from isthmus.repl.model.errors import NotReady
+
+if TYPE_CHECKING:
+    from isthmus.node.services.container import Parts
+
+SEEN_S: Final = 3.0
+"""How long an answer waits until this node has read what was ordered. A watch takes milliseconds."""
+
+POLL_S: Final = 0.02
+"""How often it looks meanwhile."""
+
+COMMON: Final = frozenset({"by", "dry_run", "plan", "ignore_racks"})
+ORDER_KEYS: Final = COMMON | {"kind", "bucket_type", "nodes", "partitions"}
+FACTOR_KEYS: Final = COMMON | {"replication_factor"}
+DRAIN_KEYS: Final = COMMON | {"nodes", "undo"}
+CANCEL_KEYS: Final = frozenset({"by", "order"})
+REMOVE_KEYS: Final = frozenset({"by", "dry_run"})
+
+NODES_MAX: Final = 1_000
+"""Nodes that one request may name, as of a cluster."""
+
+
+class MovesAdmin:
+    """Routes over the placement of a running node's cluster."""
+
+    def __init__(self, node: Parts, gathering: Gathering, router: Router[Callable[..., Any]]) -> None:
+        self._node = node
+        self._gathering = gathering
+        router.add("GET", "/admin/moves", self.moves)
+        router.add("POST", "/admin/moves", self.order)
+        router.add("POST", "/admin/moves/cancel", self.cancel)
+        router.add("POST", "/admin/bucket-types/{name}/replication-factor", self.factor)
+        router.add("GET", "/admin/nodes", self.nodes)
+        router.add("POST", "/admin/nodes/drain", self.drain)
+        router.add("POST", "/admin/nodes/{name}/remove", self.remove)
+
+    async def moves(self, _request: Request) -> Reply:
+        """Every order, how far it is, and why."""
+        controller = self._node.controller
+        placement, records = controller.placement, controller.records
+        concerned = [records[m.partition] for o in placement.orders for m in o.moves if m.partition in records]
+        changing = {node for record in concerned if record.adding or record.removing for node in record.replicas}
+        gathered = await self._gathering.gather(changing & controller.registrations.keys())
+        return json_reply(
+            reassignment_status.moves_shown(
+                placement,
+                records,
+                controller.registrations,
+                gathered,
+                wall_ms=self._node.time.wall_ms(),
+                at_once=controller.options.number(MOVES_AT_ONCE),
+                overdue=controller.moving.overdue,
+            )
+        )
+
+    async def order(self, request: Request) -> Reply:
+        """Order a file's placement, an even one, or one node instead of another; or only show what would be moved."""
+        wish = await wish_of(request, ORDER_KEYS)
+        kind, bucket_type, names = wish.get("kind"), text(wish, "bucket_type"), _names(wish)
+        ignore_racks = flag(wish, "ignore_racks")
+        match kind:
+            case Kind.SPREAD:
+                wanted = Wish(Kind.SPREAD, bucket_type, ignore_racks=ignore_racks)
+            case Kind.REPLACE if len(names) == 2:
+                wanted = Wish(Kind.REPLACE, bucket_type, nodes=names, ignore_racks=ignore_racks)
+            case Kind.REPLACE:
+                raise Refused(400, "bad-json", "nodes must be two: the one that goes and the one instead")
+            case Kind.FILE:
+                wanted = Wish(Kind.FILE, bucket_type or "default", places=self._places(wish.get("partitions")))
+            case _:
+                raise Refused(400, "bad-json", f"kind is one of {Kind.FILE}, {Kind.SPREAD}, {Kind.REPLACE}")
+        return await self._act(wish, wanted)
+
+    async def factor(self, request: Request) -> Reply:
+        """Another replication factor for a bucket type."""
+        wish = await wish_of(request, FACTOR_KEYS)
+        factor = count(wish, "replication_factor", 1, REPLICAS_MAX)
+        if factor is None:
+            raise Refused(400, "bad-json", f"replication_factor is needed, a whole number from 1 to {REPLICAS_MAX}")
+        name = request.text("name")
+        return await self._act(wish, Wish(Kind.FACTOR, name, factor, ignore_racks=flag(wish, "ignore_racks")))
+
+    async def drain(self, request: Request) -> Reply:
+        """Move everything off nodes and give them nothing new; or let them be given replicas again."""
+        wish = await wish_of(request, DRAIN_KEYS)
+        names = _names(wish)
+        if not names:
+            raise Refused(400, "bad-json", "nodes must name one node at least")
+        if not flag(wish, "undo"):
+            return await self._act(wish, Wish(Kind.DRAIN, nodes=names, ignore_racks=flag(wish, "ignore_racks")))
+        if flag(wish, "dry_run"):
+            drained = self._node.controller.placement.drained
+            for name in names:
+                if name not in drained:
+                    raise NoSuch(f"{name} is not drained: {', '.join(sorted(drained)) or 'no node'} is")
+            return json_reply({"outcome": "would be undone", "nodes": list(names)})
+        cancelled = await undrain(self._node.controller.metastore, names, initiator(wish))
+        await self._seen(lambda: not set(names) & self._node.controller.placement.drained.keys())
+        return json_reply({"outcome": "undone", "nodes": list(names), "cancelled": cancelled})
+
+    async def _act(self, wish: dict[str, Any], wanted: Wish) -> Reply:
+        """Show or order what a wish comes to."""
+        controller = self._node.controller
+        if flag(wish, "dry_run"):
+            plan, number, outcome = await planned(controller.metastore, wanted), None, "planned"
+        else:
+            by, at_ms = initiator(wish), self._node.time.wall_ms()
+            plan, number = await ordered(controller.metastore, wanted, text(wish, "plan"), by, at_ms)
+            outcome = "nothing to move" if number is None else "ordered"
+        if number is not None:
+            await self._seen(lambda: number < controller.placement.next_number)
+        return json_reply(reassignment_status.plan_shown(plan, controller.records, outcome, number))
+
+    async def cancel(self, request: Request) -> Reply:
+        """Let an order go no further: what is under way goes back, what is done stays."""
+        wish = await wish_of(request, CANCEL_KEYS)
+        number = count(wish, "order", 0, NODE_ID_MAX)
+        controller = self._node.controller
+        order = await cancel(controller.metastore, number, initiator(wish))
+
+        def seen() -> bool:
+            found = controller.placement.order(order.number)
+            return found is None or bool(found.cancelled_by)
+
+        await self._seen(seen)
+        return json_reply({"outcome": "cancelled", "order": order.number, "title": order.title})
+
+    async def nodes(self, _request: Request) -> Reply:
+        """Every node that lives, holds a replica, or ever registered and was not removed."""
+        controller = self._node.controller
+        try:
+            known = await controller.metastore.children(STANDING_PATH)
+            ids = {node: number for node, (number, _) in (await ids_of_nodes(controller.metastore)).items()}
+        except (Unavailable, Ambiguous, Conflict) as error:
+            raise NotReady(f"the metastore cannot be reached: {error}") from error
+        drained = controller.placement.drained
+        rows = cluster_status.node_rows(controller.records, controller.registrations, drained, known, ids)
+        return json_reply({"nodes": rows})
+
+    async def remove(self, request: Request) -> Reply:
+        """Forget a node that is gone and holds nothing."""
+        wish = await wish_of(request, REMOVE_KEYS)
+        name, dry_run = request.text("name"), flag(wish, "dry_run")
+        try:
+            check_name(name)  # it becomes a piece of a path of the metastore
+        except ValueError as error:
+            raise Refused(400, "bad-input", f"node: {error}") from None
+        controller = self._node.controller
+        await remove_node(controller.metastore, name, initiator(wish), dry_run=dry_run)
+        if not dry_run:
+            await self._seen(lambda: name not in controller.registrations and name not in controller.placement.drained)
+        return json_reply({"outcome": "would be removed" if dry_run else "removed", "node": name})
+
+    async def _seen(self, holds: Callable[[], bool]) -> None:
+        """Return once this node has read what was changed; or after SEEN_S."""
+        self._node.controller.wake()
+        for _ in range(round(SEEN_S / POLL_S)):
+            if holds():
+                return
+            await asyncio.sleep(POLL_S)
+
+    def _places(self, partitions: object) -> tuple[tuple[str, ...], ...]:
+        """The replicas of a file by name; it may have names or node ids."""
+        controller = self._node.controller
+        held = {node for record in controller.records.values() for node in record.replicas}
+        numbers = {node: found.id for node, found in controller.registrations.items()}
+        numbers |= {node: NODE_ID_MAX - i for i, node in enumerate(sorted(held - numbers.keys()))}
+        names = {number: node for node, number in numbers.items()}
+        try:
+            replica_map = checked_replica_map({"partitions": _numbered(partitions, numbers)})
+            faults = [
+                f"partitions[{index}].replicas[{place}] is node id {number}, which no known node has"
+                for index, replicas in enumerate(replica_map)
+                for place, number in enumerate(replicas)
+                if number not in names
+            ]
+            if faults:
+                raise BadReplicaMap(faults)
+        except BadReplicaMap as error:
+            raise Refused(400, "bad-replica-map", str(error)) from error
+        return tuple(tuple(names[number] for number in replicas) for replicas in replica_map)
+
+
+def _numbered(partitions: object, numbers: dict[str, int]) -> object:
+    """The same with ids where known names stand; all else is left for the checks."""
+    if not isinstance(partitions, list):
+        return partitions
+
+    def one(value: object) -> object:
+        return numbers.get(value, value) if isinstance(value, str) else value
+
+    return [
+        {**each, "replicas": [one(value) for value in each["replicas"]]}
+        if isinstance(each, dict) and isinstance(each.get("replicas"), list)
+        else each
+        for each in partitions
+    ]
+
+
+def _names(wish: dict[str, Any]) -> tuple[str, ...]:
+    """The names under `nodes`."""
+    names: Collection[object] = wish.get("nodes") or []
+    if not isinstance(names, list) or len(names) > NODES_MAX or not all(isinstance(n, str) and n for n in names):
+        raise Refused(400, "bad-json", f"nodes must be a list of at most {NODES_MAX} names")
+    found = tuple(str(name) for name in names)
+    if len(set(found)) != len(found):
+        raise Refused(400, "bad-json", "nodes names one twice")
+    return found

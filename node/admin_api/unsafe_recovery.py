@@ -1,0 +1,208 @@
+"""The admin face's acts of last resort: a forced leader, and a metastore that forgot made to catch up.
+
+Every act has a plan, which `dry_run` shows and the act itself returns: what each replica holds, and what would be lost.
+The rules are `repl.controller.unclean_election`'s; docs/runbooks.md says when to use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from isthmus.node.admin_api.body import count, flag, initiator, text, wish_of
+from isthmus.node.http.application import Request, json_reply
+from isthmus.node.http.responses import Refused, Reply
+from isthmus.node.http.router import Router
+from isthmus.node.services.cluster_rpc import Facts, Gathering
+from isthmus.repl.controller import unclean_election
+from isthmus.repl.controller.unclean_election import Copy
+from isthmus.repl.isr.effects import Role
+from isthmus.repl.metastore.port import Ambiguous, Unavailable
+from isthmus.repl.model.errors import Fenced, IsthmusError
+from isthmus.repl.model.record import Incarnation, PartitionRecord, PartitionStatus
+from isthmus.repl.runtime.metastore_effects import ROLLED_BACK
+
+if TYPE_CHECKING:
+    from isthmus.node.services.container import Parts
+
+FORCE_KEYS: Final = frozenset({"node", "by", "dry_run", "version"})
+RESEED_KEYS: Final = frozenset({"by", "dry_run", "incomplete"})
+
+RESEED_ATTEMPTS: Final = 5
+"""Times that a record is read and written anew where others wrote it in between."""
+
+NUMBER_MAX: Final = (1 << 63) - 1
+
+
+class ActsAdmin:
+    """Routes of operators' acts on a running cluster."""
+
+    def __init__(self, node: Parts, gathering: Gathering, router: Router[Callable[..., Any]]) -> None:
+        self._node = node
+        self._gathering = gathering
+        router.add("POST", "/admin/partitions/{partition}/force-leader", self.force_leader)
+        router.add("POST", "/admin/cluster/reseed", self.reseed)
+
+    async def force_leader(self, request: Request) -> Reply:
+        """Elect one copy, whatever it lacks; refused while the partition has a leader."""
+        wish = await wish_of(request, FORCE_KEYS)
+        record = self._record(request.text("partition"))
+        name = text(wish, "node")
+        if name not in record.replicas:
+            raise Refused(
+                400, "bad-input", f"node must be one that holds the partition: {', '.join(record.replicas)} do"
+            )
+        version = count(wish, "version", 0, NUMBER_MAX)
+        if version is not None and version != record.version:
+            raise Refused(409, "changed", f"partition {record.partition} has changed since it was shown: look again")
+        if record.status is PartitionStatus.ONLINE:
+            led = "nobody" if record.leader is None else record.leader.node
+            raise Refused(409, "has-leader", f"partition {record.partition} is online, led by {led}: nothing to force")
+        copies, silent = self._copies(record, await self._facts([record]))
+        chosen = next((copy for copy in copies if copy.node == name), None)
+        if chosen is None:
+            raise Refused(409, "not-eligible", f"{name} does not answer for its copy: what it holds is not known")
+        obstacle = unclean_election.standing(self._node.controller.registrations.get(name), record.partition, chosen)
+        if obstacle:
+            raise Refused(409, "not-eligible", obstacle)
+        plan = self._plan(record, chosen, copies, silent)
+        if not flag(wish, "dry_run"):
+            by = initiator(wish)
+            written = await self._order(record, chosen, copies, by, "forced")
+            plan |= {"outcome": "ordered", "epoch": written.epoch, "lineage": written.lineage}
+        return json_reply(plan)
+
+    async def reseed(self, request: Request) -> Reply:
+        """Put every record above what the replicas have seen, where the metastore went back behind them."""
+        wish = await wish_of(request, RESEED_KEYS)
+        controller = self._node.controller
+        records = controller.records
+        facts = await self._facts(list(records.values()))
+        dry_run, incomplete, by = flag(wish, "dry_run"), flag(wish, "incomplete"), initiator(wish)
+        if not dry_run:
+            seen = [row for said in facts.values() if said is not None for row in said.items()]
+            await unclean_election.raise_counters(
+                controller.metastore,
+                max((row.gen for _, row in seen), default=0),
+                max((partition + 1 for partition, _ in seen), default=0),
+            )
+        plans = []
+        for _, record in sorted(records.items()):
+            copies, silent = self._copies(record, facts)
+            known = any(_rolled_back(facts.get(node), record.partition) for node in record.replicas)
+            if not (known or record.overtaken):
+                continue
+            plans.append(await self._reseeded(record, copies, silent, by, dry_run=dry_run, incomplete=incomplete))
+        forgotten = sorted({p for said in facts.values() if said is not None for p in said} - records.keys())
+        return json_reply({"partitions": plans, "forgotten": forgotten, "looked_at": len(records)})
+
+    async def _reseeded(
+        self,
+        record: PartitionRecord,
+        copies: list[Copy],
+        silent: list[str],
+        by: str,
+        *,
+        dry_run: bool,
+        incomplete: bool,
+    ) -> dict[str, Any]:
+        chosen = unclean_election.closest_to_all(copies)
+        plan = self._plan(record, chosen, copies, silent)
+        found = self._node.controller.registrations.get(chosen.node)
+        obstacle = unclean_election.standing(found, record.partition, chosen)
+        if not obstacle and silent and not incomplete:
+            obstacle = f"{', '.join(silent)} did not answer and may hold more: start them, or go on without them"
+        if obstacle:
+            return plan | {"outcome": "left", "reason": obstacle}
+        if dry_run:
+            return plan
+        reason = ""
+        for _ in range(RESEED_ATTEMPTS):  # whoever controls goes on nominating by the old record meanwhile
+            try:
+                newest = await self._node.controller.metastore.synced_record(record.partition)
+                written = await self._order(newest, chosen, copies, by, "re-seeded")
+            except Fenced as error:
+                reason = str(error)
+            except (IsthmusError, Unavailable, Ambiguous, LookupError) as error:
+                return plan | {"outcome": "left", "reason": str(error)}
+            else:
+                return plan | {"outcome": "ordered", "epoch": written.epoch, "lineage": written.lineage}
+        return plan | {"outcome": "left", "reason": reason}
+
+    async def _order(
+        self, record: PartitionRecord, chosen: Copy, copies: list[Copy], by: str, act: str
+    ) -> PartitionRecord:
+        controller = self._node.controller
+        who = Incarnation(chosen.node, controller.registrations[chosen.node].inc)
+        reason = f"{act} by {by}: waits for {chosen.node} to promote itself"
+        made = unclean_election.forced(record, chosen, who, (copy.epoch for copy in copies), reason)
+        written = await unclean_election.order(controller.metastore, made, by, act)
+        controller.wake()
+        return written
+
+    def _record(self, name: str) -> PartitionRecord:
+        records = self._node.controller.records
+        number = int(name) if name.isascii() and name.isdigit() and len(name) < 19 else -1
+        if number not in records:
+            raise Refused(404, "unknown-partition", f"there is no partition {name[:40]!r}: {len(records)} are there")
+        return records[number]
+
+    async def _facts(self, records: list[PartitionRecord]) -> Mapping[str, Facts | None]:
+        held = {node for record in records for node in record.replicas}
+        return await self._gathering.gather(held & self._node.controller.registrations.keys())
+
+    @staticmethod
+    def _copies(record: PartitionRecord, facts: Mapping[str, Facts | None]) -> tuple[list[Copy], list[str]]:
+        """The copies that are known, and the nodes that said nothing of theirs."""
+        copies, silent = [], []
+        for node in record.replicas:
+            said = facts.get(node)
+            row = None if said is None else said.get(record.partition)
+            if row is None:
+                silent.append(node)
+            else:
+                failed = row.role == Role.FAILED
+                reach = row.log_epoch, row.leo
+                copies.append(Copy(node, row.epoch, *reach, row.hw, row.applied, row.gen, row.far, failed))
+        return copies, silent
+
+    def _plan(self, record: PartitionRecord, chosen: Copy, copies: list[Copy], silent: list[str]) -> dict[str, Any]:
+        guard = {(member.node, member.gen) for member in record.isr | record.elr}
+        rows: list[dict[str, Any]] = [
+            {
+                "node": copy.node,
+                "eligible": (copy.node, copy.gen) in guard,
+                "epoch": copy.epoch,
+                "log_epoch": copy.log_epoch,
+                "leo": copy.leo,
+                "hw": copy.hw,
+                "applied": copy.applied,
+                "gen": copy.gen,
+            }
+            for copy in copies
+        ]
+        unknown = dict.fromkeys(("eligible", "epoch", "log_epoch", "leo", "hw", "applied", "gen"))
+        rows += [{"node": node, **unknown} for node in silent]
+        notes = unclean_election.lacking(chosen, copies, silent)
+        clean = [row["node"] for row in rows if row["eligible"] and row["node"] != chosen.node]
+        if clean and record.status is not PartitionStatus.OFFLINE:
+            notes.append(f"an election without loss may be under way: {', '.join(clean)} may be elected")
+        if record.effective_min_isr > 1:
+            notes.append(f"writes are refused until {record.effective_min_isr} replicas are in sync (min-ISR)")
+        return {
+            "outcome": "would be ordered",
+            "partition": record.partition,
+            "node": chosen.node,
+            "version": record.version,
+            "status": record.status.value,
+            "record_epoch": record.epoch,
+            "reason": record.reason,
+            "replicas": rows,
+            "notes": notes,
+        }
+
+
+def _rolled_back(said: Facts | None, partition: int) -> bool:
+    """True when a node's copy refuses the record as older than what it has seen."""
+    row = None if said is None else said.get(partition)
+    return row is not None and row.reason.startswith(ROLLED_BACK)

@@ -1,0 +1,68 @@
+"""What options of batch commands mean: durations, the form of an answer, and what they show nodes: the files that
+`credential_options` names, as paths for driver and workers.
+
+A token in the environment is of no use to a worker, and is refused. What the files are for stands in
+`node.cli.credentials`.
+"""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from isthmus.aae.reconcile.client import Credentials
+from isthmus.config.units import parse_duration
+from isthmus.node.cli.credentials import TOKEN_VARIABLE
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.output import FORMATS, Invocation
+
+
+def _remember(context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    context.ensure_object(Invocation).output = value
+    return value
+
+
+FORMAT = click.option(
+    "-o",
+    "format_",
+    type=click.Choice(FORMATS),
+    default=FORMATS[0],
+    show_default=True,
+    is_eager=True,
+    callback=_remember,
+    help="A table for people, or JSON for programs.",
+)
+
+
+def files_of(context: click.Context) -> Credentials:
+    """The files of this call, as absolute paths. Raises CommandFailed (usage)."""
+    given = context.ensure_object(Invocation).credentials
+    refuse_token_variable(given.get("token_file", ""))
+    if ("certificate" in given) != ("key" in given):
+        raise CommandFailed(Exit.USAGE, "usage", "--cert and --key belong together")
+    names = ("token_file", "authority", "certificate", "key")
+    return Credentials(*(os.path.abspath(given[name]) if name in given else "" for name in names))
+
+
+def refuse_token_variable(token_file: str) -> None:
+    """Raises CommandFailed (usage) where a token stands in the environment alone."""
+    if os.environ.get(TOKEN_VARIABLE) and not token_file:
+        raise CommandFailed(
+            Exit.USAGE, "usage", f"{TOKEN_VARIABLE} does not reach Spark's workers: give the token as --token-file FILE"
+        )
+
+
+def absolute(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    """The path as workers find it, wherever they run; "" for none."""
+    return os.path.abspath(value) if value else ""
+
+
+def duration_s(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float:
+    """Seconds of a duration such as 10m; 0 when nobody says."""
+    if value is None:
+        return 0.0
+    try:
+        return parse_duration(value) / 1000
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error

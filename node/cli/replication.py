@@ -1,0 +1,208 @@
+"""`isthmus lag`, `isthmus ledger` and `isthmus explain`: what the cluster knows of its replication, of all its nodes.
+
+Reads only. docs/queues.md tells what the words mean, `node.services.replication_lag` and `node.services.explain_key`
+how they come about.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final
+from urllib.parse import quote
+
+import click
+
+from isthmus.config.text import quantity
+from isthmus.config.validation import check_peer_url
+from isthmus.node.cli.admin_client import AdminClient, admin_option
+from isthmus.node.cli.cluster import listed
+from isthmus.node.cli.credentials import access_from
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.output import echo_facts, echo_json, echo_table, moment, output_option, printable
+from isthmus.node.cli.parameters import Real
+from isthmus.node.services.remote_lookup import other_side, with_other_sides
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.vclock import decode_clock
+
+SENT: Final = (
+    "found", "eligible", "acknowledged", "collapsed", "collapsed_unseen", "vanished", "given_up", "handed_on",
+    "waiting", "in_flight",
+)  # fmt: skip
+RECEIVED: Final = ("fetched", "applied", "merged", "superseded", "rejected", "failed", "under_way")
+
+
+@click.command("lag")
+@click.option("--over", type=Real(min=0), metavar="SECONDS", help="Exit with 1 if a lag is above.")
+@admin_option
+@output_option
+def lag_command(over: float | None, admin: AdminClient, output: str) -> None:
+    """How far each other cluster is behind, by queue and bucket type: seconds since the oldest change that it has not
+    acknowledged, objects and bytes that wait. With --over: exit code 1 above it, 3 where it is unknown."""
+    answer = admin.get("/admin/lag")
+    rows = listed(answer, "lag")
+    if output == "json":
+        echo_json(answer)
+    else:
+        shown = []
+        for row in rows:
+            plain = [_cluster(row)] + [row.get(w) for w in ("queue", "bucket_type", "seconds", "objects", "bytes")]
+            proven = row.get("proven_ms")
+            shown.append([*plain, "never" if proven is None else moment(proven), row.get("reason")])
+        echo_table(("cluster", "queue", "type", "seconds", "objects", "bytes", "proven as of", "reason"), shown)
+        if not rows:
+            click.echo("no queue is registered: no change is sent in real time (`isthmus queue register`)")
+        gaps = Counter(str(gap.get("queue")) for gap in listed(admin.get("/admin/gaps"), "gaps"))
+        for queue, count in sorted(gaps.items()):
+            gaps_of = quantity(count, "gap")
+            click.echo(printable(f"{queue}: {gaps_of} that no full-sync has proven yet (`isthmus gaps {queue}`)"))
+    if over is None:
+        return
+    late = [row for row in rows if row.get("seconds") is not None and row["seconds"] > over]
+    if late:
+        worst = max(late, key=lambda row: float(row["seconds"]))
+        sentence = f"queue {worst['queue']}, bucket type {worst['bucket_type']}: {worst['seconds']:.1f} s behind"
+        raise CommandFailed(Exit.DIFFERS, "lag", sentence)
+    unknown = next((row for row in rows if row.get("seconds") is None), None)
+    if unknown is not None:
+        sentence = f"queue {unknown['queue']}: how far it is behind is not known: {unknown.get('reason')}"
+        raise CommandFailed(Exit.UNAVAILABLE, "unknown", sentence)
+
+
+@click.command("ledger")
+@admin_option
+@output_option
+def ledger_command(admin: AdminClient, output: str) -> None:
+    """What became of every change that was to go to, and that came from, each other cluster. Exit code 1 when a ledger
+    does not close, 3 when it is not known. A queue that nobody fetched from yet is `no-sink`, code 0."""
+    answer = admin.get("/admin/ledger")
+    rows = listed(answer, "ledger")
+    if output == "json":
+        echo_json(answer)
+    else:
+        for direction, words in (("sent", SENT), ("received", RECEIVED)):
+            head = ("to" if direction == "sent" else "from", "queue", *(word.replace("_", " ") for word in words))
+            found = [row for row in rows if row.get("direction") == direction]
+            if found:
+                echo_table(
+                    (*head, "state", "reason"),
+                    [[_cluster(r), *(r.get(word) for word in ("queue", *words, "state", "reason"))] for r in found],
+                )
+    off = [row for row in rows if row.get("closes") is False]
+    if off:
+        raise CommandFailed(Exit.DIFFERS, "ledger", f"queue {off[0]['queue']}: {off[0]['reason']}")
+    unknown = next((row for row in rows if row.get("state") == "unknown"), None)
+    if unknown is not None:
+        sentence = f"queue {unknown['queue']}: whether its ledger closes is not known: {unknown['reason']}"
+        raise CommandFailed(Exit.UNAVAILABLE, "unknown", sentence)
+
+
+def _cluster(row: dict[str, Any]) -> Any:
+    """The other cluster of a row; a queue may belong to nobody."""
+    return "nobody yet" if "uuid" in row and row["uuid"] is None else row.get("cluster")
+
+
+@click.command("explain")
+@click.argument("bucket", metavar="[TYPE/]BUCKET")
+@click.argument("object_key", metavar="KEY")
+@click.option(
+    "--other", multiple=True, metavar="URL", help="Client listener of another cluster, to be asked for the key."
+)
+@admin_option
+@output_option
+@click.pass_context
+def explain_command(
+    context: click.Context, bucket: str, object_key: str, other: tuple[str, ...], admin: AdminClient, output: str
+) -> None:
+    """Where and when a key was accepted, what each queue does with it, what the other side has, and what comes next.
+    Names are percent-encoded where they are no plain text."""
+    bucket_type, slash, name = bucket.partition("/")
+    if not slash:
+        bucket_type, name = "default", bucket
+    query = "&".join(
+        f"{word}={quote(value, safe='')}"
+        for word, value in (("type", bucket_type), ("bucket", name), ("key", object_key))
+    )
+    answer = admin.get(f"/admin/explain?{query}")
+    found = answer.get("object")
+    ours = decode_clock(bytes.fromhex(found["clock"])) if isinstance(found, dict) else None
+    key = Key(bucket_type.encode(), unquoted(name), unquoted(object_key))
+    for url in other:
+        try:
+            checked = check_peer_url(url)
+        except ValueError as error:
+            raise CommandFailed(Exit.USAGE, "bad-input", f"--other: {error}") from None
+        looked = other_side(checked, key, ours, access_from(context), known=answer.get("known") is not False)
+        answer = with_other_sides(answer, [*answer.get("other_sides", ()), {"fullsync": None, **looked}])
+    if output == "json":
+        echo_json(answer)
+    else:
+        _print(answer, bucket_type, name, object_key)
+
+
+def unquoted(text: str) -> bytes:
+    """The bytes that a percent-encoded name means."""
+    from urllib.parse import unquote_to_bytes
+
+    return unquote_to_bytes(text)
+
+
+def _print(answer: dict[str, Any], bucket_type: str, bucket: str, object_key: str) -> None:
+    facts: list[tuple[str, Any]] = [
+        ("key", f"{bucket_type}/{bucket} {object_key}"),
+        ("partition", f"{answer.get('partition')} (segment {answer.get('segment')}), led by {answer.get('leader')}"),
+    ]
+    found = answer.get("object")
+    if not answer.get("known"):
+        facts.append(("state", f"unknown: {answer.get('reason')}"))
+    elif found is None:
+        facts.append(("state", "not here: never written, or reaped"))
+    else:
+        what = "a tombstone" if found["tombstone"] else f"an object of {found['bytes']} bytes, its clock included"
+        facts.append(("state", f"{what}, last modified {moment(found['last_modified_ms'])}"))
+        facts.append(("changed here", f"offset {found['offset']}, {moment(found['applied_ms'])}"))
+        facts += [("accepted", _dot(dot)) for dot in found["siblings"]]
+        facts += [("has seen", _dot(dot)) for dot in found["seen"]]
+    for row in answer.get("queues") or ():
+        ahead = f", {row['ahead']} before it" if row.get("ahead") is not None else ""
+        why = f": {row['reason']}" if row.get("reason") else ""
+        facts.append(
+            (f"queue {row['queue']}", f"{row['state']}{ahead}{why} (to {row['owner'] or 'nobody yet'}; {row['rule']})")
+        )
+    for row in answer.get("lower") or ():
+        why = f": {row['reason']}" if row.get("reason") else ""
+        priority = str(row["priority"]).replace("_", "-")
+        facts.append((f"queue {row['queue']}", f"{row['state']} at the {priority} priority of node {row['node']}{why}"))
+    for node in answer.get("lower_unknown_at") or ():
+        facts.append(("node " + node, "does not answer: what it holds at lower priorities is not known"))
+    for row in answer.get("dead_letters") or ():
+        whence = f"queue {row['queue']} of {row['source_cluster']}, {moment(row['at_ms'])}"
+        facts.append((f"dead letter {row['id']} of {row['node']}", f"{row['reason']}: {row['error']} ({whence})"))
+    for node in answer.get("dead_letters_unknown_at") or ():
+        facts.append(("node " + node, "cannot read its dead letters, see its log: what it refused is not known"))
+    reap = answer.get("reap")
+    if isinstance(reap, dict):
+        facts.append(("reap", reap["waits"] or "it may go"))
+    for row in answer.get("compared") or ():
+        facts.append((f"full-sync {row['fullsync']} of {row['node']}", _compared(row)))
+    for side in answer.get("other_sides") or ():
+        facts.append((f"other side {side['url']}", f"{side['state']}{': ' + side['reason'] if side['reason'] else ''}"))
+    echo_facts([*facts, ("next", answer.get("next"))])
+
+
+def _compared(row: dict[str, Any]) -> str:
+    """What the newest check of one node says of the key's segment."""
+    what = f"{row['verdict']}{': ' + row['difference'] if row.get('difference') else ''}"
+    why = f" ({row['reason']})" if row.get("reason") else ""
+    looked = f", compared {moment(row['at_ms'])}: {row['check']}" if row.get("at_ms") else ""
+    since = "; it has changed here since" if row.get("changed_since") else ""
+    proven = f"; proven in sync as of {moment(row['proven_ms'])}" if row.get("proven_ms") else "; never proven in sync"
+    suspended = f"; suspended by {row['suspended']}" if row.get("suspended") else ""
+    return printable(f"{what}{looked}{why}{since}{proven}{suspended}")
+
+
+def _dot(dot: dict[str, Any]) -> str:
+    if dot.get("uuid") is None:
+        return printable(f"actor {dot.get('actor')}, which is no partition of a cluster")
+    when = f", {moment(dot['last_modified_ms'])}" if "last_modified_ms" in dot else ""
+    cluster = dot.get("cluster") or dot["uuid"]
+    return f"cluster {cluster}, partition {dot['partition']}, epoch {dot['epoch']}, offset {dot['offset']}{when}"

@@ -1,0 +1,173 @@
+"""The client face: programs written for Riak, batches, sinks of other clusters, probes.
+
+Knows where each path goes and nothing more. The object paths are told apart here by their segments, before the router
+is asked, since nearly all requests are theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from typing import Any, Final, Protocol
+
+import structlog
+
+from isthmus.config.settings import LimitSettings
+from isthmus.node.client_api.batch import BatchRoutes
+from isthmus.node.client_api.legacy_paths import OldForms
+from isthmus.node.client_api.listings import ListingRoutes
+from isthmus.node.client_api.objects import ROUTE, Named, ObjectRoutes
+from isthmus.node.client_api.queue_fetch import FETCH_ROUTE, ByReference, Fetching, QueueRoutes
+from isthmus.node.client_api.queue_push import Pushing, QueuePushes
+from isthmus.node.client_api.riak_info import RiakViews, Sights
+from isthmus.node.client_api.unsupported import lacking
+from isthmus.node.http.application import SMALL_BODY_BYTES, Face, Receive, Scope, Send, a_bug, shown_path
+from isthmus.node.http.fast_connection import Whole
+from isthmus.node.http.health import add_health
+from isthmus.node.http.openapi import add_openapi
+from isthmus.node.http.responses import Refused, Reply
+from isthmus.node.http.router import unknown_path
+from isthmus.node.observability.version import program_version
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
+from isthmus.repl.model.ports import KeyValue, TimeSource
+from isthmus.repl.telemetry import Family, Sample
+
+log = structlog.get_logger(__name__)
+
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_http_requests_total": Family(
+        "Answers of the client face, by route, method and status; 499: the client left.",
+        "requests",
+        "clients",
+        ("method", "route", "status"),
+    ),
+    "isthmus_http_body_bytes": Family(
+        "Bytes of request bodies and large answers held now; refused with 503 above a limit.", "bytes", "clients"
+    ),
+    "isthmus_http_fetches": Family("Fetches of sinks that wait or run now.", "fetches", "clients"),
+    "isthmus_http_listings": Family("Listings that run now.", "listings", "clients"),
+}
+"""Name -> what it counts (see repl.telemetry)."""
+
+
+class Acts(Pushing, ByReference, Protocol):
+    """What this face needs of the source queues beside fetching (`queues.admin.QueueActs`)."""
+
+
+class HttpFace(Face):
+    """The application behind the `http` listener. `ready` and `metrics` as in `health.add_health`,
+    `certified_sinks` as in `queues.QueueRoutes`."""
+
+    def __init__(
+        self,
+        kv: KeyValue,
+        queues: Fetching,
+        acts: Acts,
+        *,
+        limits: LimitSettings,
+        time: TimeSource,
+        sights: Sights,
+        ready: Callable[[], tuple[bool, str]],
+        metrics: Callable[[], bytes],
+        certified_sinks: bool = False,
+    ) -> None:
+        super().__init__()
+        self._objects = ObjectRoutes(kv, limits, time, self)
+        self._listings = ListingRoutes(kv, limits.listings, self)
+        OldForms(self._listings, self)
+        RiakViews(sights, self, key_limit_bytes=limits.key_bytes)
+        self._batch = BatchRoutes(kv, limits, self)
+        self._queues = QueueRoutes(queues, acts, self, certified=certified_sinks)
+        QueuePushes(acts, sights, self, key_limit_bytes=limits.key_bytes)
+        add_health(self.router, ready=ready, metrics=metrics)
+        add_openapi(self, "Isthmus: keys and values", program_version(), objects=True)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See Face.answer: the object paths first, the router for all others."""
+        parts = scope["raw_path"].split(b"/")
+        named = _object_named(parts)
+        if named is not None:
+            await self._objects.answer(scope, receive, send, named)
+        else:
+            if len(parts) > 2 and not parts[-1]:
+                # As in Riak, a slash at the end says nothing.
+                scope = {**scope, "raw_path": b"/".join(parts[:-1])}
+            try:
+                await super().answer(scope, receive, send)
+            except Refused as refused:
+                unknown = refused.reason == "unknown-path"
+                if unknown and not parts[-1]:
+                    refused = unknown_path(b"/".join(parts))  # as the client wrote it
+                unread = refused.reason == "method-not-allowed" and scope["method"] in ("GET", "HEAD")
+                raise (lacking(parts) if unknown or unread else None) or refused from None
+
+    def prompt(self, request: Whole) -> Coroutine[Any, Any, Reply] | None:
+        """See `quick.Prompt`: requests for objects, with a body that may be stored, and sinks' fetches."""
+        parts = request.raw_path.split(b"/")
+        named = _object_named(parts)
+        if named is not None:
+            if not self._objects.fits(len(request.body)):
+                return None
+            return self._prompt(request, named)
+        if len(parts) == 4 and parts[1] == b"queues" and parts[3] == b"fetch" and self._queues.fits(request):
+            return self._prompt(request, None)
+        return None
+
+    def left(self, request: Whole) -> None:
+        """See `quick.Prompt`: a long poll ends."""
+        self._queues.left(request)
+
+    async def _prompt(self, request: Whole, named: Named | None) -> Reply:
+        """Of the object that is named, else of a fetch."""
+        method, raw_path, query_string, headers, body = request
+        try:
+            if self.guard is not None:
+                self.guard.check(method, raw_path, headers)
+            if named is None:
+                reply = await self._queues.fetch(request)
+            else:
+                reply = await self._objects.reply(method, query_string, headers, body, named)
+        except IsthmusError as error:
+            return self.refused(error, method)
+        except Exception:
+            log.exception("http.bug", method=method, path=shown_path(raw_path))
+            return self.refused(a_bug(), method)
+        if len(reply.body) <= SMALL_BODY_BYTES:
+            self.counts.add(FETCH_ROUTE if named is None else ROUTE, method, reply.status)
+        return reply
+
+    async def say(self, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
+        """See `quick.Prompt`."""
+        await self.told(self._say(reply, scope, send), scope, receive, send)
+
+    async def _say(self, reply: Reply, scope: Scope, send: Send) -> None:
+        await self.send_reply(scope, send, reply)
+        if len(reply.body) > SMALL_BODY_BYTES:
+            fetched = scope["raw_path"].startswith(b"/queues/")
+            self.counts.add(FETCH_ROUTE if fetched else ROUTE, scope["method"], reply.status)
+
+    def stop(self) -> None:
+        """The node is stopping: end long polls, so that they do not hold up the listener's drain."""
+        self._queues.stop()
+
+    def samples(self) -> Iterator[Sample]:
+        """What Prometheus is shown of this face."""
+        for (route, method, status), count in self.counts.items():
+            yield "isthmus_http_requests_total", {"route": route, "method": method, "status": str(status)}, count
+        yield "isthmus_http_body_bytes", {}, self.budget.used_bytes
+        yield "isthmus_http_fetches", {}, self._queues.running
+        yield "isthmus_http_listings", {}, self._listings.running
+
+
+def _object_named(parts: list[bytes]) -> Named | None:
+    """The object that a path names, split at each "/"; None when it is another path."""
+    count = len(parts)
+    if count == 5:
+        if parts[1] == b"buckets" and parts[3] == b"keys" and parts[4]:
+            return DEFAULT_BUCKET_TYPE, parts[2], parts[4]
+    elif count == 4:
+        if parts[1] == b"riak" and parts[3]:
+            return DEFAULT_BUCKET_TYPE, parts[2], parts[3]
+    elif count == 7 and parts[1] == b"types" and parts[3] == b"buckets" and parts[5] == b"keys" and parts[6]:
+        return parts[2], parts[4], parts[6]
+    return None

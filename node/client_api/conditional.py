@@ -1,0 +1,102 @@
+"""Conditional requests: the headers, and what a condition makes of a read. Pure.
+
+The rules are `repl.model.conditions`'s; a write's condition is judged by the leader of its key, a read's here. A date
+that is none is ignored in a read, as RFC 9110 has it, and refused in a write, which must not become unconditional.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+from isthmus.node.http.responses import PLAIN, Headers, Refused, Reply
+from isthmus.repl.model.conditions import ANY, TAGS_MAX, Condition, Standing, Verdict, judge_read
+
+IF_MATCH: Final = b"if-match"
+IF_NONE_MATCH: Final = b"if-none-match"
+IF_MODIFIED_SINCE: Final = b"if-modified-since"
+IF_UNMODIFIED_SINCE: Final = b"if-unmodified-since"
+IF_NOT_MODIFIED: Final = b"x-riak-if-not-modified"
+
+READ_CONDITIONS: Final = frozenset((IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE))
+
+_TAG: Final = re.compile(rb'[ \t,]*(W/)?(?:"([\x21\x23-\x7e\x80-\xff]*)"|([^\s",*]+))[ \t]*(?=,|$)')
+_REST: Final = re.compile(rb"[ \t,]*")
+
+
+def parse_tags(name: bytes, value: bytes) -> tuple[str, ...]:
+    """The tags of If-Match or If-None-Match, ANY for `*`; without quotes, too, as Riak takes them. Raises Refused."""
+    if value.strip() == b"*":
+        return ANY
+    tags: list[str] = []
+    at = 0
+    while _REST.fullmatch(value, at) is None:
+        match = _TAG.match(value, at)
+        if match is None or len(tags) == TAGS_MAX:
+            raise Refused(400, "bad-header", f'{name.decode()} is not * or at most {TAGS_MAX} tags in quotes: "A", "B"')
+        tag = match[2] if match[2] is not None else match[3]
+        tags.append(("W/" if match[1] else "") + tag.decode("latin-1"))
+        at = match.end()
+    return tuple(tags)
+
+
+def parse_date(value: bytes) -> int | None:
+    """Seconds since 1970 of a date in any of HTTP's forms; None when it is none."""
+    try:
+        date = parsedate_to_datetime(value.decode("latin-1"))
+        return int((date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None
+
+
+def read_condition(headers: Headers) -> Condition | None:
+    """What a GET or HEAD asks; None when nothing. Raises Refused (400)."""
+    for name, _ in headers:
+        if name in READ_CONDITIONS:
+            return _condition([header for header in headers if header[0] in READ_CONDITIONS], strict=False)
+    return None
+
+
+def write_condition(found: Headers) -> Condition:
+    """What a write asks in the conditional headers `found`, but for X-Riak-If-Not-Modified. Raises Refused (400)."""
+    return _condition(found, strict=True)
+
+
+def _condition(found: Headers, *, strict: bool) -> Condition:
+    match: tuple[str, ...] | None = None
+    none_match: tuple[str, ...] | None = None
+    unmodified_s: int | None = None
+    modified_s: int | None = None
+    for name, value in found:
+        if name == IF_MATCH:
+            match = _joined(match, parse_tags(name, value))
+        elif name == IF_NONE_MATCH:
+            none_match = _joined(none_match, parse_tags(name, value))
+        elif name == IF_MODIFIED_SINCE:
+            modified_s = parse_date(value)
+        elif name == IF_UNMODIFIED_SINCE:
+            unmodified_s = parse_date(value)
+            if strict and unmodified_s is None:
+                raise Refused(400, "bad-header", "If-Unmodified-Since is not a date as HTTP writes them")
+    return Condition(match, none_match, unmodified_s, modified_s)
+
+
+def _joined(before: tuple[str, ...] | None, tags: tuple[str, ...]) -> tuple[str, ...]:
+    return tags if before is None else ANY if ANY in (before, tags) else (*before, *tags)
+
+
+def unless_conditions(condition: Condition, standing: Standing, now_s: int, headers: Headers) -> Reply | None:
+    """The answer to a read that its condition decides: 304 with what tells the version, or 412; None: show it.
+    `headers` are those that it would be shown with."""
+    verdict = judge_read(condition, standing, now_s)
+    if verdict is Verdict.SHOW:
+        return None
+    if verdict is Verdict.NOT_MODIFIED:
+        return Reply(304, [header for header in headers if header[0] in _VALIDATORS])
+    refused: Headers = [(b"content-type", PLAIN), (b"x-isthmus-reason", b"precondition-failed")]
+    return Reply(412, refused, b"the key holds another version than the request names\n")
+
+
+_VALIDATORS: Final = frozenset((b"etag", b"last-modified", b"x-riak-vclock", b"vary"))

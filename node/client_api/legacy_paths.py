@@ -1,0 +1,56 @@
+"""Riak's first forms, `/riak/B` and `/riak?buckets=true`, which old programs still use; of the default type alone.
+
+They are other names of what newer paths answer, so nothing is done here but to put those answers together. `/riak/B/K`
+is an object's (`application`), POST to `/riak/B` makes a key (`objects`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from isthmus.node.client_api.listings import ListingRoutes
+from isthmus.node.http.application import Face, Request, Stream
+from isthmus.node.http.responses import Reply
+from isthmus.node.http.router import encode_segment
+
+
+class OldForms:
+    """GET /riak, GET and PUT /riak/B."""
+
+    def __init__(self, listings: ListingRoutes, face: Face) -> None:
+        self._listings = listings
+        self._router = face.router
+        face.router.add("GET", "/riak", listings.buckets)
+        face.router.add("GET", "/riak/{bucket}", self._bucket)
+        face.router.add("PUT", "/riak/{bucket}", self._props)
+
+    async def _props(self, request: Request) -> Reply | Stream:
+        """The bucket's properties, as /buckets/B/props answers them."""
+        path = b"/buckets/" + encode_segment(request.params["bucket"]) + b"/props"
+        return await self._router.match(request.method, path).handler(request)
+
+    async def _bucket(self, request: Request) -> Reply | Stream:
+        """Properties unless `props=false`, keys with `keys=true` or `stream`: one object, or properties first."""
+        mode = request.query.get("keys", "false")
+        if mode not in ("true", "stream"):
+            return await self._props(request)
+        listing = await self._listings.keys(request)
+        if request.query.get("props", "true") == "false":
+            return listing
+        try:
+            props = await self._props(request)
+        except BaseException:
+            await listing.close()
+            raise
+        assert isinstance(props, Reply)
+        return listing._replace(chunks=_behind(props.body.strip(), listing.chunks, whole=mode == "true"))
+
+
+async def _behind(props: bytes, chunks: AsyncIterator[bytes], *, whole: bool) -> AsyncGenerator[bytes, None]:
+    """`{"props":...}` and then the listing; with `whole` both in one object."""
+    if whole:
+        yield props[:-1] + b"," + (await anext(chunks))[1:]
+    else:
+        yield props
+    async for chunk in chunks:
+        yield chunk

@@ -1,0 +1,89 @@
+"""What is shown of an object: 200 with its value, 300 for siblings, 404 for a tombstone; 304 and 412 by condition. Pure
+but for the boundary of a multipart body.
+
+The forms are Riak's; headers are `object_headers`'s.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final
+
+from isthmus.node.client_api.conditional import unless_conditions
+from isthmus.node.client_api.object_decoding import read_stored
+from isthmus.node.client_api.object_headers import http_date, prefers_multipart, sibling_headers, vclock_header
+from isthmus.node.http.responses import PLAIN, Headers, Refused, Reply
+from isthmus.repl.model.conditions import Condition, Standing, object_tag
+from isthmus.repl.model.objects import Sibling
+
+_NOT_FOUND_HEADERS: Final[Headers] = [(b"content-type", PLAIN), (b"x-isthmus-reason", b"not-found")]
+NOT_FOUND: Final = Reply(404, _NOT_FOUND_HEADERS, b"not found\n")
+"""The answer for a key that was never written, or is forgotten."""
+
+_VARY: Final = (b"vary", b"Accept")
+
+
+def absent(clock: bytes) -> Reply:
+    """404 for a key that was deleted, with the tombstone's clock; plain when it was never there (no clock)."""
+    if not clock:
+        return NOT_FOUND
+    return Reply(404, [*_NOT_FOUND_HEADERS, (b"x-riak-deleted", b"true"), vclock_header(clock)], b"not found\n")
+
+
+def show(payload: bytes, vtag: str | None, request_headers: Headers) -> Reply:
+    """What a GET shows of stored bytes. Raises Corruption, and Refused (404) for a vtag that is no sibling's."""
+    clock, siblings = stored = read_stored(payload)
+    if vtag is None and len(siblings) == 1:
+        return _single(siblings[0], clock)
+    if stored.deleted:
+        return absent(clock)
+    if vtag is not None:
+        return _single(_named(vtag, siblings, clock), clock)
+    headers: Headers = [
+        vclock_header(clock),
+        (b"etag", f'"{object_tag(clock, siblings)}"'.encode()),
+        (b"last-modified", http_date(max(s.last_modified_ms for s in siblings) // 1000)),
+        _VARY,
+    ]
+    accept = next((v for n, v in request_headers if n == b"accept"), None)
+    if prefers_multipart(accept):
+        boundary = secrets.token_hex(16).encode()
+        headers.append((b"content-type", b"multipart/mixed; boundary=" + boundary))
+        return Reply(300, headers, _multipart(siblings, boundary))
+    text = "Siblings:\n" + "".join(f"{s.vtag}\n" for s in siblings)
+    return Reply(300, [*headers, (b"content-type", b"text/plain")], text.encode())
+
+
+def show_if(condition: Condition, payload: bytes, vtag: str | None, request_headers: Headers, now_s: int) -> Reply:
+    """As `show`, where the request's condition lets it. What does not exist is shown as such, whatever it says."""
+    reply = show(payload, vtag, request_headers)
+    if reply.status == 404:
+        return reply
+    clock, siblings = read_stored(payload)
+    shown = siblings if vtag is None else (_named(vtag, siblings, clock),)
+    standing = Standing(True, object_tag(clock, shown), max(s.last_modified_ms for s in shown) // 1000, ())
+    return unless_conditions(condition, standing, now_s, reply.headers) or reply
+
+
+def _named(vtag: str, siblings: tuple[Sibling, ...], clock: bytes) -> Sibling:
+    for sibling in siblings:
+        if sibling.vtag == vtag:
+            return sibling
+    raise Refused(404, "unknown-vtag", "no sibling has this vtag: read the key again", [vclock_header(clock)])
+
+
+def _single(sibling: Sibling, clock: bytes) -> Reply:
+    if sibling.tombstone:
+        return absent(clock)
+    return Reply(200, [vclock_header(clock), *sibling_headers(sibling)], sibling.value)
+
+
+def _multipart(siblings: tuple[Sibling, ...], boundary: bytes) -> bytes:
+    """All siblings as the parts of a multipart/mixed body, each with its own headers."""
+    parts: list[bytes] = []
+    for sibling in siblings:
+        parts.append(b"\r\n--" + boundary + b"\r\n")
+        parts += [name.title() + b": " + value + b"\r\n" for name, value in sibling_headers(sibling)]
+        parts += [b"\r\n", sibling.value]
+    parts.append(b"\r\n--" + boundary + b"--\r\n")
+    return b"".join(parts)

@@ -1,0 +1,227 @@
+"""PUT, POST, GET, HEAD and DELETE of one object: the hot room of the client face.
+
+A request costs one scan of its headers, one call of `KeyValue`, and one pair of sends. Forms and statuses are Riak's
+(docs/http.md has the table). What an object looks like is `shown`'s; the story goes on in
+`repl.coordinator.coordinator`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar, cast
+
+from isthmus.config.settings import LimitSettings
+from isthmus.node.client_api.conditional import read_condition
+from isthmus.node.client_api.object_headers import ObjectHeaders, parse_headers, vclock_header
+from isthmus.node.client_api.object_rendering import NOT_FOUND, absent, show, show_if
+from isthmus.node.http.application import Face, Receive, Request, Scope, Send, read_body
+from isthmus.node.http.object_query import NO_QUERY, ObjectQuery, parse_object_query
+from isthmus.node.http.responses import Headers, Refused, Reply
+from isthmus.node.http.router import decode_segment, encode_segment, method_not_allowed
+from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown, Retryable, TimedOut, let_go
+from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key
+from isthmus.repl.model.objects import TOMBSTONE, Content
+from isthmus.repl.model.ports import KeyValue, TimeSource
+from isthmus.repl.model.requests import Isolation, WriteRequest, Written
+
+METHODS: Final = ("DELETE", "GET", "HEAD", "POST", "PUT")
+ROUTE: Final = "object"
+
+GENERATED_KEY_BYTES: Final = 18
+"""Random bytes of a key that a POST makes: 144 bits, 24 characters; two never meet."""
+
+_REPEATED: Final = (b"x-isthmus-repeated", b"true")
+
+Result = TypeVar("Result")
+
+_new: Final = tuple.__new__
+"""Makes a named tuple of all its fields, in order, at half the price of its own constructor."""
+
+Named = tuple[bytes, bytes, bytes]
+"""Bucket type, bucket and key as in the path, still encoded."""
+
+
+class ObjectRoutes:
+    """The object routes of the client face."""
+
+    def __init__(self, kv: KeyValue, limits: LimitSettings, time: TimeSource, face: Face) -> None:
+        self._kv = kv
+        self._time = time
+        self._object_limit = limits.object_bytes
+        self._key_limit = limits.key_bytes
+        self._face = face
+        self._budget = face.budget
+        self._counts = face.counts
+        self._overdue: set[asyncio.Future[Any]] = set()
+        for prefix in ("/buckets/{bucket}/keys", "/types/{type}/buckets/{bucket}/keys", "/riak/{bucket}"):
+            face.router.add("POST", prefix, self._create)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send, named: Named) -> None:
+        """One request for a key, its body yet to come."""
+        method: str = scope["method"]
+        reply = await self.reply(method, scope["query_string"], scope["headers"], receive, named)
+        await self._face.send_reply(scope, send, reply)
+        self._counts.add(ROUTE, method, reply.status)
+
+    def reply(
+        self, method: str, query_string: bytes, headers: Headers, body: bytes | Receive, named: Named
+    ) -> Coroutine[Any, Any, Reply]:
+        """What makes the answer to one request for a key. `body` is what was received, or how to receive it; `named` as
+        in the path, still encoded. Waits for futures alone, so that it may run without a task (`fast_connection`)."""
+        place = self._place(named)
+        query = parse_object_query(query_string) if query_string else NO_QUERY
+        if method == "PUT" or method == "POST":
+            return self._put(place, query, headers, body)
+        if method == "GET" or method == "HEAD":
+            return self._get(place, query, headers)
+        if method == "DELETE":
+            return self._delete(place, query, headers)
+        raise method_not_allowed(method, METHODS)
+
+    def fits(self, size: int) -> bool:
+        """True when a value of this size is within the limit."""
+        return size <= self._object_limit
+
+    def _place(self, named: Named) -> Key:
+        bucket_type, bucket, key = named
+        if b"%" in bucket_type or b"+" in bucket_type:
+            bucket_type = decode_segment(bucket_type)
+        if b"%" in bucket or b"+" in bucket:
+            bucket = decode_segment(bucket)
+        if b"%" in key or b"+" in key:
+            key = decode_segment(key)
+        limit = self._key_limit
+        if not 0 < len(bucket) <= limit or not 0 < len(key) <= limit:
+            raise self._bad_key()
+        return _new(Key, (bucket_type, bucket, key))
+
+    async def _put(self, place: Key, query: ObjectQuery, raw_headers: Headers, body: bytes | Receive) -> Reply:
+        declared, context, content_type, encoding, metadata, links, indexes, request_id, condition = parse_headers(
+            raw_headers
+        )
+        _check_content_type(content_type)
+        budget = self._budget
+        if type(body) is bytes:
+            value = body
+            budget.take(len(value))
+        else:
+            limit = self._object_limit
+            value = await read_body(cast(Receive, body), declared, limit, "limits.object_size", budget)
+        content = _new(Content, (value, content_type, encoding, metadata, links, indexes, False))
+        request = _new(WriteRequest, (place, content, context, request_id, query.returnbody, condition))
+        write = self._kv.write(request)
+        timeout_s = query.timeout_s
+        if timeout_s is None:
+            try:
+                written = await write
+            finally:
+                budget.used_bytes -= len(value)
+        else:
+            written = await self._within(timeout_s, write, OutcomeUnknown, len(value))
+        if query.returnbody:
+            return await self._returned(place, written, raw_headers)
+        return _new(Reply, (204, _written_headers(written), b""))
+
+    async def _get(self, place: Key, query: ObjectQuery, raw_headers: Headers) -> Reply:
+        condition = read_condition(raw_headers)
+        get = self._kv.get(place, query.isolation)
+        payload = await (get if query.timeout_s is None else self._within(query.timeout_s, get, TimedOut))
+        if payload is None:
+            return NOT_FOUND
+        if condition is None:
+            return show(payload, query.vtag, raw_headers)
+        return show_if(condition, payload, query.vtag, raw_headers, self._time.wall_ms() // 1000)
+
+    async def _delete(self, place: Key, query: ObjectQuery, raw_headers: Headers) -> Reply:
+        headers = parse_headers(raw_headers)
+        request = WriteRequest(place, TOMBSTONE, headers.context, headers.request_id, False, headers.condition)
+        written = await self._write(request, query.timeout_s)
+        return Reply(204, _written_headers(written)) if written.created else absent(written.clock)
+
+    async def _create(self, request: Request) -> Reply:
+        """POST to .../keys: a write under a key made here; 201 and its Location."""
+        query = parse_object_query(request.query_string)
+        bucket = request.params["bucket"]
+        if not 0 < len(bucket) <= self._key_limit:
+            raise self._bad_key()
+        headers = parse_headers(request.headers)
+        _check_content_type(headers.content_type)
+        if headers.request_id:
+            raise Refused(
+                400,
+                "bad-request-id",
+                "each POST to .../keys makes a key of its own, so an id cannot tell a repeated one: PUT to a key",
+            )
+        key = secrets.token_urlsafe(GENERATED_KEY_BYTES).encode()
+        place = Key(request.params.get("type", DEFAULT_BUCKET_TYPE), bucket, key)
+        value = await request.body(self._object_limit, "limits.object_size")
+        written = await self._write(
+            WriteRequest(place, _content(value, headers), headers.context, b"", query.returnbody, headers.condition),
+            query.timeout_s,
+            0 if query.timeout_s is None else request.handed_on(),
+        )
+        location = (b"location", request.raw_path.rstrip(b"/") + b"/" + encode_segment(key))
+        if not query.returnbody:
+            return Reply(201, [*_written_headers(written), location])
+        shown = await self._returned(place, written, request.headers)
+        return Reply(201, [*shown.headers, location], shown.body)
+
+    async def _write(self, request: WriteRequest, timeout_s: float | None, held_bytes: int = 0) -> Written:
+        write = self._kv.write(request)
+        return await (write if timeout_s is None else self._within(timeout_s, write, OutcomeUnknown, held_bytes))
+
+    async def _within(
+        self, timeout_s: float, work: Coroutine[Any, Any, Result], late: type[IsthmusError], held_bytes: int = 0
+    ) -> Result:
+        """What `work` returns; when it takes longer than the client waits, `late`. Then it goes on by itself until the
+        node's own limit, since a write that is under way cannot be taken back; `held_bytes` of the budget are its
+        own until it is over."""
+        task = asyncio.ensure_future(work)
+        self._overdue.add(task)
+
+        def done(task: asyncio.Future[Result]) -> None:
+            self._budget.used_bytes -= held_bytes
+            self._overdue.discard(task)
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                let_go(error)
+
+        task.add_done_callback(done)
+        await asyncio.wait((task,), timeout=timeout_s)
+        if not task.done():
+            raise late(f"no answer within timeout={timeout_s * 1000:.0f} ms")
+        return task.result()
+
+    async def _returned(self, place: Key, written: Written, request_headers: Headers) -> Reply:
+        """The answer to a write with returnbody=true: as GET. What was too large to come with the write is read."""
+        try:
+            payload = written.payload or await self._kv.get(place, Isolation.COMMITTED)
+        except Retryable as error:
+            # As a refusal it would say that nothing was written.
+            raise OutcomeUnknown(f"written, but what the key holds now cannot be read: {error}") from error
+        reply = NOT_FOUND if payload is None else show(payload, None, request_headers)
+        return Reply(reply.status, [*reply.headers, _REPEATED], reply.body) if written.repeated else reply
+
+    def _bad_key(self) -> Refused:
+        return Refused(400, "bad-key", f"bucket and key must have 1 to {self._key_limit} bytes (limits.key_size)")
+
+
+def _check_content_type(content_type: bytes) -> None:
+    """Raises Refused for a write without a type, or with one that is none."""
+    if not content_type:
+        raise Refused(400, "no-content-type", "a write needs a Content-Type header")
+    if b"/" not in content_type:
+        raise Refused(415, "bad-content-type", "Content-Type is not of the form TYPE/SUBTYPE")
+
+
+def _content(value: bytes, headers: ObjectHeaders) -> Content:
+    _, _, content_type, content_encoding, metadata, links, indexes, _, _ = headers
+    return Content(value, content_type, content_encoding, metadata, links, indexes)
+
+
+def _written_headers(written: Written) -> Headers:
+    if not written.repeated:
+        return [vclock_header(written.clock)]
+    return [vclock_header(written.clock), _REPEATED] if written.clock else [_REPEATED]

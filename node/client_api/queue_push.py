@@ -1,0 +1,114 @@
+"""POST /queuename/Q: Riak's push of references, from whoever has found keys that another cluster should get.
+
+The body is Riak's, `{"keys-clocks": [{"bucket-type", "bucket", "key", "clock"}, ...]}`, and so is the answer's line.
+What is queued stands at the second priority; docs/http.md tells what is not as in Riak. The story goes on in
+`queues.admin`. Riak's GET of the same path is in `node.client_api.queue_fetch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from isthmus.node.client_api.object_headers import parse_vclock
+from isthmus.node.http.application import Face, Request, text_reply
+from isthmus.node.http.responses import Refused, Reply
+from isthmus.queues.window_rules import FULL_SYNC
+from isthmus.repl.coordinator.routing import UnknownBucketType
+from isthmus.repl.model.errors import Overloaded
+from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key
+
+PUSH_MAX: Final = 10_000
+"""Most keys in one push, as on the admin face."""
+
+WAIT_MS: Final = 5_000
+"""How long a push waits for room; then it is refused, and what was taken in stays."""
+
+NAMES: Final = ("bucket-type", "bucket", "key")
+
+_RIGHT: Final = 'right is {"keys-clocks": [{"bucket-type": "t", "bucket": "b", "key": "k", "clock": "BASE64"}]}'
+
+
+class Pushing(Protocol):
+    """What this room needs of the source side (`queues.admin.QueueActs`)."""
+
+    async def push(self, name: str, keys: Sequence[Key], priority: int, wait_ms: int) -> int:
+        """Queue references; how many of the first were taken in. Raises UnknownQueue, BadInput, NotReady."""
+
+    async def lengths(self, name: str) -> tuple[int, int, int | None]:
+        """What waits on this node at the fold, full-sync and real-time priority; None: not known."""
+
+
+class Types(Protocol):
+    """Which bucket types there are (`node.client_api.riak_info.Sights`)."""
+
+    def check_type(self, bucket_type: bytes) -> None:
+        """Raises UnknownBucketType, NotReady."""
+
+
+class QueuePushes:
+    """The route."""
+
+    def __init__(self, pushing: Pushing, types: Types, face: Face, *, key_limit_bytes: int) -> None:
+        self._pushing = pushing
+        self._key_limit = key_limit_bytes
+        self._types = types
+        face.router.add("POST", "/queuename/{queue}", self._push)
+
+    async def _push(self, request: Request) -> Reply:
+        """References that another cluster should get once more, as Riak takes them."""
+        queue = request.text("queue")
+        keys = _keys(await request.json())
+        for at, key in enumerate(keys):
+            if max(len(key.bucket), len(key.key)) > self._key_limit:
+                raise Refused(
+                    400,
+                    "bad-key",
+                    f"keys-clocks[{at}]: bucket and key have 1 to {self._key_limit} bytes (limits.key_size)",
+                )
+        self._check_types(keys)
+        taken = await self._pushing.push(queue, keys, FULL_SYNC, WAIT_MS)
+        if taken < len(keys):
+            raise Overloaded(f"queue {queue} is full: it took the first {taken} of {len(keys)}; push all again")
+        lengths = await self._pushing.lengths(queue)
+        return text_reply(f"Queue {queue}: {' '.join('unknown' if n is None else str(n) for n in lengths)}\n")
+
+    def _check_types(self, keys: Sequence[Key]) -> None:
+        """Nothing is queued of a bucket type that there is not; its first key is named by its place. Raises
+        UnknownBucketType, NotReady."""
+        seen: set[bytes] = set()
+        for at, key in enumerate(keys):
+            if key.bucket_type in seen:
+                continue
+            seen.add(key.bucket_type)
+            try:
+                self._types.check_type(key.bucket_type)
+            except UnknownBucketType as error:
+                raise UnknownBucketType(f"keys-clocks[{at}]: {error}") from None
+
+
+def _keys(body: Any) -> list[Key]:
+    """The keys of a body. One bad element refuses all, by its place. Raises Refused (400)."""
+    listed = body.get("keys-clocks") if isinstance(body, dict) else None
+    if not isinstance(listed, list):
+        raise Refused(400, "bad-json", f"the body names no list of keys: {_RIGHT}")
+    if len(listed) > PUSH_MAX:
+        raise Refused(400, "bad-json", f"{len(listed)} keys in one push; {PUSH_MAX} are the most")
+    return [_key(at, one) for at, one in enumerate(listed)]
+
+
+def _key(at: int, one: Any) -> Key:
+    if not isinstance(one, dict):
+        raise Refused(400, "bad-json", f"keys-clocks[{at}] is no object: {_RIGHT}")
+    parts = [one.get("bucket-type", DEFAULT_BUCKET_TYPE.decode()), one.get("bucket"), one.get("key")]
+    for name, part in zip(NAMES, parts, strict=True):
+        if not isinstance(part, str) or not part:
+            raise Refused(400, "bad-json", f"keys-clocks[{at}]: {name} must be a text that is not empty")
+    clock = one.get("clock")
+    if not isinstance(clock, str):
+        raise Refused(400, "bad-vclock", f"keys-clocks[{at}]: clock must be a text, as X-Riak-Vclock has it")
+    parse_vclock(clock.encode(errors="surrogatepass"), f"keys-clocks[{at}]: clock")
+    try:
+        return Key(*(part.encode() for part in parts))
+    except UnicodeEncodeError as error:
+        raise Refused(400, "bad-json", f"keys-clocks[{at}]: {error.reason}") from error

@@ -1,0 +1,175 @@
+"""This node and its cluster in the words of Riak's /stats and preflist. From records, registrations and counts.
+
+Every number is what it says, of the metastore as this node last read it; what cannot be said truly is left out. The
+face that shows it is `node.client_api.riak_info`.
+
+What Riak's clients look at before they work: the resource list, statistics, and who holds a key.
+
+Clients detect features by them: the list names what is answered here and nothing else, and `riak_kv_version` is the
+newest release of Riak whose key-value requests are all answered. What is told comes from above (`Sights`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+from isthmus.node.client_api.object_headers import prefers
+from isthmus.node.http.application import JSON, Face, Request, json_reply
+from isthmus.node.http.responses import Headers, Refused, Reply
+from isthmus.node.observability.version import program_version
+from isthmus.repl.controller.bucket_types import DEFAULT_TYPE
+from isthmus.repl.coordinator.routing import UnknownBucketType
+from isthmus.repl.model.errors import NotReady
+from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key, key_hash, partition_index
+from isthmus.repl.model.record import PartitionRecord, Registration
+from isthmus.repl.telemetry import Sample
+
+if TYPE_CHECKING:
+    from isthmus.node.services.container import Parts
+
+RIAK_KV_VERSION: Final = "3.0.13"
+"""The release that brought X-Riak-If-Not-Modified; later ones added nothing to the key-value requests."""
+
+RESOURCES: Final[Mapping[str, str]] = {
+    "riak_kv_wm_bucket_type": "/types",
+    "riak_kv_wm_buckets": "/buckets",
+    "riak_kv_wm_keylist": "/buckets",
+    "riak_kv_wm_object": "/buckets",
+    "riak_kv_wm_ping": "/ping",
+    "riak_kv_wm_preflist": "/buckets",
+    "riak_kv_wm_props": "/buckets",
+    "riak_kv_wm_raw": "/riak",
+    "riak_kv_wm_stats": "/stats",
+}
+"""Riak's name of a resource -> where it begins: what Riak's clients read."""
+
+PATHS: Final[Mapping[str, str]] = {
+    "riak_kv_wm_bucket_type": "/types/{type}/props",
+    "riak_kv_wm_buckets": "/buckets?buckets=true",
+    "riak_kv_wm_keylist": "/buckets/{bucket}/keys?keys=true",
+    "riak_kv_wm_object": "/buckets/{bucket}/keys/{key}",
+    "riak_kv_wm_ping": "/ping",
+    "riak_kv_wm_preflist": "/buckets/{bucket}/keys/{key}/preflist",
+    "riak_kv_wm_props": "/buckets/{bucket}/props",
+    "riak_kv_wm_raw": "/riak/{bucket}/{key}",
+    "riak_kv_wm_stats": "/stats",
+}
+"""The same for people: a path that answers as it stands, or a template with names in braces."""
+
+_HTML: Final = b"text/html; charset=utf-8"
+
+
+class Sights(Protocol):
+    """What a node knows of its cluster."""
+
+    def stats(self) -> Mapping[str, object]:
+        """Numbers of this node and its cluster, by Riak's names."""
+
+    def preflist(self, key: Key) -> Sequence[Mapping[str, object]]:
+        """Who holds a key, the leader first: `partition`, `node`, `primary`. Raises UnknownBucketType, NotReady."""
+
+    def check_type(self, bucket_type: bytes) -> None:
+        """Raises UnknownBucketType, with those that there are, or NotReady."""
+
+
+class RiakViews:
+    """GET /, /stats and .../keys/K/preflist."""
+
+    def __init__(self, sights: Sights, face: Face, *, key_limit_bytes: int) -> None:
+        self._sights = sights
+        self._key_limit = key_limit_bytes
+        face.router.add("GET", "/", self._resources)
+        face.router.add("GET", "/stats", self._stats)
+        for prefix in ("", "/types/{type}"):
+            face.router.add("GET", prefix + "/buckets/{bucket}/keys/{key}/preflist", self._preflist)
+
+    async def _resources(self, request: Request) -> Reply:
+        """What is answered here: JSON where Accept prefers it, else a page of links."""
+        links = ", ".join(f'<{path}>; rel="{name}"' for name, path in RESOURCES.items())
+        headers: Headers = [(b"link", links.encode()), (b"vary", b"Accept")]
+        if prefers(request.header(b"accept"), b"application/json", b"text/html"):
+            return Reply(200, [*headers, (b"content-type", JSON)], json.dumps(RESOURCES).encode())
+        items = "".join(
+            f"<li>{name}: <code>{path}</code></li>" if "{" in path else f'<li><a href="{path}">{name}</a></li>'
+            for name, path in PATHS.items()
+        )
+        page = f"<html><body><ul>{items}</ul></body></html>\n"
+        return Reply(200, [*headers, (b"content-type", _HTML)], page.encode())
+
+    async def _stats(self, _request: Request) -> Reply:
+        """Statistics."""
+        return json_reply({"riak_kv_version": RIAK_KV_VERSION, **self._sights.stats()})
+
+    async def _preflist(self, request: Request) -> Reply:
+        """Who holds a key, or would: it need not be there, but there must be such a name."""
+        params = request.params
+        key = Key(params.get("type", DEFAULT_BUCKET_TYPE), params["bucket"], params["key"])
+        if not all(0 < len(name) <= self._key_limit for name in (key.bucket, key.key)):
+            raise Refused(400, "bad-key", f"bucket and key must have 1 to {self._key_limit} bytes (limits.key_size)")
+        return json_reply({"preflist": list(self._sights.preflist(key))})
+
+
+Records = Mapping[int, PartitionRecord]
+
+
+class RiakView:
+    """See `node.client_api.riak_info.Sights`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def stats(self) -> Mapping[str, object]:
+        """See Sights.stats."""
+        controller = self._parts.controller
+        name = self._parts.settings.node.name
+        return stats_of(name, controller.records, controller.registrations, self._parts.coordinator.metrics())
+
+    def preflist(self, key: Key) -> Sequence[Mapping[str, object]]:
+        """See Sights.preflist."""
+        return preflist_of(key, self._parts.controller.records)
+
+    def check_type(self, bucket_type: bytes) -> None:
+        """See Sights.check_type."""
+        self._parts.coordinator.routes.check(bucket_type)
+
+
+def stats_of(
+    node: str, records: Records, registrations: Mapping[str, Registration], samples: Iterable[Sample]
+) -> dict[str, object]:
+    """Riak's statistics that have a meaning here, by its names. `samples`: the coordinator's."""
+    asked = {labels["kind"]: count for name, labels, count in samples if name == "isthmus_requests_total"}
+    members = sorted({*registrations, *(name for record in records.values() for name in record.replicas)})
+    leads = Counter(record.leader.node for record in records.values() if record.leader is not None)
+    owned = ",".join(f"{{'{name}',{leads[name]}}}" for name in members)
+    return {
+        "isthmus_version": program_version(),
+        "nodename": node,
+        "ring_members": members,
+        "connected_nodes": [name for name in members if name in registrations and name != node],
+        "ring_num_partitions": len(records),
+        "ring_creation_size": sum(record.bucket_type == DEFAULT_TYPE for record in records.values()),
+        "ring_ownership": f"[{owned}]",
+        "riak_kv_vnodes_running": sum(node in record.replicas for record in records.values()),
+        "storage_backend": "leveldb",
+        "node_gets_total": asked["get"],
+        "node_puts_total": asked["put"],
+    }
+
+
+def preflist_of(key: Key, records: Records) -> Sequence[dict[str, object]]:
+    """The replicas of a key's partition, the leader first. Raises UnknownBucketType, NotReady."""
+    wanted = [record for record in records.values() if record.bucket_type.encode() == key.bucket_type]
+    if not records:
+        raise NotReady("the partitions are not known here yet")
+    if not wanted:
+        raise UnknownBucketType(f"bucket type {key.bucket_type.decode(errors='replace')!r} does not exist")
+    index = partition_index(key_hash(key.bucket, key.key), wanted[0].partition_count)
+    for record in wanted:
+        if record.index == index:
+            led_by = None if record.leader is None else record.leader.node
+            holders = sorted(record.replicas, key=lambda name: name != led_by)
+            return [{"partition": record.partition, "node": name, "primary": True} for name in holders]
+    raise NotReady(f"partition {index} of the bucket type is not known here yet")

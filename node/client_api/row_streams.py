@@ -1,0 +1,164 @@
+"""POST /rows, /rows/changes, GET /rows/plan, POST /batch/push: what batch jobs read and write.
+
+Rows go out as a stream of frames from one snapshot; the first frame is made before the status goes out, so that a
+refusal is a refusal. A push carries objects with their clocks, as a sink's does, and has an outcome per item. Moves
+bodies only: what is in them is `aae.row_stream.wire`'s, what is read `aae.row_stream.streams`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+
+import msgpack
+
+from isthmus.aae.row_stream import wire
+from isthmus.aae.row_stream.plan import RowPlan
+from isthmus.aae.row_stream.streams import RowStreams
+from isthmus.config.settings import LimitSettings
+from isthmus.node.http.application import MSGPACK, Face, Request, Stream, json_reply
+from isthmus.node.http.responses import Headers, Refused, Reply, explanation
+from isthmus.repl.model.errors import BadInput, Overloaded, TooLarge
+from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key
+from isthmus.repl.model.ports import KeyValue
+from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult
+
+PUSHES_MAX: Final = 4
+"""Requests of POST /batch/push under way at once: writers of the bulk kind wait, clients' writes do not."""
+
+ITEM_ELEMENTS: Final = 5
+"""Of an item of a push: its list and what is in it. A one-byte element takes 8 to 60 bytes once decoded, so a body of
+64 MB of nothing else would ask for gigabytes."""
+
+PUSH_ELEMENTS: Final = 16
+"""Of a push, beside its items."""
+
+REASON_MAX: Final = 300
+
+_HEADERS: Final[Headers] = [(b"content-type", MSGPACK)]
+
+
+class RowRoutes:
+    """The routes of the client face that batch jobs use. `cluster` is this cluster's uuid."""
+
+    def __init__(
+        self,
+        streams: RowStreams,
+        plan: RowPlan,
+        kv: KeyValue,
+        limits: LimitSettings,
+        face: Face,
+        *,
+        cluster: bytes,
+        cluster_name: str,
+    ) -> None:
+        self._streams = streams
+        self._plan = plan
+        self._kv = kv
+        self._limits = limits
+        self._cluster = cluster
+        self._name = cluster_name
+        self.pushes = 0
+        face.router.add("POST", wire.ROWS_PATH, self._rows)
+        face.router.add("POST", wire.CHANGES_PATH, self._changes)
+        face.router.add("GET", wire.PLAN_PATH, self._planned)
+        face.router.add("POST", wire.PUSH_PATH, self._push)
+
+    async def _rows(self, request: Request) -> Stream:
+        asked = wire.decode_rows_asked(await self._question(request))
+        return await self._begun(await self._streams.rows(asked))
+
+    async def _changes(self, request: Request) -> Stream:
+        asked = wire.decode_changes_asked(await self._question(request))
+        return await self._begun(await self._streams.changes(asked))
+
+    @staticmethod
+    async def _question(request: Request) -> bytes:
+        return await request.body(wire.QUESTION_BYTES_MAX, "a question for rows")
+
+    @staticmethod
+    async def _begun(frames: AsyncGenerator[bytes, None]) -> Stream:
+        first = await anext(frames)
+
+        async def chunks() -> AsyncGenerator[bytes, None]:
+            yield first
+            async for frame in frames:
+                yield frame
+
+        return Stream(200, list(_HEADERS), chunks(), frames.aclose)
+
+    async def _planned(self, request: Request) -> Reply:
+        asked = request.query.get("bucket_type", DEFAULT_BUCKET_TYPE.decode())
+        return json_reply(
+            {
+                "cluster": self._name,
+                "cluster_uuid": self._cluster.hex(),
+                "bucket_type": asked,
+                "partitions": await self._plan.plan(asked.encode()),
+            }
+        )
+
+    async def _push(self, request: Request) -> Reply:
+        """[version, origin, [[type, bucket, key, object], ...]] -> [[outcome, reason], ...]."""
+        if self.pushes >= PUSHES_MAX:
+            raise Overloaded(f"{PUSHES_MAX} batches are being pushed to this node, which is its limit")
+        self.pushes += 1
+        try:
+            rows, origin = self._read(await request.body(self._limits.batch_bytes, "limits.batch_size"))
+            answers: list[tuple[str, str | None]] = []
+            items: list[PushItem] = []
+            slots: list[int] = []
+            for slot, row in enumerate(rows):
+                try:
+                    items.append(self._item(row, origin))
+                except BadInput as error:
+                    answers.append(_told(PushResult(PushOutcome.REJECTED, error)))
+                else:
+                    answers.append((PushOutcome.FAILED, None))
+                    slots.append(slot)
+            for slot, result in zip(slots, await self._kv.push(items), strict=True):
+                answers[slot] = _told(result)
+        finally:
+            self.pushes -= 1
+        return Reply(200, _HEADERS, msgpack.packb(answers))
+
+    def _read(self, body: bytes) -> tuple[list[Any], bytes]:
+        """The items and their origin. Raises BadInput for the whole request."""
+        limit = self._limits.batch_items
+        left = limit * (ITEM_ELEMENTS + 1) + PUSH_ELEMENTS  # each stands in the list of items, too
+
+        def counted(elements: list[Any]) -> list[Any]:
+            nonlocal left
+            left -= len(elements) + 1
+            if left < 0:
+                raise ValueError("more elements than a push may have")
+            return elements
+
+        try:
+            raw = msgpack.unpackb(
+                body, list_hook=counted, max_array_len=max(limit, ITEM_ELEMENTS), max_map_len=0, max_ext_len=0
+            )
+        except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+            raise Refused(
+                400, "bad-msgpack", f"the body is not a msgpack list with at most {limit} items: {error}"
+            ) from error
+        match raw:
+            case [wire.PUSH_VERSION, (bytes() | None) as origin, list(rows)] if origin is None or len(origin) == 16:
+                return rows, origin or self._cluster
+        raise BadInput(
+            f"a push is a list of the form's version ({wire.PUSH_VERSION}), 16 bytes of origin or nil, and items"
+        )
+
+    def _item(self, row: Any, origin: bytes) -> PushItem:
+        match row:
+            case [bytes(bucket_type), bytes(bucket), bytes(key), bytes(data)] if bucket_type and bucket and key:
+                if len(data) > 2 * self._limits.object_bytes:
+                    raise TooLarge(f"an object of {len(data)} bytes, limits.object_size is {self._limits.object_bytes}")
+                return PushItem(Key(bucket_type, bucket, key), origin, data)
+        raise BadInput("an item to push is bucket type, bucket, key and the object's canonical bytes")
+
+
+def _told(result: PushResult) -> tuple[str, str | None]:
+    if result.error is None:
+        return result.outcome.value, None
+    return result.outcome.value, f"{result.error.reason}: {explanation(result.error)}"[:REASON_MAX]

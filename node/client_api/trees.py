@@ -1,0 +1,85 @@
+"""POST /trees/roots, /trees/leaves, /trees/clocks, /trees/repair: another cluster compares its trees with ours.
+
+Any node answers for its whole cluster. Moves bodies only: what is in them is `aae.exchange.wire`'s, who adds up the
+nodes is `aae.exchange.cluster`. Few run at once, since each reads rows or copies leaves; one more is refused with 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Final
+
+from isthmus.aae.exchange import wire
+from isthmus.aae.exchange.cluster import WholeTrees
+from isthmus.aae.scheduling.check import Repairs
+from isthmus.node.http.application import MSGPACK, Face, Request
+from isthmus.node.http.responses import Headers, Reply
+from isthmus.repl.model.errors import Overloaded
+from isthmus.repl.model.keys import Key
+
+QUESTIONS_MAX: Final = 8
+"""Questions answered at once: an exchange asks one at a time, and each may hold some 10 MB."""
+
+_HEADERS: Final[Headers] = [(b"content-type", MSGPACK)]
+
+
+class TreeRoutes:
+    """The routes of the client face that other clusters' full-sync uses."""
+
+    def __init__(self, trees: WholeTrees, repairs: Repairs, face: Face, *, cluster: bytes, cluster_name: str) -> None:
+        self._trees = trees
+        self._repairs = repairs
+        self._cluster = cluster
+        self._name = cluster_name
+        self.running = 0
+        for path, handler in zip(wire.PATHS, (self._roots, self._leaves, self._clocks, self._repair), strict=True):
+            face.router.add("POST", path, handler)
+
+    async def _roots(self, request: Request) -> Reply:
+        asked = wire.decode_roots_asked(await self._question(request))
+        return await self._limited(request, self._roots_of(asked))
+
+    async def _leaves(self, request: Request) -> Reply:
+        asked = wire.decode_leaves_asked(await self._question(request))
+        return await self._limited(request, self._leaves_of(asked))
+
+    async def _clocks(self, request: Request) -> Reply:
+        asked = wire.decode_clocks_asked(await self._question(request))
+        return await self._limited(request, self._clocks_of(asked))
+
+    async def _repair(self, request: Request) -> Reply:
+        asked = wire.decode_repair_asked(await self._question(request))
+        return await self._limited(request, self._repaired(asked))
+
+    async def _repaired(self, asked: wire.RepairAsked) -> bytes:
+        keys = [Key(asked.bucket_type, bucket, key) for bucket, key in asked.names]
+        return wire.encode_repaired(await self._repairs.push(asked.queue, keys))
+
+    async def _roots_of(self, asked: wire.RootsAsked) -> bytes:
+        return wire.encode_hashes(wire.HashesTold((), await self._trees.roots(asked)))
+
+    async def _leaves_of(self, asked: wire.LeavesAsked) -> bytes:
+        return wire.encode_hashes(wire.HashesTold((), await self._trees.leaves(asked)))
+
+    async def _clocks_of(self, asked: wire.ClocksAsked) -> bytes:
+        return wire.encode_rows(await self._trees.clocks(asked))
+
+    @staticmethod
+    async def _question(request: Request) -> bytes:
+        return await request.body(wire.QUESTION_BYTES_MAX, "a question about trees")
+
+    async def _limited(self, request: Request, answer: Coroutine[None, None, bytes]) -> Reply:
+        if self.running >= QUESTIONS_MAX:
+            answer.close()
+            raise Overloaded(f"{QUESTIONS_MAX} questions about trees are being answered, which is this node's limit")
+        self.running += 1
+        try:
+            told = wire.Told(self._cluster, self._name, await answer)
+        finally:
+            self.running -= 1
+        compress = request.query.get("compress", "")
+        if compress != wire.ZSTD:
+            return Reply(200, _HEADERS, wire.encode_told(told))
+        loop = asyncio.get_running_loop()
+        return Reply(200, _HEADERS, await loop.run_in_executor(None, wire.encode_told, told, compress))

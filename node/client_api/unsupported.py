@@ -1,0 +1,62 @@
+"""What Riak answers and this program does not: 501 and a sentence that says what to do instead. Pure.
+
+A program that asks for one of these learns at once that it is not there, where a 404 would say that there is nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from isthmus.node.http.responses import Refused
+
+_MAPRED: Final = "MapReduce is not spoken here: list keys and read them with POST /batch/get"
+_SEARCH: Final = "search is not spoken here: feed a search engine from a queue"
+_INDEX: Final = (
+    "secondary index queries are not spoken here: index entries are kept as metadata, and come back with GET"
+)
+_DATATYPES: Final = "counters and data types are not spoken here: write values, and merge siblings in the program"
+_WALK: Final = "link walking is not spoken here: links come back with GET, follow them in the program"
+_REPLICATION: Final = "Riak's replication and folds are not spoken here: see `isthmus queue`, `isthmus sink`"
+
+_BY_FIRST: Final[Mapping[bytes, str]] = {
+    b"mapred": _MAPRED,
+    b"search": _SEARCH,
+    b"solr": _SEARCH,
+    **dict.fromkeys(
+        (
+            b"membership_request", b"cachedtrees", b"rangetrees", b"rangerepl", b"rangerepair",
+            b"siblings", b"objectsizes", b"objectstats", b"tombs", b"reap", b"erase", b"aaebucketlist",
+        ),
+        _REPLICATION,
+    ),
+}  # fmt: skip
+_BY_KIND: Final[Mapping[bytes, str]] = {b"index": _INDEX, b"counters": _DATATYPES, b"datatypes": _DATATYPES}
+
+
+def lacking(parts: Sequence[bytes]) -> Refused | None:
+    """The refusal of a path (its segments, the first one empty) that Riak answers and nothing here does; None for one
+    that Riak does not know either."""
+    text = _lacking(parts)
+    return None if text is None else Refused(501, "not-implemented", text)
+
+
+def _lacking(parts: Sequence[bytes]) -> str | None:
+    first = parts[1] if len(parts) > 1 else b""
+    if first in _BY_FIRST:
+        return _BY_FIRST[first]
+    if first == b"types":
+        parts = parts[2:]
+        first = parts[1] if len(parts) > 1 else b""
+    if first == b"riak":
+        return _WALK if len(parts) > 4 and _is_walk(parts[4:]) else None
+    if first != b"buckets" or len(parts) < 4:
+        return None
+    if parts[3] == b"keys":
+        return _WALK if len(parts) > 5 and _is_walk(parts[5:]) else None
+    return _BY_KIND.get(parts[3])
+
+
+def _is_walk(steps: Sequence[bytes]) -> bool:
+    named = [step.replace(b"%2C", b",").replace(b"%2c", b",") for step in steps if step]
+    return bool(named) and all(step.count(b",") == 2 for step in named)

@@ -1,0 +1,188 @@
+"""How a running demo is shown: a live picture on a terminal, else a plain line every few seconds.
+
+Shows what it is told and decides nothing. Text from a cluster is shown as text. The story of the run is in
+`node.demo.run`, its end in `node.demo.cost`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from isthmus.node.cli.output import milliseconds
+from isthmus.node.demo.watch import ProcessSight, Sight
+
+PLAIN_INTERVAL_S: Final = 10.0
+"""Between two plain lines: a run of two minutes leaves a dozen in a build's log, and what happens stands out."""
+
+NOTES_SHOWN: Final = 6
+RATE_WINDOW_S: Final = 5.0
+"""Over which the shown rate is taken: short enough to see a killed node, long enough not to flicker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One moment of the run. `phase` is what is being done, `done` of `total` its `unit`s; `retries` counts attempts
+    repeated so far."""
+
+    phase: str
+    unit: str
+    done: int
+    total: int
+    elapsed_s: float
+    retries: int
+    sight: Sight
+
+
+class View(Protocol):
+    """Where a run is shown."""
+
+    def note(self, line: str) -> None:
+        """Something worth a line of its own."""
+
+    def update(self, progress: Progress) -> None:
+        """The moment's progress; may be called often."""
+
+    def close(self) -> None:
+        """No more updates; notes may follow."""
+
+
+class _Rate:
+    """Units a second over the last moments."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, int]] = deque()
+        self._phase = ""
+
+    def of(self, progress: Progress) -> float:
+        if progress.phase != self._phase:
+            self._phase = progress.phase
+            self._points.clear()
+        now_s = time.monotonic()
+        self._points.append((now_s, progress.done))
+        while len(self._points) > 2 and now_s - self._points[0][0] > RATE_WINDOW_S:
+            self._points.popleft()
+        (first_s, first), (last_s, last) = self._points[0], self._points[-1]
+        return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
+
+
+class PlainView:
+    """Lines for a log."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._rate = _Rate()
+        self._shown_s = 0.0
+
+    def note(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+    def update(self, progress: Progress) -> None:
+        rate = self._rate.of(progress)
+        if time.monotonic() - self._shown_s < PLAIN_INTERVAL_S:
+            return
+        self._shown_s = time.monotonic()
+        parts = [f"{progress.elapsed_s:5.0f} s  {progress.phase}"]
+        if progress.total:
+            parts[0] += f" {progress.done:,} of {progress.total:,} {progress.unit}"
+            parts.append(f"{rate:,.0f}/s")
+        parts += [f"{name} {text}" for name, text in facts(progress) if name != "cluster"]  # changes are notes
+        self.note("  ".join(parts))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class LiveView:
+    """A picture that is drawn over itself; notes stay above it."""
+
+    def __init__(self) -> None:
+        self._console = Console()
+        self._rate = _Rate()
+        self._notes: deque[str] = deque(maxlen=NOTES_SHOWN)
+        self._live: Live | None = None
+
+    def note(self, line: str) -> None:
+        if self._live is None:
+            self._console.print(Text(line))
+        else:
+            self._live.console.print(Text(line))
+
+    def update(self, progress: Progress) -> None:
+        if self._live is None:
+            self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+        self._live.update(self._picture(progress))
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _picture(self, progress: Progress) -> RenderableType:
+        head = Table.grid(padding=(0, 2))
+        head.add_column(style="bold")
+        head.add_column()
+        rate = self._rate.of(progress)
+        if progress.total:
+            share = progress.done / progress.total
+            line = f"{progress.done:,} of {progress.total:,} {progress.unit} ({share:.0%})  {rate:,.0f}/s"
+            head.add_row(progress.phase, Text(line))
+            head.add_row(f"{progress.elapsed_s:.0f} s", ProgressBar(progress.total, progress.done, width=50))
+        else:
+            head.add_row(progress.phase, Text(f"{progress.elapsed_s:.0f} s"))
+        for name, text in facts(progress):
+            head.add_row(name, Text(text))
+        processes = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for column in ("process", "state", "pid", "restarts", ""):
+            processes.add_column(column, style="dim" if column == "" else "")
+        for process in progress.sight.processes:
+            processes.add_row(*_process_cells(process))
+        return Group(Text(), head, Text(), processes)
+
+
+def facts(progress: Progress) -> Iterable[tuple[str, str]]:
+    """What clusters, queues, sinks and retries say, as (name, text)."""
+    sight = progress.sight
+    for cluster in sight.clusters:
+        yield "cluster", cluster.told()
+    for queue in sight.queues:
+        waiting = "unknown" if queue.waiting is None else f"{queue.waiting:,}"
+        in_flight = "unknown" if queue.in_flight is None else f"{queue.in_flight:,}"
+        yield "queue", f"{queue.cluster}/{queue.name}: {waiting} waiting, {in_flight} in flight"
+    for sink in sight.sinks:
+        if sink.recent_p50_ms is not None:
+            p50, p99 = milliseconds(sink.recent_p50_ms), milliseconds(sink.recent_p99_ms)
+            yield "lag", f"to {sink.cluster}: p50 {p50}, p99 {p99}"
+    if progress.retries:
+        yield "retries", f"{progress.retries:,}"
+    if sight.unknown:
+        yield "away", ", ".join(who.partition(":")[0] for who in sight.unknown)
+
+
+def _process_cells(process: ProcessSight) -> tuple[Text, Text, Text, Text, Text]:
+    style = "green" if process.state == "running" else "bold red"
+    return (
+        Text(process.name),
+        Text(process.state, style=style),
+        Text("-" if process.pid is None else str(process.pid)),
+        Text(str(process.restarts)),
+        Text(process.reason),
+    )
+
+
+def view_for(output: str) -> View:
+    """The live picture where standard output is a terminal and not wanted for JSON, else plain lines."""
+    if output == "json":
+        return PlainView(sys.stderr)
+    return LiveView() if sys.stdout.isatty() else PlainView(sys.stdout)

@@ -1,0 +1,410 @@
+"""One ASGI call -> one handler call -> one answer: bodies with limits, replies, streams, errors.
+
+Knows neither uvicorn nor what the routes do. How bodies are read stands in `application`. `Face` is the base of every
+listener's application.
+
+Request bodies: read piece by piece, each within its limit, all together within the budget of a face.
+
+Time-outs of reading are the listener's (`listener`): it ends a slow request by a disconnect, and a body that ends so
+is never handed to a handler. The story goes on in `application`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, NamedTuple, Protocol
+
+import structlog
+
+from isthmus.node.http.authorization import READING_POSTS, Guard
+from isthmus.node.http.csrf import check_origin
+from isthmus.node.http.responses import PLAIN, Headers, Refused, Reply, refusal
+from isthmus.node.http.router import Router, parse_query
+from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown, Overloaded, TooLarge, let_go
+from isthmus.repl.security.tls import NodeName
+
+Message = dict[str, Any]
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+IN_FLIGHT_LIMIT_BYTES: Final = 256 * 1000 * 1000
+"""Request bodies and large answers held at once over all connections of a face; above it 503. Five of the largest
+objects, or 4,096 connections with 60 KB each. A guess at what a node of 1 GB can spare."""
+
+
+class ClientGone(Exception):
+    """The client closed, or the listener gave up waiting for the rest of its request: nobody reads an answer."""
+
+
+class Unread(Exception):
+    """`error` refuses a request whose body has not been read to its end."""
+
+    def __init__(self, error: IsthmusError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class BodyBudget:
+    """Bytes of bodies held at once, over all connections of one face."""
+
+    __slots__ = ("limit_bytes", "used_bytes")
+
+    def __init__(self, limit_bytes: int = IN_FLIGHT_LIMIT_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+    def take(self, size: int) -> None:
+        """Count a body; the caller gives its size back when it is done with it. Raises Overloaded."""
+        if self.used_bytes + size > self.limit_bytes:
+            raise self.overloaded()
+        self.used_bytes += size
+
+    def overloaded(self) -> Overloaded:
+        """The refusal of a body for which there is no room now."""
+        return Overloaded(f"this node holds {self.used_bytes} bytes of HTTP bodies, its limit is {self.limit_bytes}")
+
+
+async def read_body(receive: Receive, declared: int, limit: int, limit_name: str, budget: BodyBudget) -> bytes:
+    """The whole body, counted in `budget`: the caller gives `len(body)` back when it is done with it.
+
+    `declared` is its Content-Length, -1 when there is none. Raises TooLarge or Overloaded, wrapped in Unread
+    when part of the body is still to come, and ClientGone when it was cut short.
+    """
+    if declared > limit:
+        raise Unread(_too_large(declared, limit, limit_name))
+    message = await receive()
+    if message["type"] != "http.request":
+        raise ClientGone
+    body: bytes = message["body"]
+    if message["more_body"]:
+        return await _read_rest(receive, body, limit, limit_name, budget)
+    size = len(body)
+    if size > limit:
+        raise _too_large(size, limit, limit_name)
+    budget.take(size)
+    return body
+
+
+async def _read_rest(receive: Receive, first: bytes, limit: int, limit_name: str, budget: BodyBudget) -> bytes:
+    pieces = [first]
+    size = len(first)
+    budget.used_bytes += size
+    try:
+        more = True
+        while more:
+            if size > limit:
+                raise Unread(_too_large(size, limit, limit_name))
+            if budget.used_bytes > budget.limit_bytes:
+                raise Unread(budget.overloaded())
+            message = await receive()
+            if message["type"] != "http.request":
+                raise ClientGone
+            piece = message["body"]
+            pieces.append(piece)
+            size += len(piece)
+            budget.used_bytes += len(piece)
+            more = message["more_body"]
+        if size > limit:
+            raise _too_large(size, limit, limit_name)
+    except BaseException:
+        budget.used_bytes -= size
+        raise
+    return b"".join(pieces)
+
+
+def _too_large(size: int, limit: int, limit_name: str) -> TooLarge:
+    return TooLarge(f"a body of {size} bytes or more, {limit_name} is {limit}")
+
+
+def content_length(value: bytes) -> int:
+    """A Content-Length header's value. Raises Refused (400)."""
+    if not value.isdigit() or len(value) > 18:
+        raise Refused(400, "bad-header", "Content-Length is not a number of bytes")
+    return int(value)
+
+
+log = structlog.get_logger(__name__)
+
+JSON: Final = b"application/json"
+MSGPACK: Final = b"application/msgpack"
+
+SMALL_BODY_BYTES: Final = 64 * 1000
+"""Answers up to this size go to the transport in one piece, uncounted; larger ones in pieces of it, so that a
+slow reader holds one counted copy and not a second one in the transport's buffer."""
+
+LINGER_BYTES: Final = 128 * 1000 * 1000
+LINGER_S: Final = 3.0
+"""How much of a refused body is still read and thrown away: clients that send all before they read would see a
+reset instead of the refusal. Beyond either, the connection is closed."""
+
+JSON_BODY_LIMIT_BYTES: Final = 1000 * 1000
+"""Largest JSON body (operators' requests); above it 413."""
+
+
+NOBODY: Final[frozenset[NodeName]] = frozenset()
+
+CONNECTION: Final = "isthmus.connection"
+"""Where a scope names its connection, when that can send a whole answer at once (`Connected`)."""
+
+
+PEER_NAMES: Final = "isthmus.peer-names"
+"""Where a scope has the nodes that the client's verified certificate names; missing without TLS."""
+
+
+class Connected(Protocol):
+    """What a scope's connection offers beside ASGI (`connections.Connection`)."""
+
+    def reply(self, status: int, headers: Headers, body: bytes, *, head: bool) -> bool:
+        """Send a whole answer in one piece; False when it must go by ASGI's messages."""
+
+
+class Stream(NamedTuple):
+    """An answer of unknown length, sent chunk by chunk as the client reads. An error in `chunks` cuts the connection,
+    so that a client never takes a part for the whole; `close` is called once at the end, however it ends."""
+
+    status: int
+    headers: Headers
+    chunks: AsyncIterator[bytes]
+    close: Callable[[], Awaitable[None]]
+
+
+class Request:
+    """One request as a routed handler sees it. `params` are the decoded parts of the path."""
+
+    __slots__ = (
+        "_budget", "_held", "_receive", "headers", "method", "params", "peer_names", "query", "query_string",
+        "raw_path",
+    )  # fmt: skip
+
+    def __init__(self, scope: Scope, receive: Receive, params: dict[str, bytes], budget: BodyBudget) -> None:
+        self.method: str = scope["method"]
+        self.raw_path: bytes = scope["raw_path"]
+        self.headers: Headers = scope["headers"]
+        self.params = params
+        self.peer_names: frozenset[NodeName] = scope.get(PEER_NAMES, NOBODY)
+        self.query_string: bytes = scope["query_string"]
+        self.query = parse_query(self.query_string)
+        self._receive = receive
+        self._budget = budget
+        self._held = 0
+
+    def header(self, name: bytes) -> bytes | None:
+        """The value of a header by its lower-case name; the first one when repeated."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    def text(self, param: str) -> str:
+        """A part of the path as text. Raises Refused (400) when it is not UTF-8."""
+        try:
+            return self.params[param].decode()
+        except UnicodeDecodeError:
+            raise Refused(400, "bad-path", f"the {param} in the URL is not UTF-8") from None
+
+    async def body(self, limit: int = JSON_BODY_LIMIT_BYTES, limit_name: str = "the limit here") -> bytes:
+        """The whole body; call once. Raises as `read_body` does."""
+        declared = self.header(b"content-length")
+        length = -1 if declared is None else content_length(declared)
+        body = await read_body(self._receive, length, limit, limit_name, self._budget)
+        self._held = len(body)
+        return body
+
+    async def json(self) -> Any:
+        """The body as JSON, None when empty. Raises Refused (400)."""
+        body = await self.body()
+        if not body:
+            return None
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise Refused(400, "bad-json", f"the body is not JSON: {error}") from error
+
+    async def gone(self) -> None:
+        """Returns when the client has closed, or has closed its sending side; call after `body`."""
+        await self._receive()
+
+    def handed_on(self) -> int:
+        """How much of the budget the body takes; from now on whoever asks gives it back."""
+        held, self._held = self._held, 0
+        return held
+
+    def release(self) -> None:
+        """Give the body's bytes back to the budget."""
+        self._budget.used_bytes -= self._held
+        self._held = 0
+
+
+RoutedHandler = Callable[[Request], Awaitable["Reply | Stream"]]
+
+
+def json_reply(value: object, status: int = 200) -> Reply:
+    """`value` as JSON text."""
+    return Reply(status, [(b"content-type", JSON)], json.dumps(value).encode() + b"\n")
+
+
+def text_reply(text: str, status: int = 200) -> Reply:
+    """`text` as plain text."""
+    return Reply(status, [(b"content-type", PLAIN)], text.encode())
+
+
+def a_bug() -> IsthmusError:
+    """What is said of an exception that nobody foresaw."""
+    return IsthmusError("a fault in this program, see its log; if this was a write, outcome=unknown")
+
+
+class RequestCounts(dict[tuple[str, str, int], int]):
+    """Answers given, by (route, method, status)."""
+
+    def add(self, route: str, method: str, status: int) -> None:
+        """One more."""
+        key = (route, method, status)
+        self[key] = self.get(key, 0) + 1
+
+
+class Face:
+    """An ASGI application over a router. Add routes to `router` before the listener starts."""
+
+    def __init__(self) -> None:
+        self.router: Router[RoutedHandler] = Router()
+        self.budget = BodyBudget()
+        self.counts = RequestCounts()
+        self.guard: Guard | None = None
+        """Who lets requests in; None: all may do everything."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; raises only when the answer itself cannot be sent."""
+        await self.told(self._let_in(scope, receive, send), scope, receive, send)
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        check_origin(scope["method"], scope["headers"])
+        if self.guard is not None:
+            self.guard.check(scope["method"], scope["raw_path"], scope["headers"])
+        await self.answer(scope, receive, send)
+
+    async def told(self, work: Awaitable[None], scope: Scope, receive: Receive, send: Send) -> None:
+        """Await `work`, which answers the request; tell the client of the error in which it ends."""
+        try:
+            await work
+        except Unread as unread:
+            let_go(unread)  # and with it what was read of the body, which would wait for the rest
+            await self._refuse_unread(unread.error, scope, receive, send)
+        except ClientGone:
+            self.counts.add("other", scope["method"], 499)
+        except asyncio.CancelledError:
+            # The listener's drain is over: it has closed the connection, and this task ends here.
+            log.info("http.request_dropped", method=scope["method"], path=shown_path(scope["raw_path"]))
+        except IsthmusError as error:
+            await self.send_reply(scope, send, self.refused(error, scope["method"]))
+        except Exception:
+            log.exception("http.bug", method=scope["method"], path=shown_path(scope["raw_path"]))
+            await self.send_reply(scope, send, self.refused(a_bug(), scope["method"]))
+
+    def refused(self, error: IsthmusError, method: str) -> Reply:
+        """The answer to a request that ended in `error`, counted."""
+        reply = self.refusal(error)
+        let_go(error)
+        self.counts.add("refused", method, reply.status)
+        return reply
+
+    def stop(self) -> None:
+        """The node is stopping: end what waits for something to happen. Nothing here does; see HttpFace."""
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Find the handler, call it, send what it returns. Raises what `__call__` turns into refusals."""
+        method: str = scope["method"]
+        match = self.router.match(method, scope["raw_path"])
+        request = Request(scope, receive, match.params, self.budget)
+        try:
+            reply = await match.handler(request)
+            if isinstance(reply, Stream):
+                await self._stream(reply, scope, receive, send)
+            else:
+                await self.send_reply(scope, send, reply)
+            self.counts.add(match.pattern, method, reply.status)
+        finally:
+            request.release()
+
+    async def send_reply(self, scope: Scope, send: Send, reply: Reply) -> None:
+        """Send a whole answer with its Content-Length; a large body counts against the budget meanwhile."""
+        status, headers, body = reply
+        head = scope["method"] == "HEAD"
+        if len(body) <= SMALL_BODY_BYTES:
+            connection: Connected | None = scope.get(CONNECTION)
+            if connection is not None and connection.reply(status, headers, body, head=head):
+                return
+        if status not in (204, 304):
+            headers = [*headers, (b"content-length", b"%d" % len(body))]
+        size = 0 if head else len(body)
+        if size > SMALL_BODY_BYTES and self.budget.used_bytes + size > self.budget.limit_bytes:
+            full = self.budget.overloaded()
+            if scope["method"] in ("GET", "HEAD") or scope["raw_path"] in READING_POSTS:
+                raise full
+            raise OutcomeUnknown(f"no room for the answer: {full}")  # as a refusal it would say that nothing was done
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        if size <= SMALL_BODY_BYTES:
+            await send({"type": "http.response.body", "body": b"" if head else body})
+            return
+        self.budget.used_bytes += size
+        try:
+            for start in range(0, size, SMALL_BODY_BYTES):
+                end = start + SMALL_BODY_BYTES
+                await send({"type": "http.response.body", "body": body[start:end], "more_body": end < size})
+        finally:
+            self.budget.used_bytes -= size
+
+    def refusal(self, error: IsthmusError) -> Reply:
+        """The answer that tells about `error`: one line of text, see `responses`."""
+        return refusal(error)
+
+    async def _refuse_unread(self, error: IsthmusError, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, throw away a bounded part of what still comes, close."""
+        reply = self.refused(error, scope["method"])
+        headers = [*reply.headers, (b"content-length", b"%d" % len(reply.body)), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body, "more_body": True})
+        try:
+            async with asyncio.timeout(LINGER_S):
+                await _discard(receive)
+        except TimeoutError:
+            pass
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _stream(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.ensure_future(_until_gone(receive))
+        try:
+            await send({"type": "http.response.start", "status": stream.status, "headers": stream.headers})
+            if scope["method"] != "HEAD":
+                async for chunk in stream.chunks:
+                    if gone.done():
+                        return
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        except IsthmusError as error:
+            # The status is out: returning without an end cuts the connection, which is the only honest sign left.
+            log.warning("http.stream_cut", path=shown_path(scope["raw_path"]), reason=error.reason, error=str(error))
+        finally:
+            gone.cancel()
+            await stream.close()
+
+
+async def _discard(receive: Receive) -> None:
+    size = 0
+    while size <= LINGER_BYTES:
+        message = await receive()
+        if message["type"] != "http.request" or not message["more_body"]:
+            return
+        size += len(message["body"])
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] == "http.request":
+        pass
+
+
+def shown_path(raw_path: bytes) -> str:
+    """A path as logs show it."""
+    return raw_path[:200].decode("ascii", "backslashreplace")

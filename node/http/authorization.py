@@ -1,0 +1,258 @@
+"""Who may do what at the two faces: tokens and their roles, and which role a request needs.
+
+A role includes others (`INCLUDES`). What is not named here needs more rather than less: a request that changes
+something on the admin face needs `application` unless it stands in OPERATE. Paths are looked at as they were sent,
+piece by piece as the router does, so that no other spelling of one leads to a handler. How tokens are kept is
+`repl.security.tokens`'.
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from time import monotonic
+from typing import Final
+
+import structlog
+
+from isthmus.config.settings import TokenSettings
+from isthmus.node.http.responses import Headers, Refused
+from isthmus.repl.security.tokens import digest_of, is_among, watched_digests
+from isthmus.repl.security.watched_files import Watched
+from isthmus.repl.telemetry import Family, Sample
+
+log = structlog.get_logger(__name__)
+
+
+class Role(StrEnum):
+    """What a token is for; each has its file in [tokens]."""
+
+    READ = "read"
+    WRITE = "write"
+    OPERATE = "operate"
+    REPLICATE = "replicate"
+    ADMIN = "admin"
+
+
+INCLUDES: Final[Mapping[Role, frozenset[Role]]] = {
+    Role.READ: frozenset({Role.READ}),
+    Role.WRITE: frozenset({Role.READ, Role.WRITE}),
+    Role.OPERATE: frozenset({Role.READ, Role.WRITE, Role.OPERATE}),
+    Role.REPLICATE: frozenset({Role.REPLICATE}),
+    Role.ADMIN: frozenset(Role),
+}
+"""Role of a token -> what it may do."""
+
+HTTP_OPEN: Final[Mapping[str, frozenset[Role]]] = {
+    "nothing": frozenset(),
+    "read": INCLUDES[Role.READ],
+    "write": INCLUDES[Role.WRITE],
+}
+"""What `tokens.http_open` lets everybody do."""
+
+PROBES: Final = frozenset({b"/ping", b"/livez", b"/readyz"})
+"""What load balancers ask, who have no tokens; nothing of the cluster is in the answers but why it is not ready."""
+
+REPLICATION: Final = frozenset({b"queues", b"trees"})
+"""First pieces of the paths that only other clusters use."""
+
+PUSH: Final = b"/batch/push"
+"""Objects with their clocks, as sinks bring them; batch jobs do the same."""
+
+REFERENCES: Final = b"queuename"
+"""First piece of the path of Riak's push of references, which operators send, too, and of Riak's fetch, which takes
+changes out of a queue as sinks do."""
+
+READING_POSTS: Final = frozenset({b"/batch/get"})
+"""Requests that read, and have their question in a body."""
+
+READING_ROWS: Final = frozenset({b"/rows", b"/rows/changes", b"/rows/plan"})
+"""What batch jobs read: no more than a queue gives that begins at 0, so who may fetch may read it, too."""
+
+READING_TREES: Final = frozenset({b"/trees/roots", b"/trees/leaves", b"/trees/clocks"})
+"""What full-sync and batch jobs compare: hashes and clocks of keys, all of which a listing tells, too."""
+
+NODES: Final = b"/cluster/nodes"
+"""Where sinks, and clients, learn which nodes live."""
+
+OPERATE: Final[tuple[tuple[bytes, ...], ...]] = (
+    (b"queues", b"*", b"suspend"),
+    (b"queues", b"*", b"resume"),
+    (b"queues", b"*", b"throttle"),
+    (b"queues", b"*", b"push"),
+    (b"sink", b"*"),
+    (b"sink", b"dead-letters", b"retry"),
+    (b"fullsync", b"*"),
+    (b"moves",),
+    (b"moves", b"cancel"),
+    (b"nodes", b"drain"),
+    (b"leaders", b"balance"),
+    (b"bucket-types", b"*", b"properties", b"set"),
+    (b"bucket-types", b"*", b"properties", b"unset"),
+    (b"buckets", b"*", b"*", b"properties", b"set"),
+    (b"buckets", b"*", b"*", b"properties", b"unset"),
+)
+"""Paths below /admin/ that change what can be changed back; "*" is any one piece. All others need `application`."""
+
+CHALLENGES: Final[Headers] = [
+    (b"www-authenticate", b'Bearer realm="isthmus"'),
+    (b"www-authenticate", b'Basic realm="isthmus"'),
+]
+"""A browser, and a client that knows passwords only, shows a token as the password of any user."""
+
+LOG_INTERVAL_S: Final = 10.0
+"""Refusals are counted each and logged once in this time a listener."""
+
+CREDENTIAL_BYTES_MAX: Final = 1024
+"""Longest Authorization header that is looked at; a longer one is no token."""
+
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_http_unauthorized_total": Family(
+        "Requests refused for want of a token or a role, by listener and status.",
+        "requests",
+        "locks",
+        ("listener", "status"),
+    ),
+}
+"""Name -> what it counts (see repl.telemetry)."""
+
+
+READERS: Final = frozenset({Role.READ})
+ANYBODY: Final = frozenset(Role)
+"""Any one of a set does; `ANYBODY` still wants a token."""
+
+
+def http_roles(method: str, raw_path: bytes) -> frozenset[Role]:
+    """What a request of the client face needs, any one of these; none: nothing."""
+    path = raw_path.rstrip(b"/") or b"/"  # a slash at the end says nothing to `application`, so it says nothing here
+    if path in PROBES:
+        return frozenset()
+    parts = path.split(b"/")[1:]
+    if path in READING_TREES or path in READING_ROWS:
+        return READERS | {Role.REPLICATE}
+    if parts[0] in REPLICATION or path == PUSH:
+        return frozenset({Role.REPLICATE})
+    if parts[0] == REFERENCES:
+        pushes = method not in ("GET", "HEAD")
+        return frozenset({Role.OPERATE, Role.REPLICATE} if pushes else {Role.REPLICATE})
+    if path == NODES:
+        return ANYBODY
+    if method in ("GET", "HEAD") or path in READING_POSTS:
+        return READERS
+    count = len(parts)
+    bucket_props = count == 3 and parts[0] == b"buckets" and parts[2] == b"props"
+    typed_props = count in (3, 5) and parts[0] == b"types" and parts[-1] == b"props"
+    old_props = count == 2 and parts[0] == b"riak" and method == "PUT"
+    return frozenset({Role.OPERATE if bucket_props or typed_props or old_props else Role.WRITE})
+
+
+def admin_roles(method: str, raw_path: bytes) -> frozenset[Role]:
+    """What a request of the admin face needs, any one of these; none: nothing."""
+    if raw_path in PROBES:
+        return frozenset()
+    if method in ("GET", "HEAD"):
+        return READERS
+    parts = raw_path.split(b"/")[2:] if raw_path.startswith(b"/admin/") else []
+    for known in OPERATE:
+        if len(parts) == len(known) and all(k in (b"*", part) for k, part in zip(known, parts, strict=True)):
+            return frozenset({Role.OPERATE})
+    return frozenset({Role.ADMIN})
+
+
+class Guard:
+    """Lets requests of one listener in, or refuses them: 401 without a token that is known, 403 without the role."""
+
+    def __init__(self, listener: str, settings: TokenSettings) -> None:
+        """Raises BadConfig when a file cannot be used. `listener` is "http" or "admin"."""
+        self._listener = listener
+        self._roles = http_roles if listener == "http" else admin_roles
+        self._digests = [(INCLUDES[Role(name)], watched_digests(path)) for name, path in settings.files.items()]
+        self._open = HTTP_OPEN[settings.http_open] if listener == "http" else frozenset()
+        self._metrics_open = settings.metrics_open
+        self._in_force: list[tuple[bytes, ...]] = []
+        self._grants: dict[bytes, frozenset[Role]] = {}
+        """Digests of tokens that were shown and known -> what they grant, while what is in force stays the same. No
+        more than the files hold; what is not known is compared each time, in a time that tells nothing."""
+        self.refused: dict[int, int] = {}
+        self._said_s = -LOG_INTERVAL_S
+
+    def watched(self) -> list[Watched[tuple[bytes, ...]]]:
+        """The files of tokens."""
+        return [watched for _, watched in self._digests]
+
+    def check(self, method: str, raw_path: bytes, headers: Headers) -> None:
+        """Raises Refused, 401 or 403."""
+        wanted = self._roles(method, raw_path)
+        if not wanted or wanted & self._open or (self._metrics_open and raw_path == b"/metrics"):
+            return
+        token = _token_of(headers)
+        if token is not None:
+            known, found = self._granted(token)
+            if wanted & found:
+                return
+            if known:
+                self._count(403)
+                raise Refused(403, "forbidden", f"this needs a token of the role {_who_may(wanted)}")
+        self._count(401)
+        what = "no token was shown" if token is None else "the token that was shown is not known here"
+        sentence = f"{what}; this needs one of the role {_who_may(wanted)} (Authorization: Bearer TOKEN)"
+        raise Refused(401, "unauthorized", sentence, list(CHALLENGES))
+
+    def _granted(self, token: bytes) -> tuple[bool, frozenset[Role]]:
+        digest = digest_of(token)
+        in_force = [watched.current() for _, watched in self._digests]
+        if in_force != self._in_force:
+            self._in_force = in_force
+            self._grants.clear()
+        granted = self._grants.get(digest)
+        if granted is not None:
+            return True, granted
+        known, granted = False, frozenset[Role]()
+        for (roles, _), digests in zip(self._digests, in_force, strict=True):
+            if is_among(digest, digests):
+                known, granted = True, granted | roles
+        if known:
+            self._grants[digest] = granted
+        return known, granted
+
+    def _count(self, status: int) -> None:
+        self.refused[status] = self.refused.get(status, 0) + 1
+        now_s = monotonic()
+        if now_s - self._said_s >= LOG_INTERVAL_S:
+            self._said_s = now_s
+            log.warning("http.unauthorized", listener=self._listener, status=status, count=self.refused[status])
+
+    def samples(self) -> Iterator[Sample]:
+        """What Prometheus is shown."""
+        for status, count in self.refused.items():
+            yield "isthmus_http_unauthorized_total", {"listener": self._listener, "status": str(status)}, count
+
+
+def guard_of(listener: str, settings: TokenSettings) -> Guard | None:
+    """None where no tokens are configured: then everybody may do everything. Raises BadConfig."""
+    return Guard(listener, settings) if settings.files else None
+
+
+def _who_may(wanted: frozenset[Role]) -> str:
+    """The roles that would do, the least first."""
+    return " or ".join(role.value for role, included in INCLUDES.items() if wanted & included)
+
+
+def _token_of(headers: Headers) -> bytes | None:
+    """What the request shows; two of them are none, since it is not clear which is meant."""
+    shown = [value for name, value in headers if name == b"authorization"]
+    if len(shown) != 1 or len(shown[0]) > CREDENTIAL_BYTES_MAX:
+        return None
+    scheme, _, value = shown[0].strip().partition(b" ")
+    value = value.strip()
+    if scheme.lower() == b"bearer":
+        return value or None
+    if scheme.lower() == b"basic":
+        try:
+            _, colon, password = b64decode(value, validate=True).partition(b":")
+        except (binascii.Error, ValueError):
+            return None
+        return password if colon and password else None
+    return None

@@ -1,0 +1,296 @@
+"""Connections of the client face: the usual request is answered at once, by no task and in no ASGI message.
+
+A request that arrived whole (`whole`) while nothing else is under way on its connection, and that the application
+answers with a coroutine of its own (`Prompt.prompt`), is worked on in the same turn: the coroutine runs as far as it
+can, goes on when what it waits for is done, and its answer is written in one piece. What decides about the request is
+the same as for all others. Whatever is not so goes through the parser and ASGI, in `connection`, as if this room were
+not there; so does what arrives on the connection meanwhile, and an answer that has to wait for its reader.
+
+A request that arrived whole, in one piece and in the usual words: read at a glance, without the parser.
+
+What is taken here is a small, strict part of HTTP/1.1 that can be read in one way only; the parser would take each such
+request, too, and read the same in it (a test compares the two). All else is not refused here but left to the parser:
+other framing, other versions, doubtful bytes, more or less than one request. Pure but for a memory of header lines. The
+story goes on in `fast_connection`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, NamedTuple, Protocol, cast, runtime_checkable
+
+import structlog
+
+from isthmus.node.http.application import SMALL_BODY_BYTES, Receive, Scope, Send, shown_path
+from isthmus.node.http.connection import Application, Connection, Cycle, SharedState, loaded_config
+from isthmus.node.http.csrf import OF_BROWSERS
+from isthmus.node.http.responses import Headers, Reply
+
+_IN_TARGET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.~%+:@!$&'()*,;=/?-"
+"""What a path and a query may be made of here: all but what has a meaning of its own or must be encoded."""
+
+_LINE: Final = re.compile(rb"([!#$%&'*+.^`|~\w-]+): ?([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)")
+_LENGTH: Final = re.compile(rb"[0-9]{1,18}")
+
+_FRAMING: Final = frozenset((b"connection", b"expect", b"proxy-connection", b"transfer-encoding", b"upgrade"))
+"""Headers that decide how the connection goes on."""
+
+_ELSEWHERE: Final = _FRAMING | OF_BROWSERS
+"""With one of these the request is the parser's; one of a browser, because `Face` looks at where it is from."""
+
+_USUAL_CONNECTION: Final = (b"connection", b"keep-alive")
+
+_BODILESS: Final = frozenset(("DELETE", "GET", "HEAD"))
+
+_METHODS: Final = {name.encode(): name for name in ("DELETE", "GET", "HEAD", "POST", "PUT")}
+
+LINES_KEPT: Final = 1024
+LINE_BYTES_MAX: Final = 128
+"""Header lines whose meaning is kept, since a program sends the same few with every request, and the longest of them:
+together a quarter of a megabyte. When there are more, all are forgotten and learned anew."""
+
+_KEPT: Final = frozenset(
+    (
+        b"accept",
+        b"accept-encoding",
+        b"connection",
+        b"content-length",
+        b"content-type",
+        b"host",
+        b"user-agent",
+        b"x-riak-clientid",
+    )
+)
+"""Headers whose lines are worth keeping: they repeat, and are no secret."""
+
+
+class Whole(NamedTuple):
+    """A request as it was sent: path and query still encoded, header names in lower case."""
+
+    method: str
+    raw_path: bytes
+    query_string: bytes
+    headers: Headers
+    body: bytes
+
+
+_new: Final = tuple.__new__
+"""Makes a named tuple of all its fields, in order, at half the price of its own constructor."""
+
+_lines: dict[bytes, tuple[bytes, bytes]] = {}
+
+
+def read_whole(data: bytes, head_limit_bytes: int) -> Whole | None:
+    """The one request that `data` is; None when it is anything else, or when its head might be over the limit."""
+    end = data.find(b"\r\n\r\n", 0, head_limit_bytes)
+    if end < 0:
+        return None
+    lines = data[:end].split(b"\r\n")
+    words = lines[0].split(b" ")
+    if len(words) != 3:
+        return None
+    verb, target, version = words
+    method = _METHODS.get(verb)
+    if method is None or version != b"HTTP/1.1" or target[:1] != b"/" or target.translate(None, _IN_TARGET):
+        return None
+    headers: Headers = []
+    hosts = 0
+    length: bytes | None = None
+    kept = _lines.get
+    del lines[0]
+    for line in lines:
+        header = kept(line)
+        if header is None:
+            header = _read_line(line)
+            if header is None:
+                return None
+        name = header[0]
+        if name == b"host":
+            hosts += 1
+        elif name == b"content-length":
+            if length is not None:
+                return None
+            length = header[1]
+        headers.append(header)
+    if hosts != 1:
+        return None
+    path, _, query = target.partition(b"?")
+    at = end + 4
+    if length is None:
+        if len(data) != at or method not in _BODILESS:
+            return None
+        return _new(Whole, (method, path, query, headers, b""))
+    if method in _BODILESS or len(data) - at != int(length):
+        return None
+    return _new(Whole, (method, path, query, headers, data[at:]))
+
+
+def _read_line(line: bytes) -> tuple[bytes, bytes] | None:
+    """Name and value of a header line, None of one that is not for here."""
+    match = _LINE.fullmatch(line)
+    if match is None:
+        return None
+    header = match[1].lower(), match[2]
+    name, value = header
+    if (name in _ELSEWHERE and header != _USUAL_CONNECTION) or (
+        name == b"content-length" and _LENGTH.fullmatch(value) is None
+    ):
+        return None
+    if name in _KEPT and len(line) <= LINE_BYTES_MAX:
+        if len(_lines) >= LINES_KEPT:
+            _lines.clear()
+        _lines[line] = header
+    return header
+
+
+log = structlog.get_logger(__name__)
+
+
+@runtime_checkable
+class Prompt(Application, Protocol):
+    """An application that answers some requests by a coroutine, without ASGI
+    (`node.client_api.application.HttpFace`)."""
+
+    def prompt(self, request: Whole) -> Coroutine[Any, Any, Reply] | None:
+        """What makes the answer; None: ask by ASGI. The coroutine raises nothing but CancelledError, and as it runs in
+        no task it may await futures alone, not call what asks for the current task (`asyncio.timeout`)."""
+
+    def left(self, request: Whole) -> None:
+        """The client of a request that is being worked on has gone, or sends no more."""
+
+    async def say(self, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send an answer that `prompt` made by ASGI's messages."""
+
+
+def connection_factory(
+    app: Application, state: SharedState, loop: asyncio.AbstractEventLoop
+) -> Callable[[], asyncio.Protocol]:
+    """What makes the connections of one listener; each serves `app`."""
+    config = loaded_config(app)
+    if isinstance(app, Prompt):
+        return lambda: QuickConnection(app, config, state, {}, loop)
+    return lambda: Connection(config, state, {}, loop)
+
+
+class QuickConnection(Connection):
+    """See above."""
+
+    def __init__(self, prompt: Prompt, *uvicorns: Any) -> None:
+        super().__init__(*uvicorns)
+        self._prompt = prompt
+        self._work: Coroutine[Any, Any, Reply] | None = None
+        self._asked: Whole | None = None
+        self._quick: Cycle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        running = self._running
+        if (
+            (running is None or running.response_complete)
+            and not (self._in_head or self._in_body or self._broken or self._too_many or self.flow.write_paused)
+            and (request := read_whole(data, self._head_limit)) is not None
+            and not self.transport.is_closing()
+            and (work := self._prompt.prompt(request)) is not None
+        ):
+            quick = self._quick
+            if quick is None:
+                quick = self._quick = self._new_cycle({})
+            quick.response_complete = False
+            self.cycle = self._running = quick
+            self._asked = request
+            self._work = work
+            self._go_on()
+        else:
+            super().data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._tell_leaving()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        stays = super().eof_received()
+        self._tell_leaving()
+        return stays
+
+    def _tell_leaving(self) -> None:
+        if self._work is not None and self._asked is not None:
+            self._prompt.left(self._asked)
+
+    def _new_cycle(self, scope: dict[str, Any]) -> Cycle:
+        """A request that did not come by the parser."""
+        return Cycle(
+            scope=cast(Any, scope),
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=True,
+            on_response=self.on_response_complete,
+        )
+
+    def _go_on(self, waited: asyncio.Future[Any] | None = None) -> None:
+        """Run the coroutine until it waits again, or is done."""
+        if waited is not None:
+            self.tasks.discard(waited)
+        work, asked = self._work, self._asked
+        assert work is not None
+        assert asked is not None
+        try:
+            waits: asyncio.Future[Any] | None = work.send(None)
+        except StopIteration as end:
+            self._work = None
+            self._answer(end.value)
+        except asyncio.CancelledError:
+            # The listener's drain is over: it has closed the connection, and the request ends here.
+            self._work = None
+            log.info("http.request_dropped", method=asked.method, path=shown_path(asked.raw_path))
+        else:
+            if waits is None:
+                self.loop.call_soon(self._go_on)
+            else:
+                waits._asyncio_future_blocking = False  # as a task does that takes it over
+                waits.add_done_callback(self._go_on)
+                self.tasks.add(waits)  # type: ignore[arg-type]
+
+    def _answer(self, reply: Reply) -> None:
+        asked, self._asked = self._asked, None
+        quick = self._quick
+        assert asked is not None
+        assert quick is not None
+        if quick.disconnected:
+            return
+        status, headers, body = reply
+        keep_alive = quick.keep_alive
+        if len(body) <= SMALL_BODY_BYTES and not self.flow.write_paused:
+            head = asked.method == "HEAD"
+            whole = self.whole_answer(status, headers, body, head=head, keep_alive=keep_alive)
+            if whole is not None:
+                quick.response_complete = True
+                self.transport.write(whole)
+                if not keep_alive:
+                    self.transport.close()
+                self.on_response_complete()
+                return
+        self._say(asked, reply)
+
+    def _say(self, asked: Whole, reply: Reply) -> None:
+        """The long way out: by ASGI's messages, as the client reads."""
+
+        async def say(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._prompt.say(reply, scope, receive, send)
+
+        quick = self._quick
+        assert quick is not None
+        cycle = self._new_cycle({"method": asked.method, "raw_path": asked.raw_path, "headers": asked.headers})
+        cycle.keep_alive = quick.keep_alive
+        cycle.disconnected = quick.disconnected
+        cycle.more_body = False
+        if self.cycle is quick:
+            # Else the parser has begun another request meanwhile: that one's body is still coming, and its turn too.
+            self.cycle = cycle
+        self._start_asgi_task(cycle, say)

@@ -1,0 +1,218 @@
+"""Two listening sockets and the way out: bound early, served late, drained in bounded time.
+
+A port that cannot be had is told in one line before anything else is started. What happens on a connection is
+`connections`' affair; what is answered, the application's (`app`, `admin`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+import structlog
+
+from isthmus.config.settings import Address, ListenSettings
+from isthmus.node.http.connection import Application, Connection, SharedState, whole_refusal
+from isthmus.node.http.fast_connection import connection_factory
+from isthmus.node.http.outgoing_ports import outgoing_ports
+from isthmus.node.http.responses import Refused
+from isthmus.repl.clock import SystemTime
+from isthmus.repl.model.errors import LocalFault
+from isthmus.repl.security.tls_server import TlsServer
+from isthmus.repl.telemetry import Family, Sample
+
+log = structlog.get_logger(__name__)
+
+BACKLOG: Final = 2048
+"""Connections that the kernel holds until they are accepted, also while the node is still coming up."""
+
+SWEEP_S: Final = 1.0
+"""How often the waits above are checked, for all connections at once: a timer each would cost every request."""
+
+DRAIN_S: Final = 10.0
+"""How long a stop waits for answers under way before it cuts their connections."""
+
+SPEAK_TLS: Final = Refused(400, "tls", "TLS is spoken here: write https:// instead of http://")
+"""What a listener with TLS says to who comes without."""
+
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_http_connections": Family("Open connections, by listener.", "connections", "clients", ("listener",)),
+    "isthmus_http_connections_refused_total": Family(
+        "Connections refused because their listener had too many, by listener.", "connections", "clients", ("listener",)
+    ),
+}
+"""Name -> what it counts (see repl.telemetry)."""
+
+
+NO_TLS: Final[Mapping[str, ListenerTls]] = MappingProxyType({})
+
+
+def bind(key: str, address: Address) -> socket.socket:
+    """A listening socket. `key` is the setting, for the message. Raises LocalFault in one line."""
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, proto, _, where = found[0]
+        sock = socket.socket(family, kind, proto)
+    except (OSError, UnicodeError) as error:
+        raise LocalFault(f"{key}: host {address.host!r} cannot be resolved: set an address of this machine") from error
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise LocalFault(f"{key}: cannot listen on {address}: {_advice(error, address.port)}") from error
+    sock.setblocking(False)
+    return sock
+
+
+def _advice(error: OSError, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        first, last = outgoing_ports()
+        taken = (
+            f"; this machine gives ports {first} to {last} to outgoing connections, any of which may have it now: "
+            f"set one outside of that range"
+            if first <= port <= last
+            else ""
+        )
+        return f"another program uses it; stop that one or set another port{taken}"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "this machine has no such address; set one of its own"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "not allowed; ports below 1024 need privileges, set a higher one"
+    return f"{error.strerror}; set another address"
+
+
+def published(sock: socket.socket, address: Address, advertise: str) -> Address:
+    """Where others reach a listener that was bound to `address`: at `advertise` if that is set; for a wildcard
+    address at this machine's name."""
+    host = advertise
+    if not host:
+        host = socket.gethostname() if address.host in ("0.0.0.0", "::", "") else address.host  # noqa: S104
+    return Address(host, sock.getsockname()[1])
+
+
+class ListenerTls(NamedTuple):
+    """TLS of a listener: the context of each connection, and whether those without TLS are taken, too."""
+
+    contexts: Callable[[], ssl.SSLContext]
+    also_plain: bool
+
+
+class Listener:
+    """One listening socket and the connections on it."""
+
+    def __init__(self, name: str, address: Address, settings: ListenSettings, tls: ListenerTls | None = None) -> None:
+        self.name = name
+        self._tls = tls
+        self._socket = bind(f"listen.{name}", address)
+        scheme = "http" if tls is None or tls.also_plain else "https"
+        self.url = f"{scheme}://{published(self._socket, address, settings.advertise)}"
+        self._state = SharedState(settings)
+        self._time = SystemTime()
+        self._server: asyncio.Server | TlsServer | None = None
+        self._app: Application | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def start(self, app: Application) -> None:
+        """Serve `app` to those who connect, and to those who connected since the socket was bound."""
+        loop = asyncio.get_running_loop()
+        self._app = app
+        self._tick(loop)
+        factory = connection_factory(app, self._state, loop)
+        if self._tls is None:
+            self._server = await loop.create_server(factory, sock=self._socket, backlog=BACKLOG)
+            return
+        contexts, also_plain = self._tls
+        self._server = TlsServer(
+            self.name, self._socket, factory, contexts, also_plain=also_plain, hint=whole_refusal(SPEAK_TLS)
+        )
+        self._server.start()
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._state.set_date(self._time.wall_ms() // 1000)
+        now_s = loop.time()
+        for connection in list(self._state.connections):
+            assert isinstance(connection, Connection)
+            connection.sweep(now_s)
+        # At the beginning of each second, for the Date of answers; so it is no longer than SWEEP_S.
+        self._timer = loop.call_later(SWEEP_S - self._time.wall_ms() % 1000 / 1000, self._tick, loop)
+
+    async def stop(self, drain_s: float = DRAIN_S) -> None:
+        """Accept nothing more, let what is under way be answered for up to `drain_s`, then cut the rest."""
+        if self._server is None:
+            self._socket.close()
+            return
+        server, self._server = self._server, None
+        server.close()
+        if isinstance(server, TlsServer):
+            await server.wait_closed()
+        assert self._app is not None
+        self._app.stop()
+        state = self._state
+        for connection in list(state.connections):
+            connection.shutdown()
+        if state.connections:
+            state.emptied = asyncio.Event()
+            try:
+                async with asyncio.timeout(drain_s):
+                    await state.emptied.wait()
+            except TimeoutError:
+                log.warning("http.drain_cut", listener=self.name, connections=len(state.connections))
+                for connection in list(state.connections):
+                    connection.transport.abort()
+                await state.emptied.wait()
+        tasks = list(state.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def samples(self) -> Iterator[Sample]:
+        """What Prometheus is shown of this listener."""
+        labels = {"listener": self.name}
+        yield "isthmus_http_connections", labels, len(self._state.connections)
+        yield "isthmus_http_connections_refused_total", labels, self._state.refused_count
+        if isinstance(self._server, TlsServer):
+            yield from self._server.samples()
+
+
+class Listeners:
+    """The node's two listeners: `http` for clients and sinks of other clusters, `admin` for operators."""
+
+    def __init__(self, settings: ListenSettings, tls: Mapping[str, ListenerTls] = NO_TLS) -> None:
+        self._settings = settings
+        self._tls = tls
+        self._bound: dict[str, Listener] = {}
+
+    def bind(self) -> tuple[str, str]:
+        """Take both ports; the URLs of http and admin. Raises LocalFault."""
+        for name, address in (("http", self._settings.http), ("admin", self._settings.admin)):
+            self._bound[name] = Listener(name, address, self._settings, self._tls.get(name))
+        return self._bound["http"].url, self._bound["admin"].url
+
+    async def start(self, http: Application, admin: Application) -> None:
+        """Serve both."""
+        await self._bound["http"].start(http)
+        await self._bound["admin"].start(admin)
+
+    async def drain(self, drain_s: float = DRAIN_S) -> None:
+        """Stop the `http` listener; operators and probes are still answered."""
+        if "http" in self._bound:
+            await self._bound.pop("http").stop(drain_s)
+
+    async def stop(self, drain_s: float = DRAIN_S) -> None:
+        """Stop what still listens; also after a start that failed half-way."""
+        while self._bound:
+            await self._bound.pop(next(iter(self._bound))).stop(drain_s)
+
+    def samples(self) -> Iterator[Sample]:
+        """What Prometheus is shown of both."""
+        for listener in self._bound.values():
+            yield from listener.samples()

@@ -1,0 +1,108 @@
+"""One table: which status answers which error. Every refusal of a face is made here.
+
+An answer to a failed request is one line of text that says what to do, and the header `X-Isthmus-Reason` with the
+error's stable code. docs/http.md prints the same table, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from isthmus.repl.model.errors import (
+    BadConfig,
+    BadInput,
+    IsthmusError,
+    LocalFault,
+    NotLeader,
+    OutcomeUnknown,
+    PeerFault,
+    Retryable,
+    TooLarge,
+)
+
+Headers = list[tuple[bytes, bytes]]
+
+STATUS_BY_CLASS: Final[dict[type[IsthmusError], int]] = {
+    TooLarge: 413,
+    BadInput: 400,
+    Retryable: 503,
+    OutcomeUnknown: 504,
+    PeerFault: 502,
+    LocalFault: 500,
+    BadConfig: 500,
+    IsthmusError: 500,
+}
+"""Status of an error class; a class that is not here has the status of its nearest base."""
+
+STATUS_BY_REASON: Final[dict[str, int]] = {
+    "unknown-bucket-type": 404,
+    "unknown-queue": 404,
+    "unknown-fullsync": 404,
+    "unknown": 404,
+    "changed": 409,
+    "plan-refused": 409,
+    "still-needed": 409,
+    "owned-by-other": 409,
+    "own-cluster": 409,
+    "too-many-siblings": 422,
+    "too-many-properties": 422,
+    "precondition-failed": 412,
+    "modified": 409,
+}
+"""Reasons whose status differs from that of their class."""
+
+RETRY_AFTER_S: Final = 1
+"""What a 503 asks a client to wait. Elections and windows that are full pass within about a second."""
+
+PLAIN: Final = b"text/plain; charset=utf-8"
+
+
+class Reply(NamedTuple):
+    """A whole answer; `headers` without Content-Length, which the sender adds."""
+
+    status: int
+    headers: Headers
+    body: bytes = b""
+
+
+class Refused(BadInput):
+    """A refusal of the HTTP face itself: its own status, reason and headers."""
+
+    def __init__(self, status: int, reason: str, message: str, headers: Headers | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.headers: Headers = headers or []
+
+
+def _status(kind: type[IsthmusError], reason: str) -> int:
+    by_reason = STATUS_BY_REASON.get(reason)
+    if by_reason is not None:
+        return by_reason
+    return next(STATUS_BY_CLASS[base] for base in kind.__mro__ if base in STATUS_BY_CLASS)
+
+
+def status_of(error: IsthmusError) -> int:
+    """The HTTP status that answers `error`."""
+    if isinstance(error, Refused):
+        return error.status
+    return _status(type(error), error.reason)
+
+
+def explanation(error: IsthmusError) -> str:
+    """One line for people; an unknown outcome says so in it."""
+    text = " ".join(str(error).split()) or error.reason
+    return f"{text}; outcome=unknown" if isinstance(error, OutcomeUnknown) else text
+
+
+def refusal(error: IsthmusError) -> Reply:
+    """The answer that tells a client about `error`."""
+    status = status_of(error)
+    headers: Headers = [(b"content-type", PLAIN), (b"x-isthmus-reason", error.reason.encode("ascii"))]
+    if isinstance(error, Refused):
+        headers += error.headers
+    if status == 503:
+        headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
+    if isinstance(error, NotLeader) and error.leader:
+        headers.append((b"x-isthmus-leader", error.leader.encode("ascii", "replace")))
+    return Reply(status, headers, f"{explanation(error)}\n".encode(errors="backslashreplace"))

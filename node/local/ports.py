@@ -1,0 +1,83 @@
+"""Free ports on loopback, chosen once and remembered in a directory, so that a later start uses the same.
+
+Chosen below the range from which the kernel takes the ports of outgoing connections: there, a server that is
+away for a second could find its port taken by somebody's connection.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from isthmus.node.http.outgoing_ports import EPHEMERAL_RANGE
+from isthmus.repl.metastore.embedded_zookeeper import HOST
+from isthmus.repl.model.errors import LocalFault
+
+RANGE_LOW: Final = 20_000
+"""Above the ports that services are known by."""
+
+
+class PortBook:
+    """The ports of one directory by purpose, kept in `ports.json`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "ports.json"
+        try:
+            raw = json.loads(self._path.read_bytes())
+            self._ports = {str(purpose): int(port) for purpose, port in raw.items()}
+        except FileNotFoundError:
+            self._ports = {}
+        except (ValueError, AttributeError, TypeError) as error:
+            raise LocalFault(f"{self._path} is not a list of ports ({error}); remove it to have new ones") from error
+
+    def ports(self, purposes: Iterable[str], in_use: Iterable[str] = (), taken: Iterable[int] = ()) -> dict[str, int]:
+        """A port for each purpose: the remembered one, unless a stranger holds it now, else a free one. Those of
+        `in_use` are held by processes of ours and stay as they are; `taken` are given to others. Raises LocalFault,
+        OSError."""
+        ours, given = set(in_use), set(taken)
+        kept: dict[str, int] = {}
+        for purpose in purposes:
+            port = self._ports.get(purpose)
+            if port is None or port in given or (purpose not in ours and not is_free(port)):
+                port = free_port(given | set(self._ports.values()))
+            kept[purpose] = port
+            given.add(port)
+        self._ports.update(kept)
+        fresh = self._path.with_name(f"{self._path.name}.tmp")
+        fresh.write_text(json.dumps(self._ports, indent=1))
+        fresh.replace(self._path)
+        return kept
+
+
+def is_free(port: int) -> bool:
+    """True when a server could listen on loopback `port` now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: old connections do not count
+        try:
+            sock.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port(taken: set[int]) -> int:
+    """A port that is free now and not among `taken`. Raises LocalFault when there is none."""
+    high = _range_high()
+    first = random.randrange(RANGE_LOW, high)  # noqa: S311 - spreads those who choose at the same time
+    for offset in range(high - RANGE_LOW):
+        port = RANGE_LOW + (first - RANGE_LOW + offset) % (high - RANGE_LOW)
+        if port not in taken and is_free(port):
+            return port
+    raise LocalFault(f"no free port on {HOST} from {RANGE_LOW} to {high - 1}")
+
+
+def _range_high() -> int:
+    try:
+        lowest_outgoing = int(EPHEMERAL_RANGE.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        lowest_outgoing = 32_768
+    return lowest_outgoing if lowest_outgoing > RANGE_LOW + 1000 else 65_536

@@ -1,0 +1,310 @@
+"""How others start, find and ask a supervisor; and the embedded ZooKeeper that a single node keeps through one.
+
+A supervisor (`node.local.supervisor`) owns the children of one directory. `isthmus node run` without metastore hosts
+calls `ensure_embedded` at its start and `release_embedded` at its graceful stop: the ZooKeeper outlives a node that
+was killed, for the linger time, and the next start of the node finds it. `node.local.clusters` runs whole clusters so.
+
+    python -m isthmus.node.local.supervisor_client DIRECTORY      runs DIRECTORY/spec.json, detached from whoever
+    started it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+import isthmus
+from isthmus.node.local.child_process import ChildSpec, ChildState, Restart
+from isthmus.node.local.ports import PortBook
+from isthmus.node.local.process_id import ProcessId, stop_process
+from isthmus.node.local.supervisor import LINE_BYTES_MAX, Spec, Supervisor, short_path
+from isthmus.repl.metastore import embedded_zookeeper
+from isthmus.repl.metastore.java import Java, find_java
+from isthmus.repl.model.errors import LocalFault
+
+log = structlog.get_logger(__name__)
+
+LAUNCH_TIMEOUT_S: Final = 20.0
+"""How long a new supervisor may take to answer; it takes 0.3 s, more when one is just ending."""
+
+STOP_TIMEOUT_S: Final = 90.0
+"""How long stopping all children may take: a restart that is under way comes first, then their own bounds, those of
+one rank side by side."""
+
+LEFTOVER_TIMEOUT_S: Final = 20.0
+"""How long a child without its supervisor may take to end after SIGTERM; then SIGKILL."""
+
+ASK_TIMEOUT_S: Final = 20.0
+"""How long an answer may take. Restarting a child waits for its graceful stop."""
+
+ZOOKEEPER_TIMEOUT_S: Final = 30.0
+"""How long a ZooKeeper may take to serve; it takes 0.8 s, on an overloaded machine 12 s were seen."""
+
+START_TRIES: Final = 3
+"""Failures in a row after which a child that is waited for counts as one that will not come up."""
+
+ZOOKEEPER_STOP_TIMEOUT_MS: Final = 5_000
+"""It ends 0.3 s after SIGTERM; killing it is safe, its log is synced."""
+
+HOUSE: Final = Path(isthmus.__file__).resolve().parents[1]
+"""The directory that holds the package `isthmus`."""
+
+
+class NotRunning(LocalFault):
+    """No supervisor answers in that directory."""
+
+
+# --- one supervisor ---
+
+
+def ask(directory: Path, command: dict[str, Any], timeout_s: float = ASK_TIMEOUT_S) -> dict[str, Any]:
+    """The answer of the supervisor of `directory`: its state after the command (`supervision._state`).
+
+    Raises NotRunning when there is none, LocalFault when it refuses or does not answer in time."""
+    what = f"the supervisor of {directory}"
+    try:
+        with short_path(directory) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(timeout_s)
+            sock.connect(f"{folder}/supervisor.sock")
+            sock.sendall(json.dumps(command).encode() + b"\n")
+            line = b""
+            while not line.endswith(b"\n") and len(line) <= LINE_BYTES_MAX:
+                part = sock.recv(65_536)
+                if not part:
+                    raise NotRunning(f"{what} ended before it answered")
+                line += part
+    except TimeoutError as error:
+        raise LocalFault(f"{what} does not answer within {timeout_s:g} s (its log: {log_file(directory)})") from error
+    except OSError as error:
+        raise NotRunning(f"{what} does not run: {error.strerror}") from error
+    answer = json.loads(line)
+    if not answer["ok"]:
+        raise LocalFault(f"{what} refuses {command['do']}: {answer['error']}")
+    state: dict[str, Any] = answer["state"]
+    return state
+
+
+def running_state(directory: Path) -> dict[str, Any] | None:
+    """The state of the supervisor of `directory`, None when none runs."""
+    try:
+        return ask(directory, {"do": "status"})
+    except NotRunning:
+        return None
+
+
+def launch(directory: Path, spec: Spec) -> dict[str, Any]:
+    """Start a supervisor in `directory`; its first state. Raises LocalFault, naming its log."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        temporary = directory / "spec.tmp"
+        temporary.write_text(json.dumps(spec.to_json(), indent=1))
+        temporary.replace(directory / "spec.json")
+        with log_file(directory).open("ab") as output:
+            subprocess.run(
+                [sys.executable, "-m", "isthmus.node.local.supervisor_client", str(directory)],
+                cwd=HOUSE,
+                env={**os.environ, **house_environment()},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=LAUNCH_TIMEOUT_S,
+                check=True,
+            )
+    except OSError as error:
+        raise LocalFault(f"cannot start a supervisor in {directory}: {error}") from error
+    except subprocess.SubprocessError as error:
+        raise LocalFault(f"cannot start a supervisor in {directory}: {last_line(log_file(directory))}") from error
+    deadline = time.monotonic() + LAUNCH_TIMEOUT_S
+    while True:
+        try:
+            return ask(directory, {"do": "status"})
+        except NotRunning as error:
+            if time.monotonic() >= deadline:
+                raise LocalFault(f"{error}: {last_line(log_file(directory))} ({log_file(directory)})") from error
+            time.sleep(0.02)
+
+
+def stop(directory: Path) -> bool:
+    """Stop the supervisor of `directory` and all its children; when it was killed, the children that it left. False
+    when nothing ran. Raises LocalFault."""
+    try:
+        ask(directory, {"do": "stop"}, STOP_TIMEOUT_S)
+    except NotRunning:
+        left = list(recorded_children(directory).values())
+        for process in reversed(left):  # nodes before the ZooKeeper that they use
+            stop_process(process, LEFTOVER_TIMEOUT_S)
+        return bool(left)
+    return True
+
+
+def recorded_children(directory: Path) -> dict[str, ProcessId]:
+    """The children in the directory's state file that run, whether or not their supervisor does, by name."""
+    try:
+        children = json.loads((directory / "state.json").read_bytes())["children"]
+        recorded = {str(name): ProcessId.from_json(child["process"]) for name, child in children.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return {name: process for name, process in recorded.items() if process is not None and process.alive()}
+
+
+def log_file(directory: Path) -> Path:
+    """The supervisor's own log."""
+    return directory / "supervisor.log"
+
+
+def last_line(path: Path) -> str:
+    """The last line that is not blank of a text file, cut to a readable length; a remark when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 8192))
+            lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
+    except OSError as error:
+        return f"(no log: {error.strerror})"
+    return next((line[:500] for line in reversed(lines) if line), "(its log is empty)")
+
+
+def node_command(file: Path) -> tuple[str, ...]:
+    """The argument list that runs the node of a config file with this interpreter."""
+    return (sys.executable, "-m", "isthmus.node.cli.main", "node", "run", str(file))
+
+
+def house_environment() -> dict[str, str]:
+    """What a child of ours needs to find our packages first, whatever its own working directory."""
+    before = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": f"{HOUSE}{os.pathsep}{before}" if before else str(HOUSE)}
+
+
+# --- the embedded ZooKeeper of one node ---
+
+
+def zookeeper_child(
+    name: str, directory: Path, port: int, java: Java, ensemble: Sequence[embedded_zookeeper.EnsembleMember] = ()
+) -> ChildSpec:
+    """The child that is the ZooKeeper of `directory` (prepared by `embedded.prepare`), alone or in an `ensemble`."""
+    command = embedded_zookeeper.zookeeper_command(
+        java, embedded_zookeeper.find_jars(), directory, port, quorum=bool(ensemble)
+    )
+    return ChildSpec(
+        name=name,
+        argv=tuple(command),
+        reads=repr(ensemble) if ensemble else "",
+        cwd=str(directory),
+        log=str(directory / "output.log"),
+        restart=Restart.ALWAYS,
+        rank=0,
+        stop_timeout_ms=ZOOKEEPER_STOP_TIMEOUT_MS,
+    )
+
+
+def _is_wanted() -> bool:
+    return True
+
+
+def ensure_embedded(
+    data_dir: Path, port: int, linger_ms: int, owner_pid: int, wanted: Callable[[], bool] = _is_wanted
+) -> str:
+    """A serving ZooKeeper for the node whose data directory this is: "127.0.0.1:PORT".
+
+    One that a supervisor still runs for this directory is taken over; else one is started. It ends `linger_ms` after
+    process `owner_pid` is gone, unless a later call names another owner. `port` 0 means any free one, the same at
+    every start while it is free. Blocks up to about half a minute, or until it is not `wanted` any more; raises
+    LocalFault in one line."""
+    owner = ProcessId.of(owner_pid)
+    assert owner is not None, "the owner asks for it, so it lives"
+    directory = data_dir.absolute() / "metastore"
+    home = directory / "zookeeper"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        ours = recorded_children(directory)
+        chosen = port or PortBook(directory).ports(["zookeeper"], in_use=ours)["zookeeper"]
+    except OSError as error:
+        raise LocalFault(f"cannot use {directory} for the embedded ZooKeeper: {error}") from error
+    child = zookeeper_child("zookeeper", home, chosen, find_java())
+
+    def trouble() -> str | None:
+        return child_trouble(directory, "zookeeper") if wanted() else "the node is told to stop"
+
+    if not _taken_over(directory, child, owner, linger_ms):
+        if not ours:
+            embedded_zookeeper.check_port_free(chosen, "the embedded ZooKeeper ([metastore] embedded_port)")
+        embedded_zookeeper.prepare(home, chosen)
+        launch(directory, Spec((child,), owner, linger_ms))
+    try:
+        embedded_zookeeper.wait_until_serving(home, chosen, ZOOKEEPER_TIMEOUT_S, trouble)
+    except LocalFault:
+        stop(directory)
+        raise
+    log.info("metastore.embedded", port=chosen, directory=str(home))
+    return f"{embedded_zookeeper.HOST}:{chosen}"
+
+
+def _taken_over(directory: Path, child: ChildSpec, owner: ProcessId, linger_ms: int) -> bool:
+    """True when a supervisor runs this very child and now has this owner; one that runs another is stopped."""
+    try:
+        state = ask(directory, {"do": "own", "owner": owner.to_json(), "linger_ms": linger_ms})
+        running = state["children"].get(child.name)
+        if running is not None and running["command"] == child.digest():
+            ask(directory, {"do": "start", "child": child.name})
+            return True
+    except NotRunning:
+        return False
+    except LocalFault as error:
+        log.info("supervisor.not_taken_over", directory=str(directory), reason=str(error))
+    stop(directory)
+    return False
+
+
+def release_embedded(data_dir: Path) -> None:
+    """Stop the ZooKeeper of this data directory, if one runs; for a node's graceful stop. Raises LocalFault."""
+    stop(data_dir.absolute() / "metastore")
+
+
+def child_trouble(directory: Path, name: str) -> str | None:
+    """Why this child will not come up, in words; None while it may."""
+    return trouble_in(running_state(directory), directory, name)
+
+
+def trouble_in(state: dict[str, Any] | None, directory: Path, name: str) -> str | None:
+    """The same, by a state that was asked for already."""
+    if state is None:
+        return f"its supervisor ended: {last_line(log_file(directory))}"
+    child = state["children"][name]
+    hopeless = child["state"] == ChildState.WAITING and child["failures"] >= START_TRIES
+    if hopeless or child["state"] in (ChildState.ENDED, ChildState.STOPPED):
+        return str(child["reason"])
+    return None
+
+
+# --- the process ---
+
+
+def main(directory: Path) -> int:
+    """Detach from the caller, then run the directory's spec until told to stop."""
+    from isthmus.config.settings import LogSettings
+    from isthmus.node.observability import logs
+
+    spec = Spec.from_json(json.loads((directory / "spec.json").read_bytes()))
+    if os.fork() > 0:
+        return 0  # the caller goes on; the child belongs to nobody
+    os.setsid()
+    logs.configure(LogSettings(format="json"), "supervisor")
+    try:
+        asyncio.run(Supervisor(directory, spec).run())
+    except OSError as error:
+        log.error("supervisor.failed", directory=str(directory), error=str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,122 @@
+"""Logs are structured events on standard error: one line each, JSON for machines or text for people.
+
+A line that cannot be written, since the disk is full or its reader has gone, is counted and left out: nothing fails
+because it cannot be told.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from threading import Lock
+from time import monotonic
+from typing import Any, Final
+
+import structlog
+
+from isthmus.config.settings import LogSettings
+from isthmus.repl.telemetry import Family, Sample
+
+log = structlog.get_logger(__name__)
+
+LIBRARY_INTERVAL_S: Final = 10.0
+"""Between two lines of one message of a library: what it repeats is said often enough."""
+
+LIBRARY_MESSAGES_MAX: Final = 256
+"""Messages of libraries that are remembered; with more, some are repeated sooner."""
+
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_log_failures_total": Family(
+        "Lines that could not be written to standard error when they came.", "lines", "logs and store"
+    ),
+}
+"""Name -> what it counts (see repl.telemetry)."""
+
+
+class Lines:
+    """Writes whole lines to standard error, from any thread; what goes wrong there stays there."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self.failures = 0
+
+    def msg(self, line: str) -> None:
+        """Write a line; a failure is counted."""
+        with self._lock:
+            try:
+                print(line, file=sys.stderr, flush=True)
+            except (OSError, ValueError):  # ValueError: the file is closed
+                self.failures += 1
+
+    debug = info = warning = error = critical = msg
+
+    def samples(self) -> Iterator[Sample]:
+        """What Prometheus is shown."""
+        yield "isthmus_log_failures_total", {}, self.failures
+
+
+lines: Final = Lines()
+"""This process's log."""
+
+
+class NodeLogger(structlog.make_filtering_bound_logger(logging.DEBUG)):  # type: ignore[misc]
+    """The logger of all modules. What its level leaves out costs one call; see `set_level`."""
+
+
+def set_level(level: str) -> None:
+    """Let events of `level` and above through, from now on, in all loggers that were made."""
+    for name, method in vars(structlog.make_filtering_bound_logger(getattr(logging, level.upper()))).items():
+        if callable(method) and not name.startswith("__"):
+            setattr(NodeLogger, name, method)
+
+
+class LibraryLines(logging.Handler):
+    """Writes what libraries log as events (`library.message`), each message of a logger once in LIBRARY_INTERVAL_S."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._next_s: dict[tuple[str, str], float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler."""
+        now_s, key = self._clock(), (record.name, str(record.msg))
+        if now_s < self._next_s.get(key, now_s):
+            return
+        if len(self._next_s) >= LIBRARY_MESSAGES_MAX:
+            self._next_s.clear()
+        self._next_s[key] = now_s + LIBRARY_INTERVAL_S
+        say = log.error if record.levelno >= logging.ERROR else log.warning
+        more = {"exc_info": record.exc_info} if record.exc_info else {}
+        try:
+            message = record.getMessage()
+        except (TypeError, ValueError):  # its arguments do not fit
+            message = str(record.msg)
+        say("library.message", library=record.name, message=message, **more)
+
+
+def configure(settings: LogSettings, node: str) -> None:
+    """Set up structlog for this process, and let libraries' warnings through the same way."""
+    as_json = settings.format == "json" or (settings.format == "auto" and not sys.stderr.isatty())
+
+    def named(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        """`node` is the node that writes, in events of all threads; another node is `peer`."""
+        event["node"] = node
+        return event
+
+    shared: list[Any] = [
+        named,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    set_level(settings.level)
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=NodeLogger,
+        logger_factory=lambda *_: lines,
+        cache_logger_on_first_use=True,
+    )
+    logging.basicConfig(level=logging.WARNING, handlers=[LibraryLines()], force=True)

@@ -1,0 +1,64 @@
+"""Prometheus metrics, read from the parts at scrape time: nothing on the hot path touches a metric object.
+
+A part offers a list of samples (name, labels, value); names carry their unit and say their type (`kind_of`). Each
+family is defined once, in the table HELP of its package; a sample without a definition is a bug. docs/metrics.md is
+generated from these tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from isthmus.repl.telemetry import Family, Sample
+
+_HISTOGRAM_PARTS: Final = ("_bucket", "_count", "_sum")
+
+
+def kind_of(name: str) -> tuple[str, str]:
+    """(family, type) of a sample's name: "counter" when it ends in `_total`, "histogram" when it is a part of a
+    `_duration_seconds`, "gauge" otherwise."""
+    for part in _HISTOGRAM_PARTS:
+        if name.endswith(f"_duration_seconds{part}"):
+            return name.removesuffix(part), "histogram"
+    return name, "counter" if name.endswith("_total") else "gauge"
+
+
+class PartsCollector(Collector):
+    """Collects the samples of all parts into families."""
+
+    def __init__(self, sources: Sequence[Callable[[], Iterable[Sample]]], families: Mapping[str, Family]) -> None:
+        self._sources = sources
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        """One family a name, in order of first appearance."""
+        found: dict[str, Metric] = {}
+        for source in self._sources:
+            for name, labels, value in source():
+                of, kind = kind_of(name)
+                family = found.get(of)
+                if family is None:
+                    family = found[of] = Metric(of.removesuffix("_total"), self._families[of].meaning, kind)
+                family.add_sample(name, dict(labels), value)
+        yield from found.values()
+
+
+class Metrics:
+    """The node's registry: our parts, and what prometheus-client knows of the process."""
+
+    def __init__(self, sources: Sequence[Callable[[], Iterable[Sample]]], families: Mapping[str, Family]) -> None:
+        self.families = families
+        """Every metric that the parts may offer, by name."""
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        self._registry.register(PartsCollector(sources, families))
+
+    def render(self) -> bytes:
+        """The exposition text."""
+        return generate_latest(self._registry)

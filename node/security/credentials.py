@@ -1,0 +1,229 @@
+"""A node's locks, from its settings: TLS of its listeners and links, guards of its faces, access to other clusters.
+
+Made once, before anything is opened, so that a file that cannot be used is told before it can do harm; afterwards the
+files are read again when they change. Certificates that will expire are told of in logs, metrics and the cluster's
+status. What TLS and tokens are is in `repl.transport`, what a role may do in `node.http.authorization`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from isthmus.config.settings import PeerSettings, Settings
+from isthmus.config.warnings import Doubt, doubts_of
+from isthmus.node.http.authorization import guard_of
+from isthmus.node.http.listener import ListenerTls
+from isthmus.node.security import certificates
+from isthmus.repl.http.client import Access
+from isthmus.repl.model.errors import BadConfig
+from isthmus.repl.security.tls import LinkTls, NodeName, TlsFiles, client_contexts, server_contexts
+from isthmus.repl.security.tokens import read_digests, read_token, watched_token
+from isthmus.repl.security.watched_files import Watched, check_private
+from isthmus.repl.telemetry import Family, Sample
+
+log = structlog.get_logger(__name__)
+
+TELL_EVERY_S: Final = 3600.0
+"""How often logs say again what is amiss with certificates."""
+
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_tls_certificate_expiry_timestamp_seconds": Family(
+        "When the first certificate of a file expires, by its key.", "seconds", "locks", ("file",)
+    ),
+    "isthmus_tls_peer_certificate_expiry_timestamp_seconds": Family(
+        "When a connected node's certificate expires, by node.", "seconds", "locks", ("node",)
+    ),
+    "isthmus_secret_file_reloads_total": Family(
+        "Times that changed files of certificates were read again, by outcome.", "reads", "locks", ("outcome",)
+    ),
+}
+"""Name -> what it counts (see repl.telemetry)."""
+
+
+class Locks:
+    """Everything that opens or shuts a door. Raises BadConfig, all faults in one, when made."""
+
+    def __init__(self, settings: Settings) -> None:
+        faults = list(file_faults(settings))
+        if faults:
+            raise BadConfig("; ".join(f"{path}: {message}" for path, message in faults))
+        self._settings = settings
+        tls = settings.tls
+        self._expiries = {key: Watched((path,), _expiry_of(path)) for key, path in _certificate_files(settings).items()}
+        self._watched: list[Watched[Any]] = list(self._expiries.values())
+        self._accesses: dict[tuple[bool, str, Path | None], Access] = {}
+        """By whether it is TLS, cluster and token: no more than the settings name."""
+        self.listeners: dict[str, ListenerTls] = {}
+        for name in ("http", "admin"):
+            mode = tls.mode(name)
+            if mode != "off":
+                contexts = self._keep(server_contexts(_files_of(settings, name), _asked(settings)))
+                self.listeners[name] = ListenerTls(contexts.current, mode == "allow")
+        self.links: LinkTls | None = None
+        mode = tls.mode("cluster")
+        if mode != "off":
+            files = _files_of(settings, "cluster")
+            server, client = server_contexts(files, ssl.CERT_REQUIRED), client_contexts(files, check_host=False)
+            self.links = LinkTls(self._keep(server), self._keep(client), mode != "require", mode == "allow")
+        self.metastore: Callable[[], ssl.SSLContext] | None = None
+        if tls.metastore:
+            session = client_contexts(_files_of(settings, "cluster"), check_host=True)
+            self.metastore = self._keep(session).current
+        self.guards = {name: guard_of(name, settings.tokens) for name in ("http", "admin")}
+        self._peers_expire_s: Callable[[], Mapping[str, float]] = dict
+        self._telling: asyncio.Task[None] | None = None
+
+    @property
+    def certified_sinks(self) -> bool:
+        """Whether sinks must show certificates of their clusters: where all of `http` is TLS."""
+        return self._settings.tls.mode("http") == "require"
+
+    def access_to(self, peer: PeerSettings) -> Access:
+        """How the sink comes in at a peer; the same at each call, since the files of one are watched for ever."""
+        way = (peer.url.startswith("https://"), peer.cluster, peer.token_file)
+        found = self._accesses.get(way)
+        if found is None:
+            contexts = None
+            if way[0]:
+                files = _files_of(self._settings, "sink")
+                contexts = self._keep(client_contexts(files, check_host=not peer.cluster)).current
+            token = None if peer.token_file is None else self._keep(watched_token(peer.token_file)).current
+            found = self._accesses[way] = Access(contexts, peer.cluster, token)
+        return found
+
+    def start(self, peers_expire_s: Callable[[], Mapping[str, float]]) -> None:
+        """Begin to tell what is doubtful. `peers_expire_s`: when certificates of connected nodes expire, in s."""
+        self._peers_expire_s = peers_expire_s
+        for path, message in doubts_of(self._settings):
+            log.warning("security.doubt", key=path, sentence=message)
+        self._telling = asyncio.get_running_loop().create_task(self._tell())
+
+    async def stop(self) -> None:
+        """Tell nothing more."""
+        if self._telling is not None:
+            self._telling.cancel()
+            await asyncio.gather(self._telling, return_exceptions=True)
+
+    def reload(self) -> list[str]:
+        """Read all files of certificates and tokens again; what could not be read, a sentence each (the old stays)."""
+        tokens = [each for guard in self.guards.values() if guard is not None for each in guard.watched()]
+        return sorted({why for each in (*self._watched, *tokens) if (why := each.reload())})
+
+    async def _tell(self) -> None:
+        while True:
+            for sentence in self.problems():
+                log.warning("security.problem", sentence=sentence)
+            await asyncio.sleep(TELL_EVERY_S)
+
+    def problems(self) -> list[str]:
+        """What an operator should see to soon, a sentence each."""
+        now_s = time.time()
+        soon_s = now_s + self._settings.tls.expiry_warning_ms / 1000
+        name = self._settings.node.name
+        found = []
+        for key, watched in self._expiries.items():
+            at_s = watched.current() / 1000
+            if at_s < soon_s:
+                found.append(f"{key} of node {name} {_when(at_s, now_s)} ({watched.files[0]})")
+        for node, at_s in self._peers_expire_s().items():
+            if at_s < soon_s:
+                found.append(f"the certificate of node {node} {_when(at_s, now_s)}")
+        found += [
+            f"a changed file of node {name} is not in force: {why}" for why in {w.why for w in self._watched} if why
+        ]
+        return found
+
+    def samples(self) -> Iterator[Sample]:
+        """What Prometheus is shown."""
+        for key, watched in self._expiries.items():
+            yield "isthmus_tls_certificate_expiry_timestamp_seconds", {"file": key}, watched.current() / 1000
+        for node, at_s in self._peers_expire_s().items():
+            yield "isthmus_tls_peer_certificate_expiry_timestamp_seconds", {"node": node}, at_s
+        if self._watched:
+            outcomes = {"done": sum(w.reloads for w in self._watched), "failed": sum(w.failures for w in self._watched)}
+            for outcome, count in outcomes.items():
+                yield "isthmus_secret_file_reloads_total", {"outcome": outcome}, count
+        for guard in self.guards.values():
+            if guard is not None:
+                yield from guard.samples()
+
+    def _keep(self, watched: Watched[Any]) -> Watched[Any]:
+        self._watched.append(watched)
+        return watched
+
+
+def file_faults(settings: Settings) -> Iterator[Doubt]:
+    """What is wrong with the files that [tls], [tokens], sink peers and full-sync name, by key path. Reads them."""
+    for path, check in _checks(settings):
+        try:
+            check()
+        except BadConfig as error:
+            yield Doubt(path, str(error))
+
+
+def _checks(settings: Settings) -> Iterator[tuple[str, Callable[[], object]]]:
+    tls = settings.tls
+    keys = [("tls.key", tls.key), ("tls.http_key", tls.http_key)]
+    private = [(key, path) for key, path in keys if path is not None]
+    for key, path in private:
+        yield key, lambda path=path: check_private(path)  # type: ignore[misc]
+    for key, path in _certificate_files(settings).items():
+        yield key, lambda path=path: certificates.certificates_in(path)  # type: ignore[misc]
+    if tls.certificate is not None and tls.key is not None and tls.authority is not None:
+        own, authority = tls.certificate, tls.authority
+        name = NodeName(settings.node.cluster, settings.node.name)
+        if own.exists() and authority.exists():
+            yield "tls.certificate", lambda: certificates.check_own(own, [authority], name)
+        if own.exists() and tls.key.exists():
+            yield "tls.key", lambda: server_contexts(TlsFiles(tls.certificate, tls.key, ()), ssl.CERT_NONE)
+    for role, path in settings.tokens.files.items():
+        yield f"tokens.{role}", lambda path=path: read_digests(path)  # type: ignore[misc]
+    shown = [(f"sink.peers[{number}]", peer.token_file) for number, peer in enumerate(settings.sink.peers)]
+    shown += [(f"fullsync[{number}]", peer.token_file) for number, peer in enumerate(settings.fullsync)]
+    for entry, token in shown:
+        if token is not None:
+            yield f"{entry}.token_file", lambda path=token: read_token(path)  # type: ignore[misc]
+
+
+def _certificate_files(settings: Settings) -> dict[str, Path]:
+    tls = settings.tls
+    names = ("certificate", "authority", "peer_authority", "http_certificate")
+    found = {f"tls.{name}": getattr(tls, name) for name in names}
+    return {key: path for key, path in found.items() if path is not None}
+
+
+def _expiry_of(path: Path) -> Callable[[], int]:
+    return lambda: certificates.expires_ms(path)
+
+
+def _authorities(settings: Settings, door: str) -> tuple[Path, ...]:
+    """Whom a door believes: nodes their own authority, sinks that of peers, listeners for clients both."""
+    tls = settings.tls
+    own, peers = tls.authority, tls.peer_authority or tls.authority
+    wanted = {"cluster": (own,), "sink": (peers,)}.get(door, (own, peers))
+    return tuple(dict.fromkeys(path for path in wanted if path is not None))
+
+
+def _files_of(settings: Settings, door: str) -> TlsFiles:
+    tls = settings.tls
+    pair = (tls.certificate, tls.key)
+    if door == "http" and tls.http_certificate is not None:
+        pair = (tls.http_certificate, tls.http_key)
+    return TlsFiles(*pair, _authorities(settings, door))
+
+
+def _asked(settings: Settings) -> ssl.VerifyMode:
+    return ssl.CERT_REQUIRED if settings.tls.client_certificates == "required" else ssl.CERT_OPTIONAL
+
+
+def _when(at_s: float, now_s: float) -> str:
+    day = datetime.fromtimestamp(at_s, UTC)
+    return f"{'has expired' if at_s <= now_s else 'expires'} on {day:%Y-%m-%d %H:%M}Z"

@@ -1,0 +1,299 @@
+"""A cluster as an operator sees it: nodes, partitions, what is amiss and why. Pure: from what was read and gathered.
+
+Records and registrations are the metastore's, as this node last read them; facts of replicas are their own nodes'
+(`node.services.cluster_rpc`). What nobody could be asked is None, "unknown" in a table. `node.admin_api.application`
+shows it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from isthmus.node.services.cluster_rpc import Facts, ReplicaFacts
+from isthmus.repl.model.errors import OutOfStorage
+from isthmus.repl.model.record import Member, PartitionRecord, PartitionStatus, Registration
+
+Records = Mapping[int, PartitionRecord]
+Registrations = Mapping[str, Registration]
+
+PROBLEMS_MAX: Final = 20
+"""Sentences on what is amiss; a cluster that has lost a node would otherwise list every partition."""
+
+
+def node_rows(
+    records: Records,
+    registrations: Registrations,
+    drained: Collection[str] = (),
+    known: Collection[str] = (),
+    ids: Mapping[str, int] | None = None,
+) -> list[dict[str, Any]]:
+    """Every node that is registered, holds a replica, or is among `drained` or `known`, by name. `ids`: those that
+    nodes keep while they are down."""
+    leads = Counter(r.leader.node for r in records.values() if r.leader is not None)
+    holds = Counter(node for r in records.values() for node in r.replicas)
+    in_sync = Counter(member.node for r in records.values() for member in r.isr)
+    return [
+        _node_row(name, registrations.get(name), (ids or {}).get(name), leads[name], holds[name], in_sync[name])
+        | {"drained": name in drained}
+        for name in sorted({*registrations, *holds, *drained, *known})
+    ]
+
+
+def _node_row(
+    name: str, found: Registration | None, number: int | None, leaders: int, replicas: int, in_sync: int
+) -> dict[str, Any]:
+    if found is None:
+        state, reason = "gone", "it has no session with the metastore: not started, stopped, or cut off"
+    elif not found.active:
+        state, reason = "leaving", "it is stopping: it hands over what it leads and is not elected"
+    else:
+        state, reason = "live", ""
+    return {
+        "name": name,
+        "id": number if found is None else found.id,
+        "rack": None if found is None else found.rack,
+        "state": state,
+        "reason": reason,
+        "leaders": leaders,
+        "replicas": replicas,
+        "in_sync": in_sync,
+        "http": None if found is None else found.http_url,
+        "admin": None if found is None else found.admin_url,
+        "cluster": None if found is None else found.cluster_address,
+    }
+
+
+def with_gone(records: Records, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What nodes said, by name, with None for each that holds a replica and was not asked, since it is gone."""
+    return dict(sorted({**{node: None for r in records.values() for node in r.replicas}, **said}.items()))
+
+
+def partition_counts(records: Records) -> dict[str, int]:
+    """How many partitions there are, and in each status."""
+    found = Counter(record.status for record in records.values())
+    return {"total": len(records), **{status.value.replace("-", "_"): found[status] for status in PartitionStatus}}
+
+
+def replica_counts(records: Records) -> dict[str, int]:
+    """How many replicas there are, and how many of them are in sync."""
+    return {
+        "total": sum(len(record.replicas) for record in records.values()),
+        "in_sync": sum(len(record.isr) for record in records.values()),
+    }
+
+
+def under_replicated(records: Records) -> list[int]:
+    """Partitions with fewer replicas in sync than their replication factor; while a placement changes, than the smaller
+    of before and after: who is only on the way lacks nobody yet."""
+    return [p for p, record in sorted(records.items()) if len(record.isr) < record.factor]
+
+
+def below_min_isr(records: Records) -> list[int]:
+    """Partitions with too few in sync to take writes."""
+    return [p for p, record in sorted(records.items()) if len(record.isr) < record.effective_min_isr]
+
+
+def unclean_elections(records: Records) -> dict[str, int]:
+    """Partition -> how often an operator had a leader elected that may have lacked something; of those that had one."""
+    return {str(p): record.lineage for p, record in sorted(records.items()) if record.lineage}
+
+
+def problems(
+    records: Records,
+    registrations: Registrations,
+    waiting: str,
+    drained: Collection[str] = (),
+    facts: Mapping[str, Facts | None] | None = None,
+    unread: Mapping[str, str] | None = None,
+) -> list[str]:
+    """What is not as it should be, a sentence each; empty when every partition is online on all its replicas, and no
+    disk is full. `facts`: what live nodes say of their replicas, which names the node and the reason. `unread`: what
+    of the metastore cannot be read, by path."""
+    found = [f"bucket type default: {waiting}"] if waiting else []
+    found += [_unread(path, why, records) for path, why in sorted((unread or {}).items())]
+    found += [
+        f"node {row['name']} is {row['state']}: {row['reason']}"
+        for row in node_rows(records, registrations)
+        if row["state"] != "live" and not (row["name"] in drained and not row["replicas"])
+    ]
+    full, others = _told(records, facts or {})
+    found += full
+    offline = [r for _, r in sorted(records.items()) if r.status is not PartitionStatus.ONLINE]
+    found += [f"partition {r.partition} is {r.status.value}: {r.reason}" for r in offline]
+    below = below_min_isr(records)
+    if below:
+        found.append(f"too few replicas are in sync to take writes (min-ISR) in {_some(below)}")
+    under = under_replicated(records)
+    if under:
+        found.append(f"replicas are out of sync in {_some(under)}")
+    found += others
+    if len(found) > PROBLEMS_MAX:
+        found[PROBLEMS_MAX:] = [f"and {len(found) - PROBLEMS_MAX} more; `isthmus partition list` shows all"]
+    return found
+
+
+def _unread(path: str, why: str, records: Records) -> str:
+    """A document that cannot be read; of a record that never could be, what this node makes of it."""
+    number = path.removeprefix("/p/")
+    never = path.startswith("/p/") and all(str(partition) != number for partition in records)
+    serves = ", and this node has never read it and refuses requests for its keys" if never else ""
+    return f"nothing is decided by what cannot be read{serves}: {why}"
+
+
+def _told(records: Records, facts: Mapping[str, Facts | None]) -> tuple[list[str], list[str]]:
+    """What nodes say: of full disks, and of what else keeps replicas from being in sync; a sentence a node and reason.
+    One that has such replicas and did not answer is named, too."""
+    full: list[str] = []
+    others: list[str] = []
+    for node, said in sorted(facts.items()):
+        held = {p: r for p, r in records.items() if node in r.replicas and node not in r.removing}
+        if said is None:
+            lacking = [p for p, r in sorted(held.items()) if all(m.node != node for m in r.isr)]
+            if lacking:
+                others.append(f"node {node} did not answer: why it is out of sync in {_some(lacking)} is not known")
+            continue
+        reasons: dict[str, list[int]] = {}
+        for p, replica in sorted(said.items()):
+            record = held.get(p)
+            if record is None:
+                continue
+            if replica.reason.startswith(OutOfStorage.reason) or Member(node, replica.gen) not in record.isr:
+                reasons.setdefault(replica.reason, []).append(p)
+        for reason, where in reasons.items():
+            sentence = f"node {node}, {_some(where)}: {reason}"
+            (full if reason.startswith(OutOfStorage.reason) else others).append(sentence)
+    return full, others
+
+
+def silent(facts: Mapping[str, Facts | None]) -> list[str]:
+    """Which nodes did not answer though they live by the metastore, a sentence each. That may be over in a moment, so
+    it is no problem of its own."""
+    return [
+        f"node {node} lives by its session and did not answer this node: it may be frozen, overloaded or cut off"
+        for node, said in sorted(facts.items())
+        if said is None
+    ]
+
+
+def state_of(balancing: Mapping[str, Any] | None, problems: list[str], moving: str = "") -> tuple[str, str]:
+    """The cluster's state in a word, and why. `balancing` is what the node that controls says of leaderships, None
+    when it says nothing. While they move, partitions are elected one by one: that is the state, not the problem.
+    `moving`: how far replicas are that are moved by order."""
+    if balancing is not None and balancing["state"] == "leadership-balancing":
+        return "leadership-balancing", str(balancing["reason"])
+    if problems:
+        return "degraded", problems[0]
+    if moving:
+        return "placement-changing", moving
+    return "online", ""
+
+
+def _some(numbers: list[int]) -> str:
+    noun = "partition" if len(numbers) == 1 else f"{len(numbers)} partitions:"
+    return f"{noun} {', '.join(map(str, numbers[:8]))}" + (", ..." if len(numbers) > 8 else "")
+
+
+def partition_rows(
+    records: Records,
+    registrations: Registrations,
+    facts: Mapping[str, Facts | None],
+    unread: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """Every partition, by id, with what its replicas' nodes said (`facts`, by node). One that is `unread` (by path) is
+    as it was read last, and says so."""
+    rows = [_partition_row(record, registrations, facts) for _, record in sorted(records.items())]
+    for row in rows:
+        if why := (unread or {}).get(f"/p/{row['partition']}"):
+            row["reason"] = f"nothing is decided, its record cannot be read: {why}"
+    return rows
+
+
+def _partition_row(
+    record: PartitionRecord, registrations: Registrations, facts: Mapping[str, Facts | None]
+) -> dict[str, Any]:
+    said = {node: _said(facts.get(node), record.partition) for node in record.replicas}
+    leader = None if record.leader is None else record.leader.node
+    lead = None if leader is None else said.get(leader)
+    states = [_replica_row(record, node, said[node], lead, registrations, facts) for node in record.replicas]
+    lags = [state["lag"] for state in states]
+    return {
+        "partition": record.partition,
+        "bucket_type": record.bucket_type,
+        "index": record.index,
+        "leader": leader,
+        "replicas": list(record.replicas),
+        "adding": list(record.adding),
+        "removing": list(record.removing),
+        "isr": sorted(m.node for m in record.isr),
+        "elr": sorted(m.node for m in record.elr),
+        "min_isr": record.effective_min_isr,
+        "epoch": record.epoch,
+        "leo": None if lead is None else lead.leo,
+        "hw": None if lead is None else lead.hw,
+        "applied": None if lead is None else lead.applied,
+        "lag": None if None in lags else max(lags),
+        "status": record.status.value,
+        "reason": _reason(record, lead, states),
+        "replica_states": states,
+    }
+
+
+def _said(facts: Facts | None, partition: int) -> ReplicaFacts | None:
+    return None if facts is None else facts.get(partition)
+
+
+def _replica_row(
+    record: PartitionRecord,
+    node: str,
+    said: ReplicaFacts | None,
+    lead: ReplicaFacts | None,
+    registrations: Registrations,
+    facts: Mapping[str, Facts | None],
+) -> dict[str, Any]:
+    in_sync = any(m.node == node if said is None else m == Member(node, said.gen) for m in record.isr)
+    if said is not None:
+        return {
+            "node": node,
+            "role": said.role,
+            "epoch": said.epoch,
+            "gen": said.gen,
+            "leo": said.leo,
+            "durable": said.durable,
+            "hw": said.hw,
+            "applied": said.applied,
+            "lag": None if lead is None else max(0, lead.leo - said.leo),
+            "in_sync": in_sync,
+            "reason": said.reason,
+        }
+    if node not in registrations:
+        reason = "the node is gone"
+    elif facts.get(node) is None:
+        reason = "the node did not answer"
+    else:
+        reason = "the node has not made its copy yet"
+    unknown = dict.fromkeys(("role", "epoch", "gen", "leo", "durable", "hw", "applied", "lag"))
+    return {"node": node, **unknown, "in_sync": in_sync, "reason": reason}
+
+
+def _reason(record: PartitionRecord, lead: ReplicaFacts | None, states: list[dict[str, Any]]) -> str:
+    """Why the partition is as it is."""
+    if record.status is not PartitionStatus.ONLINE:
+        return record.reason or f"{record.status.value}: the controller has not acted yet"
+    found = []
+    if len(record.isr) < record.effective_min_isr:
+        found.append(f"writes are refused: {len(record.isr)} in sync, min-ISR is {record.effective_min_isr}")
+    if lead is not None and not lead.ready:
+        found.append(f"not served yet: {lead.reason}")
+    elif lead is not None and lead.reason.startswith(OutOfStorage.reason):
+        found.append(lead.reason)
+    if record.adding or record.removing:
+        found.append(lead.changing if lead is not None and lead.changing else "its replicas change")
+    out = {} if lead is None else lead.out
+    found += [
+        f"{state['node']} is out of sync: {'; '.join(filter(None, (out.get(state['node']), state['reason'])))}"
+        for state in states
+        if not state["in_sync"] and state["node"] not in record.removing
+    ]
+    return "; ".join(found) or "all in sync"

@@ -1,0 +1,449 @@
+"""All parts of a node, made and wired to each other: which room talks to which, in one place.
+
+Nothing here runs or decides. `node.daemon` gives these parts their life: what is started when, and what a stop does.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from isthmus.aae import status
+from isthmus.aae.exchange.local import Led
+from isthmus.aae.folds.fold_rpc import Folding
+from isthmus.aae.folds.folds import Folds
+from isthmus.aae.scheduling.last_comparison import differs, last_comparisons
+from isthmus.aae.scheduling.manager import Peer
+from isthmus.aae.service import FullSync
+from isthmus.config.settings import PeerSettings, Settings
+from isthmus.node.http.listener import Listeners, published
+from isthmus.node.security.credentials import Locks
+from isthmus.node.services.cluster_rpc import FullSyncGathering, Gathering, SinkGathering, TelemetryGathering
+from isthmus.node.services.downtimes import Downtimes
+from isthmus.node.services.explain_key import KeyLooks
+from isthmus.node.services.live_options import LiveOptions
+from isthmus.node.services.properties import PropertyOffice
+from isthmus.node.services.queue_rpc import ClusterGaps, QueueGathering
+from isthmus.node.services.repairs import FoldHands, QueueRepairs
+from isthmus.node.services.wiring import (
+    Switchboard,
+    balance_options_of,
+    change_dropped,
+    copy_of,
+    default_type_of,
+    entry_limit_bytes,
+    in_sync_of,
+    links_of,
+    mended,
+    portrait_of,
+    position_of,
+    row_plan_of,
+    row_streams_of,
+    write_limits_of,
+)
+from isthmus.queues.admin import QueueActs
+from isthmus.queues.service import SourceQueues
+from isthmus.queues.tombstone_barrier import QueuesSettled
+from isthmus.queues.wire import UnknownQueue
+from isthmus.repl.clock import SystemTime
+from isthmus.repl.controller.bucket_properties import PropertyBook
+from isthmus.repl.controller.controller import Controller
+from isthmus.repl.controller.leader_balance_api import Leaderships
+from isthmus.repl.coordinator.coordinator import Coordinator
+from isthmus.repl.coordinator.routing import UnknownBucketType
+from isthmus.repl.coordinator.tombstone_reaper import Reaper
+from isthmus.repl.metastore.port import Metastore, SessionState
+from isthmus.repl.model.errors import NotReady
+from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key
+from isthmus.repl.model.record import PartitionRecord, Registration
+from isthmus.repl.replog.log import FileLog
+from isthmus.repl.runtime.metastore_copy import CopyKeeper
+from isthmus.repl.runtime.registration import Registrar
+from isthmus.repl.runtime.runtime import Runtime
+from isthmus.repl.storage.identity import Identity
+from isthmus.repl.store.leveldb import LevelStore
+from isthmus.sink import discovery
+from isthmus.sink.conflicts import FILE_NAME as CONFLICTS_FILE_NAME
+from isthmus.sink.conflicts import Conflicts
+from isthmus.sink.dead_letters import FILE_NAME, DeadLetters
+from isthmus.sink.service import Sink
+
+READ_THREADS: Final = 2
+"""Threads for listings, backlog reads and counts. They share the machine with the loop."""
+
+
+class Parts:
+    """The parts of one node. `locks`, `store`, `replog` and the sockets are made before `build`."""
+
+    locks: Locks
+    store: LevelStore
+    replog: FileLog
+    listeners: Listeners
+    cluster_socket: socket.socket
+    http_url: str
+    admin_url: str
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.time = SystemTime()
+        self.downtimes = Downtimes()
+        self.started_ms = self.time.wall_ms()
+        self.cluster_uuid = b""
+        self.options = LiveOptions(settings)
+        self.session = SessionState.SUSPENDED
+        self.read_pool = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="read")
+
+    def build(self, metastore: Metastore, identity: Identity, on_fatal: Callable[[Exception], None]) -> None:
+        """Make every part and wire it to the others; none is started."""
+        settings = self.settings
+        name = settings.node.name
+        address = published(self.cluster_socket, settings.listen.cluster, settings.listen.advertise)
+        self.registrar = Registrar(
+            metastore,
+            identity,
+            portrait_of(settings, http_url=self.http_url, admin_url=self.admin_url, cluster_address=str(address)),
+        )
+        switchboard = Switchboard()
+        self.links = links_of(
+            settings,
+            cluster_uuid=self.cluster_uuid,
+            on_deliveries=lambda node, deliveries: self.runtime.received(node, deliveries),
+            on_link=lambda node, up: self.runtime.link_changed(node, up),
+            on_request=switchboard.answer,
+            tls=self.locks.links,
+        )
+        self.runtime = Runtime(
+            node=name,
+            cluster_uuid=self.cluster_uuid,
+            store=self.store,
+            replog=self.replog,
+            metastore=metastore,
+            identity=identity,
+            registrar=self.registrar,
+            links=self.links,
+            time=self.time,
+            options_of=self.options.core,
+            window_bytes=settings.replication.window_bytes,
+            entry_limit_bytes=entry_limit_bytes(settings),
+            checkpoint_interval_ms=settings.replication.checkpoint_interval_ms,
+            removed_grace_ms=settings.replication.removed_copy_grace_ms,
+            on_fatal=on_fatal,
+        )
+        self.property_book = PropertyBook(metastore)
+        self.metastore_copy = CopyKeeper(metastore, settings.node.data_dir, self.cluster_uuid, self.time)
+        self.coordinator = Coordinator(
+            self.runtime,
+            links=self.links,
+            read_pool=self.read_pool,
+            limits=write_limits_of(settings),
+            key_limit_bytes=settings.limits.key_bytes,
+            request_timeout_ms=settings.listen.request_timeout_ms,
+            read_isolation=settings.replication.read_isolation,
+            properties_of=self.property_book.of_type,
+        )
+        self.controller = Controller(
+            metastore,
+            node=name,
+            time=self.time,
+            request=self.links.request,
+            position_of=lambda partition: position_of(self.runtime, partition),
+            default_type=default_type_of(settings),
+            on_records=self._records,
+            on_registrations=self._registrations,
+        )
+        self.properties = PropertyOffice(
+            self.property_book,
+            metastore,
+            self.time,
+            records=lambda: self.controller.records,
+            key_limit_bytes=settings.limits.key_bytes,
+        )
+        self.options.attach(self.controller, self.runtime, self.coordinator, self.links)
+        self.registrar.on_registered = self._registered
+        self.registrar.on_lost = self.runtime.session_expired
+        self.controller.registered = lambda: self.registrar.inc != 0
+        self.runtime.on_promoted = self.controller.promoted
+        self.runtime.on_record_hint = self.controller.wake
+        self.leaderships = Leaderships(self.controller, self.runtime, balance_options_of(settings))
+        self.gathering = Gathering(
+            node=name,
+            request=self.links.request,
+            replicas=lambda: [(p.replica, p.reason) for p in self.runtime.partitions.values()],
+            now_ms=self.time.now_ms,
+        )
+        self.telemetry = TelemetryGathering(node=name, request=self.links.request, runtime=self.runtime)
+        self.sink_gathering = SinkGathering(node=name, request=self.links.request, sink=lambda: self.sink)
+        self.queue_gathering = QueueGathering(
+            node=name,
+            request=self.links.request,
+            acts=lambda: self.queue_acts,
+            looks=lambda: self.key_looks,
+            proven=self.proven,
+        )
+        self.fullsync_gathering = FullSyncGathering(
+            node=name,
+            request=self.links.request,
+            own=self.fullsync_of,
+            manager=lambda: self.fullsync.manager,
+            refresh=lambda: self.fullsync.documents.refresh(),
+        )
+        gatherings = (
+            self.gathering,
+            self.telemetry,
+            self.sink_gathering,
+            self.queue_gathering,
+            self.fullsync_gathering,
+        )
+        for part in (self.coordinator, self.controller, self.leaderships, *gatherings):
+            switchboard.add(part.request_handlers())
+        self.queues = SourceQueues(
+            settings.queues,
+            node=name,
+            enabled=settings.source.enabled,
+            store=self.store,
+            cursors=self.coordinator,
+            kv=self.coordinator,
+            metastore=metastore,
+            cluster_uuid=self.cluster_uuid,
+            cluster_name=settings.node.cluster,
+            partitions=lambda: {p.id: p.bucket_type for p in self.runtime.partitions.values()},
+            time=self.time,
+            read_pool=self.read_pool,
+        )
+        self.queues.digests = self.property_book.digests
+        self.queues.places = self.property_book.places
+        self.queues.bucket_types = lambda: {r.bucket_type.encode() for r in self.controller.records.values()}
+        self.queues.holding.live = lambda: self.controller.registrations
+        self.runtime.hooks.append(self.queues)
+        self.queue_acts = QueueActs(self.queues, self.store, self.read_pool)
+        self.reaper = Reaper(
+            self.runtime,
+            links=self.links,
+            routes=self.coordinator.routes,
+            read_pool=self.read_pool,
+            limits=write_limits_of(settings),
+            properties_of=self.property_book.of_type,
+            settled=QueuesSettled(
+                self.queues.machines,
+                self.store,
+                lambda: self.queues.steering.unread,
+                lineage=self.coordinator.lineage,
+            ),
+            request_timeout_ms=settings.listen.request_timeout_ms,
+        )
+        self.property_book.on_change.append(self.reaper.properties_changed)
+        switchboard.add(self.reaper.request_handlers())
+        self.key_looks = KeyLooks(
+            runtime=self.runtime,
+            store=self.store,
+            routes=self.coordinator.routes,
+            acts=self.queue_acts,
+            reaper=self.reaper,
+            pool=self.read_pool,
+            compared=self.compared_of,
+            letters=lambda key: self.sink.dead_letters_of(key),
+        )
+        self.reaper.differs = lambda key: differs(self.fullsync.manager, key)
+        self.coordinator.owed = self.queues.owed
+        self.repairs = QueueRepairs(self.queues, self.time)
+        self.fullsync = self._build_fullsync(metastore)
+        self.runtime.hooks.append(self.fullsync.trees)
+        self.folding = self._build_folding()
+        self.row_streams = row_streams_of(
+            self.runtime, self.store, cluster=self.cluster_uuid, cluster_name=settings.node.cluster
+        )
+        self.row_plan = row_plan_of(
+            self.row_streams,
+            self.runtime,
+            self.store,
+            self.controller,
+            partitions=self.partitions,
+            request=self.links.request,
+        )
+        for answers in (self.fullsync, self.folding, self.row_plan):
+            switchboard.add(answers.request_handlers())
+        self.sink = Sink(
+            settings.sink,
+            kv=self.coordinator,
+            cluster_uuid=self.cluster_uuid,
+            cluster_name=settings.node.cluster,
+            node_name=settings.node.name,
+            metastore=metastore,
+            time=self.time,
+            letters=DeadLetters(
+                settings.node.data_dir / FILE_NAME, settings.sink.dead_letters_count, settings.sink.dead_letters_bytes
+            ),
+            conflicts=Conflicts(settings.node.data_dir / CONFLICTS_FILE_NAME, settings.sink.conflicts_count),
+            access_to=self.locks.access_to,
+            nodes=self.known_nodes,
+            properties=self.property_book.digests,
+            places=self.property_book.places,
+            types=self.coordinator.routes.known_types,
+        )
+
+    def _token_for(self, urls: str) -> Path | None:
+        """The token that an added peer of full-sync is shown: that of this node's file, if it names one for each of the
+        URLs, and the same. An operator's act sends no token where no file sends it."""
+        sink, fullsync = self.settings.sink.peers, self.settings.fullsync
+        known = {one.url: one.token_file for one in sink}
+        known |= {url: one.token_file for one in fullsync for url in one.urls.split(",")}
+        tokens = {known.get(url) for url in urls.split(",")}
+        return tokens.pop() if len(tokens) == 1 else None
+
+    def _build_fullsync(self, metastore: Metastore) -> FullSync:
+        partitions, name = self.runtime.partitions, self.settings.node.name
+        self.gaps = ClusterGaps(
+            self.queue_gathering, self.controller, self.queues, name, self.time, self.repairs.waiting
+        )
+        return FullSync(
+            store=self.store,
+            directory=self.settings.node.data_dir,
+            copies=lambda: [copy_of(p, replaying=self.store.needs_replay()) for p in partitions.values()],
+            led=lambda bucket_type: [
+                Led(p.id, p.index, p.partition_count)
+                for p in partitions.values()
+                if p.bucket_type == bucket_type and p.replica.ready
+            ],
+            followed=lambda: [
+                (p.id, tuple(node for node in p.replica.record.replicas if node != name))
+                for p in partitions.values()
+                if p.replica.ready and p.replica.record is not None
+            ],
+            members=self,
+            in_sync=lambda partition: in_sync_of(self.runtime, partition),
+            request=self.links.request,
+            mend=lambda partition, *rows: mended(self.runtime, partition, *rows),
+            drop_change=lambda partition, *row: change_dropped(self.runtime, partition, *row),
+            time=self.time,
+            read_pool=self.read_pool,
+            settings=self.settings.fullsync,
+            metastore=metastore,
+            token_for=self._token_for,
+            node=name,
+            cluster_uuid=self.cluster_uuid,
+            access_to=lambda one: self.locks.access_to(
+                PeerSettings(one.urls.split(",")[0], one.queue, one.cluster, one.token_file)
+            ),
+            repairs=self.repairs,
+            tree_rebuild_ms=self.settings.replication.tree_rebuild_ms,
+            gaps=self.gaps,
+            all_types=lambda one: self._types_taken(one.queue),
+        )
+
+    def fullsync_of(self, what: str, results: int = 1) -> dict[str, Any]:
+        """What this node says of its full-sync: its `checks`, with newest `results` of each peer, or its `trees`."""
+        if what == "trees":
+            return status.trees_listed(self.fullsync.trees)
+        manager = self.fullsync.manager
+        found = status.listed(manager, self.fullsync.healing, results, self.time.wall_ms(), self._queue_owners())
+        for shown in found["peers"]:
+            shown["compares"] = self.compared(manager.peers[shown["name"]])
+        found |= status.of_operators(manager)
+        return {**self.fullsync.status(), "node": self.settings.node.name, "sent": self.gaps.sent(), **found}
+
+    def _build_folding(self) -> Folding:
+        def led(partition: int) -> tuple[bytes, Led] | None:
+            found = self.runtime.partitions.get(partition)
+            if found is None or not found.replica.ready:
+                return None
+            return found.bucket_type, Led(found.id, found.index, found.partition_count)
+
+        hands = FoldHands(self.repairs, self.reaper, self.coordinator, self.fullsync.mending)
+        folds = Folds(self.store, led=led, hands=hands, read_pool=self.read_pool)
+        folds.on_damaged = self.fullsync.damaged
+        return Folding(
+            folds,
+            node=self.settings.node.name,
+            leader=self.coordinator.routes.leader,
+            request=self.links.request,
+        )
+
+    def nodes(self) -> Iterable[str]:
+        """The other live nodes (`aae.exchange.cluster.Members`)."""
+        return [node for node in self.controller.registrations if node != self.settings.node.name]
+
+    def partitions(self, bucket_type: bytes) -> Sequence[int]:
+        """The partitions of a bucket type (`aae.exchange.cluster.Members`). Raises BadInput, NotReady."""
+        name = bucket_type.decode(errors="replace")
+        found = [r for r in self.controller.records.values() if r.bucket_type == name]
+        if not found and (not self.controller.records or bucket_type == DEFAULT_BUCKET_TYPE):
+            why = f": {self.controller.waiting}" if self.controller.waiting else ""
+            raise NotReady(f"the partitions of bucket type {name!r} are not known here yet{why}")
+        if not found:
+            raise UnknownBucketType(f"there is no bucket type {name!r}")
+        if len(found) < found[0].partition_count:
+            raise NotReady(f"bucket type {name!r}: {len(found)} of {found[0].partition_count} partitions are known yet")
+        return [r.partition for r in found]
+
+    def proven(self) -> list[dict[str, Any]]:
+        """What this node's full-sync has proven in sync, by queue and bucket type; see `node.services.queue_rpc`."""
+        return [
+            {"queue": queue, "bucket_type": bucket_type, "at_ms": at_ms}
+            for peer in self.fullsync.manager.peers.values()
+            for queue, bucket_types in self.compared(peer).items()
+            for bucket_type, at_ms in peer.remembered.proven_ms.items()
+            if bucket_type in bucket_types
+        ]
+
+    def _queue_owners(self) -> dict[str, status.Owner | None]:
+        """Queues of this node with the cluster that each belongs to."""
+        owners = {name: self.queues.named(name).word.owner for name in self.queues.machines()}
+        return {
+            name: None if owner is None or not owner.cluster else status.Owner(owner.name, owner.cluster.hex())
+            for name, owner in owners.items()
+        }
+
+    def compared(self, peer: Peer) -> dict[str, list[str]]:
+        """Queue -> bucket types that a peer of full-sync compares for it; see `node.services.queue_rpc`."""
+        cluster = peer.remembered.cluster
+        return self.gaps.compared(peer.settings.queue, bytes.fromhex(cluster) if cluster else None, peer.bucket_types)
+
+    def compared_of(self, key: Key) -> list[dict[str, Any]]:
+        """What full-sync of this node says of a key, with the queues whose gaps of its bucket type it proves."""
+        manager, name = self.fullsync.manager, key.bucket_type.decode(errors="replace")
+        rows = last_comparisons(manager, key)
+        for row in rows:
+            compared = self.compared(manager.peers[row["fullsync"]])
+            row["queues"] = sorted(queue for queue, bucket_types in compared.items() if name in bucket_types)
+        return rows
+
+    def _types_taken(self, queue: str) -> list[str]:
+        """All bucket types that repairs by `queue` may be of; before any is known, that with which a cluster begins."""
+        try:
+            return self.gaps.bucket_types(queue) or [DEFAULT_BUCKET_TYPE.decode()]
+        except UnknownQueue:
+            return [DEFAULT_BUCKET_TYPE.decode()]  # no such queue: each check says so
+
+    def known_nodes(self) -> set[str]:
+        """Names of this cluster's nodes: that live, or are down and have replicas."""
+        held = {name for record in self.controller.records.values() for name in record.replicas}
+        return held | self.controller.registrations.keys() | {self.settings.node.name}
+
+    def members(self) -> dict[str, Any]:
+        """The live nodes of this cluster, for sinks of others; see `node.client_api.members`."""
+        live = sorted((r for r in self.controller.registrations.values() if r.active and r.http_url), key=str)
+        return {
+            "v": discovery.VERSION,
+            "cluster": self.settings.node.cluster,
+            "cluster_uuid": self.cluster_uuid.hex(),
+            "tls": self.settings.tls.mode("http"),
+            "nodes": [{"node": r.node, "http": r.http_url} for r in live],
+        }
+
+    def _records(self, records: Mapping[int, PartitionRecord]) -> None:
+        self.runtime.records_seen(records)
+        self.coordinator.learn_records(records, self.controller.unread.partitions - records.keys())
+
+    def _registered(self, inc: int) -> None:
+        """This process is its node to the cluster from now on, in this session."""
+        self.runtime.session_started(inc)
+        self.controller.wake()
+
+    def _registrations(self, registrations: Mapping[str, Registration]) -> None:
+        self.downtimes.learn(registrations, self.time.wall_ms())
+        self.registrar.seen(registrations)
+        others = [r for r in registrations.values() if r.node != self.settings.node.name and r.cluster_address]
+        self.links.set_nodes({r.node: r.cluster_address for r in others})

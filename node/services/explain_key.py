@@ -1,0 +1,236 @@
+"""One key, told whole: where and when it was accepted, who leads it, what each queue says, what the other side has.
+
+Each node tells what it knows (`KeyLooks`); the node that was asked joins that (`joined`), and looks at the other
+clusters that full-sync knows by `node.services.remote_lookup`. Reads only. What queues say is `queues.explain`'s; who
+shows all of it, `node.admin_api.replication`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+from typing import Any, Final
+
+import structlog
+
+from isthmus.node.services.remote_lookup import ALL_SENT, NOT_HERE, NOTHING
+from isthmus.queues.admin import QueueActs
+from isthmus.repl.coordinator.routing import Routes
+from isthmus.repl.coordinator.tombstone_reaper import Reaper
+from isthmus.repl.model.entry import decode_key_row
+from isthmus.repl.model.errors import LocalFault
+from isthmus.repl.model.keys import Key, key_hash, segment_of
+from isthmus.repl.model.objects import decode_object
+from isthmus.repl.model.vclock import EPOCH_BITS, OFFSET_BITS, decode_clock, offset_of
+from isthmus.repl.runtime.runtime import Runtime
+from isthmus.repl.store.port import Change, DamagedChange, Store
+
+log = structlog.get_logger(__name__)
+
+OUR_ACTOR_BYTES: Final = 20
+"""Cluster uuid and partition; another length is of a clock that came from elsewhere."""
+
+assert EPOCH_BITS + OFFSET_BITS == 64
+
+
+class KeyLooks:
+    """What one node knows of a key."""
+
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        store: Store,
+        routes: Routes,
+        acts: QueueActs,
+        reaper: Reaper,
+        pool: Executor,
+        compared: Callable[[Key], list[dict[str, Any]]],
+        letters: Callable[[Key], Awaitable[list[dict[str, Any]]]],
+    ) -> None:
+        """`compared`: what this node's full-sync says of a key (`aae.scheduling.last_comparison`); `letters`: what its
+        sink refused of it for good."""
+        self._runtime = runtime
+        self._store = store
+        self._routes = routes
+        self._acts = acts
+        self._reaper = reaper
+        self._pool = pool
+        self._compared = compared
+        self._letters = letters
+
+    async def own(self, key: Key) -> dict[str, Any]:
+        """{"leads", "partition", "segment", "leader", "object", "queues", "lower", "reap", "compared", "dead_letters"}:
+        "object" and "queues" are told by the leader of its partition alone. Raises UnknownBucketType, NotReady."""
+        hash64 = key_hash(key.bucket, key.key)
+        partition = self._routes.partition_of(key.bucket_type, hash64)
+        place = self._runtime.partitions.get(partition)
+        leads = place is not None and place.replica.ready
+        shown: dict[str, Any] = {
+            "leads": leads,
+            "partition": partition,
+            "segment": segment_of(hash64),
+            "leader": self._routes.leader(partition),
+            "object": None,
+            "reap": None,
+            "compared": self._compared(key),
+            "dead_letters": await self._refused(key),
+        }
+        change = None
+        if leads:
+            loop = asyncio.get_running_loop()
+            shown["object"], change = await loop.run_in_executor(self._pool, self._object, partition, hash64, key)
+            if shown["object"] is not None and shown["object"]["tombstone"]:
+                shown["reap"] = self._reaper.told(partition, key)
+        return {**shown, **self._acts.explain(key, partition if leads else None, change)}
+
+    async def _refused(self, key: Key) -> list[dict[str, Any]] | None:
+        """The dead letters of the key; None when their file cannot be read."""
+        try:
+            return await self._letters(key)
+        except LocalFault as error:
+            log.warning("explain.dead_letters_unread", error=str(error))
+            return None
+
+    def _object(self, partition: int, hash64: int, key: Key) -> tuple[dict[str, Any] | None, Change | None]:
+        """In a thread."""
+        found = self._store.key_row(partition, hash64, key.bucket, key.key)
+        if found is None:
+            return None, None
+        row = decode_key_row(found)
+        try:
+            changes = self._store.changes(partition, row.offset, 1)
+        except DamagedChange:  # until it is mended
+            changes = []
+        change = changes[0] if changes and changes[0].offset == row.offset else None
+        payload = self._store.object(partition, key.bucket, key.key)
+        siblings = () if payload is None else decode_object(payload).siblings
+        return {
+            "tombstone": row.tombstone,
+            "bytes": row.size_bytes,
+            "offset": row.offset,
+            "epoch": place_of(row.clock, self._runtime.cluster_uuid, partition, row.offset),
+            "applied_ms": None if change is None else change.time_ms,
+            "origin": None if change is None else change.origin.hex(),
+            "last_modified_ms": row.last_modified_ms,
+            "clock": row.clock.hex(),
+            "seen": [dot_shown(actor, counter) for actor, counter, _ in decode_clock(row.clock)],
+            "siblings": [
+                {**dot_shown(*one.dot), "tombstone": one.tombstone, "last_modified_ms": one.last_modified_ms}
+                for one in siblings
+            ],
+        }, change
+
+
+def place_of(clock: bytes, own: bytes, partition: int, offset: int) -> int | None:
+    """The epoch of our write at `offset`, as the clock has it; None when the newest change is no write of ours."""
+    actor = own + partition.to_bytes(4, "big")
+    for seen, counter, _ in decode_clock(clock):
+        if seen == actor and offset_of(counter) == offset:
+            return counter >> OFFSET_BITS
+    return None
+
+
+def dot_shown(actor: bytes, counter: int) -> dict[str, Any]:
+    """Which cluster accepted a write, in which partition, and where in its log; None for an actor that is not ours."""
+    if len(actor) != OUR_ACTOR_BYTES:
+        return {"uuid": None, "actor": actor.hex(), "partition": None, "epoch": None, "offset": None}
+    return {
+        "uuid": actor[:16].hex(),
+        "actor": actor.hex(),
+        "partition": int.from_bytes(actor[16:], "big"),
+        "epoch": counter >> OFFSET_BITS,
+        "offset": offset_of(counter),
+    }
+
+
+STEPS_TOLD: Final = 3
+"""Queues whose next step the sentence of a key names, those first where nothing goes on by itself."""
+
+
+def joined(said: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """One answer of all nodes' (None: it gave none). `names`: uuid of a cluster -> its name, as far as known."""
+    told = {node: one for node, one in said.items() if one is not None}
+    led_by = next((node for node, one in told.items() if one["leads"]), None)
+    first: dict[str, Any] = told[led_by] if led_by is not None else next(iter(told.values()))
+    found = first["object"] if led_by is not None else None
+    for dot in () if found is None else (*found["seen"], *found["siblings"]):
+        dot["cluster"] = names.get(dot["uuid"] or "")
+    queues = first["queues"] if led_by is not None else None
+    promised = [row for one in told.values() for row in one.get("compared", ()) if not row.get("suspended")]
+    for queue in queues or ():
+        compares = any(queue["queue"] in row.get("queues", [queue["queue"]]) for row in promised)
+        if queue["state"] in ("gap", "not-offered") and not compares and len(told) == len(said):
+            queue["next"] = f"isthmus queue push {queue['queue']} sends it: no full-sync that runs compares it"
+    lower = [{"node": node, **row} for node, one in told.items() for row in one["lower"]]
+    changed_ms = (found or {}).get("applied_ms") or -1
+    compared = [
+        {"node": node, **row, "changed_since": (row.get("at_ms") or changed_ms + 1) <= changed_ms}
+        for node, one in told.items()
+        for row in one.get("compared", ())
+    ]
+    letters = [{"node": node, **row} for node, one in told.items() for row in one.get("dead_letters") or ()]
+    silent = sorted(said.keys() - told.keys())
+    return {
+        "partition": first["partition"],
+        "segment": first["segment"],
+        "leader": led_by or first["leader"],
+        "known": led_by is not None,
+        "reason": "" if led_by is not None else f"the leader, {first['leader'] or 'nobody'}, does not answer",
+        "object": found,
+        "queues": queues,
+        "lower": lower,
+        "lower_unknown_at": silent,
+        "reap": first["reap"],
+        "compared": sorted(compared, key=lambda row: (row["fullsync"], row["node"])),
+        "dead_letters": letters,
+        "dead_letters_unknown_at": sorted(node for node, one in told.items() if one.get("dead_letters", ()) is None),
+        "next": _next(led_by, found, queues, lower, first["reap"], [r for r in letters if r["at_ms"] > changed_ms]),
+    }
+
+
+def _next(
+    led_by: str | None,
+    found: Any,
+    queues: list[dict[str, Any]] | None,
+    lower: list[dict[str, Any]],
+    reap: Any,
+    refused: list[dict[str, Any]],
+) -> str:
+    """The next step, in a sentence. `refused`: dead letters that are newer than what is here."""
+    if led_by is None:
+        return "ask again once the partition has a leader that answers"
+    for row in lower:
+        if row.get("next"):
+            return f"queue {row['queue']}: {row['next']}"
+        return (
+            f"queue {row['queue']} sends it at the {row['priority'].replace('_', '-')} priority from node {row['node']}"
+        )
+    if refused:
+        one = max(refused, key=lambda row: int(row["at_ms"]))
+        return (
+            f"node {one['node']} refused what {one['source_cluster']} sent ({one['error']}): once that would be taken, "
+            f"isthmus sink dead-letters retry {one['id']} there"
+        )
+    if found is None:
+        return NOT_HERE
+    steps = [
+        f"queue {one['queue']}: {one['next']}"
+        for state in ("gap", "not-offered", "unknown", "in-flight", "waiting", "not-read")
+        for one in queues or ()
+        if one["state"] == state
+    ]
+    if steps:
+        more = len(steps) - STEPS_TOLD
+        return "; ".join(steps[:STEPS_TOLD] + ([f"and {more} more queues"] if more > 0 else []))
+    if reap is not None and reap["waits"]:
+        return f"the tombstone stays: {reap['waits']}"
+    if not queues:
+        return "nothing: this cluster has no queue"
+    if any(one["state"] == "acknowledged" for one in queues):
+        return ALL_SENT
+    for one in queues:
+        if one["state"] == "before":
+            return str(one["next"])
+    return f"{NOTHING}: no queue offers it"

@@ -1,0 +1,230 @@
+"""Whether a link to a queue of another cluster would work, looked at before it is configured.
+
+`look` asks the peer, as a sink of this node would, and blocks, so it runs in a thread; nothing is fetched and the queue
+gets no owner. `judged` makes the lines of what was found (pure): each is ok, warn, fail, or unknown where it could not
+be looked at, with what would be right.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from isthmus.repl.http.client import Access, HttpPeer, Refused
+from isthmus.repl.model.errors import CodecError, IsthmusError
+from isthmus.sink import discovery
+
+TIMEOUT_MS: Final = 3_000
+"""For each of the two requests: an operator waits for it."""
+
+ANSWER_BYTES_MAX: Final = 1_000_000
+"""Longest answer about a queue: its bucket types with 8 bytes each."""
+
+CLOCKS_APART_MS: Final = 1_000
+"""How far apart the clocks of two clusters may be unnoticed: lag is told to the second."""
+
+OK: Final = "ok"
+WARN: Final = "warn"
+FAIL: Final = "fail"
+UNKNOWN: Final = "unknown"
+
+
+class Found(NamedTuple):
+    """What a peer said: of its cluster, and of the queue; each the answer, or the error that stood in its way.
+    `offset_ms`: the source's clock less ours, give or take `exact_ms`."""
+
+    told: discovery.Told | IsthmusError
+    queue: Mapping[str, Any] | IsthmusError
+    took_ms: int
+    offset_ms: int | None = None
+    exact_ms: int = 0
+
+
+class Here(NamedTuple):
+    """This cluster: its uuid and name, its bucket types, digests of their properties in hex, and whether it fetches
+    from that queue already."""
+
+    uuid: str
+    cluster: str
+    bucket_types: Collection[str]
+    digests: Mapping[str, str]
+    linked: bool
+
+
+def look(url: str, queue: str, access: Access, wall_ms: Callable[[], int]) -> Found:
+    """Ask the peer at `url`. Blocks for twice TIMEOUT_MS at most."""
+    peer = HttpPeer(url, 1, access)
+    began_s = time.monotonic()
+    try:
+        told: discovery.Told | IsthmusError = discovery.ask(peer)
+    except IsthmusError as error:
+        told = error
+    took_ms = int((time.monotonic() - began_s) * 1000)
+    try:
+        if isinstance(told, IsthmusError) and not isinstance(told, Refused):
+            return Found(told, told, took_ms)
+        asked_ms = wall_ms()
+        body = peer.get(f"/queues/{quote(queue, safe='')}/link", timeout_ms=TIMEOUT_MS, limit_bytes=ANSWER_BYTES_MAX)
+        answered_ms = wall_ms()
+        about = _parsed(body)
+        offset_ms = about["wall_ms"] - (asked_ms + answered_ms) // 2
+        return Found(told, about, took_ms, offset_ms, (answered_ms - asked_ms + 1) // 2)
+    except IsthmusError as error:
+        return Found(told, error, took_ms)
+    finally:
+        peer.cut()
+
+
+_TYPES: Final = (("cluster", str), ("cluster_uuid", str), ("filter", str), ("serving", str), ("publishing", str),
+                 ("blocked", bool), ("wall_ms", int), ("bucket_types", dict))  # fmt: skip
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    """What a source says of a queue. Raises CodecError."""
+    try:
+        about = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise CodecError(f"not what a source says of a queue: {error}") from error
+    if not isinstance(about, dict) or any(type(about.get(name)) is not kind for name, kind in _TYPES):
+        raise CodecError("not what a source says of a queue: fields are missing, or of a wrong type")
+    owner, types = about.get("owner"), about["bucket_types"].values()
+    if (owner is not None and not isinstance(owner, dict)) or not all(isinstance(one, dict) for one in types):
+        raise CodecError("not what a source says of a queue: owner or bucket types are of a wrong type")
+    return about
+
+
+def judged(url: str, queue: str, expected: str, found: Found, here: Here) -> list[dict[str, str]]:
+    """[{"what", "state", "found", "right"}]. `expected`: the cluster that is to answer; "" for any."""
+    rows: list[dict[str, str]] = []
+
+    def row(what: str, state: str, said: str, right: str = "") -> None:
+        rows.append({"what": what, "state": state, "found": said, "right": right})
+
+    told, about = found.told, found.queue
+    if isinstance(told, IsthmusError) and not isinstance(told, Refused):
+        row(
+            "reach",
+            FAIL,
+            str(told),
+            "URL of a node's HTTP listener, reachable from this node; for TLS, [tls] that fits",
+        )
+    else:
+        row("reach", OK, f"answers in {found.took_ms} ms")
+    _judge_tls(row, url, expected, told)
+    _judge_token(row, told, about)
+    _judge_cluster(row, expected, told, about, here)
+    if isinstance(about, IsthmusError):
+        _judge_no_queue(row, about, told)
+    else:
+        _judge_queue(row, queue, about, here, found)
+    if here.linked:
+        row("link", WARN, "this cluster fetches from it already", "isthmus sink list")
+    return rows
+
+
+Row = Callable[..., None]
+
+
+def _judge_tls(row: Row, url: str, expected: str, told: discovery.Told | IsthmusError) -> None:
+    if not url.startswith("https://"):
+        right = "https://, where the network is not trusted" + (
+            "; without it nothing shows --cluster" if expected else ""
+        )
+        row("tls", WARN, "not protected", right)
+    elif isinstance(told, IsthmusError) and not isinstance(told, Refused):
+        row("tls", UNKNOWN, "not reached")
+    else:
+        row("tls", OK, f"the certificate is good{f' and names cluster {expected}' if expected else ''}")
+
+
+def _judge_token(row: Row, told: object, about: object) -> None:
+    refused = next((e for e in (told, about) if isinstance(e, Refused) and e.status in (401, 403)), None)
+    if refused is not None:
+        row("token", FAIL, str(refused), "--peer-token-file with a token that has the role replicate there")
+    elif isinstance(told, IsthmusError):
+        row("token", UNKNOWN, "not reached")
+    else:
+        row("token", OK, "it lets this node in")
+
+
+def _judge_cluster(row: Row, expected: str, told: object, about: object, here: Here) -> None:
+    if isinstance(told, discovery.Told):
+        uuid, name = told.cluster.hex(), told.cluster_name
+    elif isinstance(about, Mapping):
+        uuid, name = about["cluster_uuid"], about["cluster"]
+    else:
+        row("cluster", UNKNOWN, "nobody said which")
+        return
+    if uuid == here.uuid:
+        row("cluster", FAIL, f"{name} is this cluster itself", "a node of another cluster")
+    elif expected and name != expected:
+        row("cluster", FAIL, f"{name} ({uuid})", f"{expected}, as --cluster says")
+    else:
+        row("cluster", OK, f"{name} ({uuid})")
+
+
+def _judge_no_queue(row: Row, error: IsthmusError, told: object) -> None:
+    if isinstance(error, Refused) and error.reason == "unknown-queue":
+        row("queue", FAIL, str(error), "isthmus queue register NAME there, or the name of a queue that there is")
+    elif isinstance(error, Refused) and error.status in (404, 405, 501):
+        row(
+            "queue",
+            UNKNOWN,
+            "the source runs a version that does not tell of its queues",
+            "upgrade it, or add the peer",
+        )
+    else:
+        row("queue", UNKNOWN, str(error) if error is not told else "not reached")
+
+
+def _judge_queue(row: Row, queue: str, about: Mapping[str, Any], here: Here, found: Found) -> None:
+    row("queue", OK, f"{queue} is there")
+    owner = about.get("owner")
+    if owner is None:
+        row("owner", OK, f"nobody yet: the first cluster that fetches owns it ({here.cluster}, then)")
+    elif owner.get("uuid") == here.uuid:
+        row("owner", OK, f"this cluster, {here.cluster}")
+    else:
+        row(
+            "owner",
+            FAIL,
+            f"cluster {owner.get('cluster')}",
+            f"a queue of its own; or isthmus queue release {queue} there",
+        )
+    if about["blocked"]:
+        row("filter", WARN, about["filter"], "any, for changes in real time: this queue gives repairs alone")
+    else:
+        row("filter", OK, about["filter"])
+    for what in ("serving", "publishing"):
+        state = about[what]
+        cures = {"suspended": f"isthmus queue resume {queue}{' --publishing' * (what == 'publishing')} there",
+                 "off": "source.enabled = true there"}  # fmt: skip
+        row(what, OK if state == "running" else WARN, state, cures.get(state, ""))
+    types = about["bucket_types"]
+    lacking = sorted(name for name, one in types.items() if one.get("offered") and name not in here.bucket_types)
+    if lacking:
+        right = f"isthmus bucket-type create {lacking[0]} here, before changes of it come"
+        row("bucket types", FAIL, f"not here: {', '.join(lacking)}", right)
+    else:
+        row("bucket types", OK, "all that it offers are here")
+    differ = sorted(
+        n for n, one in types.items() if n in here.bucket_types and one.get("digest") != here.digests.get(n)
+    )
+    if differ:
+        right = f"isthmus bucket-type properties {differ[0]} on both sides: set what must agree"
+        row("properties", WARN, f"differ: {', '.join(differ)}", right)
+    else:
+        row("properties", OK, "those that must agree do")
+    offset_ms, exact_ms = found.offset_ms or 0, found.exact_ms
+    side = "ahead" if offset_ms > 0 else "behind"
+    said = f"its clock is {abs(offset_ms) / 1000:.1f} s {side}, +- {exact_ms / 1000:.1f} s"
+    apart = abs(offset_ms) - exact_ms > CLOCKS_APART_MS
+    row(
+        "clocks",
+        WARN if apart else OK,
+        said,
+        "NTP on both sides: lag and times of gaps are off by as much" if apart else "",
+    )

@@ -1,0 +1,125 @@
+"""The dynamic options as an operator sees them: what is set, by whom, what is in force, and what a change would do.
+
+Pure: from what is set, the records, and what this node makes of it (`node.services.live_options`).
+`node.admin_api.options` shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from isthmus.config.dynamic_options import MIN_ISR, OPTIONS, Option
+from isthmus.node.services.live_options import LiveOptions
+from isthmus.repl.controller.dynamic_options import OptionSettings, effective_min_isr
+from isthmus.repl.model.record import PartitionRecord
+
+Records = Mapping[int, PartitionRecord]
+
+
+def option_rows(
+    chosen: OptionSettings,
+    records: Records,
+    live: LiveOptions,
+    *,
+    names: Iterable[str] | None = None,
+    bucket_type: str | None = None,
+) -> list[dict[str, Any]]:
+    """A row for each option of the cluster, and one for each bucket type that has its own; of min-ISR one for each
+    bucket type. Only of `names`, if given; with `bucket_type` what counts for that one, a row each."""
+    kinds = sorted({record.bucket_type for record in records.values()} | chosen.types.keys())
+    rows = []
+    for name in OPTIONS if names is None else names:
+        option = OPTIONS[name]
+        if bucket_type is not None:
+            rows.append(_row(option, bucket_type if option.per_type else None, chosen, records, live))
+            continue
+        rows.append(_row(option, None, chosen, records, live))
+        own = [kind for kind in kinds if name == MIN_ISR or name in chosen.of(kind)]
+        rows += [_row(option, kind, chosen, records, live) for kind in own if option.per_type]
+    return rows
+
+
+def _row(
+    option: Option, kind: str | None, chosen: OptionSettings, records: Records, live: LiveOptions
+) -> dict[str, Any]:
+    setting = chosen.of(kind).get(option.name)
+    if option.name == MIN_ISR:
+        effective, origin = _min_isr(kind, chosen, records)
+    else:
+        effective, origin = live.effective(option.name, kind, chosen)
+    return {
+        "option": option.name,
+        "bucket_type": kind,
+        "default": option.default_text,
+        "set": None if setting is None else setting.value,
+        "effective": effective,
+        "origin": origin,
+        "by": None if setting is None else setting.by,
+        "at_ms": None if setting is None else setting.at_ms,
+        "waiting": waiting(chosen, records, kind) if option.name == MIN_ISR else [],
+        "scope": option.scope,
+        "unit": option.unit,
+        "range": option.allowed,
+        "meaning": option.meaning,
+    }
+
+
+def _of_kind(chosen: OptionSettings, records: Records, kind: str | None) -> list[PartitionRecord]:
+    """The partitions for which what is set for a bucket type, or for the cluster, counts."""
+    return [
+        record
+        for _, record in sorted(records.items())
+        if (record.bucket_type == kind if kind is not None else MIN_ISR not in chosen.of(record.bucket_type))
+    ]
+
+
+def _min_isr(kind: str | None, chosen: OptionSettings, records: Records) -> tuple[int | str, str]:
+    """What it comes to: a number, or a range where partitions have different numbers of replicas."""
+    found = {effective_min_isr(record, chosen) for record in _of_kind(chosen, records, kind)}
+    origin = "default"
+    if kind is not None and MIN_ISR in chosen.of(kind):
+        origin = "bucket type"
+    elif MIN_ISR in chosen.cluster:
+        origin = "cluster"
+    if not found:
+        setting = chosen.setting(MIN_ISR, kind)
+        return ("RF - 1" if setting is None else max(1, int(setting.value))), origin
+    return (min(found) if len(found) == 1 else f"{min(found)} to {max(found)}"), origin
+
+
+def waiting(chosen: OptionSettings, records: Records, kind: str | None) -> list[int]:
+    """The partitions whose records do not have the min-ISR yet that is set."""
+    found = _of_kind(chosen, records, kind)
+    return [r.partition for r in found if r.min_isr != chosen.min_isr(r.bucket_type, r.factor)]
+
+
+def warnings(chosen: OptionSettings, records: Records, name: str, kind: str | None) -> list[str]:
+    """What an operator should know of an option as it is set in `chosen`."""
+    if name != MIN_ISR:
+        return []
+    said = []
+    concerned = _of_kind(chosen, records, kind)
+    setting = chosen.setting(name, kind)
+    clamped = {
+        (len(r.replicas), effective_min_isr(r, chosen))
+        for r in concerned
+        if setting is not None and effective_min_isr(r, chosen) != setting.value
+    }
+    said += [
+        f"{setting.value} is clamped to {number} where there are {count} replicas"
+        for count, number in sorted(clamped)
+        if setting is not None
+    ]
+    short = [r.partition for r in concerned if len(r.isr) < effective_min_isr(r, chosen)]
+    if short:
+        said.append(f"too few replicas are in sync for it: writes are refused in partitions {some(short)}")
+    alone = [r.partition for r in concerned if effective_min_isr(r, chosen) == 1 < len(r.replicas)]
+    if alone:
+        said.append("1 means that an acknowledged write may be on one disk alone")
+    return said
+
+
+def some(numbers: list[int]) -> str:
+    """The first few of them."""
+    return ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")

@@ -1,0 +1,123 @@
+"""Properties of bucket types and buckets as people and programs ask a node for them: looked up, judged, changed.
+
+Which there are is `config.bucket_properties`' affair, where they are kept `repl.controller.bucket_properties`'; both
+faces and the command line come here. A change is in force on this node when it is answered, and on the others as soon
+as their watch fires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from isthmus.config.bucket_properties import (
+    PROPERTIES,
+    Value,
+    known_property,
+    parse_property,
+    shown_properties,
+    value_of,
+)
+from isthmus.repl.controller.bucket_properties import WHO_MAX, Place, PropertyBook, PropertySetting, change_properties
+from isthmus.repl.coordinator.routing import UnknownBucketType
+from isthmus.repl.metastore.port import Metastore
+from isthmus.repl.model.errors import BadInput
+from isthmus.repl.model.ports import TimeSource
+from isthmus.repl.model.properties import BadProperty
+from isthmus.repl.model.record import PartitionRecord
+
+
+class PropertyOffice:
+    """Of one node. `records` are the cluster's partitions, as this node read them last."""
+
+    def __init__(
+        self,
+        book: PropertyBook,
+        metastore: Metastore,
+        time: TimeSource,
+        *,
+        records: Callable[[], Mapping[int, PartitionRecord]],
+        key_limit_bytes: int,
+    ) -> None:
+        self.book = book
+        self._metastore = metastore
+        self._time = time
+        self._records = records
+        self._key_limit = key_limit_bytes
+
+    def place(self, bucket_type: bytes, bucket: bytes | None) -> Place:
+        """Whose properties they are. Raises UnknownBucketType, BadInput for a bucket that cannot be."""
+        kinds = {record.bucket_type for record in self._records().values()}
+        name = bucket_type.decode(errors="replace")
+        if name not in kinds:
+            raise UnknownBucketType(f"bucket type {name!r} does not exist: known are {', '.join(sorted(kinds))}")
+        if bucket is not None and not 0 < len(bucket) <= self._key_limit:
+            raise BadInput(f"a bucket has 1 to {self._key_limit} bytes (limits.key_size)")
+        return Place(name, bucket)
+
+    def shown(self, place: Place) -> dict[str, Any]:
+        """All that counts for a place, by Riak's names."""
+        return shown_properties(self.book.settings.values(place), self.factor(place))
+
+    def rows(self, place: Place) -> list[dict[str, Any]]:
+        """One dict a property that may be set: what counts, where it comes from ("bucket", "bucket type" or
+        "default"), by whom and when, whether it has an effect, and its meaning."""
+        own, of_type = self.book.settings.own(place), self.book.settings.own(Place(place.bucket_type))
+        rows = []
+        for name, known in sorted(PROPERTIES.items()):
+            setting = own.get(name) or of_type.get(name)
+            origin = "default" if setting is None else "bucket type"
+            if place.bucket is not None and name in own:
+                origin = "bucket"
+            rows.append(
+                {
+                    "property": name,
+                    "value": value_of(name, {} if setting is None else {name: setting.value}),
+                    "origin": origin,
+                    "by": None if setting is None else setting.by,
+                    "at_ms": None if setting is None else setting.at_ms,
+                    "acts": known.acts,
+                    "right": known.right,
+                    "meaning": known.meaning,
+                }
+            )
+        return rows
+
+    def judged(self, wanted: Mapping[str, Any], factor: int | None) -> dict[str, Value]:
+        """The values to keep for what somebody wants of a bucket type of that replication factor, or a bucket of it.
+        Raises BadProperty for the first that cannot be."""
+        try:
+            found = {name: parse_property(name, raw, factor) for name, raw in wanted.items()}
+        except ValueError as error:
+            raise BadProperty(str(error)) from None
+        return {name: value for name, value in found.items() if value is not None}
+
+    async def set(self, place: Place, wanted: Mapping[str, Any], by: str) -> None:
+        """Set properties. Raises BadProperty, TooManyProperties, NotReady, OutcomeUnknown."""
+        at_ms = self._time.wall_ms()
+        values = self.judged(wanted, self.factor(place))
+        changes = {name: PropertySetting(value, by[:WHO_MAX], at_ms) for name, value in values.items()}
+        if changes:
+            self.book.learn(await change_properties(self._metastore, place, changes))
+
+    async def unset(self, place: Place, names: list[str]) -> list[str]:
+        """Take properties back, all with no names; returns those that were set. Raises as `set`."""
+        check_names(names)
+        own = self.book.settings.own(place)
+        changes: dict[str, PropertySetting | None] = dict.fromkeys(names)
+        self.book.learn(await change_properties(self._metastore, place, changes, alone=not names))
+        return sorted(name for name in own if not names or name in names)
+
+    def factor(self, place: Place) -> int | None:
+        """Its replication factor; None when its partitions differ."""
+        factors = {r.factor for r in self._records().values() if r.bucket_type == place.bucket_type}
+        return factors.pop() if len(factors) == 1 else None
+
+
+def check_names(names: list[str]) -> None:
+    """Raises BadProperty for one that nobody can set."""
+    try:
+        for name in names:
+            known_property(name)
+    except ValueError as error:
+        raise BadProperty(str(error)) from None

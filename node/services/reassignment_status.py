@@ -1,0 +1,168 @@
+"""Changes of placement as an operator sees them: orders, how far each partition is and why, and what a plan would do.
+
+Pure: from what was read of the metastore and gathered from the nodes. How far a move is says
+`repl.controller.reassignment_progress`; the copies' own words come from their nodes (`node.services.cluster_rpc`).
+`node.admin_api.reassignments` shows it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from isthmus.node.services.cluster_rpc import Facts
+from isthmus.repl.controller.reassignment_orders import Placement
+from isthmus.repl.controller.reassignment_plan import Move
+from isthmus.repl.controller.reassignment_progress import (
+    OVER,
+    UNDER_WAY,
+    Order,
+    Records,
+    Registrations,
+    Stage,
+    paused,
+    progress,
+)
+from isthmus.repl.controller.reassignments import Plan
+from isthmus.repl.model.record import PartitionRecord
+
+Gathered = Mapping[str, Facts | None]
+
+
+def plan_shown(plan: Plan, records: Records, outcome: str, order: int | None) -> dict[str, Any]:
+    """A plan, as it was made or ordered."""
+    return {
+        "outcome": outcome,
+        "order": order,
+        "title": plan.wish.title,
+        "plan": plan.digest,
+        "partitions": [_move(move, records.get(move.partition)) for move in plan.moves],
+        "copies": sum(len(move.adds) for move in plan.moves),
+        "nodes": [{"node": n, "replicas": count, "then": plan.after.get(n, 0)} for n, count in plan.before.items()],
+        "notes": list(plan.notes),
+    }
+
+
+def _move(move: Move, record: PartitionRecord | None) -> dict[str, Any]:
+    return {
+        "partition": move.partition,
+        "bucket_type": None if record is None else record.bucket_type,
+        "index": None if record is None else record.index,
+        "from": list(move.before),
+        "to": list(move.after),
+        "adds": list(move.adds),
+        "removes": list(move.removes),
+    }
+
+
+def moves_shown(
+    placement: Placement,
+    records: Records,
+    registrations: Registrations,
+    gathered: Gathered,
+    *,
+    wall_ms: int,
+    at_once: int,
+    overdue: Collection[int] = (),
+) -> dict[str, Any]:
+    """All orders: those that are not over with every partition, those that are as they ended, the newest first."""
+    pause = paused(records, overdue) if placement.orders else ""
+    if placement.orders and not at_once:
+        pause = "placement.moves.at.once is 0"
+    return {
+        "at_once": at_once,
+        "paused": pause,
+        "orders": [_order(order, records, registrations, gathered, wall_ms) for order in placement.orders],
+        "ended": [
+            {
+                "order": each.number,
+                "kind": each.kind.value,
+                "title": each.title,
+                "by": each.by,
+                "at_ms": each.at_ms,
+                "ended_ms": each.ended_ms,
+                "outcome": each.outcome,
+                "done": each.moved,
+                "total": each.partition_count,
+            }
+            for each in reversed(placement.ended)
+        ],
+        "drained": [
+            {"node": node, "by": each.by, "at_ms": each.at_ms} for node, each in sorted(placement.drained.items())
+        ],
+    }
+
+
+def _order(
+    order: Order, records: Records, registrations: Registrations, gathered: Gathered, wall_ms: int
+) -> dict[str, Any]:
+    rows = [_row(order, move, records, registrations, gathered) for move in order.moves]
+    stages = Counter(row["stage"] for row in rows)
+    over = sum(stages[stage] for stage in OVER)
+    return {
+        "order": order.number,
+        "kind": order.kind.value,
+        "title": order.title,
+        "by": order.by,
+        "at_ms": order.at_ms,
+        "cancelled_by": order.cancelled_by,
+        "done": over,
+        "total": len(rows),
+        "stages": dict(sorted(stages.items())),
+        "estimate_ms": _estimate_ms(over, len(rows), wall_ms - order.at_ms),
+        "partitions": rows,
+    }
+
+
+def _estimate_ms(over: int, total: int, passed_ms: int) -> int | None:
+    """How long it takes yet if it goes on as it went; unknown before the first is over, or where clocks differ."""
+    if not over or passed_ms < 0:
+        return None
+    return passed_ms * (total - over) // over
+
+
+def _row(
+    order: Order, move: Move, records: Records, registrations: Registrations, gathered: Gathered
+) -> dict[str, Any]:
+    record = records.get(move.partition)
+    stage, reason = progress(order, move, records, registrations)
+    shown = _move(move, record) | {"stage": stage.value, "reason": reason, "copies": []}
+    if record is None or stage not in UNDER_WAY:
+        return shown
+    leader = None if record.leader is None else record.leader.node
+    lead = _said(gathered, leader, move.partition)
+    if lead is not None and lead.changing:
+        shown["reason"] = lead.changing
+    in_sync = {member.node for member in record.isr}
+    for node in record.adding:
+        said = _said(gathered, node, move.partition)
+        shown["copies"].append(
+            {
+                "node": node,
+                "in_sync": node in in_sync,
+                "leo": None if said is None else said.leo,
+                "lag": None if said is None or lead is None else max(0, lead.leo - said.leo),
+                "reason": "" if said is None else said.reason,
+            }
+        )
+    if stage is Stage.COPYING:
+        words = [f"{each['node']}: {each['reason']}" for each in shown["copies"] if each["reason"]]
+        shown["reason"] = "; ".join([*words]) or shown["reason"]
+    return shown
+
+
+def _said(gathered: Gathered, node: str | None, partition: int) -> Any:
+    facts = None if node is None else gathered.get(node)
+    return None if facts is None else facts.get(partition)
+
+
+def glance_of(placement: Placement, records: Records, registrations: Registrations) -> dict[str, Any]:
+    """What moves, for who looks at the cluster as a whole."""
+    stages = Counter(
+        progress(order, move, records, registrations).stage for order in placement.orders for move in order.moves
+    )
+    total, over = sum(stages.values()), sum(stages[stage] for stage in OVER)
+    under_way = sum(stages[stage] for stage in UNDER_WAY)
+    reason = f"{over} of {total} partitions done, {under_way} under way" if total else ""
+    return {"orders": len(placement.orders), "done": over, "under_way": under_way, "total": total, "reason": reason}

@@ -1,0 +1,139 @@
+"""What full-sync and folds may do with this cluster: references into queues, tombstones away, keys deleted.
+
+Joins floors that do not know each other: `aae` names what it needs (`aae.scheduling.check.Repairs`,
+`aae.folds.folds.Hands`), `queues` and `repl` have it. Nothing here decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from isthmus.aae.scheduling.check import NoRoom
+from isthmus.aae.scrub.row_repair import Mending
+from isthmus.queues.queue_server import ServedQueue
+from isthmus.queues.service import SourceQueues
+from isthmus.queues.window_rules import FOLD, FULL_SYNC, LOWER
+from isthmus.repl.coordinator.tombstone_reaper import Reaper
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import TOMBSTONE
+from isthmus.repl.model.ports import KeyValue, TimeSource
+from isthmus.repl.model.requests import WriteRequest
+from isthmus.repl.model.vclock import decode_clock
+
+ROOM_WAIT_MS: Final = 30_000
+"""How long references wait for room in a queue before whoever brings them is told to come back."""
+
+
+class QueueRepairs:
+    """References of full-sync (`aae.scheduling.check.Repairs`), and of folds, whose keys come behind these."""
+
+    def __init__(self, queues: SourceQueues, time: TimeSource) -> None:
+        self._queues = queues
+        self._time = time
+
+    def wanted(self, queue: str, bucket_type: bytes) -> Callable[[bytes, bytes], bool] | None:
+        """See Repairs. A queue that offers nothing in real time is for repairs alone, and takes all."""
+        rules = self._queues.named(queue).filter
+        if rules.takes_all(bucket_type):
+            return None
+        known: dict[bytes, bool] = {}
+
+        def wanted(bucket: bytes, _key: bytes) -> bool:
+            offered = known.get(bucket)
+            if offered is None:
+                offered = rules.decide(bucket_type, bucket).offered
+                if len(known) < BUCKETS_REMEMBERED:
+                    known[bucket] = offered
+            return offered
+
+        return wanted
+
+    def waiting(self, queue: str) -> int:
+        """References of full-sync that wait on this node, or are under way from it
+        (`aae.scheduling.gap_healing.Gaps`)."""
+        lower = self._queues.named(queue).machine.lower[LOWER.index(FULL_SYNC)]
+        return lower.waiting_count + lower.away_count
+
+    def refused(self, queue: str) -> int:
+        """See Repairs."""
+        return self._queues.named(queue).machine.lower[LOWER.index(FULL_SYNC)].counts.outcomes[3]
+
+    async def push(self, queue: str, keys: Sequence[Key]) -> int:
+        """See Repairs."""
+        return await self._pushed(queue, keys, FULL_SYNC)
+
+    async def push_last(self, queue: str, keys: Sequence[Key]) -> int:
+        """As `push`, at the lowest priority."""
+        return await self._pushed(queue, keys, FOLD)
+
+    async def _pushed(self, queue: str, keys: Sequence[Key], priority: int) -> int:
+        served: ServedQueue = self._queues.named(queue)
+        fitting = [key for key in keys if self._fits(served, key)]
+        taken = await served.push(fitting, priority, self._time.now_ms() + ROOM_WAIT_MS)
+        if taken < len(fitting):
+            raise NoRoom(f"queue {queue} took {taken} of {len(fitting)} references and has no room for more", taken)
+        return taken
+
+    @staticmethod
+    def _fits(served: ServedQueue, key: Key) -> bool:
+        rules = served.filter
+        return rules.blocks or rules.decide(key.bucket_type, key.bucket).offered
+
+
+BUCKETS_REMEMBERED: Final = 10_000
+"""Buckets whose answer a filter gives once."""
+
+REAPS_AT_ONCE: Final = 16
+"""Tombstones that a fold has reaped in one turn of the event loop: some milliseconds."""
+
+
+class FoldHands:
+    """What folds that act do (`aae.folds.folds.Hands`)."""
+
+    def __init__(self, repairs: QueueRepairs, reaper: Reaper, kv: KeyValue, mending: Mending) -> None:
+        self._repairs = repairs
+        self._reaper = reaper
+        self._kv = kv
+        self._mending = mending
+
+    async def push(self, queue: str, keys: Sequence[Key]) -> tuple[int, Counter[str]]:
+        """See Hands."""
+        taken = await self._repairs.push_last(queue, keys)
+        left = len(keys) - taken
+        return taken, Counter({f"the filter of queue {queue} leaves it out": left} if left else {})
+
+    async def reap(self, keys: Sequence[Key]) -> tuple[int, Counter[str]]:
+        """See Hands."""
+        done = 0
+        refused: Counter[str] = Counter()
+        troubles: list[IsthmusError] = []
+        for at, key in enumerate(keys, 1):
+            try:
+                reaped = await self._reaper.ask(key)
+            except IsthmusError as error:  # what was reaped before it is counted all the same
+                refused[f"{error.reason}: {error}"] += 1
+                troubles.append(error)
+            else:
+                if reaped.outcome == "reaped":
+                    done += 1
+                else:
+                    refused[reaped.reason or reaped.outcome] += 1
+            if at % REAPS_AT_ONCE == 0:
+                await asyncio.sleep(0)  # a key that is led here is reaped without a wait
+        if troubles and len(troubles) == len(keys):
+            raise troubles[-1]  # it is none of the keys': whoever folds tries again
+        return done, refused
+
+    async def mend(self, partition: int, keys: Sequence[tuple[bytes, bytes]]) -> tuple[int, Counter[str]]:
+        """See Hands."""
+        return await self._mending.keys(partition, keys)
+
+    async def erase(self, keys: Sequence[tuple[Key, bytes]]) -> tuple[int, Counter[str]]:
+        """See Hands."""
+        answers = await self._kv.write_batch([WriteRequest(key, TOMBSTONE, decode_clock(clock)) for key, clock in keys])
+        refused = Counter(f"{a.reason}: {a}" for a in answers if isinstance(a, IsthmusError))
+        return len(answers) - refused.total(), refused

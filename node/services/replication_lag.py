@@ -1,0 +1,236 @@
+"""What the whole cluster knows of its replication, joined from what its nodes say (pure): lag, and the ledgers.
+
+Numbers of nodes that do not answer are unknown, and so is every sum that needs them; nothing here is older than the
+question. Who asks the nodes is `node.services.queue_rpc` and `node.services.cluster_rpc`; who shows it,
+`node.admin_api.replication`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from isthmus.config.text import quantity
+from isthmus.repl.model.record import PartitionRecord
+
+Said = Mapping[str, Any]
+"""Node -> its answer; None: it gave none."""
+
+SENT: Final = (
+    "found", "eligible", "acknowledged", "collapsed", "collapsed_unseen", "vanished", "given_up", "handed_on",
+    "waiting", "in_flight", "passed_over", "outcomes_untold", "off_by",
+)  # fmt: skip
+HELD_TOLD_S: Final = 5.0
+"""Lag above which what is under lease is named as a cause; below it changes are just on their way. A guess."""
+
+REASONS_TOLD: Final = 4
+"""Different reasons of one queue that a row of lag names: what fits into a line or two."""
+
+NO_SINK: Final = "no cluster has fetched from it yet: all that it offers waits, nothing was sent"
+
+OUTCOMES: Final = ("applied", "merged", "superseded", "rejected")
+RECEIVED: Final = ("fetched", "fetched_bytes", *OUTCOMES, "failed", "under_way")
+
+
+def lag_rows(said: Said, records: Mapping[int, PartitionRecord]) -> list[dict[str, Any]]:
+    """One row a queue and bucket type: {"queue", "cluster", "uuid", "bucket_type", "seconds", "objects", "bytes",
+    "in_flight", "partitions", "unknown_partitions", "reason", "proven_ms"}. `said`: {"queues", "proven"} of each node.
+    `seconds` is the worst partition's; a partition that no node told of makes the row unknown."""
+    parts: dict[str, dict[int, dict[str, Any]]] = {}
+    heads: dict[str, dict[str, Any]] = {}
+    reasons: dict[str, dict[str, list[str]]] = {}
+    proven: dict[tuple[str, str], int] = {}
+    for node, answer in said.items():
+        for queue in () if answer is None else answer["queues"]:
+            name = queue["queue"]
+            head = heads.setdefault(name, {"cluster": None, "uuid": None, "reason": ""})
+            head.update({word: queue[word] for word in ("cluster", "uuid") if queue[word]})
+            reasons.setdefault(name, {}).setdefault(queue["reason"], []).append(node)
+            for part in queue["partitions"]:
+                record = records.get(part["partition"])
+                led_here = record is not None and record.leader is not None and record.leader.node == node
+                if led_here or part["partition"] not in parts.setdefault(name, {}):
+                    parts.setdefault(name, {})[part["partition"]] = part
+        for one in () if answer is None else answer["proven"]:
+            at = (one["queue"], one["bucket_type"])
+            proven[at] = max(proven.get(at, 0), one["at_ms"])
+    for name, told in reasons.items():
+        heads[name]["reason"] = _of_nodes(told)
+    types: dict[str, list[PartitionRecord]] = {}
+    for record in records.values():
+        types.setdefault(record.bucket_type, []).append(record)
+    return [
+        {
+            "queue": name,
+            **heads[name],
+            "bucket_type": bucket_type,
+            **_lag(parts.get(name, {}), of_type, said, heads[name]["reason"]),
+            "proven_ms": proven.get((name, bucket_type)),
+        }
+        for name in sorted(heads)
+        for bucket_type, of_type in sorted(types.items())
+    ]
+
+
+def _of_nodes(reasons: Mapping[str, Sequence[str]]) -> str:
+    """Why a queue does not give out all it could, of `reasons` with the nodes that say so: each once, and whose it is
+    where another node says another thing, or none."""
+    if len(reasons) == 1:
+        return next(iter(reasons))
+    told = [
+        f"node{'s' if len(nodes) > 1 else ''} {', '.join(sorted(nodes))}: {reason}"
+        for reason, nodes in sorted(reasons.items(), key=lambda one: min(one[1]))
+        if reason
+    ]
+    more = [f"{len(told) - REASONS_TOLD} more of other nodes: isthmus queue list --all"]
+    return "; ".join(told if len(told) <= REASONS_TOLD else told[:REASONS_TOLD] + more)
+
+
+def _lag(
+    parts: Mapping[int, dict[str, Any]], of_type: Sequence[PartitionRecord], said: Said, why: str
+) -> dict[str, Any]:
+    told = [parts[record.partition] for record in of_type if record.partition in parts]
+    missing = [record for record in of_type if record.partition not in parts]
+    whole = not missing
+
+    def total(word: str) -> int | None:
+        numbers = [part[word] for part in told]
+        return sum(numbers) if whole and None not in numbers else None
+
+    seconds = [part["seconds"] for part in told]
+    why = "; ".join(each for each in (why, _held(told)) if each)
+    return {
+        "seconds": max(seconds, default=0.0) if whole and None not in seconds else None,
+        "objects": total("objects"),
+        "bytes": total("bytes"),
+        "in_flight": total("in_flight"),
+        "partitions": len(of_type),
+        "unknown_partitions": sorted(record.partition for record in missing),
+        "reason": _missing(missing[0], said) if missing else why,
+    }
+
+
+def _held(told: Sequence[Mapping[str, Any]]) -> str:
+    """What is under lease, where that is why the worst partition is behind: a sink fetched it and went."""
+    known = [part for part in told if part["seconds"] is not None]
+    worst = max(known, key=lambda part: float(part["seconds"]), default=None)
+    if worst is None or not worst["in_flight"] or worst["seconds"] < HELD_TOLD_S:
+        return ""
+    return (
+        f"partition {worst['partition']}: {worst['in_flight']} fetched and not acknowledged, offered again when their "
+        "lease is over"
+    )
+
+
+def _missing(record: PartitionRecord, said: Said) -> str:
+    if record.leader is None:
+        return f"partition {record.partition} has no leader"
+    node = record.leader.node
+    silent = said.get(node) is None
+    return (
+        f"partition {record.partition}: node {node} {'does not answer' if silent else 'does not know its cursor yet'}"
+    )
+
+
+def ledger_rows(
+    ledgers: Said,
+    owners: Mapping[str, tuple[str | None, str | None]],
+    records: Mapping[int, PartitionRecord],
+) -> list[dict[str, Any]]:
+    """What was sent: a row for each queue: {"direction": "sent", "queue", "cluster", "uuid", numbers, "closes",
+    "state", "reason"}. `ledgers`: of each node a list of `queues.status.ledger`. A partition that no ledger covers
+    makes the row unknown. A queue from which no cluster has fetched yet is `no-sink`: it has nothing to account for."""
+    rows = []
+    silent = sorted(node for node, answer in ledgers.items() if answer is None)
+    for name in sorted({one["name"] for answer in ledgers.values() for one in answer or ()}):
+        found = [one for answer in ledgers.values() for one in answer or () if one["name"] == name]
+        lost = sum(len(offsets) for one in found for offsets in one["lost"].values())
+        open_ = sorted({p for one in found for p in one["partitions_not_known"]})
+        row: dict[str, Any] = {"direction": "sent", "queue": name}
+        row["cluster"], row["uuid"] = owners.get(name, (None, None))
+        row |= {word: None if silent else sum(one[word] for one in found) for word in SENT}
+        if open_:
+            row["waiting"] = None  # what is counted is what memory holds of it
+        row["outcomes"] = {w: None if silent else sum(one["outcomes"][w] for one in found) for w in OUTCOMES}
+        row["lost"] = lost
+        off = lost or any(one["closes"] is False for one in found)
+        uncovered = "" if silent else _uncovered(name, ledgers, records)
+        no_sink = not any(one.get("fetched", True) for one in found)
+        row["closes"] = False if off else None if silent or uncovered or open_ else True
+        if off:
+            row["state"] = "alarm"
+            unaccounted = sum(one["off_by"] for one in found)
+            row["reason"] = (
+                f"{quantity(lost, 'change')} lost, {unaccounted} not accounted for: a bug; full-sync finds them"
+            )
+        elif silent or uncovered:
+            row["state"] = "unknown"
+            row["reason"] = f"node {silent[0]} does not answer" if silent else uncovered
+        elif no_sink:
+            backlog = [one.get("backlog") for one in found]
+            row["waiting"] = sum(backlog) if None not in backlog else None
+            row["state"], row["reason"] = "no-sink", NO_SINK
+        elif open_:
+            row["state"], row["reason"] = "unknown", f"partition {open_[0]}: not all that waits is known"
+        else:
+            row["state"], row["reason"] = "closed", _rejected(row["outcomes"]["rejected"])
+        rows.append(row)
+    return rows
+
+
+def _uncovered(name: str, ledgers: Said, records: Mapping[int, PartitionRecord]) -> str:
+    """Why the ledgers of queue `name` do not cover every partition, though every node answers; "" when they do."""
+    having = {node: one for node, answer in ledgers.items() for one in answer or () if one["name"] == name}
+    leaderless = sorted(record.partition for record in records.values() if record.leader is None)
+    if leaderless:
+        return f"partition {leaderless[0]} has no leader"
+    for node in sorted({record.leader.node for record in records.values() if record.leader is not None}):
+        led = sorted(r.partition for r in records.values() if r.leader is not None and r.leader.node == node)
+        if node not in ledgers:
+            return f"node {node} does not answer"
+        if node not in having:
+            return (
+                f"node {node}, which leads {quantity(len(led), 'partition')}, has no queue of that name: its changes "
+                f"are not accounted for (isthmus config check; isthmus queue list --all)"
+            )
+        known = having[node].get("partitions")
+        missing = [] if known is None else sorted(set(led) - set(known))
+        if missing:
+            return f"partition {missing[0]}: node {node} does not know its cursor yet"
+    return ""
+
+
+def _rejected(count: int | None) -> str:
+    """What the sinks said that they refuse for good: it is settled here, and missing there."""
+    return f"{count} refused there for good: isthmus sink dead-letters list at its nodes" if count else ""
+
+
+def received_rows(sinks: Said) -> list[dict[str, Any]]:
+    """What was received: a row for each source cluster and queue: fetched = applied + merged + superseded + rejected +
+    failed + under way. `sinks`: of each node what `node.services.cluster_rpc` says."""
+    silent = sorted(node for node, answer in sinks.items() if answer is None)
+    totals: dict[tuple[str, str], dict[str, Any]] = {}
+    for answer in sinks.values():
+        for one in () if answer is None else answer.get("sources", ()):
+            at = (one["source_uuid"], one["queue"])
+            row = totals.setdefault(at, {"cluster": one["source_cluster"], **dict.fromkeys(RECEIVED, 0)})
+            for word in RECEIVED:
+                row[word] += one[word]
+    rows = []
+    for (uuid, queue), row in sorted(totals.items()):
+        off = row["under_way"] < 0
+        state = "alarm" if off else "unknown" if silent else "closed"
+        reason = "more outcomes than changes: a bug" if off else f"node {silent[0]} does not answer" if silent else ""
+        closes = False if off else None if silent else True
+        rows.append(
+            {
+                "direction": "received",
+                "queue": queue,
+                "uuid": uuid,
+                **row,
+                "closes": closes,
+                "state": state,
+                "reason": reason,
+            }
+        )
+    return rows

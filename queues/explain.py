@@ -1,0 +1,152 @@
+"""Why a key is, or is not, at the other cluster: what one queue of this node says of a key, and what comes next.
+
+Reads only: the key's newest change as the store has it, against the queue's filter, its origin rule, its gaps, its
+cursor and what is in memory. The story goes on in `node.services.explain_key`, which knows the key and asks all nodes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from isthmus.queues.gaps import Gap
+from isthmus.queues.queue_documents import PLACED, REGISTERED
+from isthmus.queues.queue_server import ServedQueue, lacking
+from isthmus.queues.window import Window
+from isthmus.queues.window_rules import LOWER
+from isthmus.repl.model.keys import Key
+from isthmus.repl.store.port import Change
+
+LOWER_NAMES: Final = dict(zip(LOWER, ("full_sync", "fold"), strict=True))
+
+NEXT: Final = {
+    "waiting": "the owner's next fetch takes it, once what waits before it has gone",
+    "not-read": "it is read from the change index when its turn comes",
+    "in-flight": "the owner acknowledges it, or it is offered again when its lease is over",
+    "acknowledged": "nothing: the owner has stored it, or something newer, or keeps it as a dead letter",
+    "before": "nothing in real time; isthmus queue push sends it, and so does a full-sync where it is missing",
+    "gap": "a full-sync finds it and sends it; isthmus gaps shows the gap",
+    "filtered": "nothing in real time; isthmus queue push sends it all the same",
+    "origin": "nothing: its own cluster offers it; cascade = true would offer it here, too",
+    "from-owner": "nothing: the owner is where it was written",
+    "unknown": "ask again in a moment: the queue takes its place",
+    "not-offered": "isthmus queue ledger shows whether it is lost; a full-sync finds it",
+}
+"""State -> the next step."""
+
+
+def explained(queue: ServedQueue, partition: int, key: Key, change: Change | None) -> dict[str, Any]:
+    """{"queue", "owner", "state", "reason", "next", "ahead", "rule", "cursor"}: of the real-time priority. `change` is
+    the key's row of the change index in `partition`, which this node leads; None when it has none."""
+    machine, owner = queue.machine, queue.word.owner
+    decision = queue.filter.decide(key.bucket_type, key.bucket)
+    window = machine.windows.get(partition)
+    state, reason, ahead = _state(queue, window, key, change)
+    return {
+        "queue": queue.settings.name,
+        "owner": owner.name if owner is not None and owner.cluster else None,
+        "filter": str(queue.filter),
+        "rule": decision.reason(),
+        "cursor": None if window is None else window.advance(),
+        "state": state,
+        "reason": reason,
+        "ahead": ahead,
+        "next": _next(queue, state, key),
+    }
+
+
+def explained_lower(queue: ServedQueue, key: Key) -> list[dict[str, Any]]:
+    """References at the lower priorities of this node that name the key: {"queue", "priority", "state", "ahead",
+    "reason", "next"}; the last two are empty where nothing holds them back."""
+    found = []
+    for lower in queue.machine.lower:
+        state, ahead = lower.whereabouts(key)
+        if state:
+            name = LOWER_NAMES[lower.priority]
+            told = {"reason": _held(queue, key), "next": (_to_do(queue, key) or "") if state == "waiting" else ""}
+            found.append({"queue": queue.settings.name, "priority": name, "state": state, "ahead": ahead, **told})
+    return found
+
+
+def _state(queue: ServedQueue, window: Window | None, key: Key, change: Change | None) -> tuple[str, str, int | None]:
+    if change is None:
+        return "no-change", "the key was never written here, or was reaped", None
+    if window is None:
+        return "unknown", "the queue does not stand in this partition yet", None
+    offset = change.offset
+    where, ahead = window.whereabouts(offset)
+    if where in ("waiting", "in-flight"):
+        return where, _held(queue, key), ahead
+    decision = queue.filter.decide(key.bucket_type, key.bucket)
+    if not decision.offered:
+        return "filtered", decision.reason(), None
+    gap = _gap_of(window, offset)
+    if gap is not None:
+        because = f": {gap.reason}" if gap.reason else ""
+        return "gap", f"given up ({gap.what}{f' by {gap.by}' if gap.by else ''}{because})", None
+    if not window.origins.eligible(change.origin):
+        if change.origin == window.origins.owner:
+            return "from-owner", f"it was written in {_owner_name(queue)}, to which it is not sent back", None
+        return "origin", "it was written in another cluster, and the queue does not cascade", None
+    if where == "acknowledged" and (began := _began(queue, window.partition, change)):
+        return "before", began, None
+    if where == "acknowledged":
+        return where, f"acknowledged below offset {window.cursor}; the change is at {offset}", None
+    if where == "not-read":
+        return where, _held(queue, key), None
+    return "not-offered", "no reference stands for it in memory though the window has passed it", None
+
+
+def _began(queue: ServedQueue, partition: int, change: Change) -> str:
+    """Why a change below the cursor may never have been offered: the queue was made to begin above it; else ""."""
+    decree = queue.word.decree
+    if decree is None or decree.what not in (REGISTERED, PLACED):
+        return ""
+    if change.offset < dict(decree.positions).get(partition, 0):
+        return f"older than where the queue was {decree.what} by {decree.by}: a seed brought what lies below"
+    if not decree.positions and change.time_ms < decree.start_ms:
+        return f"older than the changes with which the queue was told to begin, by {decree.by}"
+    return ""
+
+
+def _held(queue: ServedQueue, key: Key) -> str:
+    """What holds back all that waits; "" for nothing."""
+    owner = queue.word.owner
+    if queue.suspension is not None:
+        because = f": {queue.suspension.reason}" if queue.suspension.reason else ""
+        return f"serving is suspended by {queue.suspension.by}{because}"
+    if owner is None or not owner.cluster:
+        return "no sink cluster has fetched from the queue"
+    if queue.machine.bars(key.bucket_type):
+        return lacking([key.bucket_type], queue.word)
+    return "" if queue.machine.heard_lately or queue.waiters else f"no node of {owner.name} asks for changes here"
+
+
+def _next(queue: ServedQueue, state: str, key: Key) -> str:
+    if state == "no-change":
+        return "nothing"
+    to_do = _to_do(queue, key) if state in ("waiting", "not-read") else None
+    return to_do or NEXT[state]
+
+
+def _to_do(queue: ServedQueue, key: Key) -> str | None:
+    """What somebody must do before anything that waits goes; None for nothing."""
+    if queue.suspension is not None:
+        return f"isthmus queue resume {queue.settings.name}"
+    if queue.machine.bars(key.bucket_type) and queue.word.owner is not None:
+        name = key.bucket_type.decode(errors="backslashreplace")
+        return f"isthmus bucket-type create {name} at cluster {queue.word.owner.name}"
+    if not queue.machine.heard_lately and not queue.waiters:
+        return "a sink must fetch: look at isthmus sink show of the other cluster"
+    return None
+
+
+def _gap_of(window: Window, offset: int) -> Gap | None:
+    for gap in (*window.state.gaps, *window.unrecorded()):
+        if gap.start <= offset < gap.end:
+            return gap
+    return None
+
+
+def _owner_name(queue: ServedQueue) -> str:
+    owner = queue.word.owner
+    return "the owner" if owner is None else f"cluster {owner.name}"

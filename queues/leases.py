@@ -1,0 +1,152 @@
+"""A batch of references under lease, and who holds it (pure).
+
+The story goes on in `queues.source_queue`, which makes and settles batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from isthmus.queues.bulk_queue import Lower
+from isthmus.queues.window import Window
+from isthmus.queues.window_rules import Item
+
+IN_FLIGHT_BATCHES_MAX: Final = 64
+"""Batches under lease at once; one more fetch waits as if there were nothing. Sinks hold two or three each."""
+
+IN_FLIGHT_BYTES_MAX: Final = 64_000_000
+"""Payload bytes under lease at once, kept in memory for a repeat; above it fetches wait for acknowledgements."""
+
+
+class Session(NamedTuple):
+    """Who holds a batch: a sink process (`node`, `incarnation`) and which of its links; all of the owner's
+    cluster."""
+
+    cluster: bytes
+    node: str
+    incarnation: bytes
+    link: int
+
+
+class Part(NamedTuple):
+    """One window's share of a batch, or a lower priority's; `start` is the index of its first item in the batch."""
+
+    window: Window | Lower
+    start: int
+    places: list[int]
+    items: list[Item]
+
+
+@dataclass(slots=True)
+class Batch:
+    """References given to a sink under a lease. `size_bytes` counts payloads."""
+
+    id: bytes
+    session: Session
+    owner_version: int
+    taken_ms: int
+    expires_ms: int
+    parts: list[Part]
+    size_bytes: int
+    priority: int
+
+    def items(self) -> list[Item]:
+        """All references, in the order in which they are sent."""
+        return [item for part in self.parts for item in part.items]
+
+    def __len__(self) -> int:
+        last = self.parts[-1]
+        return last.start + len(last.items)
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counters since the node began, in changes: `served` includes repeats; `redelivered` came back and wait again;
+    `late` counts acknowledgements of batches that were no longer under lease, `refused` those of an older owner."""
+
+    served: int = 0
+    acknowledged: int = 0
+    redelivered: int = 0
+    batches: int = 0
+    late: int = 0
+    refused: int = 0
+    outcomes: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Applied, merged, superseded, rejected at the sink, in real time, as far as it told."""
+
+
+def sum_outcomes(one: tuple[int, int, int, int], other: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """Of `Counts.outcomes`."""
+    return (one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3])
+
+
+class Leases:
+    """The batches under lease, the oldest first: every lease has the same length. `prefix` keeps ids of different lives
+    of the process apart, so that an acknowledgement from before a restart can settle nothing."""
+
+    def __init__(self, prefix: bytes, lease_ms: int) -> None:
+        self.lease_ms = lease_ms
+        self.batches: dict[bytes, Batch] = {}
+        self.bytes = 0
+        self._prefix = prefix
+        self._number = 0
+
+    def room(self) -> bool:
+        """One more batch may go out."""
+        return len(self.batches) < IN_FLIGHT_BATCHES_MAX and self.bytes < IN_FLIGHT_BYTES_MAX
+
+    def open(
+        self, session: Session, owner_version: int, parts: list[Part], size: int, priority: int, now_ms: int
+    ) -> Batch:
+        """A batch goes under lease."""
+        self._number += 1
+        batch_id = self._prefix + self._number.to_bytes(8, "big")
+        batch = Batch(batch_id, session, owner_version, now_ms, now_ms + self.lease_ms, parts, size, priority)
+        self.batches[batch_id] = batch
+        self.bytes += size
+        return batch
+
+    def resize(self, batch: Batch, parts: list[Part], size: int) -> None:
+        """The batch has other contents."""
+        self.bytes += size - batch.size_bytes
+        batch.parts, batch.size_bytes = parts, size
+
+    def put_off(self, batch: Batch, indexes: Collection[int]) -> None:
+        """These of a batch of a lower priority could not be read: they leave it, and wait behind all others."""
+        if batch.id not in self.batches or not indexes:
+            return
+        (part,) = batch.parts
+        assert isinstance(part.window, Lower)
+        rows = [*zip(part.places, part.items, strict=True)]
+        part.window.put_off([rows[at] for at in indexes])
+        kept = [row for at, row in enumerate(rows) if at not in indexes]
+        batch.parts = [Part(part.window, 0, [place for place, _ in kept], [item for _, item in kept])]
+
+    def end(self, batch: Batch) -> None:
+        """Its lease is over."""
+        del self.batches[batch.id]
+        self.bytes -= batch.size_bytes
+
+    def lost(self, session: Session, holding: Collection[bytes] | None) -> list[Batch]:
+        """Batches that the process of `session` no longer holds: those of an earlier incarnation of the same node, and
+        those of the same link that are not in `holding` (None: not told)."""
+        found = []
+        for batch in self.batches.values():
+            held = batch.session
+            if held.node != session.node or held.cluster != session.cluster:
+                continue
+            if held.incarnation != session.incarnation or (
+                held.link == session.link and holding is not None and batch.id not in holding
+            ):
+                found.append(batch)
+        return found
+
+    def over(self, now_ms: int) -> list[Batch]:
+        """Batches whose time is over."""
+        found = []
+        for batch in self.batches.values():
+            if batch.expires_ms > now_ms:
+                break
+            found.append(batch)
+        return found

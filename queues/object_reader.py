@@ -1,0 +1,109 @@
+"""What a queue reads from the store: rows of the change index, and objects to be served.
+
+Runs in the read pool's threads, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from isthmus.queues.window import Window
+from isthmus.queues.window_rules import Item
+from isthmus.repl.model.entry import decode_key_row
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.keys import segment_of
+from isthmus.repl.model.objects import says_deleted
+from isthmus.repl.model.reference import ReferenceKind
+from isthmus.repl.model.vclock import actor_of, counter_of, decode_clock
+from isthmus.repl.store.port import Change, DamagedChange, Store
+
+_LEAVING: Final = int(ReferenceKind.LEAVING)
+_OBJECT: Final = int(ReferenceKind.OBJECT)
+_TOMBSTONE: Final = int(ReferenceKind.TOMBSTONE)
+
+
+def read_changes(store: Store, window: Window, from_offset: int, limit: int) -> list[Change]:
+    """Up to `limit` rows of the window's partition at offsets >= `from_offset`, in offset order; one that the window
+    backfills has our origin. Raises DamagedChange at one that cannot be decoded, which has those before it."""
+    try:
+        rows = store.changes(window.partition, from_offset, limit)
+    except DamagedChange as error:
+        error.before = backfilled(store, window, list(error.before))
+        raise
+    return backfilled(store, window, rows)
+
+
+def sound_changes(store: Store, window: Window, from_offset: int, limit: int) -> list[Change]:
+    """`read_changes` for who only shows what waits: up to the first row that cannot be decoded."""
+    try:
+        return read_changes(store, window, from_offset, limit)
+    except DamagedChange as error:
+        return list(error.before)
+
+
+def backfilled(store: Store, window: Window, rows: list[Change]) -> list[Change]:
+    """`rows`, those with our origin that the window offers because a write of ours is in them. It costs a look at the
+    key row of each foreign row below `backfill_end`, and none where the first row is above it."""
+    if not rows or rows[0].offset >= window.backfill_end:
+        return rows
+    own = window.origins.own
+    actor = actor_of(own, window.partition)
+    return [
+        row._replace(origin=own) if window.backfills(row) and _has_seen(store, window, row, actor) else row
+        for row in rows
+    ]
+
+
+def _has_seen(store: Store, window: Window, change: Change, actor: bytes) -> bool:
+    """Whether the object has seen a write of `actor`. A key that has changed again since has a row of its own, which
+    was judged when it was made. A damaged key row does not tell: its key is offered, since a reference too many changes
+    nothing at the sink, and one too few is a change that never arrives."""
+    found = store.key_row(window.partition, change.key_hash, change.bucket, change.key)
+    if found is None:
+        return False
+    try:
+        row = decode_key_row(found)
+        return row.offset == change.offset and counter_of(decode_clock(row.clock), actor) > 0
+    except CodecError:
+        window.on_damaged(segment_of(change.key_hash))
+        return True
+
+
+def size_of(store: Store, window: Window, change: Change) -> int | None:
+    """Bytes of the object as it is now, 0 when it is gone, None when its key row is damaged."""
+    found = store.key_row(window.partition, change.key_hash, change.bucket, change.key)
+    try:
+        return 0 if found is None else decode_key_row(found).size_bytes
+    except CodecError:
+        window.on_damaged(segment_of(change.key_hash))
+        return None
+
+
+def read_objects(store: Store, items: Sequence[Item], limit_bytes: int) -> list[Item | None]:
+    """The first of `items` with their objects as they stand now, None for one that is there no more, until
+    `limit_bytes` of payload would be passed (a single larger one still comes)."""
+    resolved: list[Item | None] = []
+    size = 0
+    for item in items:
+        if not item[8]:
+            payload = store.object(item[1], item[4], item[5])
+            if payload is None:
+                resolved.append(None)
+                continue
+            kind = _OBJECT
+            if says_deleted(payload):
+                kind = _LEAVING if item[0] == _LEAVING else _TOMBSTONE
+            item = (kind, item[1], item[2], item[3], item[4], item[5], item[6], item[7], payload)
+        length = len(item[8])
+        if size and size + length > limit_bytes:
+            break
+        size += length
+        resolved.append(item)
+    return resolved
+
+
+def read_batch(store: Store, items: Sequence[Item], limit_bytes: int) -> tuple[list[Item | None], dict[int, int]]:
+    """`read_objects`, and for each partition of `items` an offset below which all is that was read."""
+    resolved = read_objects(store, items, limit_bytes)
+    return resolved, {partition: store.reach(partition) for partition in {item[1] for item in items}}

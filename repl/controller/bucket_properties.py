@@ -1,0 +1,361 @@
+"""What is set of the properties of bucket types and buckets: one small document in the metastore, read by every node.
+
+One znode, so one read sees one state, one watch tells of every change, and a change is one conditional write. Every
+node keeps what it read and what that comes to (`PropertyBook`), so a write asks a dictionary and never the metastore.
+While the metastore is away, what was read last counts. Which properties there are is
+`config.bucket_properties`' affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+import structlog
+from xxhash import xxh64_digest
+
+from isthmus.config.bucket_properties import IMMEDIATE, KEEP, PROPERTIES, Value, value_of
+from isthmus.repl.log_limit import LogLimit
+from isthmus.repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable, Versioned
+from isthmus.repl.model.errors import BadInput, Corruption, LocalFault, NotReady, OutcomeUnknown
+from isthmus.repl.model.properties import PLAIN, Properties, TypeProperties
+from isthmus.repl.property_digests import MUST_AGREE, OF_TYPE, PLAIN_PLACE, PlaceDigests, place_digest, within_bounds
+
+log = structlog.get_logger(__name__)
+
+PROPERTIES_PATH: Final = "/properties"
+
+FORM_VERSION: Final = 1
+
+OWN_BUCKETS_MAX: Final = 1_000
+"""Most buckets with properties of their own; one more is refused. Riak advises against more than a few hundred: many
+buckets alike are a bucket type."""
+
+DOCUMENT_BYTES_MAX: Final = 400_000
+"""Largest document, below what the metastore takes (512 KB); a change that would exceed it is refused."""
+
+ATTEMPTS_MAX: Final = 8
+"""Rounds of one change: each lost one means that somebody else changed a property meanwhile, or that the metastore's
+answer was lost."""
+
+WHO_MAX: Final = 200
+"""Characters of who set a property that are kept."""
+
+POLL_S: Final = 10.0
+"""Longest time between two looks: bounds the delay were every watch lost."""
+
+RETRY_S: Final = 0.2
+"""Pause after the metastore could not be reached."""
+
+
+class TooManyProperties(BadInput):
+    """The change would exceed OWN_BUCKETS_MAX or DOCUMENT_BYTES_MAX."""
+
+    reason = "too-many-properties"
+
+
+class Place(NamedTuple):
+    """Whose properties: a bucket type's, with `bucket` None, or a bucket's own."""
+
+    bucket_type: str
+    bucket: bytes | None = None
+
+    @property
+    def shown(self) -> str:
+        """For people: TYPE or TYPE/BUCKET."""
+        return self.bucket_type if self.bucket is None else f"{self.bucket_type}/{quote_from_bytes(self.bucket)}"
+
+
+@dataclass(frozen=True, slots=True)
+class PropertySetting:
+    """One property as somebody set it. `at_ms` is wall-clock time, for people."""
+
+    value: Value
+    by: str
+    at_ms: int
+
+
+Chosen = Mapping[str, PropertySetting]
+
+
+@dataclass(frozen=True, slots=True)
+class PropertySettings:
+    """All that is set, by place; a place of which nothing is set is not there. `version` is the document's, None when
+    there is none yet."""
+
+    places: Mapping[Place, Chosen] = field(default_factory=dict)
+    version: int | None = None
+
+    def own(self, place: Place) -> Chosen:
+        """What is set for just this place."""
+        return self.places.get(place, {})
+
+    def chosen(self, place: Place) -> Chosen:
+        """What counts for it: its own settings before its bucket type's."""
+        return {**self.own(Place(place.bucket_type)), **self.own(place)}
+
+    def values(self, place: Place) -> dict[str, Value]:
+        """As `chosen`, the values alone."""
+        return {name: setting.value for name, setting in self.chosen(place).items()}
+
+    def changed(
+        self, place: Place, changes: Mapping[str, PropertySetting | None], *, alone: bool = False
+    ) -> PropertySettings:
+        """The same with `changes` (None takes one back); with `alone` nothing else stays set for the place. Raises
+        TooManyProperties."""
+        own = {**({} if alone else self.own(place)), **changes}
+        places = {each: chosen for each, chosen in self.places.items() if each != place}
+        kept = {name: setting for name, setting in own.items() if setting is not None}
+        if kept:
+            places[place] = kept
+        buckets = sum(each.bucket is not None for each in places)
+        if buckets > OWN_BUCKETS_MAX and place not in self.places:
+            raise TooManyProperties(
+                f"{OWN_BUCKETS_MAX} buckets have properties of their own, which is the limit: set them for a bucket "
+                "type, or take some back (`isthmus bucket unset`)"
+            )
+        return PropertySettings(places, self.version)
+
+    def effective(self) -> dict[bytes, TypeProperties]:
+        """What it comes to, by bucket type; types of which nothing is set are not there."""
+        found: dict[bytes, TypeProperties] = {}
+        for kind in {place.bucket_type for place in self.places}:
+            buckets = {
+                place.bucket: effective(self.values(place))
+                for place in self.places
+                if place.bucket_type == kind and place.bucket is not None
+            }
+            found[kind.encode()] = TypeProperties(effective(self.values(Place(kind))), buckets)
+        return found
+
+
+def effective(chosen: Mapping[str, Value]) -> Properties:
+    """What the chosen values come to; the others are the defaults."""
+    mode = value_of("delete_mode", chosen)
+    return Properties(
+        allow_mult=bool(value_of("allow_mult", chosen)),
+        last_write_wins=bool(value_of("last_write_wins", chosen)),
+        dvv_enabled=bool(value_of("dvv_enabled", chosen)),
+        reap_after_ms=None if mode == KEEP else 0 if mode == IMMEDIATE else int(mode),
+        max_object_bytes=int(value_of("max_object_size", chosen)),
+        warn_object_bytes=int(value_of("warn_object_size", chosen)),
+        max_siblings=int(value_of("max_siblings", chosen)),
+        warn_siblings=int(value_of("warn_siblings", chosen)),
+        repl_reap=bool(value_of("repl_reap", chosen)),
+    )
+
+
+# -- the document ---------------------------------------------------------------------------------
+
+
+def encode_properties(settings: PropertySettings) -> bytes:
+    """Its bytes; equal settings have equal ones."""
+    rows = [
+        [
+            place.bucket_type,
+            None if place.bucket is None else quote_from_bytes(place.bucket, safe=""),
+            {name: [each.value, each.by, each.at_ms] for name, each in sorted(chosen.items())},
+        ]
+        for place, chosen in settings.places.items()
+    ]
+    rows.sort(key=lambda row: (row[0], row[1] or ""))
+    return json.dumps({"v": FORM_VERSION, "places": rows}, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def decode_properties(found: Versioned | None) -> PropertySettings:
+    """What the document at PROPERTIES_PATH says. Properties that this version does not know are left out; they go when
+    somebody changes something. Raises Corruption."""
+    if found is None:
+        return PropertySettings()
+    try:
+        raw = json.loads(found.value)
+        if not isinstance(raw, dict) or raw.get("v") != FORM_VERSION:
+            raise ValueError(f"it is not of version {FORM_VERSION}")
+        places = {}
+        for kind, bucket, chosen in raw["places"]:
+            place = Place(str(kind), None if bucket is None else unquote_to_bytes(bucket))
+            places[place] = {name: _setting(name, each) for name, each in chosen.items() if name in PROPERTIES}
+        return PropertySettings({place: chosen for place, chosen in places.items() if chosen}, found.version)
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise Corruption(f"{PROPERTIES_PATH} in the metastore: {error!r:.200}") from error
+
+
+def _setting(name: str, raw: Any) -> PropertySetting:
+    value, by, at_ms = raw
+    if type(by) is not str or type(at_ms) is not int:
+        raise ValueError(f"{name} is no setting: {raw!r:.80}")
+    return PropertySetting(PROPERTIES[name].parse(value), by, at_ms)
+
+
+# -- the metastore --------------------------------------------------------------------------------
+
+
+async def read_properties(metastore: Metastore) -> PropertySettings:
+    """What is set now. Raises Corruption, and what the metastore raises."""
+    return decode_properties(await metastore.get(PROPERTIES_PATH))
+
+
+async def change_properties(
+    metastore: Metastore, place: Place, changes: Mapping[str, PropertySetting | None], *, alone: bool = False
+) -> PropertySettings:
+    """Set properties of a place, or with None as a setting take them back; with `alone` take back all others, too.
+    Returns all that is set then. Raises TooManyProperties, NotReady when nothing was changed, OutcomeUnknown,
+    Corruption."""
+    sent = False
+    try:
+        for _ in range(ATTEMPTS_MAX):
+            before = await read_properties(metastore)
+            after = before.changed(place, changes, alone=alone)
+            value = encode_properties(after)
+            if value == encode_properties(before):
+                return before
+            if len(value) > DOCUMENT_BYTES_MAX:
+                raise TooManyProperties(
+                    f"all properties together would take {len(value)} bytes of the metastore, at most "
+                    f"{DOCUMENT_BYTES_MAX} are allowed: set them for bucket types rather than for buckets"
+                )
+            try:
+                await metastore.put(PROPERTIES_PATH, value, before.version)
+            except Ambiguous:
+                sent = True  # the next round reads what became of it, and changes nothing twice
+            except Conflict:
+                continue
+            else:
+                said = {name: None if each is None else each.value for name, each in changes.items()}
+                by = next((each.by for each in changes.values() if each is not None), None)
+                log.info("properties.changed", place=place.shown, changes=said, alone=alone, by=by)
+                return await read_properties(metastore)
+    except (Unavailable, Ambiguous) as error:
+        if not sent:
+            raise NotReady(f"the metastore cannot be reached, nothing was changed: {error}") from error
+    if sent:
+        raise OutcomeUnknown("properties may have been changed: the metastore did not answer; look, and do it again")
+    raise NotReady("properties were not changed: others changed some at the same time")
+
+
+def _digest(settings: PropertySettings, kind: str) -> bytes:
+    def agreed(place: Place) -> list[Value]:
+        values = settings.values(place)
+        return [value_of(name, values) for name in MUST_AGREE]
+
+    of_type = agreed(Place(kind))
+    buckets = sorted((p.bucket, agreed(p)) for p in settings.places if p.bucket_type == kind and p.bucket)
+    own = [[quote_from_bytes(bucket, safe=""), values] for bucket, values in buckets if values != of_type]
+    return xxh64_digest(json.dumps([of_type, own]).encode())
+
+
+PLAIN_DIGEST: Final = _digest(PropertySettings(), "")
+"""Of a bucket type of which nothing is set."""
+
+
+DIGESTS_MAX: Final = 1_024
+"""Most bucket types whose digests are told to other clusters, the first by name: each fetch carries them."""
+
+
+def _digests(settings: PropertySettings) -> dict[bytes, bytes]:
+    found = {kind: _digest(settings, kind) for kind in {place.bucket_type for place in settings.places}}
+    told = sorted((kind.encode(), digest) for kind, digest in found.items() if digest != PLAIN_DIGEST)
+    return dict(told[:DIGESTS_MAX])
+
+
+def place_digests(settings: PropertySettings) -> PlaceDigests | None:
+    """Digests by place, None when they are more than may be sent: some of them would show differences that are none."""
+    found: dict[bytes, dict[bytes, bytes]] = {}
+    for kind in {place.bucket_type for place in settings.places}:
+        of_type = place_digest(settings.values(Place(kind)))
+        rows = {} if of_type == PLAIN_PLACE else {OF_TYPE: of_type}
+        for place in settings.places:
+            if place.bucket_type == kind and place.bucket:
+                digest = place_digest(settings.values(place))
+                if digest != of_type:
+                    rows[place.bucket] = digest
+        if rows:
+            found[kind.encode()] = rows
+    return found if within_bounds(found) else None
+
+
+class PropertyBook:
+    """What one node knows of properties, always the newest that it could read. `on_change` are told on the loop."""
+
+    def __init__(self, metastore: Metastore) -> None:
+        self._metastore = metastore
+        self._wake = asyncio.Event()
+        self._unavailable = LogLimit()
+        self._task: asyncio.Task[None] | None = None
+        self._types: Mapping[bytes, TypeProperties] = {}
+        self.settings = PropertySettings()
+        """As read last."""
+        self._digests: dict[bytes, bytes] = {}
+        """Made when they change: every fetch tells them, and every answer to one."""
+        self._places: PlaceDigests | None = {}
+        """Made when they change, as well."""
+        self.on_change: list[Callable[[], None]] = []
+
+    def of_type(self, bucket_type: bytes) -> TypeProperties:
+        """What counts for a bucket type's buckets."""
+        return self._types.get(bucket_type, PLAIN)
+
+    def digests(self) -> dict[bytes, bytes]:
+        """Bucket type -> 8 bytes that are equal where the properties that clusters which replicate to each other must
+        share (MUST_AGREE) are equal, its buckets' own included. Types of which none is set have those of PLAIN_DIGEST
+        and are not there; nor is what is beyond DIGESTS_MAX."""
+        return dict(self._digests)
+
+    def places(self) -> PlaceDigests | None:
+        """Digests by bucket and bucket type, which name what differs; None when they are more than may be sent."""
+        return self._places
+
+    async def start(self) -> None:
+        """Read them, and follow every change. When the metastore is away, the defaults count until it is back."""
+        self._metastore.watch(self._hinted)
+        await self._look()
+        self._task = asyncio.get_running_loop().create_task(self._follow())
+
+    async def stop(self) -> None:
+        """Follow no more; idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    def learn(self, settings: PropertySettings) -> None:
+        """Go by these from now on, unless newer ones are known."""
+        newest = self.settings.version
+        if newest is not None and (settings.version is None or settings.version <= newest):
+            return
+        self.settings, self._types = settings, settings.effective()
+        self._digests = _digests(settings)
+        self._places = place_digests(settings)
+        for told in self.on_change:
+            told()
+
+    def _hinted(self, path: str) -> None:
+        if path == PROPERTIES_PATH:
+            self._wake.set()
+
+    async def _follow(self) -> None:
+        pause_s = POLL_S
+        while True:
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            pause_s = POLL_S if await self._look() else RETRY_S
+
+    async def _look(self) -> bool:
+        """Read once; False when the metastore could not be asked. A document that cannot be read changes nothing."""
+        try:
+            self.learn(await read_properties(self._metastore))
+        except (Unavailable, Ambiguous, Conflict) as error:
+            if (left_out := self._unavailable.due()) is not None:
+                log.warning("properties.metastore_unavailable", error=str(error), left_out=left_out)
+            return False
+        except LocalFault as error:  # damaged, or ZooKeeper refuses to read it out
+            log.error("properties.unreadable", error=str(error))
+        return True

@@ -1,0 +1,425 @@
+"""Creation of bucket types: placed on the nodes that are there, their records made in one write of the metastore.
+
+The records, the index at which the next computed placement starts, the counter of partition ids and what is set of the
+new bucket type's options are written together or not at all, so two who create at once cannot both succeed, and a
+change of controller loses nothing. The rules of
+placement are `repl.controller.placement`'s; when the first bucket type is created is decided here, by whom in
+`repl.controller.controller`.
+
+Bucket types, as an operator makes them: so many partitions, so many replicas, placed by a rule or by a file.
+
+A bucket type is the unit of placement. A computed placement begins where the last one ended, so that types made one
+after the other stay balanced together; partition ids are never used again. What is written, all or nothing, is
+`repl.controller.bucket_types`'s; the rules of placement are `repl.controller.placement`'s. Any node may do it.
+
+Assigning: a bucket type with an operator's own placement, on nodes by their numbers. Any node may do it.
+
+What is written, all or nothing, is `repl.controller.bucket_types`'s; other ways to make a bucket type are
+`repl.controller.bucket_types`'.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import structlog
+
+from isthmus.config.dynamic_options import MIN_ISR
+from isthmus.repl.controller.dynamic_options import OPTIONS_PATH, OptionSettings, Setting, encode_options, read_options
+from isthmus.repl.controller.placement import ReplicaMap, check_nodes, placed
+from isthmus.repl.controller.reassignment_orders import ORDERS_PATH, Placement, encode_placement, read_placement
+from isthmus.repl.metastore.port import Ambiguous, Conflict, Metastore, Planned, Unavailable, Unmoved
+from isthmus.repl.model.errors import BadInput, Corruption, NotReady, OutcomeUnknown, Unreadable
+from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
+from isthmus.repl.model.record import Member, PartitionRecord, Registration
+
+log = structlog.get_logger(__name__)
+
+CHAIN_PATH: Final = "/placement/chain"
+"""The index at which the next computed placement starts. A placement from a file does not move it."""
+
+PARTITIONS_PATH: Final = "/placement/partitions"
+"""The next partition id; ids are never used again, since logs and clocks may still name them."""
+
+SETTLE_MS: Final = 2_000
+"""How long no other node must have come before the first bucket type is placed, where several share a metastore: nodes
+that are started together come within a second or two, and whoever comes later would hold nothing. A guess."""
+
+SETTLE_TURNS_MAX: Final = 10
+"""Times SETTLE_MS after which the placing goes on although nodes still come (or one comes and goes)."""
+
+DEFAULT_TYPE: Final = DEFAULT_BUCKET_TYPE.decode()
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultType:
+    """How the `default` bucket type is created: the numbers of [replication], resolved.
+
+    `min_isr` becomes the cluster's `replication.min.isr` unless an operator has set that; 0 leaves it unset.
+    `from_file`: an operator's placement is waited for.
+    `settle_ms` is SETTLE_MS where nodes share a metastore, 0 where a node is alone by design.
+    """
+
+    partition_count: int
+    factor: int
+    min_isr: int = 0
+    from_file: bool = False
+    ignore_racks: bool = False
+    settle_ms: int = SETTLE_MS
+
+
+def usable(registrations: Mapping[str, Registration], drained: Collection[str] = ()) -> dict[int, Registration]:
+    """By id, the nodes that can be given replicas: there, not leaving, not drained, and with a gen for a new copy."""
+    return {r.id: r for r in registrations.values() if r.active and r.spare_gen > 0 and r.node not in drained}
+
+
+class Founding:
+    """When the `default` bucket type may be placed: what is remembered between looks, and why it waits."""
+
+    def __init__(self, default: DefaultType, node: str) -> None:
+        """`node` is this one: its file has the first say."""
+        self._default = default
+        self._node = node
+        self._seen: frozenset[int] = frozenset()
+        self._changed_ms = 0
+        self._enough_ms: int | None = None
+        self._idle: list[str] = []
+        self.reason = ""
+        """Why there is no `default` bucket type yet; "" when there is one, or nothing stands in its way."""
+
+    def look(self, registrations: Mapping[str, Registration], now_ms: int, drained: Collection[str] = ()) -> int | None:
+        """Milliseconds to wait, 0 when it may be placed now, None when only another registration or an operator can
+        help; `reason` says what it waits for. Nodes that are `drained` get nothing."""
+        default, nodes = self._default, usable(registrations, drained)
+        self._idle = sorted(node for node in drained if node in registrations)
+        if self._seen != nodes.keys():
+            self._seen, self._changed_ms = frozenset(nodes), now_ms
+        self.reason = self._obstacle(nodes)
+        if self.reason:
+            self._enough_ms = None
+            return None
+        if self._enough_ms is None:
+            self._enough_ms = now_ms
+        due_ms = self._changed_ms + default.settle_ms
+        wait_ms = min(due_ms, self._enough_ms + SETTLE_TURNS_MAX * default.settle_ms) - now_ms
+        if wait_ms > 0:
+            self.reason = f"waits {default.settle_ms} ms for more nodes: {len(nodes)} are here"
+        return max(0, wait_ms)
+
+    def _obstacle(self, nodes: Mapping[int, Registration]) -> str:
+        default = self._default
+        if default.from_file:
+            return (
+                'waits for an operator: replication.placement is "file"; '
+                "`isthmus partition assign --file FILE` places the bucket type"
+            )
+        missing = default.factor - len(nodes)
+        if missing > 0:
+            more = "1 more node" if missing == 1 else f"{missing} more nodes"
+            idle = f" ({', '.join(self._idle)} drained: `isthmus node drain NODE --undo`)" if self._idle else ""
+            return f"waits for {more}: replication.factor is {default.factor}{idle}"
+        try:
+            self.placement(nodes, 0)
+        except BadInput as error:
+            return f"placement is refused: {error} (replication.ignore_rack_assignment)"
+        return ""
+
+    def placement(self, nodes: Mapping[int, Registration], start_index: int) -> ReplicaMap:
+        """The computed placement on `nodes`. Raises BadInput."""
+        default = self._default
+        return placed(
+            default.partition_count,
+            default.factor,
+            {number: node.rack for number, node in nodes.items()},
+            ignore_racks=default.ignore_racks,
+            start_index=start_index,
+        )
+
+    async def found(self, metastore: Metastore, registrations: Mapping[str, Registration], wall_ms: int) -> bool:
+        """Create the `default` bucket type on the usable nodes; False when somebody else wrote meanwhile. Raises what
+        the metastore raises, BadInput when the placement does not fit into one write, Corruption."""
+        placement = await read_placement(metastore)
+        nodes = usable(registrations, placement.drained)
+        ground = await Ground.read(metastore)
+        if ground.sets_of(DEFAULT_TYPE):
+            return False
+        start_index, version = await read_counter(metastore, CHAIN_PATH)
+        replica_map = self.placement(nodes, start_index)
+        chain = Planned(CHAIN_PATH, counter_bytes(start_index + len(replica_map)), version)
+        options = await Options.read(metastore, self._default.min_isr, self._node, wall_ms)
+        return await create(metastore, DEFAULT_TYPE, replica_map, ground, nodes, options, placement, [chain])
+
+
+class Ground(NamedTuple):
+    """What a creation is based on. The counter is read before the records: whatever is created after the counter was
+    read has moved it, so the creation is refused, and a bucket type that is not among the records does not exist."""
+
+    records: Mapping[int, PartitionRecord]
+    next_partition: int
+    version: int | None
+
+    @staticmethod
+    async def read(metastore: Metastore) -> Ground:
+        """As it is now."""
+        number, version = await read_counter(metastore, PARTITIONS_PATH)
+        records = await whole(metastore)
+        return Ground(records, max([number, *(partition + 1 for partition in records)]), version)
+
+    def sets_of(self, bucket_type: str) -> tuple[tuple[str, ...], ...]:
+        """The replicas of each partition of a bucket type, in order; none when there is no such bucket type."""
+        found = sorted((r.index, r.replicas) for r in self.records.values() if r.bucket_type == bucket_type)
+        return tuple(replicas for _, replicas in found)
+
+
+async def whole(metastore: Metastore) -> Mapping[int, PartitionRecord]:
+    """All records, for plans that rest on what all partitions are. Raises Unreadable where one is missing among them
+    since it could not be read; one that could be read before is as it was, and a write of it will be refused."""
+    records = await metastore.records()
+    for path, why in metastore.unreadable.items():
+        if path.startswith("/p/") and path not in {f"/p/{partition}" for partition in records}:
+            raise Unreadable(f"nothing is planned while a partition is not known: {why}")
+    return records
+
+
+class Options(NamedTuple):
+    """What is set when a bucket type is created, and what is set with it."""
+
+    settings: OptionSettings
+    planned: tuple[Planned, ...] = ()
+
+    @staticmethod
+    async def read(metastore: Metastore, min_isr: int, node: str, wall_ms: int) -> Options:
+        """As it is now; where the cluster has no min-ISR yet, `min_isr`, which is that of the file of `node`, becomes
+        it, unless it is 0. A file has a say but once: from then on operators have."""
+        settings = await read_options(metastore)
+        if not min_isr or settings.setting(MIN_ISR) is not None:
+            return Options(settings)
+        settings = settings.with_setting(MIN_ISR, None, Setting(min_isr, f"the file of node {node}", wall_ms))
+        return Options(settings, (Planned(OPTIONS_PATH, encode_options(settings), settings.version),))
+
+    def with_min_isr(self, bucket_type: str, setting: Setting) -> Options:
+        """The bucket type's own min-ISR, set together with its creation."""
+        settings = self.settings.with_setting(MIN_ISR, bucket_type, setting)
+        return Options(settings, (Planned(OPTIONS_PATH, encode_options(settings), settings.version),))
+
+
+async def create(
+    metastore: Metastore,
+    bucket_type: str,
+    replica_map: ReplicaMap,
+    ground: Ground,
+    nodes: Mapping[int, Registration],
+    options: Options,
+    placement: Placement,
+    also: Sequence[Planned] = (),
+) -> bool:
+    """Make the records of a new bucket type, each replica in sync with the gen that its node's new copy will have, and
+    the first of each set to be elected first. False when somebody else wrote meanwhile, so that whoever drains a node
+    by `placement` or later has it empty (`repl.controller.reassignments` does the reverse). `nodes` are the usable ones
+    by id. Raises BadReplicaMap when the map names another one."""
+    check_nodes(replica_map, nodes)
+    first = ground.next_partition
+    made = [
+        _new_record(
+            first + index,
+            bucket_type,
+            index,
+            len(replica_map),
+            [nodes[number] for number in replicas],
+            options.settings.min_isr(bucket_type, len(replicas)),
+        )
+        for index, replicas in enumerate(replica_map)
+    ]
+    planned = [Planned(PARTITIONS_PATH, counter_bytes(first + len(made)), ground.version), *options.planned, *also]
+    unmoved = []
+    if placement.version is None:
+        planned.append(Planned(ORDERS_PATH, encode_placement(placement), None))
+    else:
+        unmoved.append(Unmoved(ORDERS_PATH, placement.version))
+    created = await metastore.create_records(made, planned, unmoved)
+    if created:
+        log.info("controller.created", bucket_type=bucket_type, partitions=len(made), first=first)
+    return created
+
+
+def _new_record(
+    partition: int, bucket_type: str, index: int, partition_count: int, nodes: list[Registration], min_isr: int
+) -> PartitionRecord:
+    return PartitionRecord(
+        partition=partition,
+        bucket_type=bucket_type,
+        index=index,
+        partition_count=partition_count,
+        replicas=tuple(node.node for node in nodes),
+        isr=frozenset(Member(node.node, node.gen_of(partition)) for node in nodes),
+        min_isr=min_isr,
+        preferred=nodes[0].node,
+        reason="new",
+    )
+
+
+async def read_counter(metastore: Metastore, path: str) -> tuple[int, int | None]:
+    """A counter's value and version; (0, None) before it was ever written. Raises Corruption."""
+    found = await metastore.get(path)
+    if found is None:
+        return 0, None
+    try:
+        return counted(found.value), found.version
+    except ValueError as error:
+        raise Corruption(f"{path} in the metastore is {error}") from error
+
+
+def counted(value: bytes) -> int:
+    """What a counter's bytes say. Raises ValueError."""
+    try:
+        raw = json.loads(value)
+    except (ValueError, RecursionError):
+        raw = None
+    number = raw.get("next") if isinstance(raw, dict) and raw.get("v") == 1 else None
+    if type(number) is not int or not 0 <= number < 1 << 53:
+        raise ValueError(f'{value[:80]!r}, not {{"v": 1, "next": NUMBER}}')
+    return number
+
+
+def counter_bytes(number: int) -> bytes:
+    """A counter's bytes."""
+    return json.dumps({"v": 1, "next": number}, separators=(",", ":")).encode()
+
+
+ATTEMPTS_MAX: Final = 5
+"""Rounds before it is given up: each lost one means that somebody else created a bucket type or set an option."""
+
+PLACEMENTS: Final = ("auto", "computed", "rack-aware")
+"""auto: by racks if the nodes have them; computed: without regard to racks; rack-aware: refused without racks."""
+
+
+class BucketTypeExists(BadInput):
+    """There is a bucket type of this name, of another shape."""
+
+    reason = "bucket-type-exists"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be made: either `replica_map`, or so many partitions and replicas, placed by one of PLACEMENTS.
+    `min_isr`: its own from the beginning; None leaves the cluster's."""
+
+    name: str
+    partition_count: int
+    replication_factor: int
+    placement: str = "auto"
+    replica_map: ReplicaMap | None = None
+    min_isr: Setting | None = None
+
+    def place(self, nodes: Mapping[int, Registration], start_index: int) -> ReplicaMap:
+        """Where its replicas go. Raises BadInput, BadReplicaMap."""
+        if self.replica_map is not None:
+            check_nodes(self.replica_map, nodes)
+            return self.replica_map
+        racks = {number: node.rack for number, node in nodes.items()}
+        if self.placement == "rack-aware" and not any(racks.values()):
+            raise BadInput("no node has a rack (node.rack): place it without, or give every node its rack")
+        ignore = self.placement == "computed"
+        return placed(
+            self.partition_count, self.replication_factor, racks, ignore_racks=ignore, start_index=start_index
+        )
+
+
+async def create_bucket_type(metastore: Metastore, wanted: Wanted, *, dry_run: bool) -> tuple[str, ReplicaMap]:
+    """Make it: "created" and where; "exists" when there is one of just this shape, or of just this map if that is
+    given; with `dry_run` "valid", and nothing is written.
+
+    Raises BadInput (BadReplicaMap, BucketTypeExists, TooLarge), NotReady when nothing was made, OutcomeUnknown."""
+    try:
+        for _ in range(ATTEMPTS_MAX):
+            ground = await Ground.read(metastore)
+            start_index, version = await read_counter(metastore, CHAIN_PATH)
+            options = await Options.read(metastore, 0, "", 0)
+            registrations = await metastore.registrations()
+            placement = await read_placement(metastore)
+            nodes = usable(registrations, placement.drained)
+            found = ground.sets_of(wanted.name)
+            if found:
+                return "exists", _as_it_is(wanted, found, {node.node: node.id for node in registrations.values()})
+            replica_map = wanted.place(nodes, start_index)
+            if dry_run:
+                return "valid", replica_map
+            if wanted.min_isr is not None:
+                options = options.with_min_isr(wanted.name, wanted.min_isr)
+            chain = [Planned(CHAIN_PATH, counter_bytes(start_index + len(replica_map)), version)]
+            also = [] if wanted.replica_map is not None else chain
+            if await create(metastore, wanted.name, replica_map, ground, nodes, options, placement, also):
+                return "created", replica_map
+    except (Unavailable, Conflict) as error:
+        raise NotReady(f"the metastore cannot be reached, nothing was created: {error}") from error
+    except Ambiguous as error:
+        raise OutcomeUnknown(f"bucket type {wanted.name!r} may have been created: {error}; do it again") from error
+    raise NotReady(f"bucket type {wanted.name!r} was not created: others created some at the same time")
+
+
+def _as_it_is(wanted: Wanted, found: tuple[tuple[str, ...], ...], ids: Mapping[str, int]) -> ReplicaMap:
+    """The map of a bucket type that exists, if it is what is wanted. Raises BucketTypeExists."""
+    there = tuple(tuple(ids.get(node, -1) for node in replicas) for replicas in found)
+    shape = f"{len(found)} partitions of {len(found[0])} replicas"
+    if wanted.replica_map is not None:
+        if wanted.replica_map != there:
+            raise BucketTypeExists(f"bucket type {wanted.name!r} exists with {shape}, placed otherwise")
+    elif (wanted.partition_count, wanted.replication_factor) != (len(found), len(found[0])):
+        act = f"isthmus bucket-type set-replication-factor {wanted.name} {wanted.replication_factor}"
+        hint = f"; `{act}` moves replicas" if wanted.partition_count == len(found) else ""
+        raise BucketTypeExists(f"bucket type {wanted.name!r} exists with {shape}: neither can be changed so{hint}")
+    return there
+
+
+class PlacementDiffers(BadInput):
+    """A bucket type exists with another placement; to move it is another act."""
+
+    reason = "placement-differs"
+
+
+class Assigner(NamedTuple):
+    """The node that does it, what its file has as the default type's min-ISR, and when (wall clock)."""
+
+    metastore: Metastore
+    node: str
+    min_isr: int
+    wall_ms: int
+
+
+async def assign(by: Assigner, bucket_type: str, replica_map: ReplicaMap, *, validate_only: bool) -> str:
+    """Create a bucket type with an operator's placement: "created", "exists" when it is there with just this
+    placement, or with `validate_only` "valid" and nothing is written.
+
+    Raises BadReplicaMap when it names nodes that do not live, PlacementDiffers when the bucket type is placed
+    otherwise, NotReady when nothing was done, OutcomeUnknown, Unreadable.
+    """
+    metastore = by.metastore
+    try:
+        for _ in range(ATTEMPTS_MAX):
+            ground = await Ground.read(metastore)
+            placement = await read_placement(metastore)
+            nodes = usable(await metastore.registrations(), placement.drained)
+            check_nodes(replica_map, nodes)
+            placed = tuple(tuple(nodes[number].node for number in replicas) for replicas in replica_map)
+            found = ground.sets_of(bucket_type)
+            if found:
+                if found != placed:
+                    raise PlacementDiffers(
+                        f"bucket type {bucket_type!r} has {len(found)} partitions, placed otherwise: "
+                        "`isthmus partition reassign --file` moves what exists"
+                    )
+                return "exists"
+            if validate_only:
+                return "valid"
+            initial = by.min_isr if bucket_type == DEFAULT_TYPE else 0
+            options = await Options.read(metastore, initial, by.node, by.wall_ms)
+            if await create(metastore, bucket_type, replica_map, ground, nodes, options, placement):
+                return "created"
+    except (Unavailable, Conflict) as error:
+        raise NotReady(f"the metastore cannot be reached, nothing was created: {error}") from error
+    except Ambiguous as error:
+        raise OutcomeUnknown(f"bucket type {bucket_type!r} may have been created: {error}; assign again") from error
+    raise NotReady(f"bucket type {bucket_type!r} was not created: others created some at the same time")

@@ -1,0 +1,372 @@
+"""Election: what a controller is to do about one partition, as a pure function of one look at the metastore.
+
+The statuses and timers are Fluvio's; who may be elected (docs/protocol.md) is a member of the ISR, and only when
+none of them can, one of the ELR. Any number of controllers may act at once: each decision is a conditional
+write on the record's version, so the later one is refused (H30). The transitions of a record:
+
+    Online         -> Online          members that are gone, or have another log, leave the ISR (the leader stays);
+                                      so do members that are leaving, while min-ISR others stay
+    Online         -> Election        the leader's session is over, which it stays for ever, or its log is another
+                                      (also by the leader's own write: it resigns, or gives way, R-GIVE-WAY)
+    Offline        -> Election        somebody who may be elected has come back
+    Election       -> CandidateFound  the eligible with the smallest lag, in a new epoch; one that is to be no replica
+                                      any more only where no other is eligible
+    Election       -> Offline         nobody is eligible: the reason names whom it waits for
+    CandidateFound -> Online          the candidate promoted itself in exactly this epoch and session
+    CandidateFound -> CandidateFound  it is gone or did not answer in time: the next one, in a new epoch
+    CandidateFound -> Election        all were tried: none of them counts as tried any more, after a pause
+    CandidateFound -> Offline         nobody is eligible any more
+    Offline        -> Offline         only the reason changes
+    (overtaken)    -> itself          the metastore went back behind it: an operator decides (H32)
+
+What a controller must remember between looks is `Watch`: since when, and which attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, NamedTuple, assert_never
+
+from isthmus.repl.isr.membership import drop_members, guard
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from isthmus.repl.model.vclock import MAX_EPOCH
+
+ASK_MS: Final = 500
+"""How long the eligible are waited for to report how far their logs go; safety does not rest on it (H12)."""
+
+RESPONSE_MIN_MS: Final = 2_000
+"""Wait-for-response timer of the first candidate: some fsyncs of a loaded disk, and the way there and back."""
+
+RESPONSE_MAX_MS: Final = 10_000
+"""Its longest; it grows by half with each candidate that stayed silent, for disks slower than we thought."""
+
+BACK_OFF_MIN_MS: Final = 1_000
+"""Pause after all eligible were tried in vain."""
+
+BACK_OFF_MAX_MS: Final = 30_000
+"""Its longest; it doubles with each attempt. Each attempt uses up an epoch, and there are 2^20 of them."""
+
+
+class Timers(NamedTuple):
+    """The times above, as an operator may set them (`config.dynamic_options`)."""
+
+    ask_ms: int = ASK_MS
+    response_min_ms: int = RESPONSE_MIN_MS
+    response_max_ms: int = RESPONSE_MAX_MS
+    back_off_min_ms: int = BACK_OFF_MIN_MS
+    back_off_max_ms: int = BACK_OFF_MAX_MS
+
+
+TIMERS: Final = Timers()
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Nothing is to be done until something changes."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing is to be done before `until_ms`, unless something changes."""
+
+    until_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """`record` is to be written on its version; its reason says why."""
+
+    record: PartitionRecord
+
+
+Decision = Keep | Wait | Write
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What a controller remembers of a partition: since when it has seen this epoch in this status, and how
+    many candidates it has seen fail before since the partition was last Online."""
+
+    epoch: int
+    status: PartitionStatus
+    since_ms: int
+    attempt: int
+
+
+def watched(before: Watch | None, record: PartitionRecord, now_ms: int) -> Watch:
+    """What is remembered after one more look at the record."""
+    if before is not None and (before.epoch, before.status) == (record.epoch, record.status):
+        return before
+    attempt = 0
+    if before is not None and record.status is not PartitionStatus.ONLINE:
+        attempt = before.attempt + (before.status is PartitionStatus.CANDIDATE_FOUND)
+    return Watch(record.epoch, record.status, now_ms, attempt)
+
+
+def response_timeout_ms(attempt: int, timers: Timers = TIMERS) -> int:
+    """How long the candidate after `attempt` silent ones may take to promote itself."""
+    least = timers.response_min_ms
+    return max(least, min(timers.response_max_ms, int(least * 1.5 ** min(attempt, 10))))
+
+
+def back_off_ms(attempt: int, timers: Timers = TIMERS) -> int:
+    """Pause before the next round after `attempt` silent candidates; none before the first."""
+    least = timers.back_off_min_ms
+    return max(least, min(timers.back_off_max_ms, least << min(attempt - 1, 10))) if attempt else 0
+
+
+def elect(
+    record: PartitionRecord,
+    registrations: Mapping[str, Registration],
+    now_ms: int,
+    waiting_since_ms: int | None,
+    promoted: Collection[tuple[int, str, int, int]],
+    *,
+    attempt: int = 0,
+    reported: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    leaderships: Mapping[str, int] = MappingProxyType({}),
+    timers: Timers = TIMERS,
+) -> Decision:
+    """What to do about the partition of `record`.
+
+    `registrations` (by node) must have been read after the record: a session that has ended never comes
+    back, so what follows from its absence stays true (H29). `waiting_since_ms` and `attempt` come
+    from `watched`, None means since now. `promoted` holds the (epoch, node, inc, gen) that were heard.
+    `reported` is node -> (last epoch, LEO); who reported nothing ranks last. `leaderships` is node -> how many
+    partitions it leads, the fewest first among equals; after that goes the node's id.
+    """
+    look = _Look(record, registrations)
+    since_ms = now_ms if waiting_since_ms is None else waiting_since_ms
+    if record.overtaken:
+        return Keep(record.reason)
+    match record.status:
+        case PartitionStatus.ONLINE:
+            return _online(look)
+        case PartitionStatus.OFFLINE:
+            return _offline(look)
+        case PartitionStatus.ELECTION:
+            return _election(look, now_ms, since_ms, attempt, reported, leaderships, timers)
+        case PartitionStatus.CANDIDATE_FOUND:
+            return _candidate_found(look, now_ms, since_ms, promoted, attempt, reported, leaderships, timers)
+        case _:
+            assert_never(record.status)
+
+
+def asked(record: PartitionRecord, registrations: Mapping[str, Registration]) -> list[str]:
+    """The nodes whose (last epoch, LEO) decides who becomes the candidate; none when there is no choice."""
+    if record.status is not PartitionStatus.ELECTION:
+        return []
+    nodes = [m.node for m in _Look(record, registrations).eligible]
+    return nodes if len(nodes) > 1 and record.preferred not in nodes else []
+
+
+class _Look:
+    """One look at a record and the registrations read after it."""
+
+    def __init__(self, record: PartitionRecord, registrations: Mapping[str, Registration]) -> None:
+        self.record = record
+        self._registrations = registrations
+        self.eligible = self._eligible()
+
+    def registered(self, who: Incarnation | None) -> Registration | None:
+        """The registration of exactly this session, or None when it is over."""
+        found = None if who is None else self._registrations.get(who.node)
+        return found if found is not None and who is not None and found.inc == who.inc else None
+
+    def live(self, member: Member) -> bool:
+        """True when the member's node is registered with the log that the record means (R-GEN)."""
+        found = self._registrations.get(member.node)
+        return found is not None and found.gen_of(self.record.partition) == member.gen
+
+    def leaving(self, member: Member) -> bool:
+        """True when the member's node is there and has said that it is about to leave (H10)."""
+        found = self._registrations.get(member.node)
+        return found is not None and not found.active
+
+    def leads_still(self, leader: Incarnation) -> bool:
+        """True while the leader's session lasts and its log is the one that the record means."""
+        found = self.registered(leader)
+        return found is not None and Member(leader.node, found.gen_of(self.record.partition)) in self.record.isr
+
+    def id_of(self, node: str) -> int:
+        """The number of a registered node."""
+        return self._registrations[node].id
+
+    def inc(self, node: str) -> Incarnation:
+        """The session of a registered node."""
+        return Incarnation(node, self._registrations[node].inc)
+
+    def _eligible(self) -> list[Member]:
+        record = self.record
+        if record.epoch >= MAX_EPOCH:
+            return []
+        for members in (record.isr, record.elr):
+            found = [m for m in sorted(members) if self.live(m) and self._registrations[m.node].active]
+            if found:
+                return found
+        return []
+
+    def waits_for(self) -> str:
+        """Whom the partition needs back, and what each of them lacks."""
+        record = self.record
+        if record.epoch >= MAX_EPOCH:
+            return f"all {MAX_EPOCH} epochs are used up; the partition's data must be moved to a new one"
+        members = "; ".join(f"{m.node} ({self._lack(m)})" for m in sorted(guard(record)))
+        return f"waits for {members or 'nobody: the record has no member'}"
+
+    def _lack(self, member: Member) -> str:
+        found = self._registrations.get(member.node)
+        if found is None:
+            return "not registered"
+        gen = found.gen_of(self.record.partition)
+        if gen != member.gen:
+            return f"came back with another log: gen {gen}, not {member.gen}"
+        return "leaving"
+
+
+def _online(look: _Look) -> Decision:
+    record = look.record
+    leader = record.leader
+    if leader is None or look.registered(leader) is None:
+        name = leader.node if leader is not None else "the leader"
+        return Write(_in_election(record, f"{name} is gone: its session is over"))
+    if not look.leads_still(leader):
+        return Write(_in_election(record, f"{leader.node} has another log than the one that was in sync"))
+    gone = {m: "gone" for m in record.isr if m.node != leader.node and not look.live(m)}
+    room = len(record.isr) - len(gone) - record.effective_min_isr
+    leaving = sorted(m for m in record.isr if m.node != leader.node and m not in gone and look.leaving(m))
+    gone |= dict.fromkeys(leaving[: max(0, room)], "leaving")
+    if gone:
+        names = ", ".join(f"{m.node} {gone[m]}" for m in sorted(gone))
+        return Write(replace(drop_members(record, frozenset(gone)), reason=f"out of sync: {names}"))
+    return Keep(f"{leader.node} leads")
+
+
+def _offline(look: _Look) -> Decision:
+    record = look.record
+    if look.eligible:
+        return Write(_in_election(record, f"{look.eligible[0].node} is back"))
+    waits_for = look.waits_for()
+    return Keep(waits_for) if waits_for == record.reason else Write(replace(record, reason=waits_for))
+
+
+def _election(
+    look: _Look,
+    now_ms: int,
+    since_ms: int,
+    attempt: int,
+    reported: Mapping[str, tuple[int, int]],
+    leaderships: Mapping[str, int],
+    timers: Timers,
+) -> Decision:
+    record = look.record
+    if not look.eligible:
+        return Write(_taken_offline(look))
+    resume_ms = since_ms + back_off_ms(attempt, timers)
+    if now_ms < resume_ms:
+        return Wait(resume_ms, f"pauses after {attempt} candidates that did not answer")
+    members = [m for m in look.eligible if m.node not in record.tried] or look.eligible
+    nodes = [m.node for m in members]
+    silent = [node for node in nodes if node not in reported]
+    if len(nodes) > 1 and silent and record.preferred not in nodes and now_ms < since_ms + timers.ask_ms:
+        return Wait(since_ms + timers.ask_ms, f"asks {', '.join(silent)} how far they are")
+    return Write(_nominated(look, members, record.tried, reported, leaderships))
+
+
+def _candidate_found(
+    look: _Look,
+    now_ms: int,
+    since_ms: int,
+    promoted: Collection[tuple[int, str, int, int]],
+    attempt: int,
+    reported: Mapping[str, tuple[int, int]],
+    leaderships: Mapping[str, int],
+    timers: Timers,
+) -> Decision:
+    record, candidate = look.record, look.record.candidate
+    registration = look.registered(candidate)
+    if candidate is not None and registration is not None:
+        gen = registration.gen_of(record.partition)
+        if (record.epoch, candidate.node, candidate.inc, gen) in promoted:
+            member = Member(candidate.node, gen)
+            if member in guard(record):
+                return Write(_brought_online(look, candidate, member))
+        until_ms = since_ms + response_timeout_ms(attempt, timers)
+        if registration.active and now_ms < until_ms:
+            return Wait(until_ms, record.reason)
+    if not look.eligible:
+        return Write(_taken_offline(look))
+    untried = [m for m in look.eligible if m.node not in record.tried]
+    if not untried:
+        return Write(_in_election(record, f"{', '.join(sorted(record.tried))} did not answer; all are tried again"))
+    return Write(_nominated(look, untried, record.tried, reported, leaderships))
+
+
+def _in_election(record: PartitionRecord, reason: str) -> PartitionRecord:
+    return replace(
+        record, status=PartitionStatus.ELECTION, leader=None, candidate=None, tried=frozenset(), reason=reason
+    )
+
+
+def _taken_offline(look: _Look) -> PartitionRecord:
+    return replace(
+        look.record,
+        status=PartitionStatus.OFFLINE,
+        leader=None,
+        candidate=None,
+        tried=frozenset(),
+        reason=look.waits_for(),
+    )
+
+
+def _nominated(
+    look: _Look,
+    members: list[Member],
+    tried: frozenset[str],
+    reported: Mapping[str, tuple[int, int]],
+    leaderships: Mapping[str, int],
+) -> PartitionRecord:
+    """The record with the best of `members` as candidate, in a new epoch."""
+    record = look.record
+
+    def rank(member: Member) -> tuple[bool, bool, int, int, int, int, str]:
+        node = member.node
+        goes = node in record.removing
+        epoch, leo = reported.get(node, (-1, -1))
+        return (node != record.preferred, goes, -epoch, -leo, leaderships.get(node, 0), look.id_of(node), node)
+
+    chosen = min(members, key=rank)
+    return replace(
+        record,
+        epoch=record.epoch + 1,
+        status=PartitionStatus.CANDIDATE_FOUND,
+        leader=None,
+        candidate=look.inc(chosen.node),
+        tried=tried | {chosen.node},
+        preferred=None,
+        reason=f"waits for {chosen.node} to promote itself",
+    )
+
+
+def _brought_online(look: _Look, candidate: Incarnation, member: Member) -> PartitionRecord:
+    """The record with the promoted candidate as leader: in sync is who is here with the same log, and
+    while these are fewer than min-ISR the rest of the guard stays electable (R-ELR)."""
+    record = look.record
+    isr = frozenset(m for m in record.isr if look.live(m)) | {member}
+    elr = guard(record) - isr if len(isr) < record.effective_min_isr else frozenset()
+    return replace(
+        record,
+        status=PartitionStatus.ONLINE,
+        leader=candidate,
+        candidate=None,
+        isr=isr,
+        elr=elr,
+        tried=frozenset(),
+        preferred=None,
+        reason="",
+    )

@@ -1,0 +1,410 @@
+"""Balancing: the controller's routine that keeps leaderships evenly spread, a few coordinated hand-overs at a time.
+
+    resting -> waiting    leaderships are uneven, nobody is being elected, nobody is leaving
+    waiting -> resting    they are even, or somebody comes, goes or is being elected: the time begins anew
+    waiting -> running    that has held for `delay_ms`; or an operator asked
+    running -> running    a batch has ended: the plan is made anew, the next at most `moves` are asked for
+    running -> resting    nothing can be more even; something else happens to the cluster; too much has failed
+
+Only the node that controls does it, and nothing of it is durable: who takes over looks anew. Whether a hand-over has
+happened is read from the record. The plan is `repl.controller.leader_balance_plan`'s, the leader's side
+`repl.runtime.handover`'s; who calls is `repl.controller.controller`, for operators `repl.controller.leader_balance_api`
+(docs/protocol.md I-BAL-SAFE, I-BAL-QUIET, H46).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from isthmus.repl.controller.leader_balance_plan import Move, Seat, by_type, imbalance, loads, plan, seats
+from isthmus.repl.controller.log_positions import Request
+from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
+from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registration
+from isthmus.repl.runtime.handover import METHOD as HAND_OVER
+from isthmus.repl.runtime.handover import encode
+from isthmus.repl.telemetry import Sample
+
+log = structlog.get_logger(__name__)
+
+Records = Mapping[int, PartitionRecord]
+Registrations = Mapping[str, Registration]
+
+REQUEST_MS: Final = 2_000
+"""How long a leader's node may take to begin a hand-over; without an answer the record tells."""
+
+CONFIRM_MS: Final = 5_000
+"""How long after the drain's own time-out the record may take to show the new leader: an election with an fsync."""
+
+FAILED_MAX: Final = 10
+"""Failed moves after which a run ends: hand-overs do not work just now, and each try is felt by writers."""
+
+AGAIN_MIN_MS: Final = 1_000
+"""Least pause before a failed move is planned again, were the cool-down set to nothing."""
+
+AGAIN_DOUBLINGS: Final = 5
+"""The pause doubles with each failure of the same move, this many times: from 10 s to some 5 minutes."""
+
+KEPT_MOVES: Final = 4_096
+"""Moves of a run that are kept to be shown, more than partitions in most clusters; the oldest go first."""
+
+IDLE_MS: Final = 60_000
+"""When nothing is timed: the controller looks by itself far more often."""
+
+BALANCED: Final = "balanced"
+"""The outcome of a run after which nothing can be more even."""
+
+BY_ITSELF: Final = "cluster"
+"""Who started a run that no operator did."""
+
+
+class BalanceOptions(NamedTuple):
+    """`automatic`: without an operator. The others are the settings of [replication] that begin with `balance_`, and
+    `handover_timeout`."""
+
+    automatic: bool = True
+    delay_ms: int = 3_000
+    moves: int = 4
+    cool_down_ms: int = 10_000
+    timeout_ms: int = 5_000
+
+
+@dataclass(slots=True)
+class Moving:
+    """A move under way: from this epoch on, until then."""
+
+    move: Move
+    epoch: int
+    until_ms: int
+    error: str = ""
+    """Why the leader refused; nothing was begun."""
+
+
+@dataclass(slots=True)
+class Run:
+    """What was done since `by` began; `outcome` is empty while it goes on."""
+
+    number: int
+    by: str
+    outcome: str = ""
+    done: int = 0
+    failed: int = 0
+    ended: deque[tuple[Move, str]] = field(default_factory=lambda: deque(maxlen=KEPT_MOVES))
+    """Moves that ended, with why they failed ("" for those that did not)."""
+
+
+class Balancing:
+    """What the controller remembers of it. All methods belong to the event loop."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        request: Request,
+        own: Callable[[str, bytes], Awaitable[bytes]],
+        options: BalanceOptions,
+        wake: Callable[[], None],
+    ) -> None:
+        """`own` answers a hand-over request for this very node; `wake` lets the controller look soon."""
+        self.options = options
+        self._node = node
+        self._request = request
+        self._own = own
+        self._wake = wake
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._numbers = 0
+        self._moved = {"done": 0, "failed": 0}
+        self._forget()
+
+    def _forget(self) -> None:
+        self._records: Records = {}
+        self._registrations: Registrations = {}
+        self._drained: frozenset[str] = frozenset()
+        """Nodes that are to lead nothing."""
+        self._epochs: dict[int, tuple[int, int | None]] | None = None
+        """Partition -> (epoch, when it was first seen): None for what was there when we took over."""
+        self._refused: dict[tuple[int, str], tuple[int, int]] = {}
+        """(partition, target) -> (until when it is not asked for again, how often it failed in a row)."""
+        self._moving: dict[int, Moving] = {}
+        self._members: frozenset[tuple[str, int]] = frozenset()
+        self._uneven_since_ms: int | None = None
+        self._active = False
+        self.run: Run | None = None
+        """The newest run of this controller."""
+        self.reason = ""
+        """Why nothing is moved now; "" while something is, or nothing has to be."""
+
+    # -- as the controller looks ------------------------------------------------------------------------------
+
+    def rest(self) -> None:
+        """This node does not control any more."""
+        if self._active:
+            self._forget()
+
+    def look(
+        self,
+        records: Records,
+        registrations: Registrations,
+        now_ms: int,
+        *,
+        busy: bool,
+        drained: Collection[str] = (),
+    ) -> int:
+        """One look at what was just read; begins what is due, unless the controller is `busy` writing decisions of its
+        own. Nodes that are `drained` are to lead nothing. Returns the milliseconds until the next look is due."""
+        self._active, self._drained = True, frozenset(drained)
+        self._records, self._registrations = records, registrations
+        self._note_epochs(now_ms)
+        self._end_moves(now_ms)
+        members = frozenset((each.node, each.inc) for each in registrations.values())
+        if members != self._members:
+            self._members, self._uneven_since_ms = members, None
+        if self._moving:
+            return min(max(1, each.until_ms - now_ms) for each in self._moving.values())
+        if busy:
+            return IDLE_MS
+        obstacle = self._obstacle()
+        if obstacle:
+            self.reason, self._uneven_since_ms = obstacle, None
+            self._end_run(f"interrupted: {obstacle}")
+            return IDLE_MS
+        return self._advance(now_ms)
+
+    def _advance(self, now_ms: int) -> int:
+        """Nothing is under way or in the way: end, wait, or ask for the next moves."""
+        cooling = self._cooling(now_ms)
+        moves = self._plan(now_ms, cooling)
+        self.reason = ""
+        if not moves:
+            self._uneven_since_ms = None
+            if self._wanted(now_ms):
+                self.reason = "what is left to move was refused, and is asked for again later"
+            self._end_run(f"as even as it can be now: {self.reason}" if self.reason else BALANCED)
+            return self._next_refusal_ms(now_ms)
+        if self._uneven_since_ms is None:
+            self._uneven_since_ms = now_ms
+        running = self._running
+        if running is not None and running.failed >= FAILED_MAX:
+            self._end_run(f"given up: {running.failed} moves failed")
+            self._uneven_since_ms = now_ms
+            running = None
+        asked = running is not None and running.by != BY_ITSELF
+        if running is None:
+            if not self.options.automatic:
+                self.reason = "replication.balance is off: `isthmus leader balance` moves leaderships"
+                return IDLE_MS
+            wait_ms = self._uneven_since_ms + self.options.delay_ms - now_ms
+            if wait_ms > 0:
+                self.reason = f"waits until leaderships have been uneven for {self.options.delay_ms} ms"
+                return wait_ms
+        movable = [move for move in moves if asked or move.partition not in cooling]
+        if not movable:
+            self.reason = "the partitions to move got their leaders just now"
+            self._end_run("balanced as far as may be now: the rest got new leaders just now")
+            return max(1, min(cooling[move.partition] for move in moves) - now_ms)
+        if running is None:
+            self._begin(BY_ITSELF)
+        for move in movable[: self.options.moves]:
+            self._ask_for(move, now_ms)
+        return self.options.timeout_ms
+
+    @property
+    def _running(self) -> Run | None:
+        return self.run if self.run is not None and not self.run.outcome else None
+
+    def _begin(self, by: str) -> None:
+        self._numbers += 1
+        self.run = Run(self._numbers, by)
+        log.info("balancing.began", by=by, imbalance=imbalance(loads(self._seats())))
+
+    def _end_run(self, outcome: str) -> None:
+        run = self._running
+        if run is not None:
+            run.outcome = outcome
+            log.info("balancing.ended", outcome=outcome, done=run.done, failed=run.failed)
+
+    def _note_epochs(self, now_ms: int) -> None:
+        known = self._epochs
+        self._epochs = {
+            partition: (record.epoch, None)
+            if known is None
+            else known[partition]
+            if known.get(partition, (-1, None))[0] == record.epoch
+            else (record.epoch, now_ms)
+            for partition, record in self._records.items()
+        }
+        for partition, target in [key for key in self._refused if key[0] not in self._records]:
+            del self._refused[partition, target]
+
+    def _cooling(self, now_ms: int) -> dict[int, int]:
+        """Partition -> until when it stays where it is."""
+        cool_down_ms = self.options.cool_down_ms
+        return {
+            partition: since_ms + cool_down_ms
+            for partition, (_, since_ms) in (self._epochs or {}).items()
+            if since_ms is not None and now_ms < since_ms + cool_down_ms
+        }
+
+    def _obstacle(self) -> str:
+        """What is to be over before anything is moved; "" for nothing."""
+        for partition, record in sorted(self._records.items()):
+            if record.status in (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND):
+                return f"partition {partition} is being elected"
+        leaving = sorted(each.node for each in self._registrations.values() if not each.active)
+        return f"node {leaving[0]} is leaving" if leaving else ""
+
+    def _seats(self, refused: Collection[tuple[int, str]] = ()) -> dict[int, Seat]:
+        return seats(self._records, self._registrations, refused, self._drained)
+
+    def _loads_by_type(self) -> dict[str, Counter[str]]:
+        return {name: loads(found) for name, found in by_type(self._seats()).items()}
+
+    def _plan(self, now_ms: int, cooling: Mapping[int, int]) -> list[Move]:
+        refused = {key for key, (until_ms, _) in self._refused.items() if now_ms < until_ms}
+        return plan(self._seats(refused), cooling.keys())
+
+    def _wanted(self, now_ms: int) -> list[Move]:
+        """The plan if nothing had been refused."""
+        return plan(self._seats(), self._cooling(now_ms).keys())
+
+    def _next_refusal_ms(self, now_ms: int) -> int:
+        """When a move that is left out of the plan may be in it again."""
+        return min((until_ms - now_ms for until_ms, _ in self._refused.values() if now_ms < until_ms), default=IDLE_MS)
+
+    # -- moves ------------------------------------------------------------------------------------------------
+
+    def _ask_for(self, move: Move, now_ms: int) -> None:
+        epoch = self._records[move.partition].epoch
+        until_ms = now_ms + self.options.timeout_ms + CONFIRM_MS
+        moving = self._moving[move.partition] = Moving(move, epoch, until_ms)
+        task = asyncio.get_running_loop().create_task(self._ask(moving))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _ask(self, moving: Moving) -> None:
+        partition, source, target = moving.move
+        body = encode(partition, moving.epoch, target, self.options.timeout_ms)
+        try:
+            if source == self._node:
+                await self._own(self._node, body)
+            else:
+                await self._request(source, HAND_OVER, body, REQUEST_MS)
+        except OutcomeUnknown as error:
+            log.warning("balancing.unanswered", partition=partition, peer=source, error=str(error))
+        except IsthmusError as error:
+            moving.error = str(error)
+            self._wake()
+
+    def _end_moves(self, now_ms: int) -> None:
+        """See in the records which moves are over, and how."""
+        for partition, moving in list(self._moving.items()):
+            why = self._ended(moving, now_ms)
+            if why is None:
+                continue
+            del self._moving[partition]
+            key = (partition, moving.move.target)
+            outcome = "failed" if why else "done"
+            self._moved[outcome] += 1
+            log.info("balancing.move", partition=partition, to=moving.move.target, outcome=outcome, reason=why)
+            if why:
+                count = self._refused.get(key, (0, 0))[1] + 1
+                pause_ms = max(AGAIN_MIN_MS, self.options.cool_down_ms) << min(count - 1, AGAIN_DOUBLINGS)
+                self._refused[key] = (now_ms + pause_ms, count)
+            else:
+                self._refused.pop(key, None)
+            run = self._running
+            assert run is not None, "moves are made by a run"
+            run.done, run.failed = run.done + (not why), run.failed + bool(why)
+            run.ended.append((moving.move, why))
+
+    def _ended(self, moving: Moving, now_ms: int) -> str | None:
+        """Why a move failed, "" when it is done, None while it is under way."""
+        record = self._records.get(moving.move.partition)
+        if record is None:
+            return "the partition is gone"
+        if record.epoch > moving.epoch and record.status is PartitionStatus.ONLINE and record.leader is not None:
+            return "" if record.leader.node == moving.move.target else f"{record.leader.node} was elected instead"
+        if moving.error and record.epoch == moving.epoch and record.status is PartitionStatus.ONLINE:
+            return moving.error
+        return f"has not happened within {self.options.timeout_ms} ms" if now_ms >= moving.until_ms else None
+
+    # -- operators --------------------------------------------------------------------------------------------
+
+    def begin(self, by: str) -> None:
+        """Begin a run for an operator, without regard to delay and cool-down; joins one that is under way. Raises
+        NotReady when something is in the way."""
+        if not self._active:
+            raise NotReady("this node has just begun to control the cluster: ask again")
+        if self._running is None:
+            obstacle = self._obstacle()
+            if obstacle:
+                raise NotReady(f"leaderships are not moved now: {obstacle}")
+            self._begin(by)
+            self._wake()
+
+    def status(self, now_ms: int) -> dict[str, Any]:
+        """What an operator may know, as JSON has it: docs/http.md lists the fields."""
+        counted = loads(self._seats())
+        running = self._running
+        moves = self._wanted(now_ms)
+        obstacle = "" if self._moving else self._obstacle()
+        if running is not None:
+            state = "leadership-balancing"
+            to_go = sum(move.partition not in self._moving for move in moves)
+            reason = f"{running.done} done, {len(self._moving)} under way, {to_go} to go"
+            reason += f", {running.failed} failed" if running.failed else ""
+        elif moves:
+            state, reason = "uneven", obstacle or self.reason or "not looked at yet"
+        else:
+            state, reason = BALANCED, obstacle
+        return {
+            "state": state,
+            "reason": reason,
+            "automatic": self.options.automatic,
+            "imbalance": imbalance(counted),
+            "leaders": dict(sorted(counted.items())),
+            "bucket_types": {
+                name: {"imbalance": imbalance(counts), "leaders": dict(sorted(counts.items()))}
+                for name, counts in self._loads_by_type().items()
+            },
+            "plan": [_shown(move) for move in moves],
+            "run": None if self.run is None else self._run_shown(self.run),
+        }
+
+    def _run_shown(self, run: Run) -> dict[str, Any]:
+        ended = [{**_shown(move), "state": "failed" if why else "done", "reason": why} for move, why in run.ended]
+        going = [{**_shown(each.move), "state": "under-way", "reason": ""} for each in self._moving.values()]
+        return {
+            "number": run.number,
+            "by": run.by,
+            "outcome": run.outcome,
+            "done": run.done,
+            "failed": run.failed,
+            "moves": ended if run.outcome else [*ended, *going],
+        }
+
+    def samples(self) -> Iterator[Sample]:
+        """Moves since start, and, of the node that controls, how uneven leaderships are."""
+        for outcome, count in self._moved.items():
+            yield "isthmus_leader_moves_total", {"outcome": outcome}, count
+        if self._active:
+            yield "isthmus_leader_imbalance", {}, imbalance(loads(self._seats()))
+            for name, counts in self._loads_by_type().items():
+                yield "isthmus_leader_type_imbalance", {"bucket_type": name}, imbalance(counts)
+            yield "isthmus_leader_balancing", {}, self._running is not None
+
+    async def stop(self) -> None:
+        """Give up what is being asked; hand-overs that have begun go on without us."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _shown(move: Move) -> dict[str, Any]:
+    return {"partition": move.partition, "from": move.source, "to": move.target}

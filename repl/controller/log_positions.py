@@ -1,0 +1,131 @@
+"""How far the logs of those go that may be elected: asked of their nodes, one request a node for all partitions.
+
+The answers only rank candidates (docs/protocol.md H12); who may be elected is decided by the record. So an answer that
+is lost, late or old costs lag, not data. The rule that uses them is `repl.controller.election`, the one that asks is
+`repl.controller.controller`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import msgpack
+
+from isthmus.repl.controller.election import ASK_MS
+from isthmus.repl.model.errors import BadInput, CodecError, IsthmusError
+
+METHOD: Final = "status"
+
+PARTITIONS_MAX: Final = 65_536
+"""Partitions of one request, many times what a cluster has; above it the request is refused."""
+
+ASK_AGAIN_MS: Final = 50
+"""Pause after a request failed, so that a connection that is being made is used within the time for asking."""
+
+Position = tuple[int, int]
+"""(last epoch, LEO) of one replica's log."""
+
+Request = Callable[[str, str, bytes, int], Awaitable[bytes]]
+"""(node, method, body, timeout_ms) -> the answer's body: `repl.transport.port.Links.request`."""
+
+
+class Positions:
+    """What was heard, by partition and node, and the requests under way (at most one a node)."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        request: Request,
+        position_of: Callable[[int], Position | None],
+        on_answer: Callable[[], None],
+    ) -> None:
+        """`position_of` tells of a partition on this node, None when it has no copy; `on_answer` is called when more
+        is known, or when it is time to ask again."""
+        self._node = node
+        self._request = request
+        self._position_of = position_of
+        self._on_answer = on_answer
+        self._heard: dict[int, dict[str, Position]] = {}
+        self._wanted: dict[str, set[int]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def of(self, partition: int) -> Mapping[str, Position]:
+        """node -> how far its log goes, as far as it was heard."""
+        return self._heard.get(partition, {})
+
+    def want(self, partition: int, nodes: list[str]) -> None:
+        """Ask these nodes about a partition at the next `send`, unless they have answered."""
+        heard = self._heard.setdefault(partition, {})
+        for node in nodes:
+            if node in heard:
+                continue
+            if node == self._node:
+                heard[node] = self._position_of(partition) or (-1, -1)
+            else:
+                self._wanted.setdefault(node, set()).add(partition)
+
+    def forget(self, partition: int) -> None:
+        """The election is over, or another one: what was heard does not count any more."""
+        self._heard.pop(partition, None)
+
+    def send(self) -> None:
+        """Ask what is wanted of every node that is not being asked; the others are asked when they have answered."""
+        wanted, self._wanted = self._wanted, {}
+        for node, partitions in wanted.items():
+            task = self._tasks.get(node)
+            if task is None or task.done():
+                self._tasks[node] = asyncio.get_running_loop().create_task(self._ask(node, sorted(partitions)))
+
+    async def _ask(self, node: str, partitions: list[int]) -> None:
+        try:
+            answer = await self._request(node, METHOD, msgpack.packb(partitions), ASK_MS)
+            found = _answered(answer)
+        except IsthmusError:
+            await asyncio.sleep(ASK_AGAIN_MS / 1000)
+        else:
+            for partition in partitions:
+                if partition in self._heard:
+                    self._heard[partition][node] = found.get(partition, (-1, -1))
+        del self._tasks[node]
+        self._on_answer()
+
+    async def answer(self, node: str, body: bytes) -> bytes:
+        """Tell `node` how far the logs of the partitions in `body` go; those without a copy here are left out. Raises
+        BadInput."""
+        asked = _unpacked(body)
+        if not isinstance(asked, list) or len(asked) > PARTITIONS_MAX or not all(_count(each) for each in asked):
+            raise BadInput(f"{METHOD} of {node}: a list of at most {PARTITIONS_MAX} partition ids is right")
+        found = {partition: self._position_of(partition) for partition in asked}
+        packed: bytes = msgpack.packb({partition: at for partition, at in found.items() if at is not None})
+        return packed
+
+    async def stop(self) -> None:
+        """Give up what is under way."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _unpacked(body: bytes) -> Any:
+    try:
+        return msgpack.unpackb(body, strict_map_key=False)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise CodecError(f"{METHOD}: not msgpack ({error})") from error
+
+
+def _answered(body: bytes) -> dict[int, Position]:
+    found = _unpacked(body)
+    if not isinstance(found, dict) or len(found) > PARTITIONS_MAX:
+        raise CodecError(f"{METHOD}: the answer is no map of partitions")
+    for partition, at in found.items():
+        if not (_count(partition) and isinstance(at, list) and len(at) == 2 and all(_count(each) for each in at)):
+            raise CodecError(f"{METHOD}: the answer on partition {partition!r:.40} is {at!r:.40}, not [epoch, leo]")
+    return {partition: (at[0], at[1]) for partition, at in found.items()}
+
+
+def _count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63

@@ -1,0 +1,268 @@
+"""What operators have ordered of placements: one document in the metastore, and how it is read and changed.
+
+Orders that are not over, the newest that are, and the nodes that are drained lie in one znode, so one read sees one
+state, one watch tells of every change, and a change is one conditional write. Any node may make it; the one that
+controls carries it out (`repl.controller.reassigner`). How far an order is stands nowhere: it follows from the
+partitions' records (`repl.controller.reassignment_progress`), so a change of controller or a restart of all nodes loses
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import structlog
+
+from isthmus.repl.controller.reassignment_plan import Move
+from isthmus.repl.controller.reassignment_progress import Kind, Order
+from isthmus.repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable, Unmoved, Versioned
+from isthmus.repl.model.errors import Corruption, NotReady, OutcomeUnknown, TooLarge
+
+log = structlog.get_logger(__name__)
+
+ORDERS_PATH: Final = "/placement/orders"
+
+FORM_VERSION: Final = 1
+
+ORDERS_MAX: Final = 16
+"""Orders that are not over; one more is refused. Operators wait for one before they think of the next."""
+
+ENDED_MAX: Final = 50
+"""Orders that are over and still shown; the oldest go first."""
+
+WHO_MAX: Final = 200
+"""Characters of who did something that are kept."""
+
+TITLE_MAX: Final = 200
+"""Characters of an order's title that are kept."""
+
+ATTEMPTS_MAX: Final = 8
+"""Rounds of one change: each lost one means that somebody else changed the document meanwhile, or that the metastore's
+answer was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An order that is over: "done", "cancelled" or "refused", with how many of its partitions were changed."""
+
+    number: int
+    kind: Kind
+    title: str
+    by: str
+    at_ms: int
+    ended_ms: int
+    outcome: str
+    moved: int
+    partition_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Who drained a node, and when (wall clock)."""
+
+    by: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """All that is ordered. `version` is the document's, None when there is none yet."""
+
+    orders: tuple[Order, ...] = ()
+    ended: tuple[Ended, ...] = ()
+    drained: Mapping[str, Drained] = field(default_factory=dict)
+    next_number: int = 1
+    version: int | None = None
+
+    def pending(self) -> dict[int, tuple[Order, tuple[str, ...]]]:
+        """Partition -> the order that it is in, and what its replicas are to be."""
+        return {move.partition: (order, order.target(move)) for order in self.orders for move in order.moves}
+
+    def order(self, number: int) -> Order | None:
+        """One that is not over."""
+        return next((order for order in self.orders if order.number == number), None)
+
+    def with_order(self, kind: Kind, title: str, by: str, at_ms: int, moves: Iterable[Move]) -> Placement:
+        """The same with one more order. Raises TooLarge."""
+        if len(self.orders) >= ORDERS_MAX:
+            raise TooLarge(f"{len(self.orders)} orders are not over yet, at most {ORDERS_MAX} may be: wait for one")
+        order = Order(self.next_number, kind, title[:TITLE_MAX], by[:WHO_MAX], at_ms, tuple(moves))
+        return replace(self, orders=(*self.orders, order), next_number=self.next_number + 1)
+
+    def with_changed(self, changed: Order) -> Placement:
+        """The same with another version of an order that is not over."""
+        return replace(self, orders=tuple(changed if o.number == changed.number else o for o in self.orders))
+
+    def with_moves_back(self, order: Order, nodes: Collection[str], by: str) -> tuple[Placement, int | None]:
+        """The same with those moves of an order cancelled that take a replica off `nodes`: all of it, or an order of
+        their own beside what goes on; and the number that they stand under, None where there are none. Raises
+        TooLarge."""
+        back = [move for move in order.moves if set(move.removes) & set(nodes)]
+        if not back:
+            return self, None
+        after = self
+        if len(back) < len(order.moves) and not order.cancelled_by:
+            after = after.with_changed(replace(order, moves=tuple(m for m in order.moves if m not in back)))
+            after = after.with_order(order.kind, f"drain {', '.join(nodes)}", order.by, order.at_ms, back)
+            order = after.orders[-1]
+        return after.with_changed(replace(order, cancelled_by=order.cancelled_by or by[:WHO_MAX] or "?")), order.number
+
+    def with_ended(self, ended: Ended) -> Placement:
+        """The same with an order over."""
+        left = tuple(order for order in self.orders if order.number != ended.number)
+        return replace(self, orders=left, ended=(*self.ended, ended)[-ENDED_MAX:])
+
+    def with_drained(self, nodes: Iterable[str], by: str, at_ms: int) -> Placement:
+        """The same with more nodes drained; who is keeps who drained it."""
+        return replace(self, drained={**{node: Drained(by[:WHO_MAX], at_ms) for node in nodes}, **self.drained})
+
+    def without_drained(self, nodes: Iterable[str]) -> Placement:
+        """The same with fewer."""
+        gone = set(nodes)
+        return replace(self, drained={node: each for node, each in self.drained.items() if node not in gone})
+
+
+# -- the document ---------------------------------------------------------------------------------
+
+
+def encode_placement(placement: Placement) -> bytes:
+    """Its bytes; equal ones have equal bytes. Node names are written once."""
+    names = sorted({n for order in placement.orders for move in order.moves for n in (*move.before, *move.after)})
+    index = {name: number for number, name in enumerate(names)}
+    document = {
+        "v": FORM_VERSION,
+        "next": placement.next_number,
+        "nodes": names,
+        "orders": [_plain(order, index) for order in placement.orders],
+        "ended": [
+            [e.number, e.kind, e.title, e.by, e.at_ms, e.ended_ms, e.outcome, e.moved, e.partition_count]
+            for e in placement.ended
+        ],
+        "drained": {name: [each.by, each.at_ms] for name, each in sorted(placement.drained.items())},
+    }
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _plain(order: Order, index: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "number": order.number,
+        "kind": order.kind,
+        "title": order.title,
+        "by": order.by,
+        "at_ms": order.at_ms,
+        "cancelled_by": order.cancelled_by,
+        "moves": [[m.partition, [index[n] for n in m.before], [index[n] for n in m.after]] for m in order.moves],
+    }
+
+
+def decode_placement(found: Versioned | None) -> Placement:
+    """What the document at ORDERS_PATH says. Raises Corruption."""
+    if found is None:
+        return Placement()
+    try:
+        raw = json.loads(found.value)
+        if not isinstance(raw, dict) or raw.get("v") != FORM_VERSION:
+            raise ValueError(f"it is not of version {FORM_VERSION}")
+        names = [_text(name) for name in raw["nodes"]]
+        return Placement(
+            tuple(_order(each, names) for each in raw["orders"]),
+            tuple(_ended(each) for each in raw["ended"]),
+            {_text(name): Drained(_text(by), _count(at_ms)) for name, (by, at_ms) in raw["drained"].items()},
+            _count(raw["next"]),
+            found.version,
+        )
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise Corruption(f"{ORDERS_PATH} in the metastore: {error!r:.200}") from error
+
+
+def _order(raw: Mapping[str, Any], names: list[str]) -> Order:
+    def replicas(indices: list[Any]) -> tuple[str, ...]:
+        found = tuple(names[_count(index)] for index in indices)
+        if not found or len(set(found)) != len(found):
+            raise ValueError(f"{found!r:.80} are no replicas")
+        return found
+
+    moves = tuple(Move(_count(p), replicas(before), replicas(after)) for p, before, after in raw["moves"])
+    return Order(
+        _count(raw["number"]),
+        Kind(raw["kind"]),
+        _text(raw["title"]),
+        _text(raw["by"]),
+        _count(raw["at_ms"]),
+        moves,
+        _text(raw["cancelled_by"]),
+    )
+
+
+def _ended(raw: list[Any]) -> Ended:
+    number, kind, title, by, at_ms, ended_ms, outcome, moved, count = raw
+    return Ended(
+        _count(number),
+        Kind(kind),
+        _text(title),
+        _text(by),
+        _count(at_ms),
+        _count(ended_ms),
+        _text(outcome),
+        _count(moved),
+        _count(count),
+    )
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{value!r:.80} is no whole number from 0")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{value!r:.80} is no text")
+    return value
+
+
+# -- the metastore --------------------------------------------------------------------------------
+
+
+async def read_placement(metastore: Metastore) -> Placement:
+    """What is ordered now. Raises Corruption, and what the metastore raises."""
+    return decode_placement(await metastore.get(ORDERS_PATH))
+
+
+async def change_placement(
+    metastore: Metastore,
+    change: Callable[[Placement], Placement],
+    unmoved: Sequence[Unmoved] = (),
+    refused: Callable[[], Awaitable[None]] | None = None,
+) -> Placement:
+    """Write what `change` makes of the newest state; it is called again where somebody else was faster, and must give
+    the same when its wish is there already. `refused` is called after a write that was refused, and raises when one of
+    those `unmoved` has moved. Returns what is ordered then. Raises NotReady when nothing was changed,
+    OutcomeUnknown, Corruption, TooLarge, and what `change` and `refused` raise."""
+    sent = False
+    try:
+        for _ in range(ATTEMPTS_MAX):
+            before = await read_placement(metastore)
+            after = change(before)
+            if encode_placement(after) == encode_placement(before):
+                return before
+            try:
+                version = await metastore.put(ORDERS_PATH, encode_placement(after), before.version, unmoved)
+            except Ambiguous:
+                sent = True  # the next round reads what became of it
+            except Conflict:
+                if refused is not None:
+                    await refused()
+            else:
+                return replace(after, version=version)
+    except (Unavailable, Ambiguous) as error:
+        if not sent:
+            raise NotReady(f"the metastore cannot be reached, nothing was changed: {error}") from error
+    if sent:
+        raise OutcomeUnknown(
+            "it may have been ordered: the metastore did not answer; look at `isthmus partition moves`"
+        )
+    raise NotReady("nothing was changed: others changed what is ordered at the same time")

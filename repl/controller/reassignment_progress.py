@@ -1,0 +1,224 @@
+"""Moves: how far ordered changes of placement are, and which records are to be written next. Pure.
+
+An order is what an operator wants of some partitions; it is kept in the metastore
+(`repl.controller.reassignment_orders`). How far each of its moves is follows from the partition's record alone, so
+whoever controls the cluster goes on where another left off:
+
+    waiting    the record says as before; it is begun when its turn has come and nothing is in the way
+    copying    somebody in `adding` is not in sync
+    in-sync    all in `adding` are; the leader ends the change
+    removing   nobody is to join any more; the leader asks those who stay, and then removes
+    done       the replicas are those that are wanted
+    returning  the order was cancelled: the newcomers go
+    cancelled  as it was before
+    refused    the partition is gone, or its replicas were changed by somebody else
+
+A record is written to begin a move, to turn it back, and to send it elsewhere; replicas are removed by leaders alone
+(`reassignment.py`, docs/protocol.md R-RF). Planning is `reassignment_plan.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from isthmus.repl.controller.reassignment_plan import Board, Move, PlanRefused, Sites
+from isthmus.repl.isr.membership import too_few_in_sync
+from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registration
+
+Records = Mapping[int, PartitionRecord]
+Registrations = Mapping[str, Registration]
+
+
+class Kind(StrEnum):
+    """What was ordered."""
+
+    FILE = "file"
+    SPREAD = "spread"
+    REPLACE = "replace"
+    DRAIN = "drain"
+    FACTOR = "replication-factor"
+
+
+class Stage(StrEnum):
+    """How far a move is; the list stands at the top of this file."""
+
+    WAITING = "waiting"
+    COPYING = "copying"
+    IN_SYNC = "in-sync"
+    REMOVING = "removing"
+    DONE = "done"
+    RETURNING = "returning"
+    CANCELLED = "cancelled"
+    REFUSED = "refused"
+
+
+UNDER_WAY = frozenset({Stage.COPYING, Stage.IN_SYNC, Stage.REMOVING, Stage.RETURNING})
+OVER = frozenset({Stage.DONE, Stage.CANCELLED, Stage.REFUSED})
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What an operator ordered. `title` says it in words; `cancelled_by` is "" while it is wanted; `at_ms` is the wall
+    clock's, for people."""
+
+    number: int
+    kind: Kind
+    title: str
+    by: str
+    at_ms: int
+    moves: tuple[Move, ...]
+    cancelled_by: str = ""
+
+    def target(self, move: Move) -> tuple[str, ...]:
+        """What the partition's replicas are to be now."""
+        return move.before if self.cancelled_by else move.after
+
+
+class Progress(NamedTuple):
+    """How far one move is, and why it is not further."""
+
+    stage: Stage
+    reason: str
+
+
+def progress(order: Order, move: Move, records: Records, registrations: Registrations) -> Progress:
+    """How far a move of an order is, by what the metastore says."""
+    record = records.get(move.partition)
+    if record is None:
+        return Progress(Stage.REFUSED, "there is no such partition")
+    here = set(record.replicas)
+    if not record.adding and not record.removing:
+        if here == set(move.after):
+            return Progress(Stage.DONE, "")
+        if here != set(move.before):
+            return Progress(
+                Stage.REFUSED, f"its replicas are {', '.join(record.replicas)}, as this order does not know"
+            )
+        if order.cancelled_by:
+            return Progress(Stage.CANCELLED, "")
+        return Progress(Stage.WAITING, obstacle(record, move, registrations) or "waits for its turn")
+    if order.cancelled_by:
+        return Progress(Stage.RETURNING, record.reason)
+    in_sync = {member.node for member in record.isr}
+    late = [node for node in record.adding if node not in in_sync]
+    if late:
+        gone = [node for node in late if node not in registrations]
+        what = f"{', '.join(gone)} is gone" if gone else f"{', '.join(late)} catches up"
+        return Progress(Stage.COPYING, what)
+    if record.adding:
+        return Progress(Stage.IN_SYNC, "the leader ends it")
+    return Progress(Stage.REMOVING, f"the leader removes {', '.join(record.removing)}")
+
+
+def obstacle(record: PartitionRecord, move: Move, registrations: Registrations) -> str:
+    """Why a waiting move may not begin now; "" when it may."""
+    if record.status is not PartitionStatus.ONLINE:
+        return f"the partition is {record.status.value}: {record.reason}"
+    if record.elr or too_few_in_sync(record):
+        return "the partition has too few replicas in sync"
+    for node in move.adds:
+        found = registrations.get(node)
+        if found is None:
+            return f"waits for {node}, which is gone"
+        if not found.active:
+            return f"waits for {node}, which is leaving"
+    return ""
+
+
+def elected(record: PartitionRecord) -> bool:
+    """Whether an election of the partition goes on."""
+    return record.status in (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND)
+
+
+def paused(records: Records, overdue: Collection[int] = ()) -> str:
+    """Why no move is begun at all; "" when some may be. An election is over soon, and what is begun beside it may
+    disturb it; not so the elections of `overdue`, which go on for so long that nobody waits for them."""
+    for partition, record in sorted(records.items()):
+        if elected(record) and partition not in overdue:
+            return f"partition {partition} is being elected"
+    return ""
+
+
+def wanted(record: PartitionRecord, target: Sequence[str], why: str) -> PartitionRecord:
+    """The record that orders its leader to come to the replicas `target`, from wherever a change is. Who was no replica
+    when the change began stays a newcomer until it ends, also one that was to go again."""
+    before = record.replicas_before
+    replicas = record.replicas + tuple(node for node in target if node not in record.replicas)
+    adding = tuple(node for node in replicas if node in target and node not in before)
+    removing = tuple(node for node in replicas if node not in target)
+    implied = tuple(node for node in replicas if node not in adding)
+    kept = () if set(before) == set(implied) else before
+    return replace(record, replicas=replicas, adding=adding, removing=removing, before=kept, reason=why)
+
+
+def due(
+    orders: Sequence[Order],
+    records: Records,
+    registrations: Registrations,
+    at_once: int,
+    overdue: Collection[int] = (),
+) -> Iterator[PartitionRecord]:
+    """The records to be written now: what is to turn back or to go elsewhere at once, and as many new moves as leave no
+    more than `at_once` under way. `overdue`: as in `paused`."""
+    begun = 0
+    waiting: list[tuple[Order, Move, PartitionRecord]] = []
+    for order in orders:
+        for move in order.moves:
+            stage, _ = progress(order, move, records, registrations)
+            record = records.get(move.partition)
+            if record is None:
+                continue
+            if stage in UNDER_WAY:
+                begun += 1
+                if set(record.staying) != set(order.target(move)):
+                    yield wanted(record, order.target(move), _why(order))
+            elif stage is Stage.WAITING and not obstacle(record, move, registrations):
+                waiting.append((order, move, record))
+    if paused(records, overdue):
+        return
+    for order, move, record in waiting[: max(0, at_once - begun)]:
+        yield wanted(record, move.after, _why(order))
+
+
+def _why(order: Order) -> str:
+    return f"order {order.number} cancelled by {order.cancelled_by}" if order.cancelled_by else f"order {order.number}"
+
+
+def outcome(order: Order, records: Records, registrations: Registrations) -> str:
+    """How an order that is over ended: "done", "cancelled" or "refused"; "" while it is not over."""
+    stages = {progress(order, move, records, registrations).stage for move in order.moves}
+    if not stages <= OVER:
+        return ""
+    if order.cancelled_by:
+        return "cancelled"
+    return "refused" if Stage.REFUSED in stages else "done"
+
+
+def replanned(
+    order: Order, records: Records, registrations: Registrations, sites: Sites, gone: Collection[str]
+) -> Order:
+    """An order whose places we chose, with others for those that are on the nodes `gone`; what an operator named stays.
+    The same when nothing can be better."""
+    if order.kind in (Kind.FILE, Kind.REPLACE) or order.cancelled_by:
+        return order
+    moves = list(order.moves)
+    for number, move in enumerate(moves):
+        record = records.get(move.partition)
+        lost = [node for node in move.adds if node in gone]
+        if record is None or not lost or progress(order, move, records, registrations).stage in OVER:
+            continue
+        if {member.node for member in record.isr} & set(lost):
+            continue
+        kind = [other for other in records.values() if other.bucket_type == record.bucket_type]
+        settled = {each.partition: each.after for each in moves}
+        try:
+            board = Board(kind, sites, pending=settled)
+            board.vacate_of(move.partition, lost)
+        except PlanRefused:
+            continue
+        found = next((each.after for each in board.moves() if each.partition == move.partition), move.after)
+        moves[number] = Move(move.partition, move.before, found)
+    return replace(order, moves=tuple(moves))

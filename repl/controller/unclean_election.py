@@ -1,0 +1,174 @@
+"""Unclean elections: what an operator may order when the rules elect nobody, or no longer know whom to believe.
+
+A forced leader is a copy outside the guard, or whose rivals are gone: whatever it lacks is lost. A re-seeded record is
+one that the metastore forgot (docs/protocol.md H32): it is made anew above everything that any replica has seen. Both
+are one conditional write: a new epoch, one more lineage, a guard of exactly one copy, and that copy as the candidate;
+the rest is an ordinary election. Which copies there are is gathered by whoever asks; nothing here happens by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+
+from isthmus.repl.controller.bucket_types import PARTITIONS_PATH, counted, counter_bytes
+from isthmus.repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
+from isthmus.repl.model.errors import Fenced, NotReady, OutcomeUnknown
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
+from isthmus.repl.model.vclock import MAX_EPOCH
+
+log = structlog.get_logger(__name__)
+
+GEN_PATH: Final = "/gen"
+"""The counter of gens (`repl.metastore.metastore`)."""
+
+ATTEMPTS_MAX: Final = 8
+"""Rounds to raise a counter that others raise at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A replica as its node reports it: the highest epoch it knows of, its log's last epoch and end, what it knows to
+    be committed, what it has applied, its gen; `far`: it takes rows (R-FAR), and what is left of its log counts not;
+    `failed`: it takes part in nothing."""
+
+    node: str
+    epoch: int
+    log_epoch: int
+    leo: int
+    hw: int
+    applied: int
+    gen: int
+    far: bool = False
+    failed: bool = False
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """What copies are compared by: a log whose last epoch is higher holds all that was committed before, and of
+        logs of one last epoch the shorter is a part of the longer (H12)."""
+        return (0, 0) if self.far else (self.log_epoch, self.leo)
+
+    @property
+    def committed(self) -> int:
+        """Below which offset it knows that all is committed."""
+        return max(self.hw, self.applied)
+
+
+def closest_to_all(copies: Iterable[Copy]) -> Copy:
+    """The copy that lacks least; of equals the one that knows most to be committed, then by name."""
+    return max(copies, key=lambda copy: (not copy.far, copy.reach, copy.committed, copy.node))
+
+
+def lacking(chosen: Copy, copies: Collection[Copy], silent: Collection[str]) -> list[str]:
+    """What may be lost when `chosen` leads, a sentence each; nothing when no answering copy has more."""
+    said = []
+    for copy in sorted(copies, key=lambda each: each.node):
+        if copy.node == chosen.node:
+            continue
+        if copy.committed > chosen.leo:
+            said.append(
+                f"{copy.node} knows that all below {copy.committed} is committed, {chosen.node} ends at {chosen.leo}: "
+                f"{copy.committed - chosen.leo} acknowledged entries, at least, would be lost"
+            )
+        elif copy.reach > chosen.reach:
+            said.append(
+                f"{copy.node} ends at {copy.leo} in epoch {copy.log_epoch}, {chosen.node} at {chosen.leo} in epoch "
+                f"{chosen.log_epoch}: what lies beyond would be lost, acknowledged or not"
+            )
+    if silent:
+        said.append(f"{', '.join(sorted(silent))} did not answer: whatever only they hold would be lost")
+    return said
+
+
+def forced(
+    record: PartitionRecord, chosen: Copy, who: Incarnation, epochs: Iterable[int], reason: str
+) -> PartitionRecord:
+    """The record by which `chosen` alone is elected, in an epoch above all that are known. Raises Fenced when there is
+    none left."""
+    epoch = max([record.epoch, *epochs]) + 1
+    if epoch > MAX_EPOCH:
+        raise Fenced(f"partition {record.partition} has used up its {MAX_EPOCH} epochs")
+    return replace(
+        record,
+        epoch=epoch,
+        status=PartitionStatus.CANDIDATE_FOUND,
+        leader=None,
+        candidate=who,
+        isr=frozenset({Member(chosen.node, chosen.gen)}),
+        elr=frozenset(),
+        tried=frozenset({chosen.node}),
+        preferred=None,
+        lineage=record.lineage + 1,
+        overtaken=0,
+        reason=reason,
+    )
+
+
+async def order(metastore: Metastore, record: PartitionRecord, by: str, why: str) -> PartitionRecord:
+    """Write a `forced` record, if nothing has changed since it was based on what was shown, and its copy is still
+    registered as it was. Raises Fenced when something has, NotReady when nothing was written, OutcomeUnknown."""
+    assert record.candidate is not None
+    (member,) = record.isr
+    log.error(
+        "UNCLEAN_ELECTION",
+        partition=record.partition,
+        leader=member.node,
+        gen=member.gen,
+        epoch=record.epoch,
+        lineage=record.lineage,
+        by=by,
+        why=why,
+    )
+    try:
+        return await metastore.write_record(record, (member,))
+    except Conflict as error:
+        raise Fenced(f"partition {record.partition} has changed meanwhile, nothing was written: look again") from error
+    except Unavailable as error:
+        raise NotReady(f"the metastore cannot be reached, nothing was written: {error}") from error
+    except Ambiguous as error:
+        raise OutcomeUnknown(f"partition {record.partition} may have been written: {error}; look again") from error
+
+
+def standing(registration: Registration | None, partition: int, copy: Copy) -> str:
+    """Why a copy cannot be the candidate; "" when it can."""
+    if registration is None:
+        return f"{copy.node} is not registered"
+    if not registration.active:
+        return f"{copy.node} is leaving"
+    if registration.gen_of(partition) != copy.gen:
+        return f"{copy.node} has not registered its copy yet: gen {copy.gen}, not {registration.gen_of(partition)}"
+    if copy.far:
+        return f"the copy of {copy.node} takes rows of a leader and is no whole one: it would not stand"
+    if copy.failed:
+        return f"the copy of {copy.node} takes part in nothing until its process is started again: do that first"
+    if copy.applied > copy.leo:
+        return f"the log of {copy.node} ends at {copy.leo}, below what it has applied ({copy.applied})"
+    return ""
+
+
+# -- counters ---------------------------------------------------------------------------------------
+
+
+async def raise_counters(metastore: Metastore, gen: int, next_partition: int) -> None:
+    """Let no gen up to `gen` and no partition id below `next_partition` be given again: a metastore that went back
+    forgot that they were (R-GEN, R-DOT). Raises NotReady."""
+    await _raise(metastore, GEN_PATH, gen, int, str(gen).encode())
+    await _raise(metastore, PARTITIONS_PATH, next_partition, counted, counter_bytes(next_partition))
+
+
+async def _raise(metastore: Metastore, path: str, least: int, read: Callable[[bytes], int], raised: bytes) -> None:
+    try:
+        for _ in range(ATTEMPTS_MAX):
+            found = await metastore.get(path)
+            if found is not None and read(found.value) >= least:
+                return
+            try:
+                await metastore.put(path, raised, None if found is None else found.version)
+            except (Conflict, Ambiguous) as error:
+                log.debug("unclean.counter_retried", path=path, error=repr(error))
+    except Unavailable as error:
+        raise NotReady(f"the metastore cannot be reached, {path} was not raised: {error}") from error
+    raise NotReady(f"{path} in the metastore could not be raised: do it again")

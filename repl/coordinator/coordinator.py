@@ -1,0 +1,533 @@
+"""The coordinator: a client's request, at any node -> the leaders' entries -> one answer per item.
+
+Requests that arrive in one turn of the event loop are taken together, partition by partition: the cost of a
+write is the wake-up, not the object. For each it reads what the key holds now (the newest unapplied entry first: a
+leader reads its own writes), makes the new object and encodes it once. The core decides whether the entries may be
+appended; an item is answered when its entry is applied.
+
+Items of partitions that are led elsewhere are forwarded to their leader, once (`repl.coordinator.forwarding`, answered
+by `repl.coordinator.forwarded_requests`); what is refused because leadership moves is asked again for a bounded moment
+(`repl.coordinator.routing`). Reads are `repl.coordinator.reads`'s, listings `repl.coordinator.listing`'s. An answer
+that appends nothing because of an unapplied entry waits for that entry (docs/protocol.md R-WAIT).
+
+What was asked of a node's coordinator and what became of it, counted for the metrics.
+
+Requests that wait for their outcome, and what they are told when it does not come in time.
+
+One sweep for all: a timer a request costs more than its expiry is worth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from time import monotonic
+from typing import Final, NamedTuple, cast
+
+import structlog
+
+from isthmus.repl.coordinator.forwarded_requests import Handler, Serving
+from isthmus.repl.coordinator.forwarding import Forwarding
+from isthmus.repl.coordinator.listing import Listing
+from isthmus.repl.coordinator.reads import Reading, answer_bytes, confirm_refusals, not_led
+from isthmus.repl.coordinator.routing import Routes
+from isthmus.repl.coordinator.write_batch import Owed, Proposal, Warned, WriteLimits, nothing_owed
+from isthmus.repl.coordinator.write_batch_fast_path import APPLIED, PushProposal
+from isthmus.repl.model.entry import Entry, EntryKind, make_entry
+from isthmus.repl.model.errors import (
+    BadInput,
+    Corruption,
+    IsthmusError,
+    NotLeader,
+    OutcomeUnknown,
+    Retryable,
+    TimedOut,
+    let_go,
+)
+from isthmus.repl.model.keys import Key, key_hash, partition_index
+from isthmus.repl.model.properties import PLAIN, TypeProperties
+from isthmus.repl.model.record import PartitionRecord
+from isthmus.repl.model.requests import Isolation, PushItem, PushOutcome, PushResult, WriteRequest, Written
+from isthmus.repl.runtime.partition import Partition, PendingGroup, Waiter
+from isthmus.repl.runtime.runtime import Runtime
+from isthmus.repl.store.request_dedup import request_name
+from isthmus.repl.telemetry import Sample
+from isthmus.repl.transport.port import Links
+
+log = structlog.get_logger(__name__)
+
+WARN_INTERVAL_S: Final = 10.0
+"""Writes above a warning's limit are counted each and logged once in this time, of each kind."""
+
+
+class Tally:
+    """Items since start. `kinds`: by what was asked and, of the whole, `refused` for now and `unknown`. An item that
+    was forwarded counts where it was asked, but for puts and deletes, which count where they are decided."""
+
+    def __init__(self) -> None:
+        self.kinds = dict.fromkeys(("put", "get", "delete", "push", "repeated", "refused", "unknown"), 0)
+        self._refusals: Counter[str] = Counter()
+        self._warned = Counter({"object-size": 0, "siblings": 0})
+        self._said_s: dict[str, float] = {}
+
+    def failed(self, error: IsthmusError) -> None:
+        """Count an item that is answered by `error`."""
+        if isinstance(error, Retryable):
+            self.kinds["refused"] += 1
+            self._refusals[error.reason] += 1
+        elif isinstance(error, OutcomeUnknown):
+            self.kinds["unknown"] += 1
+
+    def answered(self, results: Iterable[object]) -> None:
+        """Count the errors among the answers to a request."""
+        for result in results:
+            if isinstance(result, IsthmusError):
+                self.failed(result)
+
+    def proposed(self, proposal: Proposal) -> None:
+        """Count what a batch of one partition came to."""
+        self.kinds["put"] += proposal.put_count
+        if proposal.delete_count:
+            self.kinds["delete"] += proposal.delete_count
+        if proposal.repeated_count:
+            self.kinds["repeated"] += proposal.repeated_count
+        if proposal.warned:
+            self._warn(proposal.warned)
+
+    def _warn(self, found: Sequence[Warned]) -> None:
+        """Count objects that are above what is sound, and say so now and then."""
+        now_s = monotonic()
+        for what, key, size, limit in found:
+            self._warned[what] += 1
+            if now_s - self._said_s.get(what, -WARN_INTERVAL_S) >= WARN_INTERVAL_S:
+                self._said_s[what] = now_s
+                log.warning(
+                    "write.above_warning",
+                    what=what,
+                    bucket_type=key.bucket_type.decode(errors="replace"),
+                    bucket=repr(key.bucket),
+                    key=repr(key.key),
+                    found=size,
+                    warning_limit=limit,
+                    count=self._warned[what],
+                )
+
+    def samples(self) -> Iterator[Sample]:
+        """See `repl.telemetry`."""
+        for kind, count in self.kinds.items():
+            yield "isthmus_requests_total", {"kind": kind}, count
+        for reason, count in self._refusals.items():
+            yield "isthmus_refusals_total", {"reason": reason}, count
+        for what, count in self._warned.items():
+            yield "isthmus_writes_above_warning_total", {"what": what}, count
+
+
+SWEEP_S: Final = 0.25
+"""How often requests without an answer are looked through for those that have waited too long."""
+
+
+class Expiry:
+    """Waiting requests and their time-out; `forget` is called once some were told. Belongs to the event loop."""
+
+    def __init__(self, timeout_ms: int, forget: Callable[[], None]) -> None:
+        self._forget = forget
+        self._loop = asyncio.get_running_loop()
+        self._timeout_s = timeout_ms / 1000
+        self._waiting: dict[Waiter, float] = {}
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def add(self, waiter: Waiter) -> None:
+        """Let `waiter` expire in time."""
+        self._waiting[waiter] = self._loop.time() + self._timeout_s
+        if self._sweeper is None:
+            self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+
+    def _sweep(self) -> None:
+        """Forget who has an answer, and tell who has waited too long that the outcome is unknown."""
+        now = self._loop.time()
+        self._waiting = {w: deadline for w, deadline in self._waiting.items() if not w.future.done()}
+        expired = [w for w, deadline in self._waiting.items() if deadline <= now]
+        for waiter in expired:
+            del self._waiting[waiter]
+            waiter.future.set_result([self._expired(result) for result in waiter.results])
+        if expired:
+            self._forget()
+        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep) if self._waiting else None
+
+    def _expired(self, result: object) -> IsthmusError:
+        """What an item is told whose time is over, given what it would have been told. A refusal stands, unless it
+        needs a confirmation of leadership that has not come (R-COND, R-FORGED). Nor is a push refused for good by bytes
+        that may be dropped (R-WAIT)."""
+        if isinstance(result, Corruption):
+            return TimedOut(f"nothing was confirmed within {self._timeout_s:g} s, and nothing was written: {result}")
+        if isinstance(result, IsthmusError):
+            if not result.needs_confirmation:
+                return result
+            why = f"leadership could not be confirmed, so this refusal is not certain: {result}"
+            return TimedOut(f"no outcome within {self._timeout_s:g} s, and nothing was written: {why}")
+        return OutcomeUnknown(f"no outcome within {self._timeout_s:g} s: the write may yet take effect")
+
+
+class _Share(NamedTuple):
+    """What of a request goes to one partition: the slots of its items, and the hashes of their keys."""
+
+    requests: Sequence[WriteRequest | PushItem]
+    waiter: Waiter
+    slots: list[int]
+    hashes: list[int]
+
+
+class _Away(NamedTuple):
+    """The items of a request that go to another node, and their slots."""
+
+    requests: list[WriteRequest | PushItem]
+    slots: list[int]
+
+
+class Coordinator:
+    """The cluster's data as the faces see it: `repl.model.ports.KeyValue` and `CursorWriter`; an AfterApply hook."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        links: Links,
+        read_pool: Executor,
+        limits: WriteLimits,
+        key_limit_bytes: int,
+        request_timeout_ms: int,
+        read_isolation: str,
+        properties_of: Callable[[bytes], TypeProperties] = lambda _bucket_type: PLAIN,
+    ) -> None:
+        self._runtime = runtime
+        self._loop = asyncio.get_running_loop()
+        self._limits = limits
+        self._properties_of = properties_of
+        self._key_limit_bytes = key_limit_bytes
+        self.routes = Routes()
+        self._forwarding = Forwarding(links, request_timeout_ms=request_timeout_ms, body_limit_bytes=limits.entry_bytes)
+        self._reading = Reading(
+            runtime, self.routes, self._forwarding, Isolation(read_isolation), answer_bytes(limits.entry_bytes)
+        )
+        self._listing = Listing(runtime, self.routes, self._forwarding, read_pool)
+        self._inbox: dict[int, list[_Share]] = {}
+        self._expiry = Expiry(request_timeout_ms, self._forget_answered)
+        self._pending_requests: dict[int, dict[bytes, int]] = {}
+        """Partition -> name of a request (`repl.store.request_dedup`) -> offset of its entry: proposed here, not
+        applied."""
+        self._scheduled = False
+        self.owed: Owed = nothing_owed
+        self._tally = Tally()
+        runtime.hooks.append(self)
+
+    # -- what the house tells it ----------------------------------------------------------------------
+
+    def learn_records(self, records: Mapping[int, PartitionRecord], unread: Collection[int] = ()) -> None:
+        """See Routes.learn; whenever records change."""
+        self.routes.learn(records, unread)
+
+    def set_read_isolation(self, default: Isolation, of_types: Mapping[bytes, Isolation]) -> None:
+        """What a read gets that does not say: by bucket type, `default` for all others."""
+        self._reading.set_defaults(default, of_types)
+
+    def applied(self, partition: int, entries: Sequence[Entry], leader: bool) -> None:  # noqa: ARG002
+        """See `repl.model.ports.AfterApply`: requests that are applied are the store's to remember."""
+        pending = self._pending_requests.get(partition)
+        if pending:
+            for entry in entries:
+                if entry.request_id:
+                    pending.pop(request_name(entry.key_hash, entry.request_id), None)
+
+    def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:  # noqa: ARG002
+        """See `repl.model.ports.AfterApply`: what was pending is dropped, or applied by another leader."""
+        self._pending_requests.pop(partition, None)
+        if leading:
+            self.routes.wake()
+
+    def request_handlers(self) -> dict[str, Handler]:
+        """What this node answers to others of its cluster, by method; of the partitions that it leads, never by
+        forwarding again."""
+        answer_limit = answer_bytes(self._limits.entry_bytes)
+        return Serving(self._submit_here, self._reading, self._listing, answer_limit).handlers()
+
+    # -- reads ----------------------------------------------------------------------------------------
+
+    async def get(self, key: Key, isolation: Isolation | None = None) -> bytes | None:
+        """See KeyValue.get."""
+        self._tally.kinds["get"] += 1
+        try:
+            return await self._reading.get(key, isolation)
+        except IsthmusError as error:
+            self._tally.failed(error)
+            raise
+
+    async def get_batch(
+        self, keys: Sequence[Key], isolation: Isolation | None, room_bytes: int, *, waits: bool = True
+    ) -> list[bytes | IsthmusError | None]:
+        """See KeyValue.get_batch."""
+        self._tally.kinds["get"] += len(keys)
+        results = await self._reading.get_batch(keys, isolation, room_bytes, waits)
+        self._tally.answered(results)
+        return cast("list[bytes | IsthmusError | None]", results)
+
+    def list_keys(self, bucket_type: bytes, bucket: bytes) -> AsyncIterator[list[bytes]]:
+        """See KeyValue.list_keys."""
+        return self._listing.keys(bucket_type, bucket)
+
+    def list_buckets(self, bucket_type: bytes) -> AsyncIterator[list[bytes]]:
+        """See KeyValue.list_buckets."""
+        return self._listing.buckets(bucket_type)
+
+    # -- writes ---------------------------------------------------------------------------------------
+
+    async def write(self, request: WriteRequest) -> Written:
+        """See KeyValue.write."""
+        (result,) = results = await self._submit((request,))
+        if not isinstance(result, Written):
+            await self._settle((request,), results)
+            (result,) = results
+            if isinstance(result, IsthmusError):
+                raise result
+        return cast(Written, result)
+
+    async def write_batch(self, requests: Sequence[WriteRequest]) -> list[Written | IsthmusError]:
+        """See KeyValue.write_batch."""
+        results = await self._submit(requests)
+        await self._settle(requests, results)
+        return cast("list[Written | IsthmusError]", results)
+
+    async def push(self, items: Sequence[PushItem]) -> list[PushResult]:
+        """See KeyValue.push."""
+        self._tally.kinds["push"] += len(items)
+        answers = await self._submit(items)
+        if answers.count(APPLIED) == len(answers):
+            return cast("list[PushResult]", answers)
+        await self._settle(items, answers)
+        results: list[PushResult] = []
+        for answer in answers:
+            if isinstance(answer, PushResult):
+                results.append(answer)
+            elif isinstance(answer, BadInput | Corruption):
+                results.append(PushResult(PushOutcome.REJECTED, answer))
+            else:
+                results.append(PushResult(PushOutcome.FAILED, cast(IsthmusError, answer)))
+        return results
+
+    async def _settle(self, requests: Sequence[WriteRequest | PushItem], results: list[object]) -> None:
+        """Ask again, for a moment, for what was refused because leadership moves; then count what is left."""
+
+        async def ask_again(slots: Sequence[int]) -> list[object]:
+            return await self._submit([requests[slot] for slot in slots])
+
+        await self.routes.settle(results, ask_again)
+        self._tally.answered(results)
+
+    async def write_cursor(self, partition: int, queue: bytes, payload: bytes) -> int:
+        """See CursorWriter.write_cursor."""
+        refused: IsthmusError | None = not_led(self._runtime, self.routes, partition)
+        if refused is not None:
+            raise refused
+        place = self._runtime.partitions[partition]
+        entry = make_entry(
+            EntryKind.CURSOR,
+            place.replica.epoch,
+            place.replica.leo,
+            request_id=b"",
+            origin=self._runtime.cluster_uuid,
+            time_ms=self._runtime.time.wall_ms(),
+            key=queue,
+            payload=payload,
+        )
+        refused = self._runtime.append(place, (entry,))
+        if refused is not None:
+            raise refused
+        waiter = Waiter(self._loop.create_future(), 1)
+        waiter.remaining = 1
+        place.groups.append(PendingGroup(entry.offset + 1, waiter, (0,)))
+        self._expiry.add(waiter)
+        (error,) = await waiter.future
+        if isinstance(error, IsthmusError):
+            raise error
+        return entry.offset
+
+    def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:
+        """See CursorWriter.soft_cursor."""
+        self._runtime.soft_cursor(partition, queue, payload)
+
+    def lineage(self, partition: int) -> int:
+        """See CursorWriter.lineage."""
+        record = self._runtime.partitions[partition].replica.record
+        return 0 if record is None else record.lineage
+
+    def _submit_here(self, requests: Sequence[WriteRequest | PushItem]) -> asyncio.Future[list[object]]:
+        return self._submit(requests, forward=False)
+
+    def _submit(
+        self, requests: Sequence[WriteRequest | PushItem], *, forward: bool = True
+    ) -> asyncio.Future[list[object]]:
+        """Put each item into its partition's inbox, or on its way to the leader; the future brings all answers, in
+        order."""
+        waiter = Waiter(self._loop.create_future(), len(requests))
+        inbox, routes, partitions = self._inbox, self.routes, self._runtime.partitions
+        targets: dict[int, _Share | _Away | IsthmusError] = {}
+        away: dict[str, _Away] = {}
+        limit = self._key_limit_bytes
+        of_type: bytes | None = None
+        partition_ids: Sequence[int] = ()
+        # `_drain` releases a request once for each partition that it touches, a forwarded part once.
+        for slot, request in enumerate(requests):
+            bucket_type, bucket, name = request[0]
+            try:
+                if not (0 < len(bucket) <= limit and 0 < len(name) <= limit):
+                    raise self._bad_key(bucket, name)
+                if bucket_type != of_type:
+                    of_type, partition_ids = bucket_type, routes.places(bucket_type)
+                hash64 = key_hash(bucket, name)
+                partition = partition_ids[partition_index(hash64, len(partition_ids))]
+            except IsthmusError as error:
+                waiter.results[slot] = let_go(error)
+                continue
+            target = targets.get(partition)
+            if target is None:
+                place = partitions.get(partition)
+                if place is not None and place.replica.ready:
+                    target = _Share(requests, waiter, [], [])
+                    inbox.setdefault(partition, []).append(target)
+                    waiter.remaining += 1
+                else:
+                    target = self._elsewhere(partition, away if forward else None)
+                targets[partition] = target
+            if type(target) is _Share:
+                target.slots.append(slot)
+                target.hashes.append(hash64)
+            elif type(target) is _Away:
+                target.requests.append(request)
+                target.slots.append(slot)
+            else:
+                waiter.results[slot] = target
+        for node, part in away.items():
+            waiter.remaining += 1
+            self._forward(node, part, waiter)
+        if not waiter.remaining:
+            waiter.future.set_result(waiter.results)
+            return waiter.future
+        if inbox and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._drain)
+        self._expiry.add(waiter)
+        return waiter.future
+
+    def _elsewhere(self, partition: int, away: dict[str, _Away] | None) -> _Away | IsthmusError:
+        """Where items of a partition go that is not led here: to its leader, or nowhere."""
+        refused = not_led(self._runtime, self.routes, partition)
+        assert refused is not None
+        if away is not None and isinstance(refused, NotLeader) and refused.leader is not None:
+            return away.setdefault(refused.leader, _Away([], []))
+        return refused
+
+    def _forward(self, node: str, part: _Away, waiter: Waiter) -> None:
+        def done(answers: list[object]) -> None:
+            for slot, answer in zip(part.slots, answers, strict=True):
+                waiter.results[slot] = answer
+            waiter.release()
+
+        if isinstance(part.requests[0], WriteRequest):
+            self._forwarding.write(node, cast("list[WriteRequest]", part.requests), done)
+        else:
+            self._forwarding.push(node, cast("list[PushItem]", part.requests), done)
+
+    def _bad_key(self, bucket: bytes, name: bytes) -> BadInput:
+        if not bucket or not name:
+            return BadInput("bucket and key must not be empty")
+        return BadInput(f"bucket or key is longer than limits.key_size ({self._key_limit_bytes} bytes)")
+
+    def _drain(self) -> None:
+        """Take what arrived in this loop turn, partition by partition."""
+        self._scheduled = False
+        inbox, self._inbox = self._inbox, {}
+        with self._runtime.replog.together():
+            for partition_id, shares in inbox.items():
+                self._propose(self._runtime.partitions[partition_id], shares)
+
+    def _propose(self, partition: Partition, shares: list[_Share]) -> None:
+        """Make entries of the shares' items and append them together; note who waits for what."""
+        refused: IsthmusError | None = not_led(self._runtime, self.routes, partition.id)
+        if refused is not None:
+            _refuse(shares, refused)
+            return
+        runtime = self._runtime
+        proposal = PushProposal(
+            partition,
+            runtime.store,
+            runtime.cluster_uuid,
+            self._limits,
+            self._properties_of(partition.bucket_type),
+            runtime.time.wall_ms(),
+            self._pending_requests.get(partition.id, {}),
+            self.owed,
+        )
+        groups: list[PendingGroup] = []
+        for requests, waiter, slots, hashes in shares:
+            groups.append(PendingGroup(proposal.take(requests, slots, hashes, waiter.results), waiter, slots))
+        self._tally.proposed(proposal)
+        if proposal.entries:
+            refused = runtime.append(partition, proposal.entries)
+            if refused is not None:
+                _refuse(shares, refused)
+                return
+            partition.pending_rows.update(proposal.fresh)
+            if proposal.fresh_requests:
+                self._pending_requests.setdefault(partition.id, {}).update(proposal.fresh_requests)
+        if proposal.needs_confirmation:
+            confirm_refusals(runtime, partition, [(share.waiter, slot) for share in shares for slot in share.slots])
+        waiting = [group for group in groups if group.end]
+        if len(waiting) < len(groups):
+            for group in groups:
+                if not group.end:
+                    group.waiter.release()
+        if waiting:
+            waiting.sort(key=_group_end)
+            _insert_groups(partition, waiting)
+
+    def _forget_answered(self) -> None:
+        """Keep no group whose requests have their answers: one without an entry of its own is in no window. What was
+        answered and is not committed has not been replicated in time."""
+        runtime = self._runtime
+        for partition in runtime.partitions.values():
+            hw = partition.replica.hw
+            answered = [group for group in partition.groups if group.waiter.future.done()]
+            late = [group for group in answered if group.end > hw and not group.waiter.future.cancelled()]
+            if late:
+                runtime.entry_times.timed_out(partition, sum(len(group.slots) for group in late), runtime.time.now_ms())
+            partition.groups = deque(group for group in partition.groups if not group.waiter.future.done())
+
+    # -- telemetry ------------------------------------------------------------------------------------
+
+    def metrics(self) -> list[Sample]:
+        """Items asked of this node since start: by kind, forwarded, refused by reason; reads by isolation."""
+        return [*self._tally.samples(), *self._reading.samples(), *self._forwarding.samples()]
+
+
+def _refuse(shares: Sequence[_Share], error: IsthmusError) -> None:
+    """Nothing of these was appended: a definite refusal for each item."""
+    for share in shares:
+        for slot in share.slots:
+            share.waiter.results[slot] = error
+        share.waiter.release()
+
+
+def _group_end(group: PendingGroup) -> int:
+    return group.end
+
+
+def _insert_groups(partition: Partition, groups: list[PendingGroup]) -> None:
+    """Keep `partition.groups` in order of `end`; an answer that waits for an older entry goes before."""
+    queue = partition.groups
+    if not queue or queue[-1].end <= groups[0].end:
+        queue.extend(groups)
+        return
+    merged = sorted((*queue, *groups), key=_group_end)
+    queue.clear()
+    queue.extend(merged)

@@ -1,0 +1,317 @@
+"""What the coordinators of one cluster say to each other: forwarded items, and the answer to each. Pure.
+
+    kv.write  writes                                 -> one answer each
+    kv.push   changes of another cluster             -> one answer each
+    kv.get    isolation, keys                        -> one answer each; LATER from where the answer is full
+    kv.list   partition, bucket or none, after what  -> names, and where to go on
+
+A body is msgpack `[version, head, [item, ...]]`, an answer `[version, [[0, ...] | [1, kind, reason, sentence, leader] |
+[2], ...]]`: the value, an error, or LATER. Decoding is strict: the bytes come from a node of the same cluster, but
+perhaps from another release. Errors keep their class where this release has it, and at least their kind.
+The story goes on in `repl.coordinator.forwarding` and `repl.coordinator.forwarded_requests`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgpack
+
+from isthmus.repl.model.conditions import Condition
+from isthmus.repl.model.errors import (
+    BadInput,
+    CodecError,
+    IsthmusError,
+    LocalFault,
+    NotLeader,
+    OutcomeUnknown,
+    PeerFault,
+    Retryable,
+)
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content
+from isthmus.repl.model.requests import Isolation, Met, PushItem, PushOutcome, PushResult, WriteRequest, Written
+from isthmus.repl.model.vclock import decode_clock, encode_clock
+
+VERSION: Final = 1
+
+WRITE: Final = "kv.write"
+PUSH: Final = "kv.push"
+GET: Final = "kv.get"
+LIST: Final = "kv.list"
+
+ITEMS_MAX: Final = 10_000
+"""Most items of one body; the sender cuts far below it (`repl.coordinator.forwarding`), the receiver refuses above
+it."""
+
+KINDS: Final[dict[str, type[IsthmusError]]] = {
+    "bad-input": BadInput,
+    "retry": Retryable,
+    "outcome-unknown": OutcomeUnknown,
+    "peer-fault": PeerFault,
+    "local-fault": LocalFault,
+}
+"""What a caller can do about an error (`repl.model.errors`): how an error of an unknown reason is understood."""
+
+Item = TypeVar("Item")
+
+_pack: Final = msgpack.Packer().pack
+
+
+class Later:
+    """The answer to an item that did not fit: ask again for it."""
+
+
+LATER: Final = Later()
+
+
+class ListAsk(NamedTuple):
+    """A page of a listing: names in `partition` behind the (bucket, key) `after`: keys of `bucket`; None: buckets."""
+
+    partition: int
+    bucket: bytes | None
+    after: tuple[bytes, bytes] | None
+
+
+class ListPage(NamedTuple):
+    """Live names of a page, and behind which (bucket, key) the next begins; None after the last."""
+
+    names: list[bytes]
+    after: tuple[bytes, bytes] | None
+
+
+# -- items ----------------------------------------------------------------------------------------------------
+
+
+def encode_write(request: WriteRequest) -> bytes:
+    """A write as an item of a body."""
+    content = request.content
+    clock = encode_clock(request.context) if request.context else None
+    row = (*request.key, *content, clock, request.request_id, request.payload_wanted)
+    return bytes(_pack(row if request.condition is None else (*row, _condition_row(request.condition))))
+
+
+def _condition_row(condition: Condition) -> tuple[Any, ...]:
+    return (*condition[:4], None if condition.clock is None else encode_clock(condition.clock))
+
+
+def _condition(raw: Any) -> Condition:
+    """The condition in an item. Raises CodecError."""
+    match raw:
+        case (
+            (tuple() | None) as match, (tuple() | None) as none_match, (int() | None) as unmodified_s,
+            (int() | None) as modified_s, (bytes() | None) as clock,
+        ) if all(type(tag) is str for tag in (*(match or ()), *(none_match or ()))):  # fmt: skip
+            return Condition(
+                match, none_match, unmodified_s, modified_s, None if clock is None else decode_clock(clock)
+            )
+    raise CodecError("not the condition of a forwarded write")
+
+
+def decode_write(raw: Any) -> WriteRequest:
+    """The write in an item. Raises CodecError."""
+    match raw:
+        case (
+            bytes(), bytes(), bytes(), bytes(), bytes(), bytes(), tuple(metadata), tuple(links), tuple(indexes),
+            bool(), (bytes() | None) as clock, bytes(request_id), bool(wanted), *more,
+        ) if len(more) < 2 and _all_bytes(metadata, 2) and _all_bytes(links, 3) and _all_bytes(indexes, 2):  # fmt: skip
+            context = None if clock is None else decode_clock(clock)
+            condition = _condition(more[0]) if more else None
+            return WriteRequest(Key(*raw[:3]), Content(*raw[3:10]), context, request_id, wanted, condition)
+    raise CodecError("not a forwarded write")
+
+
+def _all_bytes(rows: tuple[Any, ...], width: int) -> bool:
+    return all(type(row) is tuple and len(row) == width and all(type(cell) is bytes for cell in row) for row in rows)
+
+
+def encode_push(item: PushItem) -> bytes:
+    """A push as an item of a body."""
+    plain = (*item.key, item.origin, item.payload)
+    return bytes(_pack((*plain, True) if item.leaving else plain))
+
+
+def decode_push(raw: Any) -> PushItem:
+    """The push in an item. Raises CodecError."""
+    match raw:
+        case (bytes(), bytes(), bytes(), bytes(origin), bytes(payload)):
+            return PushItem(Key(*raw[:3]), origin, payload)
+        case (bytes(), bytes(), bytes(), bytes(origin), bytes(payload), True):
+            return PushItem(Key(*raw[:3]), origin, payload, True)
+    raise CodecError("not a forwarded push")
+
+
+def encode_key(key: Key) -> bytes:
+    """A key as an item of a body."""
+    return bytes(_pack(key))
+
+
+def decode_key(raw: Any) -> Key:
+    """The key in an item. Raises CodecError."""
+    match raw:
+        case (bytes(), bytes(), bytes()):
+            return Key(*raw)
+    raise CodecError("not a forwarded read")
+
+
+# -- bodies ---------------------------------------------------------------------------------------------------
+
+
+def encode_body(head: Any, items: Sequence[bytes]) -> bytes:
+    """A body of encoded items; `head` is the isolation of a read, nil otherwise."""
+    packer = msgpack.Packer(autoreset=False)
+    packer.pack_array_header(3)
+    packer.pack(VERSION)
+    packer.pack(head)
+    packer.pack_array_header(len(items))
+    return b"".join((packer.bytes(), *items))
+
+
+def decode_body(body: bytes, decode_item: Callable[[Any], Item]) -> tuple[Any, list[Item]]:
+    """(head, items) of a body. Raises CodecError."""
+    match _unpacked(body):
+        case (_, head, tuple(items)) if len(items) <= ITEMS_MAX:
+            return head, [decode_item(item) for item in items]
+    raise CodecError("not a forwarded request: no version, head and items, or too many of them")
+
+
+def decode_isolation(head: Any) -> Isolation:
+    """The isolation in a read's head. Raises CodecError."""
+    try:
+        return Isolation(head)
+    except ValueError:
+        raise CodecError("a forwarded read without a known isolation") from None
+
+
+def _unpacked(data: bytes) -> Any:
+    try:
+        raw = msgpack.unpackb(data, use_list=False, max_map_len=0, max_ext_len=0)
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise CodecError(f"not a forwarded request or its answer: {error}") from error
+    if type(raw) is not tuple or not raw or raw[0] != VERSION:
+        raise CodecError(f"not a forwarded request or its answer of version {VERSION}")
+    return raw
+
+
+# -- answers --------------------------------------------------------------------------------------------------
+
+
+def encode_answers(answers: Sequence[object], encode_value: Callable[[Any], tuple[Any, ...]]) -> bytes:
+    """One answer per item: a value, an error or LATER."""
+    rows = [
+        _error_row(a) if isinstance(a, IsthmusError) else (2,) if a is LATER else (0, *encode_value(a)) for a in answers
+    ]
+    return bytes(msgpack.packb((VERSION, rows)))
+
+
+def decode_answers(answer: bytes, count: int, decode_value: Callable[[tuple[Any, ...]], object]) -> list[object]:
+    """The `count` answers in an answer. Raises CodecError."""
+    match _unpacked(answer):
+        case (_, tuple(rows)) if len(rows) == count:
+            return list(_answers(rows, decode_value))
+    raise CodecError(f"an answer to other than the {count} items that were asked")
+
+
+def _answers(rows: tuple[Any, ...], decode_value: Callable[[tuple[Any, ...]], object]) -> Iterator[object]:
+    for row in rows:
+        match row:
+            case (0, *_):
+                yield decode_value(row[1:])
+            case (1, str(kind), str(reason), str(sentence), (str() | None) as leader) if kind in KINDS:
+                yield _error(kind, reason, sentence, leader)
+            case (2,):
+                yield LATER
+            case _:
+                raise CodecError("an answer that is neither value nor error")
+
+
+def written_row(written: Written) -> tuple[Any, ...]:
+    """A write's answer."""
+    return tuple(written)
+
+
+def decode_written(row: tuple[Any, ...]) -> Written:
+    """The answer of a write. Raises CodecError."""
+    match row:
+        case (bytes(), bytes(), int(), bool(), bool()):
+            return Written(*row)
+    raise CodecError("not the answer to a write")
+
+
+def pushed_row(result: PushResult) -> tuple[Any, ...]:
+    """A push's answer; an error goes as one. What a merged one met follows, which a node of a version before takes for
+    a malformed answer: it pushes the batch again, and then all is superseded."""
+    return (result.outcome.value,) if result.met is None else (result.outcome.value, *result.met)
+
+
+def decode_pushed(row: tuple[Any, ...]) -> PushResult:
+    """The answer of a push. Raises CodecError."""
+    match row:
+        case (PushOutcome.APPLIED | PushOutcome.MERGED | PushOutcome.SUPERSEDED,):
+            return PushResult(PushOutcome(row[0]))
+        case (PushOutcome.MERGED, bytes() as clock, int() as siblings):
+            return PushResult(PushOutcome.MERGED, None, Met(clock, siblings))
+    raise CodecError("not the answer to a push")
+
+
+def read_row(payload: bytes | None) -> tuple[Any, ...]:
+    """A read's answer."""
+    return (payload,)
+
+
+def decode_read(row: tuple[Any, ...]) -> bytes | None:
+    """The answer of a read. Raises CodecError."""
+    match row:
+        case ((bytes() | None) as payload,):
+            return payload
+    raise CodecError("not the answer to a read")
+
+
+def _error_row(error: IsthmusError) -> tuple[Any, ...]:
+    kind = next((name for name, base in KINDS.items() if isinstance(error, base)), "local-fault")
+    return 1, kind, error.reason, str(error), error.leader if isinstance(error, NotLeader) else None
+
+
+def _error(kind: str, reason: str, sentence: str, leader: str | None) -> IsthmusError:
+    for found in _family(KINDS[kind]):
+        if found.reason == reason:
+            return NotLeader(sentence, leader) if issubclass(found, NotLeader) else found(sentence)
+    error = KINDS[kind](sentence)
+    error.reason = reason
+    return error
+
+
+def _family(base: type[IsthmusError]) -> Iterator[type[IsthmusError]]:
+    yield base
+    for sub in base.__subclasses__():
+        yield from _family(sub)
+
+
+# -- listings -------------------------------------------------------------------------------------------------
+
+
+def encode_list_ask(ask: ListAsk) -> bytes:
+    """The body of kv.list."""
+    return bytes(msgpack.packb((VERSION, *ask)))
+
+
+def decode_list_ask(body: bytes) -> ListAsk:
+    """What a kv.list asks. Raises CodecError."""
+    match _unpacked(body):
+        case (_, int(partition), (bytes() | None) as bucket, ((bytes(), bytes()) | None) as after):
+            return ListAsk(partition, bucket, after)
+    raise CodecError("not a request for a page of a listing")
+
+
+def encode_list_page(page: ListPage) -> bytes:
+    """The answer of kv.list."""
+    return bytes(msgpack.packb((VERSION, *page)))
+
+
+def decode_list_page(answer: bytes) -> ListPage:
+    """The page in an answer. Raises CodecError."""
+    match _unpacked(answer):
+        case (_, tuple(names), ((bytes(), bytes()) | None) as after) if all(type(name) is bytes for name in names):
+            return ListPage(list(names), after)
+    raise CodecError("not a page of a listing")

@@ -1,0 +1,258 @@
+"""Reads of keys: from the leader of each partition, here or elsewhere, as committed as was asked for.
+
+Committed: once the runtime has confirmed the read (docs/protocol.md R-READ), from the applied state; with one replica
+that takes no waiting. A batch is confirmed once a partition. Uncommitted: the newest entry that this leader holds and
+has not applied, else the store, without any confirmation; it may be taken back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, cast
+
+from isthmus.repl.coordinator.forwarding import Forwarding
+from isthmus.repl.coordinator.kv_rpc import LATER
+from isthmus.repl.coordinator.routing import MOVING, UNREAD, Routes, unread_refusal
+from isthmus.repl.model.errors import IsthmusError, NotLeader, NotReady, Overloaded
+from isthmus.repl.model.keys import Key, key_hash
+from isthmus.repl.model.requests import Isolation
+from isthmus.repl.runtime.partition import Partition, Waiter
+from isthmus.repl.runtime.runtime import Runtime
+from isthmus.repl.telemetry import Sample
+
+ANSWER_BYTES: Final = 8 * 1024 * 1024
+"""Most bytes of values in one answer to another node, but for a single larger object. Memory of both sides, times the
+requests that are under way between them."""
+
+TURN_KEYS: Final = 256
+"""Keys read before other work gets its turn of the loop: about a millisecond."""
+
+
+def answer_bytes(entry_bytes: int) -> int:
+    """Most bytes of values in one answer to another node, where entries have at most `entry_bytes`."""
+    return min(ANSWER_BYTES, entry_bytes // 2)
+
+
+def not_led(runtime: Runtime, routes: Routes, partition_id: int) -> IsthmusError | None:
+    """Why this node does not serve the partition now, or None when it does."""
+    place = runtime.partitions.get(partition_id)
+    if place is not None and place.replica.ready:
+        return None
+    if partition_id == UNREAD:
+        return unread_refusal()
+    leader = routes.leader(partition_id)
+    if leader is not None and leader != runtime.node:
+        return NotLeader(f"partition {partition_id} is led by {leader}", leader)
+    why = "no leader is known" if place is None else place.replica.reason
+    return NotReady(f"partition {partition_id} has no serving leader: {why}")
+
+
+async def wait_confirmed(confirmed: asyncio.Future[None]) -> None:
+    """Return when the runtime has confirmed a committed read. Raises Retryable."""
+    if confirmed.done():
+        confirmed.result()
+    else:
+        # Others may wait for the same; whoever leaves must not cancel it for them.
+        await asyncio.shield(confirmed)
+
+
+def _needs_confirmation(result: object) -> bool:
+    return isinstance(result, IsthmusError) and result.needs_confirmation
+
+
+def confirm_refusals(runtime: Runtime, place: Partition, slots: Sequence[tuple[Waiter, int]]) -> None:
+    """Hold back the refusals among the answers of `slots` that need confirmation, until a committed read would be
+    answered. They become the read's error where it is refused."""
+    held = [(waiter, slot) for waiter, slot in slots if _needs_confirmation(waiter.results[slot])]
+    for waiter, _ in held:
+        waiter.remaining += 1
+
+    def decided(confirmed: asyncio.Future[None]) -> None:
+        error = confirmed.exception()
+        for waiter, slot in held:
+            if error is not None and _needs_confirmation(waiter.results[slot]):
+                waiter.results[slot] = error
+            waiter.release()
+
+    runtime.committed(place).add_done_callback(decided)
+
+
+class Reading:
+    """Reads of keys. Belongs to the event loop."""
+
+    def __init__(
+        self, runtime: Runtime, routes: Routes, forwarding: Forwarding, default: Isolation, answer_bytes: int
+    ) -> None:
+        """`answer_bytes`: most bytes of values in one answer to another node."""
+        self._runtime = runtime
+        self._routes = routes
+        self._forwarding = forwarding
+        self._default = default
+        self._defaults: Mapping[bytes, Isolation] = {}
+        self._answer_bytes = answer_bytes
+        self.counts = dict.fromkeys(Isolation, 0)
+
+    def set_defaults(self, default: Isolation, of_types: Mapping[bytes, Isolation]) -> None:
+        """What a read gets that does not say: by bucket type, `default` for all others."""
+        self._default, self._defaults = default, of_types
+
+    async def get(self, key: Key, isolation: Isolation | None) -> bytes | None:
+        """See KeyValue.get."""
+        isolation = isolation or self._defaults.get(key.bucket_type, self._default)
+        self.counts[isolation] += 1
+        hash64 = key_hash(key.bucket, key.key)
+        try:
+            place = self._runtime.partitions.get(self._routes.partition_of(key.bucket_type, hash64))
+            if place is not None and place.replica.ready:
+                if isolation is Isolation.COMMITTED:
+                    confirmed = self._runtime.committed(place)
+                    if confirmed.done():
+                        confirmed.result()
+                    else:
+                        await wait_confirmed(confirmed)
+                return self._read(place, key, isolation)
+        except MOVING:
+            pass
+        (result,) = await self._settled((key,), isolation, 1)
+        if isinstance(result, IsthmusError):
+            raise result
+        return cast("bytes | None", result)
+
+    async def get_batch(
+        self, keys: Sequence[Key], isolation: Isolation | None, room_bytes: int, waits: bool
+    ) -> list[object]:
+        """See KeyValue.get_batch."""
+        if isolation is None:
+            theirs = {self._defaults.get(key.bucket_type, self._default) for key in keys}
+            isolation = theirs.pop() if len(theirs) == 1 else Isolation.COMMITTED
+        self.counts[isolation] += len(keys)
+        ask = self._settled if waits else self._ask
+        results = await ask(keys, isolation, room_bytes)
+        full = Overloaded(f"the answer has reached its limit of {room_bytes} bytes: ask again for the rest")
+        first = True
+        for slot, result in enumerate(results):
+            size = len(result) if type(result) is bytes else 0
+            if result is LATER or (size > room_bytes and not first):
+                results[slot] = full
+            else:
+                room_bytes -= size
+                first = first and not size
+        return results
+
+    def samples(self) -> Iterator[Sample]:
+        """Keys read since start, by isolation."""
+        for isolation, count in self.counts.items():
+            yield "isthmus_reads_total", {"isolation": isolation.value}, count
+
+    async def _settled(self, keys: Sequence[Key], isolation: Isolation, room_bytes: int) -> list[object]:
+        results = await self._ask(keys, isolation, room_bytes)
+
+        async def ask_again(slots: Sequence[int]) -> list[object]:
+            left = room_bytes - sum(len(r) for r in results if type(r) is bytes)
+            return await self._ask([keys[slot] for slot in slots], isolation, left)
+
+        await self._routes.settle(results, ask_again)
+        return results
+
+    async def _ask(self, keys: Sequence[Key], isolation: Isolation, room_bytes: int) -> list[object]:
+        """Each key of its leader, wherever that is: the payload, None, an error, or LATER when there is no room."""
+        results: list[object] = [None] * len(keys)
+        here: list[tuple[int, int]] = []
+        away: dict[str, list[int]] = {}
+        elsewhere: dict[int, str | None] = {}
+        for slot, key in enumerate(keys):
+            try:
+                partition_id = self._routes.partition_of(key.bucket_type, key_hash(key.bucket, key.key))
+            except IsthmusError as error:
+                results[slot] = error
+                continue
+            if partition_id not in elsewhere:
+                refused = not_led(self._runtime, self._routes, partition_id)
+                elsewhere[partition_id] = refused.leader if isinstance(refused, NotLeader) else None
+            node = elsewhere[partition_id]
+            if node is None:
+                here.append((slot, partition_id))
+            else:
+                away.setdefault(node, []).append(slot)
+        share = room_bytes // max(1, len(away))
+        asked = [
+            self._forwarding.get(node, [keys[slot] for slot in slots], isolation, max(1, share))
+            for node, slots in away.items()
+        ]
+        found = await asyncio.gather(self._local(keys, here, isolation, room_bytes, results), *asked)
+        for slots, answers in zip(away.values(), found[1:], strict=True):
+            for slot, answer in zip(slots, answers, strict=True):
+                results[slot] = answer
+        return results
+
+    async def serve(self, keys: Sequence[Key], isolation: Isolation) -> list[object]:
+        """What this node answers to another one's read: of the partitions that it leads, LATER once the answer is
+        full, but for the first."""
+        results: list[object] = [None] * len(keys)
+        here: list[tuple[int, int]] = []
+        for slot, key in enumerate(keys):
+            try:
+                here.append((slot, self._routes.partition_of(key.bucket_type, key_hash(key.bucket, key.key))))
+            except IsthmusError as error:
+                results[slot] = error
+        await self._local(keys, here, isolation, self._answer_bytes, results)
+        return results
+
+    async def _local(
+        self,
+        keys: Sequence[Key],
+        slots: Sequence[tuple[int, int]],
+        isolation: Isolation,
+        room_bytes: int,
+        results: list[object],
+    ) -> list[object]:
+        """Read the (slot, partition) of `slots` here into `results`; a partition that is not led here is refused."""
+        first = True
+        refused: dict[int, IsthmusError | None] = {}
+        asked: dict[int, asyncio.Future[None]] = {}
+        for partition_id in {partition_id for _, partition_id in slots}:
+            refused[partition_id] = not_led(self._runtime, self._routes, partition_id)
+            if refused[partition_id] is None and isolation is Isolation.COMMITTED:
+                asked[partition_id] = self._runtime.committed(self._runtime.partitions[partition_id])
+        for partition_id, confirmed in asked.items():
+            try:
+                await wait_confirmed(confirmed)
+            except IsthmusError as error:
+                refused[partition_id] = error
+        for count, (slot, partition_id) in enumerate(slots, 1):
+            if not count % TURN_KEYS:
+                await asyncio.sleep(0)
+            try:
+                refusal = refused[partition_id]
+                if refusal is not None:
+                    raise refusal
+                if room_bytes <= 0:
+                    results[slot] = LATER
+                    continue
+                payload = self._read(self._led(partition_id), keys[slot], isolation)
+                if payload is not None:
+                    fits = len(payload) <= room_bytes or first
+                    first = False
+                    room_bytes -= len(payload)
+                    if not fits:
+                        room_bytes = 0
+                        results[slot] = LATER
+                        continue
+                results[slot] = payload
+            except IsthmusError as failed:
+                results[slot] = failed
+        return results
+
+    def _led(self, partition_id: int) -> Partition:
+        refused = not_led(self._runtime, self._routes, partition_id)
+        if refused is not None:
+            raise refused
+        return self._runtime.partitions[partition_id]
+
+    def _read(self, place: Partition, key: Key, isolation: Isolation) -> bytes | None:
+        if isolation is Isolation.UNCOMMITTED:
+            entry = place.pending_rows.get((key.bucket, key.key))
+            if entry is not None:
+                return entry.payload or None  # a REAP entry has none
+        return self._runtime.store.object(place.id, key.bucket, key.key)

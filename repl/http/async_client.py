@@ -1,0 +1,338 @@
+"""Outgoing HTTP from the event loop: what fetches from other nodes all the time goes this way.
+
+One request at a time on a connection, connections kept, answers bounded before they are read, all of it ended on
+demand. It is its own small client, and not `http_client` in threads, because a fetch of one change costs 0.6 ms of
+CPU there (headers, cookies, pools, two sends, and four hand-overs of the interpreter between a thread and the busy
+loop) and a tenth of that here. What asks now and then, or blocks anyway, goes by `http_client`; how to come in
+(`Access`) and the words for what went wrong are the same. What is sent is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, cast
+from urllib.parse import urlsplit
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from isthmus.repl.http import client
+from isthmus.repl.http.client import (
+    CONNECT_TIMEOUT_MS_MAX,
+    OPEN,
+    REFUSAL_BYTES_MAX,
+    Access,
+    Refused,
+    WrongPeer,
+    cause_of,
+    refusal_words,
+    system_contexts,
+)
+from isthmus.repl.model.errors import PeerFault
+from isthmus.repl.security.tls import SCHEME, names_of, shown_names
+from isthmus.repl.timers import DeadlineTimer
+
+HEAD_BYTES_MAX: Final = 64_000
+"""Longest head of an answer: status line and headers of all servers and proxies that we know take below 8 KB. The same
+bounds what may come in a row of a chunked body that is none of it: sizes, extensions, trailers."""
+
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+class LoopPeer:
+    """One other node's HTTP listener, under base `url`. For one event loop; as many connections are open as requests
+    were ever under way at once.
+
+    A request must be safe to repeat: the other end may close a kept connection in the moment in which it is used again
+    (its keep-alive is over, or that of a balancer in between), and what met that is sent once more, over a new one.
+
+    `cut` ends every request under way; afterwards each call fails at once.
+    """
+
+    def __init__(self, url: str, access: Access = OPEN) -> None:
+        self.url = url.rstrip("/")
+        self._access = access
+        in_clear = self.url.startswith("http://") and access.contexts is not None
+        self._token = None if in_clear else access.token
+        self._heads: dict[tuple[str, str], bytes] = {}
+        self._idle: list[_Connection] = []
+        self._open: set[_Connection] = set()
+        self._is_cut = False
+
+    async def post(self, path: str, body: bytes, *, media_type: str, timeout_ms: int, limit_bytes: int) -> bytes:
+        """The body that answers a POST of `body`, of at most `limit_bytes`; a longer one is refused before it is
+        read.
+
+        `timeout_ms` bounds the wait for the first byte and for every further one. Raises PeerFault for everything
+        that goes wrong on the way or at the other end (Refused when it answered with an error status).
+        """
+        try:
+            request = self._head(path, media_type) + b"%d\r\n\r\n" % len(body) + body
+            kept = self._resting()
+            connection = kept or await self._connect(timeout_ms)
+            try:
+                answer = await self._exchange(connection, request, timeout_ms, limit_bytes)
+            except OSError as error:
+                if kept is None or kept.heard or self._is_cut or isinstance(error, TimeoutError):
+                    raise
+                connection = await self._connect(timeout_ms)
+                answer = await self._exchange(connection, request, timeout_ms, limit_bytes)
+        except (OSError, ValueError, HttpParserError, HttpParserUpgrade) as error:
+            raise PeerFault(f"{self.url}: {cause_of(error)}") from error
+        if connection.status != 200:
+            words = refusal_words(answer[:REFUSAL_BYTES_MAX].decode("utf-8", "replace"))
+            reason = connection.reason or PeerFault.reason
+            raise Refused(f"{self.url} answers {connection.status}: {words}", connection.status, reason)
+        return answer
+
+    async def _exchange(self, connection: _Connection, request: bytes, timeout_ms: int, limit_bytes: int) -> bytes:
+        """One request over one connection, which is kept if it can be."""
+        try:
+            return await connection.exchange(request, timeout_ms / 1000, limit_bytes)
+        finally:
+            if connection.usable and not self._is_cut:
+                self._idle.append(connection)
+            else:
+                connection.abort()
+
+    def cut(self) -> None:
+        """End every request under way, and refuse all further ones."""
+        self._is_cut = True
+        for connection in list(self._open):
+            connection.abort()
+
+    def _resting(self) -> _Connection | None:
+        """One that is kept and still stands; those that the other end has closed meanwhile are forgotten."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+        return None
+
+    def _head(self, path: str, media_type: str) -> bytes:
+        """The head of a request up to the value of its last header, the body's length."""
+        head = self._heads.get((path, media_type))
+        if head is None:
+            parts = urlsplit(self.url + path)
+            lines = (
+                f"POST {parts.path} HTTP/1.1", f"Host: {parts.netloc.rpartition('@')[2]}", "Accept: */*",
+                "Accept-Encoding: identity", f"Content-Type: {media_type}", "",
+            )  # fmt: skip
+            head = self._heads[path, media_type] = "\r\n".join(lines).encode()
+        if self._token is not None:
+            head += b"Authorization: Bearer " + self._token().encode() + b"\r\n"
+        return head + b"Content-Length: "
+
+    async def _connect(self, timeout_ms: int) -> _Connection:
+        loop, access = asyncio.get_running_loop(), self._access
+        parts = urlsplit(self.url)
+        if parts.scheme not in _PORTS or not parts.hostname:
+            raise ValueError("not a URL that begins with http:// or https://")
+        context = None if parts.scheme == "http" else (access.contexts or system_contexts)()
+        timeout_s = min(timeout_ms, CONNECT_TIMEOUT_MS_MAX) / 1000
+        self._require_open()
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(loop, self._open),
+                    parts.hostname,
+                    parts.port or _PORTS[parts.scheme],
+                    ssl=context,
+                )
+        except TimeoutError as error:
+            raise TimeoutError(f"connecting timed out after {timeout_s:g} s") from error
+        try:
+            self._require_open()
+            if context is not None and access.cluster:
+                certificate = connection.certificate
+                if access.cluster not in {name.cluster for name in names_of(certificate)}:
+                    raise WrongPeer(
+                        f"its certificate must name {SCHEME}{access.cluster}/NODE; it names {shown_names(certificate)}"
+                    )
+        except OSError:
+            connection.abort()
+            raise
+        return connection
+
+    def _require_open(self) -> None:
+        if self._is_cut:
+            raise ConnectionAbortedError("the client was closed")
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, and the one exchange that is under way on it; the parser's callbacks, too.
+
+    idle -> asked        `exchange`
+    asked -> idle        the answer is whole, and the other end keeps the connection
+    asked -> over        it does not, something went wrong, or nobody waits any more
+    idle -> over         the other end closed, or said something unasked
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, among: set[_Connection]) -> None:
+        self.usable = False
+        """It may be used again."""
+        self.heard = False
+        """Something of the answer to the last request came."""
+        self.status = 0
+        """Of the last answer; `reason` is the stable code that it named, or "" """
+        self.reason = ""
+        self._loop = loop
+        self._among = among
+        self._parser = HttpResponseParser(self)
+        self._future: asyncio.Future[bytes] | None = None
+        self._timer = DeadlineTimer(self._look)
+        """When somebody looks whether the patience is over. It runs on from one exchange into the next, so that none
+        sets and cancels one of its own; at rest it runs out."""
+        self._fault: Exception | None = None
+        self._in_body = False  # it may end before anything was asked
+
+    # ---------------------------------------------------------------- for the peer
+
+    @property
+    def certificate(self) -> dict[str, object] | None:
+        """What the other end showed."""
+        found: dict[str, object] | None = self._transport.get_extra_info("peercert")
+        return found
+
+    async def exchange(self, request: bytes, patience_s: float, limit_bytes: int) -> bytes:
+        """Send a whole request; the body of its answer, of one with an error status the first REFUSAL_BYTES_MAX or
+        more. Raises OSError, HttpParserError."""
+        self.usable = False
+        self._limit_bytes, self._patience_s = limit_bytes, patience_s
+        self._pieces: list[bytes] = []
+        self._size_bytes = self._other_bytes = 0
+        self.heard = self._in_body = self._ends_with_connection = False
+        self._fault = None
+        self._heard_s = self._loop.time()
+        future: asyncio.Future[bytes] = self._loop.create_future()
+        self._future = future
+        self._timer.call_within(patience_s)
+        self._transport.write(request)
+        try:
+            return await future
+        finally:
+            self._future = None
+
+    def abort(self) -> None:
+        """Close at once; whoever waits gets an error."""
+        self._transport.abort()
+        self._fail(ConnectionAbortedError("the client was closed"))
+
+    # ---------------------------------------------------------------- the loop's calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._among.add(self)
+        self.usable = True
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        if self._future is None:
+            self.usable = False
+            self._transport.abort()
+            return
+        self._heard_s = self._loop.time()
+        if not self.heard:
+            self.heard, self._since_s = True, self._heard_s
+        before = self._size_bytes
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            self._fail(error)
+            return
+        if self._fault is None and not self._future.done():
+            self._fault = self._too_much(len(data) if self._size_bytes == before else 0)
+        if self._fault is not None:
+            self._fail(self._fault)
+
+    def _too_much(self, other_bytes: int) -> Exception | None:
+        """What is wrong with an answer that is not whole yet; `other_bytes`: how much came now that is no body."""
+        self._other_bytes = self._other_bytes + other_bytes if other_bytes else 0
+        if self._other_bytes > HEAD_BYTES_MAX:
+            return ConnectionError(f"an answer with more than {HEAD_BYTES_MAX} bytes that are no body")
+        taken_s = self._heard_s - self._since_s
+        if taken_s > self._patience_s and self._size_bytes < taken_s * client.RATE_MIN_BYTES:
+            return ConnectionError(f"an answer that trickles: {self._size_bytes} bytes in {taken_s:.0f} s")
+        return None
+
+    def eof_received(self) -> None:
+        """See asyncio: the transport closes itself, and `connection_lost` says what it means."""
+        self.usable = False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        self.usable = False
+        self._among.discard(self)
+        self._timer.cancel()
+        if exc is None and self._in_body and self._ends_with_connection:
+            self._done()
+        else:
+            self._fail(exc or ConnectionError("the connection was closed before the end of the answer"))
+
+    def _look(self) -> None:
+        """The patience may be over."""
+        if self._future is None:
+            return
+        left_s = self._heard_s + self._patience_s - self._loop.time()
+        if left_s > 0:
+            self._timer.call_within(left_s)
+        else:
+            self._fail(TimeoutError(f"timed out: nothing came for {self._patience_s:g} s"))
+
+    def _done(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces))
+
+    def _fail(self, error: Exception) -> None:
+        self.usable = False
+        if self._future is not None and not self._future.done():
+            self._future.set_exception(error)
+
+    # ---------------------------------------------------------------- the parser's calls
+
+    def on_message_begin(self) -> None:
+        """An answer begins; with a second one to one question the connection is of no more use."""
+        self.usable = False
+        self.reason = ""
+        self._ends_with_connection = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        name = name.lower()
+        if name == b"x-isthmus-reason":
+            self.reason = value.decode("latin-1")
+        elif name == b"transfer-encoding":
+            self._ends_with_connection = False
+        elif name == b"content-length":
+            self._ends_with_connection = False
+            length = int(value) if value.isdigit() else 0  # the parser refuses another one
+            if length > self._limit_bytes and self._parser.get_status_code() == 200:
+                self._fault = ConnectionError(f"an answer of {length} bytes, at most {self._limit_bytes} are taken")
+
+    def on_headers_complete(self) -> None:
+        """The head is over."""
+        self.status = self._parser.get_status_code()
+        self._in_body = True
+
+    def on_body(self, piece: bytes) -> None:
+        """A part of the body."""
+        if self._fault is not None:
+            return
+        self._pieces.append(piece)
+        self._size_bytes += len(piece)
+        if self.status != 200:
+            if self._size_bytes >= REFUSAL_BYTES_MAX:
+                self._done()  # with more to come the connection is not kept
+            return
+        if self._size_bytes > self._limit_bytes:
+            self._fault = ConnectionError(f"an answer of more than {self._limit_bytes} bytes")
+
+    def on_message_complete(self) -> None:
+        """The answer is whole."""
+        if self._fault is not None or self._future is None:
+            return
+        if 100 <= self.status < 200:
+            self._in_body = False  # what was asked for is yet to come
+            return
+        self.usable = self._parser.should_keep_alive() and not self._future.done()
+        self._done()

@@ -1,0 +1,207 @@
+"""Who is here: registrations, claims, and what a write must check before it names a node's copy.
+
+A node that registers leaves four znodes: `/node-ids/ID` (persistent, holds the node's name: no other node gets the id
+before the node is removed), `/ids/ID` (the same, ephemeral, for programs before that), `/replicas/NODE` (persistent:
+gens, and whether it is active), `/nodes/NODE` (ephemeral: all of the registration; its creation zxid is the inc). In
+this order: whoever sees a registration finds gens that are at least as new. An ephemeral belongs to one session, and
+what another session left is judged by its owner and not by its name (docs/protocol.md H28). Of two processes with one
+name the one that started later has it; the other one registers again once that one's session is over. Knows paths and
+rules; the bytes are `repl.metastore.codecs`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Final
+
+import structlog
+
+from isthmus.repl.metastore.codecs import (
+    Standing,
+    decode_registration,
+    decode_standing,
+    encode_registration,
+    encode_standing,
+    parsed,
+)
+from isthmus.repl.metastore.port import Ambiguous, Conflict, NameTaken, Unavailable
+from isthmus.repl.metastore.tree_port import Check, Stat, Tree
+from isthmus.repl.model.errors import Corruption, WrongIdentity
+from isthmus.repl.model.record import Member, Registration
+
+log = structlog.get_logger(__name__)
+
+IDS_PATH: Final = "/node-ids"
+"""Below it: the name of the node that has each id, whether it lives or is down."""
+
+ATTEMPTS_LIMIT: Final = 8
+"""Rounds of read and conditional write within one call before it gives up as Unavailable. Each round lost means that
+somebody else won one; eight in a row do not happen among a handful of nodes."""
+
+
+class Presence:
+    """The presence of nodes below `base`."""
+
+    def __init__(self, tree: Tree, base: str) -> None:
+        self._tree = tree
+        self._base = base
+
+    async def register(self, registration: Registration, takes: Collection[int] | None) -> int:
+        """As `Metastore.register`. Raises Unavailable when the session changed meanwhile: a registration made for
+        one session is not left in another."""
+        session, node = self._tree.session(), registration.node
+        path = f"/nodes/{node}"
+
+        def replaceable(stat: Stat) -> bool:
+            return takes is None or stat.czxid in takes
+
+        if takes is not None:
+            # Before anything is written: id and gens are those of the process that has the name.
+            here = await self._tree.read(self._base + path, armed=False)
+            self._still(session)
+            if here is not None and here[1].owner != session and not replaceable(here[1]):
+                raise NameTaken(self._taken(node, here[0]))
+        if await self._own_id(registration, session) or takes is None:
+            await self._give_up_other_ids(registration)
+        other = await self._hold(
+            f"/ids/{registration.id}", node.encode(), session, lambda left, _stat: left == node.encode()
+        )
+        if isinstance(other, bytes):
+            raise WrongIdentity(
+                f"node {node} has the id {registration.id}, which the live node {other.decode(errors='replace')} has "
+                f"already: give each node of the cluster its own node.id"
+            )
+        await self._stand(registration, session)
+        made = await self._hold(path, encode_registration(registration), session, lambda _left, stat: replaceable(stat))
+        if isinstance(made, bytes):
+            raise NameTaken(self._taken(node, made))
+        return made.czxid
+
+    def _taken(self, node: str, found: bytes) -> str:
+        """Why a node cannot register: who has its name."""
+        try:
+            other = parsed(f"/nodes/{node}", found, partial(decode_registration, node=node, inc=0))
+            where = f", its admin listener is {other.admin_url or 'unknown'}"
+        except Corruption:
+            where = ""
+        return (
+            f"another process is registered as node {node}{where}: two processes have the same node.name. "
+            "This one takes no part until that one has ended; stop one of them, or give it another node.name"
+        )
+
+    async def _own_id(self, registration: Registration, session: int) -> bool:
+        """Hold the node's id beyond its session, so that no other node gets it while this one is down; True when it is
+        held only now. Raises WrongIdentity."""
+        node = registration.node
+        path, value = f"{self._base}{IDS_PATH}/{registration.id}", node.encode()
+        for _ in range(ATTEMPTS_LIMIT):
+            found = await self._tree.read(path, armed=False)
+            self._still(session)
+            if found is not None and found[0] == value:
+                return False
+            if found is not None:
+                other = found[0].decode(errors="replace")
+                live = await self._tree.stat(f"{self._base}/nodes/{other}", armed=False) is not None
+                raise WrongIdentity(
+                    f"node {node} has the id {registration.id}, which the {'live ' if live else ''}node {other} has "
+                    f"already{'' if live else ' (it is down)'}: give each node of the cluster its own node.id"
+                    + ("" if live else f"; if {other} never comes back, `isthmus node remove {other}` frees its id")
+                )
+            try:
+                await self._tree.ensure(self._base + IDS_PATH)
+                await self._tree.create(path, value)
+            except (Conflict, Ambiguous) as error:
+                log.debug("metastore.register_retried", error=repr(error))
+            else:
+                return True
+        raise Unavailable(f"{path} could not be made")
+
+    async def _give_up_other_ids(self, registration: Registration) -> None:
+        """Free the ids by which the node went before."""
+        for held in await self._tree.children(self._base + IDS_PATH) or ():
+            path = f"{self._base}{IDS_PATH}/{held}"
+            found = await self._tree.read(path, armed=False)
+            if held != str(registration.id) and found is not None and found[0] == registration.node.encode():
+                try:
+                    await self._tree.delete(path, found[1].version)
+                except (Conflict, Ambiguous) as error:  # the next start of a process gives it up
+                    log.warning("metastore.id_kept", holder=registration.node, id=held, error=repr(error))
+
+    async def claim(self, path: str, value: bytes) -> bool:
+        """As `Metastore.claim`. What another session has is respected until it goes, be it of an earlier process of
+        this very node: that one may still believe that it decides."""
+        held = await self._hold(path, value, self._tree.session(), lambda _left, _stat: False, armed=True)
+        return isinstance(held, Stat)
+
+    async def checks(self, partition: int, needs: Collection[Member]) -> list[Check]:
+        """What a commit must check so that it names these members only while each is registered, active, and has
+        noted this gen of `partition`. Raises Conflict when one is not, Unavailable."""
+        checks: list[Check] = []
+        for node, gen in needs:
+            standing = await self._standing(node)
+            here = await self._tree.stat(f"{self._base}/nodes/{node}", armed=False)
+            if standing is None or here is None:
+                raise Conflict(f"{node} is not registered")
+            if not standing[0].active:
+                raise Conflict(f"{node} is leaving")
+            if standing[0].gen_of(partition) != gen:
+                raise Conflict(f"{node} has gen {standing[0].gen_of(partition)} of partition {partition}, not {gen}")
+            # The version of the ephemeral alone would not do: it begins at 0 again in the node's next session.
+            checks.append(Check(f"{self._base}/replicas/{node}", standing[1]))
+            checks.append(Check(f"{self._base}/nodes/{node}", here.version))
+        return checks
+
+    async def _standing(self, node: str) -> tuple[Standing, int] | None:
+        path = f"{self._base}/replicas/{node}"
+        found = await self._tree.read(path, armed=False)
+        return None if found is None else (parsed(path, found[0], decode_standing), found[1].version)
+
+    async def _stand(self, registration: Registration, session: int) -> None:
+        """Write down what others may go by; nothing is written that is there already."""
+        path, data = f"{self._base}/replicas/{registration.node}", encode_standing(registration)
+        for _ in range(ATTEMPTS_LIMIT):
+            found = await self._tree.read(path, armed=False)
+            self._still(session)
+            try:
+                if found is None:
+                    await self._tree.create(path, data)
+                elif found[0] != data:
+                    await self._tree.set(path, data, found[1].version)
+            except (Conflict, Ambiguous) as error:
+                log.debug("metastore.register_retried", error=repr(error))
+            else:
+                return
+        raise Unavailable(f"{path} could not be written")
+
+    async def _hold(
+        self, path: str, value: bytes, session: int, gives_way: Callable[[bytes, Stat], bool], *, armed: bool = False
+    ) -> Stat | bytes:
+        """Make `path` an ephemeral of `session` with `value`. What another session left there is replaced if it
+        `gives_way`, else its value is returned."""
+        full = self._base + path
+        for _ in range(ATTEMPTS_LIMIT):
+            here = await self._tree.stat(full, armed=armed)
+            found = None if here is None else await self._tree.read(full, armed=False, sync=False)
+            self._still(session)
+            try:
+                if found is None:
+                    made = await self._tree.create(full, value, ephemeral=True)
+                    if made.owner == session:
+                        return made
+                    await self._tree.delete(full, made.version)
+                    continue
+                left, stat = found
+                if stat.owner == session:
+                    return stat if left == value else await self._tree.set(full, value, stat.version)
+                if not gives_way(left, stat):
+                    return left
+                log.info("metastore.stale_ephemeral", path=full, owner=stat.owner)
+                await self._tree.delete(full, stat.version)
+            except (Conflict, Ambiguous) as error:
+                log.debug("metastore.register_retried", error=repr(error))
+        raise Unavailable(f"{full} could not be made")
+
+    def _still(self, session: int) -> None:
+        if self._tree.session() != session:
+            raise Unavailable("the session ended meanwhile")

@@ -1,0 +1,291 @@
+"""The metastore as a tree of znodes: what lies where, and the rules for writing it.
+
+Below one base lie `/uuid`, `/gen` (a counter), `/p/ID` (partition records, never deleted), `/nodes`, `/replicas` and
+`/ids` (`repl.metastore.liveness`) and whatever `put` and `claim` keep. Decides nothing about partitions: an undecided
+or refused write is the caller's to repeat or to recompute. Who keeps the tree is `repl.metastore.zookeeper`, or
+`tests.support.memory_metastore` with faults at will; the bytes are `repl.metastore.codecs`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import structlog
+
+from isthmus.repl.metastore.codecs import (
+    COMMIT_BYTES_MAX,
+    OP_BYTES,
+    RECORD_BYTES_MAX,
+    decode_record,
+    decode_registration,
+    encode_record,
+    parsed,
+)
+from isthmus.repl.metastore.liveness import ATTEMPTS_LIMIT, Presence
+from isthmus.repl.metastore.port import Ambiguous, Conflict, Planned, SessionState, Unavailable, Unmoved, Versioned
+from isthmus.repl.metastore.tree_port import Check, Create, Op, Set, Stat, Tree
+from isthmus.repl.metastore.watch_cache import Mirror
+from isthmus.repl.model.errors import Corruption, TooLarge, Unreadable
+from isthmus.repl.model.record import Member, PartitionRecord, Registration
+
+log = structlog.get_logger(__name__)
+
+GROUND: Final = ("/p", "/nodes")
+"""What is listed by everybody, and so must be there to be watched."""
+
+
+class TreeMetastore:
+    """`repl.metastore.port.Metastore` but for its life, which is that of the tree's keeper.
+
+    Why a look at the registrations may follow a look at the records without reading either again (H29): each look
+    begins with a sync on the one connection, whose answer comes after the news of every change confirmed before it. A
+    session whose end was confirmed before a record's write became visible, or before the call, is therefore known to
+    be gone when `registrations()` returns. Should ZooKeeper's sync be answered by a leader that is none any more
+    (it asks no majority), then both looks see the same older past, still in order: a connection never goes back, and
+    one that is re-made is refused by a server that knows less. `synced_record` does ask a majority."""
+
+    def __init__(self, base: str) -> None:
+        """Everything lies below `base`, "" or an absolute path."""
+        self._base = base
+        self._keeper: Tree | None = None
+        self._on_change: list[Callable[[str], None]] = []
+        self._versions: dict[str, int] = {}
+
+    def _settle(self, keeper: Tree) -> None:
+        self._keeper = keeper
+        self._presence = Presence(keeper, self._base)
+        self._records: Mirror[PartitionRecord] = Mirror(keeper, f"{self._base}/p", self._seen_record, keep=True)
+        self._registrations: Mirror[Registration] = Mirror(
+            keeper,
+            f"{self._base}/nodes",
+            lambda name, path, data, stat: parsed(path, data, partial(decode_registration, node=name, inc=stat.czxid)),
+            keep=False,
+        )
+
+    @property
+    def _tree(self) -> Tree:
+        assert self._keeper is not None, "start() comes first"
+        return self._keeper
+
+    # --- what the keeper tells ---
+
+    def watch(self, on_change: Callable[[str], None]) -> None:
+        """See the port. Paths are below the base: "/p/3" a record, "/p" the set of records, "/nodes" the
+        registrations, else the path that was read. After a disconnection every path that was read since its last
+        hint is named again."""
+        self._on_change.append(on_change)
+
+    def _changed(self, full: str) -> None:
+        """The keeper's: what was read armed at `full` has changed."""
+        self._records.changed(full)
+        self._registrations.changed(full)
+        path = full.removeprefix(self._base)
+        hint = "/nodes" if path.startswith("/nodes/") else path
+        for on_change in self._on_change:
+            on_change(hint)
+
+    def _session_told(self, state: SessionState) -> None:
+        """The keeper's: watches do not survive a connection, whatever became of it."""
+        log.debug("metastore.session", state=str(state))
+        self._records.broken()
+        self._registrations.broken()
+
+    # --- identity ---
+
+    async def cluster_uuid(self, proposed: bytes) -> bytes:
+        """See the port. Kept as hex text."""
+        assert len(proposed) == 16
+        path = f"{self._base}/uuid"
+        for _ in range(ATTEMPTS_LIMIT):
+            found = await self._tree.read(path, armed=False)
+            if found is not None:
+                return parsed(path, found[0], _uuid)
+            try:
+                await self._tree.create(path, proposed.hex().encode())
+            except (Conflict, Ambiguous) as error:
+                log.debug("metastore.uuid_retried", error=repr(error))
+        raise Unavailable(f"{path} could not be agreed on")
+
+    async def allocate_gen(self) -> int:
+        """See the port. One that was taken by an undecided write is skipped, never given twice."""
+        path = f"{self._base}/gen"
+        for _ in range(ATTEMPTS_LIMIT):
+            found = await self._tree.read(path, armed=False)
+            try:
+                if found is None:
+                    await self._tree.create(path, b"1")
+                    return 1
+                gen = parsed(path, found[0], _gen) + 1
+                await self._tree.set(path, str(gen).encode(), found[1].version)
+            except (Conflict, Ambiguous) as error:
+                log.debug("metastore.gen_retried", error=repr(error))
+            else:
+                return gen
+        raise Unavailable(f"{path} could not be raised")
+
+    async def register(self, registration: Registration, takes: Collection[int] | None = None) -> int:
+        """See the port."""
+        return await self._presence.register(registration, takes)
+
+    async def claim(self, path: str, value: bytes) -> bool:
+        """See the port. `on_change(path)` follows when it goes or changes; to give it up: `delete(path, 0)`."""
+        return await self._presence.claim(path, value)
+
+    async def registrations(self) -> Mapping[str, Registration]:
+        """See the port. A caller that also reads records reads them first (H29)."""
+        return await self._registrations.look()
+
+    # --- records ---
+
+    async def records(self) -> Mapping[int, PartitionRecord]:
+        """See the port."""
+        return {record.partition: record for record in (await self._records.look()).values()}
+
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """See the port."""
+        found = {f"/p/{name}": why for name, why in self._records.unreadable.items()}
+        return found | {f"/nodes/{name}": why for name, why in self._registrations.unreadable.items()}
+
+    async def synced_record(self, partition: int) -> PartitionRecord:
+        """See the port. The version is confirmed by a majority of the ensemble, not only by a sync, which a
+        leader answers that does not know yet that it is none any more."""
+        path = f"{self._base}/p/{partition}"
+        found = await self._tree.read(path, armed=False, sync=False)
+        held = await self._tree.confirm(path, 0 if found is None else found[1].version)
+        if found is None or not held:
+            found = await self._tree.read(path, armed=False, sync=False)
+        if found is None:
+            raise LookupError(f"there is no partition {partition}")
+        return self._record(str(partition), path, *found)
+
+    async def create_records(
+        self, records: list[PartitionRecord], with_values: Collection[Planned] = (), unmoved: Collection[Unmoved] = ()
+    ) -> bool:
+        """See the port. One commit; what does not fit into it is TooLarge. Raises Ambiguous, Unavailable."""
+        ops: list[Op] = [Create(f"{self._base}/p/{record.partition}", encode_record(record)) for record in records]
+        parents = set()
+        for planned in with_values:
+            full = self._base + planned.path
+            if planned.version is None:
+                parents.add(full.rpartition("/")[0])
+                ops.append(Create(full, planned.value))
+            else:
+                ops.append(Set(full, planned.value, planned.version))
+        ops += self._checks(unmoved)
+        _check_commit(f"{len(records)} records made at once", ops)
+        for parent in sorted(parents - {self._base}):
+            await self._tree.ensure(parent)
+        try:
+            await self._tree.commit(f"creating {len(records)} records", ops)
+        except Conflict:
+            return False
+        return True
+
+    async def write_record(
+        self, record: PartitionRecord, needs: Collection[Member] = (), unmoved: Collection[Unmoved] = ()
+    ) -> PartitionRecord:
+        """See the port."""
+        path, value = f"/p/{record.partition}", encode_record(record)
+        if not needs:
+            return replace(record, version=await self.put(path, value, record.version, unmoved))
+        ops: list[Op] = [*await self._presence.checks(record.partition, needs), *self._checks(unmoved)]
+        ops.append(Set(self._base + path, value, record.version))
+        written = (await self._tree.commit(f"writing {path}", ops))[-1]
+        assert written is not None
+        return replace(record, version=written.version)
+
+    def _seen_record(self, name: str, path: str, data: bytes, stat: Stat) -> PartitionRecord:
+        record, newest = self._record(name, path, data, stat), self._versions.get(name, -1)
+        if record.version < newest:
+            raise Corruption(
+                f"metastore-rollback: {path} is at version {record.version}, this process has seen version {newest}: "
+                "the metastore lost what it had confirmed, or the record was deleted by hand"
+            )
+        self._versions[name] = record.version
+        return record
+
+    def _record(self, name: str, path: str, data: bytes, stat: Stat) -> PartitionRecord:
+        record = parsed(path, data, partial(decode_record, version=stat.version))
+        if name != str(record.partition):
+            raise Unreadable(f"{path} in the metastore holds the record of partition {record.partition}")
+        return record
+
+    # --- small values ---
+
+    async def get(self, path: str) -> Versioned | None:
+        """See the port."""
+        full = self._base + path
+        for _ in range(ATTEMPTS_LIMIT):
+            found = await self._tree.read(full, armed=True)
+            if found is not None:
+                return Versioned(found[0], found[1].version)
+            if await self._tree.stat(full, armed=True) is None:
+                return None
+        raise Unavailable(f"{full} comes and goes")
+
+    def _checks(self, unmoved: Collection[Unmoved]) -> list[Check]:
+        return [Check(self._base + each.path, each.version) for each in unmoved]
+
+    async def put(self, path: str, value: bytes, version: int | None, unmoved: Collection[Unmoved] = ()) -> int:
+        """See the port."""
+        _check_size(path, len(value))
+        assert version is None or version >= 0, "a conditional write needs the version on which it is based"
+        full = self._base + path
+        if unmoved:
+            if version is None:
+                await self._tree.ensure(full.rpartition("/")[0])
+            write: Op = Create(full, value) if version is None else Set(full, value, version)
+            stat = (await self._tree.commit(f"writing {path}", [write, *self._checks(unmoved)]))[0]
+            return 0 if stat is None else stat.version
+        if version is None:
+            return (await self._tree.create(full, value)).version
+        return (await self._tree.set(full, value, version)).version
+
+    async def delete(self, path: str, version: int) -> None:
+        """See the port."""
+        assert version >= 0, "a conditional delete needs the version on which it is based"
+        await self._tree.delete(self._base + path, version)
+
+    async def children(self, path: str) -> list[str]:
+        """See the port."""
+        full = self._base + path
+        for _ in range(ATTEMPTS_LIMIT):
+            found = await self._tree.children(full)
+            if found is not None:
+                return sorted(found)
+            if await self._tree.stat(full, armed=True) is None:
+                return []
+        raise Unavailable(f"{full} comes and goes")
+
+
+def _uuid(text: bytes) -> bytes:
+    found = bytes.fromhex(text.decode("ascii"))
+    if len(found) != 16:
+        raise ValueError(f"{len(found)} bytes where a uuid has 16")
+    return found
+
+
+def _gen(text: bytes) -> int:
+    if not text.strip().isdigit():
+        raise ValueError(f"{text!r:.80} is no whole number: right is one above every gen that was ever given")
+    return int(text)
+
+
+def _check_size(what: str, size_bytes: int) -> None:
+    if size_bytes > RECORD_BYTES_MAX:
+        raise TooLarge(f"{what}: {size_bytes} bytes, the metastore takes {RECORD_BYTES_MAX}")
+
+
+def _check_commit(what: str, ops: Collection[Op]) -> None:
+    size_bytes = sum(
+        OP_BYTES + len(op.path.encode()) + (len(op.value) if isinstance(op, Create | Set) else 0) for op in ops
+    )
+    if size_bytes > COMMIT_BYTES_MAX:
+        raise TooLarge(
+            f"{what}: {size_bytes} bytes, the metastore takes {COMMIT_BYTES_MAX} in one write; "
+            f"fewer partitions, fewer replicas or shorter names of nodes are smaller"
+        )

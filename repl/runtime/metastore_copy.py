@@ -1,0 +1,325 @@
+"""A copy of the metastore's documents in each data directory, and the adoption of an empty metastore by it.
+
+The metastore alone knows which bucket types there are, who holds which partition, and what operators have set. Each
+node keeps a copy of its documents (`CopyKeeper`). When ZooKeeper has lost all its data, `plan_adoption` and `adopt`
+fill it again from such a copy. Records are written as `overtaken` (docs/protocol.md H32): what they say of leaders and
+of replicas in sync is of an earlier time, so nobody is elected before `isthmus cluster reseed` looked at all copies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from isthmus.repl.metastore.codecs import decode_record, encode_record
+from isthmus.repl.metastore.port import Ambiguous, Conflict, Metastore, Unavailable
+from isthmus.repl.model.errors import BadInput, CodecError, Corruption, IsthmusError, LocalFault, NotReady
+from isthmus.repl.model.ports import TimeSource
+from isthmus.repl.model.record import PartitionRecord, PartitionStatus
+from isthmus.repl.storage.slot_file import SLOT_BYTES_MAX, Slots
+
+log = structlog.get_logger(__name__)
+
+NAME: Final = "metastore-copy"
+"""Of the two slot files."""
+
+VERSION: Final = 1
+
+UUID_PATH: Final = "/uuid"
+
+GEN_PATH: Final = "/gen"
+
+NOT_COPIED: Final = frozenset({"uuid", "p", "nodes", "ids", "replicas", "controller"})
+"""Top-level names that are no documents to be restored: the uuid is the data directory's, records are read by
+themselves, and the rest is written by nodes when they register."""
+
+DEPTH_MAX: Final = 4
+"""Levels below the base that are read; the deepest document lies on the third."""
+
+COPY_BYTES_MAX: Final = SLOT_BYTES_MAX // 2
+"""Largest copy that is kept: some 10,000 records. A larger one is not written, which is logged."""
+
+INTERVAL_S: Final = 10.0
+"""Least time between two copies; what changes within it may be missing in the newest one."""
+
+LOOK_S: Final = 60.0
+"""A copy is compared with the metastore at least so often, beside the metastore's hints."""
+
+GEN_MARGIN: Final = 1_000_000
+"""By how much the counter of gens is raised above the highest that is known: more than a cluster gives between a copy
+and the loss of the original (one a node and new copy), and far from 2**63."""
+
+
+class MetastoreCopy(NamedTuple):
+    """The documents of one cluster's metastore, by path below its base, as they were at `at_ms` (wall clock)."""
+
+    cluster_uuid: bytes
+    at_ms: int
+    documents: Mapping[str, bytes]
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        """The partitions of which it has records."""
+        return frozenset(int(p.removeprefix("/p/")) for p in self.documents if p.startswith("/p/"))
+
+
+# -- keeping ----------------------------------------------------------------------------------------
+
+
+async def read_documents(metastore: Metastore) -> dict[str, bytes]:
+    """All documents that a copy holds. Raises Unavailable, and IsthmusError for what cannot be read."""
+    found = {f"/p/{number}": encode_record(record) for number, record in (await metastore.records()).items()}
+    level = [f"/{name}" for name in await metastore.children("") if name not in NOT_COPIED]
+    for _ in range(DEPTH_MAX):
+        below: list[str] = []
+        for path in level:
+            value = await metastore.get(path)
+            if value is not None and value.value:
+                found[path] = value.value
+            below += [f"{path}/{name}" for name in await metastore.children(path)]
+        level = below
+    return dict(sorted(found.items()))
+
+
+def load_copy(directory: Path) -> MetastoreCopy | None:
+    """The copy in a data directory, None where there is none. The directory need not be locked. Raises Corruption,
+    LocalFault."""
+    raw = Slots(directory, NAME).read()
+    if raw is None:
+        return None
+    if not isinstance(raw, dict) or raw.get("version") != VERSION:
+        raise Corruption(f"{directory / NAME}.* is not of version {VERSION}: is it of a newer Isthmus?")
+    return MetastoreCopy(raw["cluster_uuid"], raw["at_ms"], raw["documents"])
+
+
+class CopyKeeper:
+    """Keeps a data directory's copy up to date while the node runs."""
+
+    def __init__(self, metastore: Metastore, directory: Path, cluster_uuid: bytes, time: TimeSource) -> None:
+        self._metastore = metastore
+        self._directory = directory
+        self._cluster_uuid = cluster_uuid
+        self._time = time
+        self._hinted = asyncio.Event()
+        self._slots = Slots(directory, NAME)
+        self._kept: MetastoreCopy | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._trouble = ""
+
+    def start(self) -> None:
+        """Begin to keep the copy; one that is damaged is replaced."""
+        try:
+            self._slots.read()  # so that the next write goes to the older slot
+            self._kept = load_copy(self._directory)
+        except IsthmusError as error:
+            log.warning("metastore_copy.unread", error=str(error))
+        self._metastore.watch(self._hint)
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    async def stop(self) -> None:
+        """Keep it no longer; a write under way is finished."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _hint(self, path: str) -> None:
+        if path.split("/")[1:2] not in ([name] for name in NOT_COPIED - {"p"}):
+            self._hinted.set()
+
+    async def _keep(self) -> None:
+        while True:
+            self._hinted.clear()
+            try:
+                await self.copy()
+            except (Unavailable, Ambiguous, IsthmusError) as error:
+                self._tell(str(error))
+            await asyncio.sleep(INTERVAL_S)
+            try:
+                async with asyncio.timeout(LOOK_S - INTERVAL_S):
+                    await self._hinted.wait()
+            except TimeoutError:
+                pass
+
+    async def copy(self) -> None:
+        """Copy now, if anything differs from the copy that is there."""
+        documents = await read_documents(self._metastore)
+        kept = self._kept
+        if kept is not None and kept.cluster_uuid == self._cluster_uuid:
+            if kept.documents == documents:
+                return
+            found = {path for path in documents if path.startswith("/p/")}
+            forgotten = sorted(path for path in kept.documents if path.startswith("/p/") and path not in found)
+            if forgotten:
+                self._tell(f"the metastore forgot {len(forgotten)} records ({forgotten[0]} among them): the copy stays")
+                return
+        size_bytes = sum(len(path) + len(value) + 16 for path, value in documents.items())
+        if size_bytes > COPY_BYTES_MAX:
+            self._tell(f"the metastore's documents have {size_bytes} bytes, a copy at most {COPY_BYTES_MAX}")
+            return
+        copied = MetastoreCopy(self._cluster_uuid, self._time.wall_ms(), documents)
+        value = {"version": VERSION, **copied._asdict()}
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, self._slots.write, value))
+        self._kept, self._trouble = copied, ""
+
+    def _tell(self, trouble: str) -> None:
+        """Log a trouble once, until there is another one or none."""
+        if trouble != self._trouble:
+            self._trouble = trouble
+            log.warning("metastore_copy.not_written", error=trouble)
+
+
+# -- adopting ---------------------------------------------------------------------------------------
+
+
+SET_BY_OPERATORS: Final = (
+    "options, properties, drained nodes, queues that were registered or delisted, owners and gaps of queues, "
+    "suspensions and limits of queues and sinks"
+)
+
+
+DEFAULT_LOST: Final = (
+    "the bucket type default: it is made anew when nodes start, as [replication] in their files says, and must have as "
+    "many partitions as before; copies on nodes to which it is not given are deleted after "
+    'replication.removed_copy_grace: set that to "720h" in all files first'
+)
+
+
+class Adoption(NamedTuple):
+    """What an adoption writes, and what it cannot bring back."""
+
+    cluster_uuid: bytes
+    found_uuid: str
+    """What the metastore says now, "" when it says nothing."""
+    as_of_ms: int | None
+    """When the copy was made, None where there is none."""
+    documents: Mapping[str, bytes]
+    bucket_types: Mapping[str, int]
+    """Bucket type -> partitions of which there will be records."""
+    lost: tuple[str, ...]
+    """What is lost or in doubt, a sentence each."""
+
+
+async def plan_adoption(
+    metastore: Metastore, identity: Mapping[str, Any], copy: MetastoreCopy | None, *, node: str, by: str
+) -> Adoption:
+    """What is to be written so that the (empty) metastore is the one of the cluster to which `identity`, a data
+    directory's, belongs. Raises BadInput when it is not empty, NotReady when it cannot be reached."""
+    cluster_uuid: bytes = identity["cluster_uuid"]
+    held: Mapping[int, Any] = identity["partitions"]
+    if copy is not None and copy.cluster_uuid != cluster_uuid:
+        copy = None
+    documents = {} if copy is None else dict(copy.documents)
+    records: dict[int, PartitionRecord] = {}
+    for number in () if copy is None else copy.partitions:
+        records[number] = _overtaken(decode_record(documents[f"/p/{number}"], 0), held.get(number), node, by)
+        documents[f"/p/{number}"] = encode_record(records[number])
+    documents[GEN_PATH] = str(_gen_above(identity, documents.get(GEN_PATH))).encode()
+    found = await _refused_unless_empty(metastore, cluster_uuid, records)
+    types: dict[str, int] = {}
+    for record in records.values():
+        types[record.bucket_type] = types.get(record.bucket_type, 0) + 1
+    lost = _lost(copy, sorted(held.keys() - records.keys()))
+    at_ms = None if copy is None else copy.at_ms
+    return Adoption(cluster_uuid, found, at_ms, documents, dict(sorted(types.items())), lost)
+
+
+async def adopt(metastore: Metastore, adoption: Adoption) -> None:
+    """Write it: the uuid last, so that no node takes a half-filled metastore for its own. Doing it again after a
+    failure goes on. Raises NotReady, BadInput."""
+    try:
+        for path, value in [*adoption.documents.items(), (UUID_PATH, adoption.cluster_uuid.hex().encode())]:
+            there = await metastore.get(path)
+            if there is None or there.value != value:
+                await metastore.put(path, value, None if there is None else there.version)
+    except (Unavailable, Ambiguous) as error:
+        raise NotReady(f"the metastore does not answer: {error}; do it again") from error
+    except Conflict as error:
+        raise BadInput(f"somebody else writes into the metastore: stop the nodes, and do it again ({error})") from error
+
+
+def _overtaken(record: PartitionRecord, held: Any, node: str, by: str) -> PartitionRecord:
+    epoch = max(1, record.epoch, held[1] if held else 0)
+    return replace(
+        record,
+        status=PartitionStatus.OFFLINE,
+        leader=None,
+        candidate=None,
+        tried=frozenset(),
+        overtaken=epoch,
+        reason=f"metastore-rollback: adopted by {by} from the copy of {node}: isthmus cluster reseed",
+    )
+
+
+def _gen_above(identity: Mapping[str, Any], copied: bytes | None) -> int:
+    """A gen above all that were given: those that this directory knows, that of the copy, and a margin."""
+    known = [int(identity.get("spare", 0)), *(int(found[0]) for found in identity["partitions"].values())]
+    for name in ("condemned", "left"):
+        known += [int(found[0]) for found in identity.get(name, {}).values()]
+    if copied is not None:
+        try:
+            known.append(int(copied))
+        except ValueError:
+            raise CodecError(f"{GEN_PATH} of the copy is no number: {copied!r:.80}") from None
+    return max(known) + GEN_MARGIN
+
+
+async def _refused_unless_empty(
+    metastore: Metastore, cluster_uuid: bytes, records: Mapping[int, PartitionRecord]
+) -> str:
+    """The uuid that the metastore holds, "" for none. Raises BadInput where it is in use."""
+    try:
+        uuid = await metastore.get(UUID_PATH)
+        live, there = await metastore.registrations(), await metastore.records()
+    except (Unavailable, Ambiguous) as error:
+        raise NotReady(f"the metastore does not answer: {error}") from error
+    found = "" if uuid is None else uuid.value.decode("ascii", "replace")
+    whose = "of this cluster already" if found == cluster_uuid.hex() else f"of another cluster ({found or 'no uuid'})"
+    if live:
+        raise BadInput(f"the metastore is {whose}, and {', '.join(sorted(live))} use it: nothing is to be adopted")
+    begun = all(n in records and _alike(r, records[n]) for n, r in there.items())  # by an adoption that did not finish
+    if there and not (begun and found != cluster_uuid.hex()):
+        raise BadInput(f"the metastore is {whose}, and has {len(there)} partition records: nothing is to be adopted")
+    return found
+
+
+def _alike(one: PartitionRecord, other: PartitionRecord) -> bool:
+    """Whether two adoptions, by whomever, wrote these records."""
+    return one.overtaken > 0 and replace(one, reason="", overtaken=1) == replace(other, reason="", overtaken=1)
+
+
+def _lost(copy: MetastoreCopy | None, without_record: list[int]) -> tuple[str, ...]:
+    if copy is None:
+        numbers = _some(without_record)
+        return (
+            "this directory has no copy of the metastore's documents (another node's may): all of them are lost",
+            f"no record is written for the partitions held here ({numbers})",
+            DEFAULT_LOST,
+            "bucket types other than default: what they held stays in the data directories, and no command reaches it",
+            f"{SET_BY_OPERATORS}: they are to be set again",
+        )
+    lost = [
+        f"what changed after the copy was made: bucket types, moves of replicas, {SET_BY_OPERATORS}",
+        "which replicas are in sync: nobody leads before `isthmus cluster reseed`, which asks all nodes what they hold",
+    ]
+    if without_record:
+        lost.append(
+            f"records of partitions {_some(without_record)}, of which this node holds copies: they came after the copy "
+            "was made, and no command reaches what they hold"
+        )
+    return tuple(lost)
+
+
+def _some(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "") if numbers else "none"
+
+
+def check_known(directory: Path, identity: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The identity of a data directory by which a metastore can be adopted. Raises LocalFault."""
+    if identity is None or not identity.get("cluster_uuid"):
+        raise LocalFault(f"{directory} belongs to no cluster: no node has used it, so nothing can be adopted by it")
+    return identity

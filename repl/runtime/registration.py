@@ -1,0 +1,248 @@
+"""Settling in at a start: whether this directory's copies are honest, and under which gens they are told of.
+
+A copy that lost something durable, or that cannot be believed after a power loss, takes a new gen before the node
+registers, so that nobody elects it for what it no longer holds (docs/protocol.md R-GEN). A copy that is yet to be made
+takes the directory's spare gen. Which partitions there are is the controller's affair (`repl.controller.controller`);
+how a replica comes to be is `repl.runtime.replica_lifecycle`'s.
+
+This process's registration in the metastore: how the cluster knows that the node lives, and with which copies.
+
+One at a time, always with what the data directory holds at that moment: a copy's gen is durable there before anybody
+hears of it (docs/protocol.md R-GEN). Whoever adds or renews a copy asks for `register` again; in the same session that
+keeps the inc. What an expired session means to the replicas is the core's affair.
+
+    registered     `inc` is not 0
+    unregistered   -> registered      `register` succeeded: at the start, after an expired session, after a loss
+    registered     -> unregistered    the session expired, or another process has the name (`why` says which)
+    registered     -> registered      the znode was removed by somebody: made anew, with another inc
+
+A process that starts takes its node's name, whoever has it: as a rule that is its own predecessor, whose session is not
+over yet. From then on it replaces only registrations of its own. So of two processes with one name the one that started
+later keeps it, and the other one registers when that one's session is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from isthmus.repl.metastore.port import Ambiguous, Conflict, Metastore, NameTaken, Unavailable
+from isthmus.repl.model.errors import IsthmusError
+from isthmus.repl.model.record import PartitionRecord, Registration
+from isthmus.repl.replog.port import RecoveredPartition
+from isthmus.repl.storage.identity import Identity
+from isthmus.repl.store.port import Store
+from isthmus.repl.telemetry import Family
+
+log = structlog.get_logger(__name__)
+
+
+WITHDRAW_S: Final = 2.0
+"""How long a process that is leaving waits for the metastore to note it."""
+
+RETRY_MS: Final = 500
+"""Pause before the next attempt of a node that is not registered: a read or two for the metastore, and a node whose
+name has become free is back within a second."""
+
+OWN_INCS_MAX: Final = 4
+"""Sessions of this process whose registrations it may replace: the last one that could still stand, and some more."""
+
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_registered": Family(
+        "1 while this process is registered in the metastore as its node.", "flag", "partitions"
+    ),
+    "isthmus_registrations_lost_total": Family(
+        "Registrations that this process lost though its session lived, by cause: removed (the "
+        "znode was gone), taken (another process has the name).",
+        "registrations",
+        "partitions",
+        ("cause",),
+    ),
+}
+
+
+class Registrar:
+    """Registers `self_portrait`, completed with the directory's gens and the wish to be elected, and keeps it so."""
+
+    def __init__(self, metastore: Metastore, identity: Identity, self_portrait: Registration) -> None:
+        self._metastore = metastore
+        self._identity = identity
+        self._portrait = self_portrait
+        self._one_at_a_time = asyncio.Lock()
+        self.inc = 0
+        """This process's session; 0 while it is not registered."""
+        self.why = "it has not registered yet"
+        """Why it is not registered; "" while it is."""
+        self._own: deque[int] = deque(maxlen=OWN_INCS_MAX)
+        self._withheld: dict[int, int] = {}
+        """Partition -> no gen, of copies that this process holds and makes nothing of any more."""
+        self._lost = {"removed": 0, "taken": 0}
+        self._look = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.on_registered: Callable[[int], None] = lambda _inc: None
+        """Gets each new inc."""
+        self.on_lost: Callable[[], None] = lambda: None
+        """Called when another process has the name."""
+
+    # -- keeping it ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Keep the node registered from now on, until `stop`."""
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    async def stop(self) -> None:
+        """Whatever becomes of the registration, it is not made anew."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    def expired(self) -> None:
+        """The session is over: register in the next one."""
+        self.inc, self.why = 0, "its session with the metastore is over"
+        self._look.set()
+
+    def seen(self, registrations: Mapping[str, Registration]) -> None:
+        """Compare what was just read with what this process registered. Where it differs, look: the reading may be
+        older than the registration."""
+        here = registrations.get(self._portrait.node)
+        if here is None or here.inc != self.inc:
+            self._look.set()
+
+    async def _keep(self) -> None:
+        while True:
+            await self._look.wait()
+            self._look.clear()
+            try:
+                await self.register()
+            except NameTaken:  # told when it was found out; `seen` or the pause ends the wait
+                self._look.set()
+                await asyncio.sleep(RETRY_MS / 1000)
+            except (Unavailable, Ambiguous, Conflict, IsthmusError) as error:
+                if not self.inc:
+                    self.why = str(error) or self.why
+                log.warning("metastore.register_failed", error=str(error))
+                self._look.set()
+                await asyncio.sleep(RETRY_MS / 1000)
+            except Exception:  # a node that is gone for ever and serves on would be worse than one that tries again
+                log.exception("metastore.register_bug")
+                self._look.set()
+                await asyncio.sleep(RETRY_MS / 1000)
+
+    def samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
+        """Whether this process is registered, and how often it lost its registration."""
+        yield "isthmus_registered", {}, 1 if self.inc else 0
+        for cause, count in self._lost.items():
+            yield "isthmus_registrations_lost_total", {"cause": cause}, count
+
+    def _lose(self, cause: str, reason: str) -> None:
+        self._lost[cause] += 1
+        log.error("metastore.registration_lost", cause=cause, inc=self.inc, reason=reason)
+
+    # -- registering --------------------------------------------------------------------------------------
+
+    def withhold(self, partition: int) -> None:
+        """Say of this copy, with the next `register` and until this process ends, that it is not here."""
+        self._withheld[partition] = 0
+
+    async def register(self) -> int:
+        """Register, or renew what is registered; returns the inc. Raises Unavailable, Ambiguous, Conflict, NameTaken,
+        and WrongIdentity when another node goes by this one's id."""
+        async with self._one_at_a_time:
+            gens = self._identity.gens() | self._withheld
+            portrait = replace(self._portrait, gens=gens, spare_gen=self._identity.spare)
+            before = self.inc
+            try:
+                inc = await self._metastore.register(portrait, tuple(self._own) if self._own else None)
+            except NameTaken as error:
+                if before and self.inc == before:
+                    self._lose("taken", str(error))
+                    self.inc = 0
+                    self.on_lost()
+                self.why = str(error)
+                raise
+            if inc == self.inc:
+                return inc
+            if before and self.inc == before:
+                self._lose("removed", "the znode was gone though the session lives: it was removed by hand")
+            log.info("metastore.registered", inc=inc)
+            self._own.append(inc)
+            self.inc, self.why = inc, ""
+            self.on_registered(inc)
+            return inc
+
+    async def withdraw(self, timeout_s: float) -> None:
+        """Say that this process is leaving: nobody elects it or takes it into an ISR any more. Where the metastore does
+        not answer within WITHDRAW_S or `timeout_s`, the end of the session will say so."""
+        self._portrait = replace(self._portrait, active=False)
+        try:
+            async with asyncio.timeout(min(WITHDRAW_S, timeout_s)):
+                await self.register()
+        except (Unavailable, Ambiguous, Conflict, IsthmusError, TimeoutError) as error:
+            log.warning("metastore.not_withdrawn", error=str(error))
+
+
+async def settle(
+    metastore: Metastore,
+    identity: Identity,
+    recovered: Mapping[int, RecoveredPartition],
+    store: Store,
+    *,
+    node: str,
+    cluster_uuid: bytes,
+    boot_id: str,
+    durability: str,
+) -> Mapping[int, PartitionRecord]:
+    """The cluster's records, by partition, after this directory's gens are settled and durable. Raises LocalFault,
+    and what the metastore raises.
+
+    The spare gen stays for the life of the directory: a copy that was not noted here never held anything, so nothing
+    that casts doubt on those that were says anything of it."""
+    records = await metastore.records()
+    doubted = _doubted(identity, recovered, store, _wholly_doubted(identity, boot_id, durability))
+    spare = 0 if identity.spare else await metastore.allocate_gen()
+    gens: dict[int, int] = {}
+    if doubted:
+        gen = await metastore.allocate_gen()
+        gens = dict.fromkeys(doubted, gen)
+        for partition, reason in doubted.items():
+            log.warning("identity.new_gen", partition=partition, gen=gen, reason=reason)
+    known, again, deleting = {*identity.partitions()}, identity.gens(), {*identity.condemned()}
+    for partition, record in records.items():
+        if node in record.replicas and partition not in known and partition not in deleting:
+            gens[partition] = again.get(partition) or spare or identity.spare
+    identity.adopt(cluster_uuid, node, boot_id, gens, spare)
+    return records
+
+
+def _wholly_doubted(identity: Identity, boot_id: str, durability: str) -> str:
+    """Why no copy of this directory may count as what it was; "" when they may."""
+    if identity.doubt:
+        return identity.doubt
+    if durability == "async" and identity.boot_id not in ("", boot_id) and not identity.clean:
+        return "the machine stopped while durability was async"
+    return ""
+
+
+def _doubted(
+    identity: Identity, recovered: Mapping[int, RecoveredPartition], store: Store, wholly: str
+) -> dict[int, str]:
+    """Partition -> why its copy here must not count as the one that the record means. One that is far is out of the
+    guard already."""
+    doubted: dict[int, str] = {}
+    for partition in identity.partitions():
+        if wholly:
+            doubted[partition] = wholly
+        elif partition in recovered and recovered[partition].damage:
+            doubted[partition] = recovered[partition].damage
+        elif partition in recovered and partition not in store.far.marks():
+            start, applied = recovered[partition].start, store.applied(partition).offset
+            believed = min(applied, store.durable_floor(partition)) if store.needs_replay() else applied
+            if believed < start:
+                doubted[partition] = f"the store ends at {believed} and the log begins at {start}"
+    return doubted

@@ -1,0 +1,203 @@
+"""Accepts connections that speak TLS: each handshake has a deadline, there is a most of them, and who fails is counted.
+
+Stands where `loop.create_server` stands without TLS. The first byte of a connection tells TLS from plain text before
+anything is allocated for it; a listener that wants TLS says so in plain words to who does not speak it. The protocol
+hears of its connection only when the handshake is over. What certificates are asked for is in the context; whom they
+must name is for the protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import structlog
+
+from isthmus.repl.security.tls import (
+    FIRST_BYTE,
+    HANDSHAKE_TIMEOUT_S,
+    SHUTDOWN_TIMEOUT_S,
+    Trouble,
+    shown_address,
+    trouble_of,
+)
+from isthmus.repl.telemetry import Family, Sample
+
+log = structlog.get_logger(__name__)
+
+BACKLOG: Final = 2048
+"""Connections that the kernel holds until they are accepted."""
+
+HANDSHAKES_MAX: Final = 128
+"""Connections whose handshake is not over; each may cost half a megabyte. At the limit accepting waits for one to end,
+and cuts the oldest once it has had its time."""
+
+CROWDED_S: Final = 2.0
+"""How long a handshake may take when others wait for its place: honest ones take milliseconds."""
+
+LOG_INTERVAL_S: Final = 10.0
+"""Refusals of one kind are counted each and logged once in this time: whoever makes them must not fill the log."""
+
+ACCEPT_PAUSE_S: Final = 0.2
+"""Pause after accepting failed: this process has no file descriptors left, and some may be closed by then."""
+
+PLAIN: Final = Trouble("plaintext", "the other end does not speak TLS")
+CUT: Final = Trouble("crowded", "others waited for the place of this handshake")
+
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_tls_handshakes": Family(
+        "TLS handshakes under way now, by listener.", "connections", "locks", ("listener",)
+    ),
+    "isthmus_tls_refused_total": Family(
+        "Connections whose TLS handshake failed, by listener and reason.",
+        "connections",
+        "locks",
+        ("listener", "reason"),
+    ),
+}
+"""Name -> what it counts (see repl.telemetry)."""
+
+
+class TlsServer:
+    """One listening socket. `contexts` gives the context of each new connection; with `also_plain` those without TLS
+    are taken, too, else they are sent `hint`, as far as the socket takes it at once, and closed."""
+
+    def __init__(
+        self,
+        name: str,
+        listen_socket: socket.socket,
+        factory: Callable[[], asyncio.Protocol],
+        contexts: Callable[[], ssl.SSLContext],
+        *,
+        also_plain: bool = False,
+        hint: bytes = b"",
+        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+    ) -> None:
+        self.name = name
+        self.refused: dict[str, int] = {}
+        self._socket = listen_socket
+        self._factory = factory
+        self._contexts = contexts
+        self._also_plain = also_plain
+        self._hint = hint
+        self._timeout_s = handshake_timeout_s
+        self._pending: dict[asyncio.Task[None], float] = {}
+        self._cut: set[asyncio.Task[None]] = set()
+        self._said_s: dict[str, float] = {}
+        self._accepting: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to accept."""
+        self._socket.setblocking(False)
+        self._socket.listen(BACKLOG)
+        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+
+    def close(self) -> None:
+        """Accept nothing more; handshakes under way are cut. `wait_closed` returns when all that is done."""
+        for task in (*self._pending, *([self._accepting] if self._accepting is not None else [])):
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """After `close`."""
+        tasks = [*self._pending, *([self._accepting] if self._accepting is not None else [])]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._socket.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._make_room(loop)
+            try:
+                sock, address = await loop.sock_accept(self._socket)
+            except OSError as error:
+                self._refuse(Trouble("not-accepted", f"cannot accept a connection: {error}"), "")
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            task = loop.create_task(self._welcome(sock, shown_address(address)))
+            self._pending[task] = loop.time()
+            task.add_done_callback(self._done)
+
+    async def _make_room(self, loop: asyncio.AbstractEventLoop) -> None:
+        while len(self._pending) >= HANDSHAKES_MAX:
+            oldest, since_s = next(iter(self._pending.items()))
+            left_s = since_s + CROWDED_S - loop.time()
+            if left_s <= 0:
+                self._cut.add(oldest)
+                oldest.cancel()
+                left_s = CROWDED_S
+            await asyncio.wait(set(self._pending), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._pending.pop(task, None)
+        self._cut.discard(task)
+
+    async def _welcome(self, sock: socket.socket, address: str) -> None:
+        """One connection up to the end of its handshake; from then on it is its protocol's."""
+        loop = asyncio.get_running_loop()
+        taken = False
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                first = await _first_byte(loop, sock)
+                if not first:
+                    return  # a probe of the port: it said nothing
+                if first[0] == FIRST_BYTE:
+                    taken = True
+                    await loop.connect_accepted_socket(
+                        self._factory,
+                        sock,
+                        ssl=self._contexts(),
+                        ssl_handshake_timeout=self._timeout_s + 1,  # ours is told in words
+                        ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+                    )
+                elif self._also_plain:
+                    taken = True
+                    await loop.connect_accepted_socket(self._factory, sock)
+                else:
+                    self._refuse(PLAIN, address)
+                    if self._hint:
+                        sock.recv(65_536)  # else closing would reset the connection, and the hint be lost
+                        sock.send(self._hint)
+        except asyncio.CancelledError:
+            if asyncio.current_task() in self._cut:
+                self._refuse(CUT, address)
+            else:
+                raise
+        except OSError as error:  # those of ssl are such, and TimeoutError
+            self._refuse(trouble_of(error), address)
+        finally:
+            if not taken:
+                sock.close()
+
+    def _refuse(self, trouble: Trouble, address: str) -> None:
+        self.refused[trouble.code] = self.refused.get(trouble.code, 0) + 1
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._said_s.get(trouble.code, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
+            self._said_s[trouble.code] = now_s
+            log.warning(
+                "tls.refused",
+                listener=self.name,
+                address=address,
+                reason=trouble.code,
+                sentence=trouble.words,
+                count=self.refused[trouble.code],
+            )
+
+    def samples(self) -> Iterator[Sample]:
+        """What Prometheus is shown."""
+        yield "isthmus_tls_handshakes", {"listener": self.name}, len(self._pending)
+        for reason, count in self.refused.items():
+            yield "isthmus_tls_refused_total", {"listener": self.name, "reason": reason}, count
+
+
+async def _first_byte(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> bytes:
+    """The first byte that came, left where it is; empty when the other end closed."""
+    readable = asyncio.Event()
+    loop.add_reader(sock, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(sock)
+    return sock.recv(1, socket.MSG_PEEK)

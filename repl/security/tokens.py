@@ -1,0 +1,108 @@
+"""Bearer tokens: read from files, kept as digests, compared in constant time, never shown.
+
+A file has a token, or `sha256:` and its digest in hex, a line; "#" begins a comment. Those who ask need a token itself,
+those who answer need no more than digests. What a token may do is `node.http.authorization`'.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from isthmus.repl.model.errors import BadConfig
+from isthmus.repl.security.watched_files import Watched, check_private
+
+TOKENS_MAX: Final = 64
+"""Tokens of a file: each costs every request a comparison. Rotation needs two."""
+
+FILE_BYTES_MAX: Final = 64_000
+"""Largest file of tokens; what is larger was named by mistake."""
+
+_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}", re.ASCII)
+_DIGEST: Final = re.compile(r"sha256:([0-9a-fA-F]{64})", re.ASCII)
+
+FORM: Final = "a token is 16 to 512 of A-Z a-z 0-9 - . _ ~ + / =, or sha256: and 64 hex digits"
+
+PEM: Final = b"-----BEGIN "
+"""Stands in files of keys and certificates, whose lines look like tokens."""
+
+
+def digest_of(token: bytes) -> bytes:
+    """What is kept of a token. Tokens are long and random, so that a plain hash is enough."""
+    return sha256(token).digest()
+
+
+def read_digests(path: Path) -> tuple[bytes, ...]:
+    """The digests of a file's tokens. Raises BadConfig, which never repeats what stands in the file."""
+    found = []
+    for number, line in _lines(path):
+        hashed = _DIGEST.fullmatch(line)
+        if hashed is not None:
+            found.append(bytes.fromhex(hashed[1]))
+        elif _TOKEN.fullmatch(line) is not None:
+            found.append(digest_of(line.encode()))
+        else:
+            raise BadConfig(f"{path}:{number}: not a token; {FORM}")
+    if len(found) > TOKENS_MAX:
+        raise BadConfig(f"{path} holds {len(found)} tokens, at most {TOKENS_MAX} are allowed")
+    return tuple(found)
+
+
+def read_token(path: Path) -> str:
+    """The first token of a file that is one and no digest. Raises BadConfig."""
+    for _, line in _lines(path):
+        if _TOKEN.fullmatch(line) is not None:
+            return line
+    raise BadConfig(f"{path} holds no token in plain, which whoever shows it needs; {FORM}")
+
+
+def check_token(text: str) -> str:
+    """The token itself; ValueError without repeating it."""
+    if _TOKEN.fullmatch(text) is None:
+        raise ValueError(f"not a token; {FORM}")
+    return text
+
+
+def watched_token(path: Path) -> Watched[str]:
+    """The token to show, read again when the file changes. Raises BadConfig."""
+    return Watched((path,), lambda: read_token(path))
+
+
+def watched_digests(path: Path) -> Watched[tuple[bytes, ...]]:
+    """The digests to compare with, read again when the file changes. Raises BadConfig."""
+    return Watched((path,), lambda: read_digests(path))
+
+
+def is_among(digest: bytes, digests: tuple[bytes, ...]) -> bool:
+    """Whether a token's digest is one of `digests`, in a time that tells nothing of which."""
+    found = False
+    for each in digests:
+        found |= hmac.compare_digest(digest, each)
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    check_private(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise BadConfig(f"{path}: {(error.strerror or str(error)).lower()}") from error
+    if len(raw) > FILE_BYTES_MAX:
+        raise BadConfig(f"{path} is larger than {FILE_BYTES_MAX} bytes: no file of tokens")
+    try:
+        text = raw.decode("ascii")
+    except UnicodeDecodeError:
+        raise BadConfig(f"{path} holds something else than tokens; {FORM}") from None
+    if not raw:
+        raise BadConfig(f"{path} is empty, as one that is being written; a comment line (#) lets nobody in")
+    if PEM in raw:
+        raise BadConfig(f"{path} holds a key or a certificate, which is no token and is not shown as one; {FORM}")
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if stripped and not stripped.startswith("#"):
+            yield number, stripped

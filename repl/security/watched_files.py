@@ -1,0 +1,103 @@
+"""Files that are read again when they change: certificates, keys, tokens. Looked at when they are wanted, not by a
+thread, and at most once a second.
+
+What is read stays in force until what replaces it can be read whole: a key that was copied before its certificate is
+waited for. Nothing here knows what is in the files, and nothing of it is logged.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Final, Generic, TypeVar
+
+import structlog
+
+from isthmus.repl.model.errors import BadConfig
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+RECHECK_S: Final = 1.0
+"""How long after a look the files are believed to be unchanged: a look costs some microseconds a file."""
+
+
+def check_private(path: Path) -> None:
+    """Raises BadConfig when a secret's file is not there, or can be read or written by everybody on this machine."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise BadConfig(f"{path}: {(error.strerror or str(error)).lower()}") from error
+    if not stat.S_ISREG(mode):
+        raise BadConfig(f"{path} is not a file")
+    if mode & 0o006:
+        raise BadConfig(f"{path} holds a secret, and everybody on this machine may read or write it: chmod o-rw it")
+
+
+class Watched(Generic[T]):
+    """What `load` makes of `files`, made anew once one of them has changed. Safe for several threads.
+
+    Raises what `load` raises (BadConfig) when made; later failures are logged once each, and the old value stays."""
+
+    def __init__(self, files: tuple[Path, ...], load: Callable[[], T], clock: Callable[[], float] = monotonic) -> None:
+        self.files = files
+        self.failures = 0
+        self.reloads = 0
+        self.why = ""
+        self._load = load
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._stamps = self._look()
+        self._value = load()
+        self._check_s = clock() + RECHECK_S
+
+    def current(self) -> T:
+        """The value in force."""
+        now_s = self._clock()
+        if now_s >= self._check_s:
+            with self._lock:
+                if now_s >= self._check_s:
+                    self._check_s = now_s + RECHECK_S
+                    self._check()
+        return self._value
+
+    def reload(self) -> str:
+        """Read the files again now, changed or not; "" when that went well, else why the old value stays in force."""
+        with self._lock:
+            self._check_s = self._clock() + RECHECK_S
+            self._check(forced=True)
+        return self.why
+
+    def _check(self, *, forced: bool = False) -> None:
+        stamps = self._look()
+        if stamps == self._stamps and not forced:
+            return
+        try:
+            self._value = self._load()
+        except BadConfig as error:
+            # The stamps stay the old ones: it is tried again until it succeeds.
+            self.failures += 1
+            if str(error) != self.why:
+                self.why = str(error)
+                log.error("files.reload_failed", reason=self.why)
+            return
+        self._stamps = stamps
+        self.why = ""
+        self.reloads += 1
+        log.info("files.reloaded", files=[str(path) for path in self.files])
+
+    def _look(self) -> tuple[tuple[int, int, int, int], ...]:
+        return tuple(map(_stamp, self.files))
+
+
+def _stamp(path: Path) -> tuple[int, int, int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, 0, 0, 0)
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode

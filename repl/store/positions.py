@@ -1,0 +1,141 @@
+"""How far each partition of the store is: prepared, written, shown as applied, durable. Pure.
+
+Four positions a partition, each at or behind the one before it:
+
+    next      where the next entry must begin; moves when a batch is prepared
+    written   what the database holds; moves when the batch is written
+    floor     what is known to be on disk; moves when a checkpoint has finished
+    applied   what readers and the applied row say; equal to written but in a replay
+
+After a restart of the machine the applied row may stand above missing rows (docs/protocol.md H36). Then the partition
+*replays*: next and written start again at the floor, the applied row stays as found, and the
+entries below it are written once more, in order, until they have reached it:
+
+    trusted -> replaying   at open, when the boot id changed without a clean stop and floor < applied
+    replaying -> trusted   when a prepared batch reaches the applied offset found
+
+Nothing here reads a file or a clock; `repl.store.leveldb` and `tests.support.memory_store` hold one each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from isthmus.repl.model.errors import Corruption
+from isthmus.repl.store.port import Applied
+from isthmus.repl.store.rows import START, Position
+
+
+class End(NamedTuple):
+    """Where a prepared batch leaves a partition; `moves_applied` is False below a replay's end."""
+
+    partition: int
+    position: Position
+    moves_applied: bool
+
+
+class Progress:
+    """The positions of all partitions of one store.
+
+    `prepared` belongs to the thread that prepares, `wrote` to the one that writes; the others may be
+    called from any thread, since each reads or replaces whole values.
+    """
+
+    def __init__(self, found: Mapping[int, Position], floors: Mapping[int, Position], *, trusted: bool) -> None:
+        """`found` are the applied rows, `floors` the last checkpoint's; without `trusted`, partitions whose floor
+        is below what was found replay. Raises Corruption when a floor is above what was found."""
+        for partition, floor in floors.items():
+            if found.get(partition, START).offset < floor.offset:
+                raise Corruption(
+                    f"partition {partition} is on disk up to offset {floor.offset} but applied only to "
+                    f"{found.get(partition, START).offset}"
+                )
+        self._applied = dict(found)
+        self._floors = dict(floors)
+        self._replaying: dict[int, Position] = {}
+        self._next = dict(found)
+        if not trusted:
+            for partition, position in found.items():
+                floor = floors.get(partition, START)
+                if floor.offset < position.offset:
+                    self._replaying[partition] = position
+                    self._next[partition] = floor
+        self._written = dict(self._next)
+        self.stretches = [(p, self._next[p].offset, found.offset) for p, found in self._replaying.items()]
+        """(partition, from, to) of what is replayed."""
+
+    def next(self, partition: int) -> Position:
+        """Where the partition's next entry must begin."""
+        return self._next.get(partition, START)
+
+    def replaying(self) -> bool:
+        """True while some partition is below the applied offset found at open."""
+        return bool(self._replaying)
+
+    def prepared(self, partition: int, first_offset: int, end: Position) -> End:
+        """A batch with the partition's entries [first_offset, end.offset) was prepared.
+
+        They begin where the last ones ended, in a replay too (asserted): rewound, a partition would hold older rows
+        than its floor says. Epochs do not fall."""
+        start = self.next(partition)
+        assert first_offset == start.offset, (partition, first_offset, start)
+        assert end.epoch >= start.epoch, (partition, end, start)
+        found = self._replaying.get(partition)
+        moves_applied = found is None or end.offset >= found.offset
+        if found is not None and moves_applied:
+            del self._replaying[partition]
+        self._next[partition] = end
+        return End(partition, end, moves_applied)
+
+    def wrote(self, ends: Iterable[End]) -> None:
+        """The batch that `ends` were prepared for is in the database."""
+        for partition, position, moves_applied in ends:
+            self._written[partition] = position
+            if moves_applied:
+                self._applied[partition] = position
+
+    def written(self) -> dict[int, Position]:
+        """What the database holds now: a checkpoint notes this before it syncs."""
+        return dict(self._written)
+
+    def checkpointed(self, noted: Mapping[int, Position]) -> None:
+        """A checkpoint that had noted these positions has finished."""
+        self._floors = dict(noted)
+
+    def is_replaying(self, partition: int) -> bool:
+        """True while rows of this partition may be missing."""
+        return partition in self._replaying
+
+    def replayed(self, partition: int) -> Position | None:
+        """How far the partition's replay has come in the database; None where none is under way. From any thread: the
+        batch that ends it may be prepared and not yet be written."""
+        applied = self._applied.get(partition, START)
+        written = self._written.get(partition, START)
+        return written if written.offset < applied.offset else None
+
+    def forget(self, partition: int) -> None:
+        """Its rows are not the effect of a stretch of entries any more."""
+        for positions in (self._next, self._written, self._applied, self._replaying, self._floors):
+            positions.pop(partition, None)
+
+    def install(self, partition: int, position: Position) -> None:
+        """Its rows are the effect of all below `position`, and nothing else is under way."""
+        self._next[partition] = self._written[partition] = self._applied[partition] = position
+
+    def applied(self, partition: int) -> Applied:
+        """What the applied row says."""
+        epoch, offset, _ = self._applied.get(partition, START)
+        return Applied(epoch, offset)
+
+    def applied_offsets(self) -> dict[int, int]:
+        """The applied offset of every partition that has an applied row."""
+        return {partition: position.offset for partition, position in dict(self._applied).items()}
+
+    def newest_mark_s(self, partition: int) -> int:
+        """Second of the partition's newest written time mark, or NO_MARK."""
+        return self._written.get(partition, START).newest_mark_s
+
+    def floor(self, partition: int) -> int:
+        """The offset up to which rows are known to be on disk."""
+        return self._floors.get(partition, START).offset

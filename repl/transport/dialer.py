@@ -1,0 +1,121 @@
+"""Keeps one connection to one node: dials, waits for its end, and dials again after a pause.
+
+The pause doubles after each try that came to nothing and is drawn from half of it to the whole, so that nodes do not
+march in step; a connection that stood for the longest pause begins it anew. What goes wrong is logged when it
+changes, not at each try. What is said over the connection is for `links`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+import structlog
+
+from isthmus.repl.security.tls import SHUTDOWN_TIMEOUT_S, trouble_of
+from isthmus.repl.transport.connection import Connection
+
+log = structlog.get_logger(__name__)
+
+FIRST_PAUSE_PART: Final = 20
+"""The first pause is the longest one by this."""
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """("HOST", port) of HOST:PORT, where HOST may be an IPv6 address in brackets. Raises ValueError."""
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ValueError(f"{address!r} is no HOST:PORT")
+    return host, int(port)
+
+
+class Dialler:
+    """Dials `node` at `address` for as long as `run` runs. `connect` makes the connection's protocol, `context` gives
+    the TLS of each try (None: none)."""
+
+    def __init__(
+        self,
+        node: str,
+        address: str,
+        *,
+        connect: Callable[[str, Callable[[], None]], Connection],
+        timeout_ms: int,
+        delay_max_ms: int,
+        random: Random,
+        context: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        self.node = node
+        self.address = address
+        self._connect = connect
+        self._timeout_s = timeout_ms / 1000
+        self._delay_max_s = delay_max_ms / 1000
+        self._random = random
+        self._context = context
+        self._said = ""
+
+    async def run(self) -> None:
+        """Until cancelled; the connection that stands then is closed."""
+        loop = asyncio.get_running_loop()
+        first_s = self._delay_max_s / FIRST_PAUSE_PART
+        delay_s = first_s
+        while True:
+            began_s = loop.time()
+            stood, why = await self._one_connection()
+            if stood:
+                self._said = ""
+            elif why != self._said:
+                self._said = why
+                log.warning("transport.dial.failed", peer=self.node, address=self.address, reason=why)
+            if loop.time() - began_s >= self._delay_max_s:
+                delay_s = first_s
+            await asyncio.sleep(delay_s * self._random.uniform(0.5, 1.0))
+            delay_s = min(self._delay_max_s, delay_s * 2)
+
+    async def _one_connection(self) -> tuple[bool, str]:
+        """Dial once; whether it ever stood, and why it failed or ended."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def on_lost() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        begun: list[Connection] = []
+        connection: Connection | None = None
+
+        def begin() -> Connection:
+            begun.append(self._connect(self.node, on_lost))
+            return begun[-1]
+
+        try:
+            host, port = host_and_port(self.address)
+            async with asyncio.timeout(self._timeout_s):
+                context = None if self._context is None else self._context()
+                _, connection = await loop.create_connection(
+                    begin,
+                    host,
+                    port,
+                    ssl=context,
+                    ssl_handshake_timeout=None if context is None else self._timeout_s + 1,  # ours is told in words
+                    ssl_shutdown_timeout=None if context is None else SHUTDOWN_TIMEOUT_S,
+                )
+            await ended
+            return connection.was_up, connection.why
+        except TimeoutError:
+            return False, f"no connection within {self._timeout_s:g} s"
+        except ConnectionRefusedError as error:
+            return False, str(error)
+        except OSError as error:
+            in_handshake = self._context is not None and isinstance(error, ssl.SSLError | ConnectionError)
+            return False, f"TLS: {trouble_of(error).words}" if in_handshake else str(error)
+        except ValueError as error:
+            return False, str(error)
+        finally:
+            for each in begun:
+                each.close("not wanted any more")
+                if each is not connection:
+                    each.abandoned()

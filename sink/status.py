@@ -1,0 +1,227 @@
+"""What the sink shows of itself: one row a link for people, samples for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from isthmus.config.text import quantity
+from isthmus.repl.model.requests import PushOutcome
+from isthmus.repl.property_digests import differences_shown, types_of
+from isthmus.repl.telemetry import Family, Sample
+from isthmus.sink.discovery import PassedOver
+from isthmus.sink.scheduler import Roster
+from isthmus.sink.suspensions import Suspension
+from isthmus.sink.worker import Link
+
+SHOWN_MAX: Final = 4
+"""Addresses that a sentence names."""
+
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_sink_changes_total": Family(
+        "Changes fetched and pushed into this cluster, by outcome.", "changes", "sink", ("outcome", "peer", "queue")
+    ),
+    "isthmus_sink_fetches_total": Family("Fetches that the source answered.", "fetches", "sink", ("peer", "queue")),
+    "isthmus_sink_batches_total": Family("Batches pushed.", "batches", "sink", ("peer", "queue")),
+    "isthmus_sink_errors_total": Family(
+        "Cycles that failed; nothing of them was acknowledged.", "cycles", "sink", ("peer", "queue")
+    ),
+    "isthmus_sink_lag_seconds": Family(
+        "Lag of the last minute by quantile; absent when nothing was stored in it.",
+        "seconds",
+        "sink",
+        ("peer", "quantile", "queue"),
+    ),
+    "isthmus_sink_delay_seconds": Family(
+        "Delay of a link before its next fetch.", "seconds", "sink", ("peer", "queue")
+    ),
+    "isthmus_sink_peers_passed_over": Family(
+        "Listed nodes of other clusters that this node does not fetch from.", "nodes", "sink"
+    ),
+    "isthmus_sink_suspended": Family(
+        "1 while an operator has suspended the link.", "0 or 1", "sink", ("peer", "queue")
+    ),
+    "isthmus_sink_held_types": Family(
+        "Bucket types that this cluster lacks, whose changes the source holds back.",
+        "bucket types",
+        "sink",
+        ("peer", "queue"),
+    ),
+    "isthmus_sink_workers": Family("Workers that may fetch at once.", "workers", "sink"),
+    "isthmus_sink_workers_busy": Family("Workers that fetch or push now.", "workers", "sink"),
+    "isthmus_sink_throttled_seconds_total": Family(
+        "Time in which no fetch could begin because of a rate limit.", "seconds", "sink"
+    ),
+    "isthmus_sink_limit_bytes_per_second": Family("Bytes a second that may be fetched; 0: no limit.", "bytes", "sink"),
+    "isthmus_sink_limit_objects_per_second": Family(
+        "Changes a second that may be fetched; 0: no limit.", "changes a second", "sink"
+    ),
+    "isthmus_sink_dead_letters": Family(
+        "Changes that were refused for good and are kept for people.", "changes", "sink"
+    ),
+    "isthmus_sink_dead_letters_given_up_total": Family(
+        "Refused changes that were not kept: there were too many dead letters.", "changes", "sink"
+    ),
+}
+"""Name -> what it counts."""
+
+
+def state_of(
+    link: Link, errors: int, suspended: Suspension | None, leaving: bool, now_ms: int, binding: str = ""
+) -> tuple[str, str]:
+    """(state, reason) of a link, in this order: what an operator did counts before what happens. `binding`: which
+    limit of the node's sink holds fetches back; "" for none."""
+    if suspended is not None:
+        return "suspended", by_whom(suspended)
+    if leaving:
+        return "leaving", "it is no peer any more, and its cluster lists it no longer"
+    if errors:
+        return "failing", link.last_error or in_a_row(errors)
+    silent_ms = link.unanswered_ms(now_ms)
+    silent = f"no answer for {silent_ms / 1000:.0f} s to a fetch that goes on" if silent_ms else ""
+    if not link.fetches:
+        return "starting", silent or "no answer yet"
+    if silent:
+        return "running", silent
+    if link.source_state != "serving":
+        return "waiting", f"the source is {link.source_state}"
+    if link.held:
+        names = [name.decode("utf-8", "backslashreplace") for name in sorted(link.held)]
+        since = f"since {(now_ms - min(link.held.values())) / 1000:.0f} s" if min(link.held.values()) <= now_ms else ""
+        what = f"this cluster has no bucket type {', '.join(names)}: its changes wait at the source {since}".rstrip()
+        return "holding", f"{what} (isthmus bucket-type create {names[0]})"
+    if link.properties_differ:
+        return "running", f"properties differ from the source's: {differences_shown(link.properties_differ)}"
+    return "running", f"the node's limit of {binding} a second binds (isthmus sink show)" if binding else ""
+
+
+def by_whom(suspension: Suspension) -> str:
+    """Who suspended it, and why."""
+    return f"by {suspension.by}" + (f": {suspension.reason}" if suspension.reason else "")
+
+
+def in_a_row(errors: int) -> str:
+    """What is told of a link that fails while a fetch was answered and what it brought is not stored yet."""
+    return f"{quantity(errors, 'error')} in a row"
+
+
+def row(
+    link: Link,
+    roster: Roster,
+    suspended: Suspension | None,
+    now_ms: int,
+    *,
+    origin: Mapping[str, Any],
+    binding: str = "",
+) -> dict[str, Any]:
+    """One link; None where a number is unknown. `origin`: "from" and "set", where it comes from."""
+    name = link.name
+    errors = roster.errors(name)
+    state, reason = state_of(link, errors, suspended, roster.leaving(name), now_ms, binding)
+    if state == "waiting" and link.last_answer_ms is not None:
+        reason += f", as it answered {max(0, now_ms - link.last_answer_ms) / 1000:.0f} s ago"
+    recent = link.lag.recent(now_ms)
+    counts = link.outcomes
+    return {
+        "queue": name.queue,
+        "peer": name.peer,
+        "source_cluster": link.source_cluster or None,
+        "source_uuid": None if link.cluster is None else link.cluster.hex(),
+        **origin,
+        "since_ms": link.since_ms,
+        "state": state,
+        "properties_differ": types_of(link.properties_differ),
+        "property_differences": [one.row() for one in link.properties_differ],
+        "held_types": [name.decode("utf-8", "backslashreplace") for name in sorted(link.held or ())],
+        "reason": reason,
+        "suspended": None if suspended is None else suspended.shown(),
+        "delay_ms": roster.delay_ms(name),
+        "errors_in_a_row": errors,
+        "running": roster.running(name),
+        **{outcome.value: counts[outcome] for outcome in PushOutcome},
+        "fetches": link.fetches,
+        "batches": link.batches,
+        "errors": link.errors,
+        "lag_ms_p50": link.lag.all.quantile_ms(0.5),
+        "lag_ms_p99": link.lag.all.quantile_ms(0.99),
+        "recent_lag_ms_p50": recent.quantile_ms(0.5),
+        "recent_lag_ms_p99": recent.quantile_ms(0.99),
+        "last_answer_ms": link.last_answer_ms,
+        "last_batch_ms": link.last_batch_ms,
+        "last_error": link.last_error or None,
+        "last_error_reason": link.last_error_reason or None,
+        "last_error_ms": link.last_error_ms,
+    }
+
+
+def passed_row(passed: PassedOver) -> dict[str, Any]:
+    """A listed node without a link: as a row of a link that has not begun."""
+    return {
+        "queue": passed.name.queue,
+        "peer": passed.name.peer,
+        "source_cluster": passed.cluster_name,
+        "source_uuid": passed.cluster.hex(),
+        "from": "discovery",
+        "set": None,
+        "since_ms": None,
+        "state": "passed-over",
+        "properties_differ": [],
+        "property_differences": [],
+        "held_types": [],
+        "reason": f"{passed.reason}; name it as a peer, or set sink.discover = false if that is meant",
+        "suspended": None,
+        "delay_ms": None,
+        "errors_in_a_row": 0,
+        "running": 0,
+        **{outcome.value: 0 for outcome in PushOutcome},
+        "fetches": 0,
+        "batches": 0,
+        "errors": 0,
+        **dict.fromkeys(("lag_ms_p50", "lag_ms_p99", "recent_lag_ms_p50", "recent_lag_ms_p99")),
+        **dict.fromkeys(("last_answer_ms", "last_batch_ms", "last_error", "last_error_reason", "last_error_ms")),
+    }
+
+
+def some(names: Sequence[str]) -> str:
+    """The first names of a list, and that there are more."""
+    return ", ".join(names[:SHOWN_MAX]) + (", ..." if len(names) > SHOWN_MAX else "")
+
+
+def samples(link: Link, roster: Roster, suspended: bool, now_ms: int) -> list[Sample]:
+    """One link's samples."""
+    name = link.name
+    labels = {"queue": name.queue, "peer": name.peer}
+    recent = link.lag.recent(now_ms)
+    result: list[Sample] = [
+        ("isthmus_sink_changes_total", {**labels, "outcome": o.value}, link.outcomes[o]) for o in PushOutcome
+    ]
+    result += [
+        ("isthmus_sink_fetches_total", labels, link.fetches),
+        ("isthmus_sink_batches_total", labels, link.batches),
+        ("isthmus_sink_errors_total", labels, link.errors),
+        ("isthmus_sink_delay_seconds", labels, roster.delay_ms(name) / 1000),
+        ("isthmus_sink_suspended", labels, suspended),
+        ("isthmus_sink_held_types", labels, len(link.held or ())),
+    ]
+    for quantile in (0.5, 0.99):
+        lag_ms = recent.quantile_ms(quantile)
+        if lag_ms is not None:
+            result.append(("isthmus_sink_lag_seconds", {**labels, "quantile": str(quantile)}, lag_ms / 1000))
+    return result
+
+
+def overall(shown: Mapping[str, Any], letters: tuple[int, int] | None) -> list[Sample]:
+    """The node's samples; `shown` is `Crew.shown`, `letters` those kept and given up, None where that is not known."""
+    workers, throttle = shown["workers"], shown["throttle"]
+    configured = throttle["configured"]
+    found: list[Sample] = [
+        ("isthmus_sink_workers", {}, workers["count"]),
+        ("isthmus_sink_workers_busy", {}, workers["busy"]),
+        ("isthmus_sink_throttled_seconds_total", {}, throttle["throttled_seconds"]),
+        ("isthmus_sink_limit_bytes_per_second", {}, configured["bytes_per_second"] or 0),
+        ("isthmus_sink_limit_objects_per_second", {}, configured["objects_per_second"] or 0),
+    ]
+    if letters is not None:
+        names = ("isthmus_sink_dead_letters", "isthmus_sink_dead_letters_given_up_total")
+        found += [(name, {}, count) for name, count in zip(names, letters, strict=True)]
+    return found
