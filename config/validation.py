@@ -465,6 +465,8 @@ def broken_fullsync(settings: Settings) -> Iterator[Broken]:
 FILTER_RULES: Final = "any, block_rtq, buckettype:T, bucketname:B, bucketprefix:P, or ! before one of the last three"
 
 _FILTER_RULE = re.compile(r"any|block_rtq|!?\s*(buckettype|bucketname|bucketprefix):\S.*")
+_SPACED = re.compile(r"(!?\s*(?:buckettype|bucketname|bucketprefix)):\s+(\S.*)")
+_NAMELESS = re.compile(r"!?\s*(buckettype|bucketname|bucketprefix):?")
 _BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
@@ -474,6 +476,14 @@ def check_filter(value: str) -> str:
     parts = [part.strip() for part in value.split(",")]
     wrong = [part for part in parts if _FILTER_RULE.fullmatch(part) is None]
     if wrong:
+        if (spaced := next(filter(None, map(_SPACED.fullmatch, wrong)), None)) is not None:
+            rule, name = spaced.groups()
+            raise ValueError(
+                f"{shown(spaced.group())}: a space stands after the colon; write {shown(f'{rule}:{name}')}, or %20 for "
+                "a space that the name begins with"
+            )
+        if (nameless := next(filter(None, map(_NAMELESS.fullmatch, wrong)), None)) is not None:
+            raise ValueError(f"{shown(nameless.group())}: no name; write {nameless[1]}:NAME")
         what = "is no rule of a filter" if len(wrong) == 1 else "are no rules of a filter"
         raise ValueError(f"{', '.join(map(shown, wrong))} {what}; rules are {FILTER_RULES}")
     for part in parts:

@@ -223,6 +223,7 @@ class QueueActs:
         if queue.settings.riak_fetch:
             owned = {"cluster": RIAK_NAME, "uuid": RIAK_CLUSTER.hex()}
         off = queue.state == OFF
+        places = queues.places()
         types = {
             bucket_type.decode(errors="backslashreplace"): {
                 "digest": digests[bucket_type].hex() if bucket_type in digests else None,
@@ -240,6 +241,12 @@ class QueueActs:
             "serving": "off" if off else "running" if queue.suspension is None else "suspended",
             "publishing": "off" if off else "running" if queue.machine.stopped is None else "suspended",
             "bucket_types": types,
+            "places": None
+            if places is None
+            else {
+                bucket_type.decode(errors="backslashreplace"): {name.hex(): one.hex() for name, one in found.items()}
+                for bucket_type, found in places.items()
+            },
             "wall_ms": queues.time.wall_ms(),
         }
 

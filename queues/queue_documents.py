@@ -1077,8 +1077,8 @@ def checked_settings(name: str, values: Mapping[str, Any]) -> QueueSettings:
     try:
         check_name(name)
         settings = replace(QueueSettings(name), **values)
-        parse_filter(settings.filter)
         check_filter(settings.filter)  # stricter: what stands in the metastore already must still be understood
+        parse_filter(settings.filter)
     except (ValueError, BadConfig) as error:
         raise BadInput(str(error)) from error
     return settings

@@ -140,6 +140,7 @@ class SinkAdmin:
             node.settings.node.cluster,
             {record.bucket_type for record in node.controller.records.values()},
             {kind.decode(errors="backslashreplace"): one.hex() for kind, one in node.property_book.digests().items()},
+            node.property_book.places(),
             any((row["queue"], row["peer"]) == name for row in node.sink.listing()),
         )
         rows = judged(name.peer, name.queue, peer.cluster, found, here)

@@ -244,11 +244,12 @@ def _synced(
     if looked is not None and looked[1].get("verdict") != "in-sync":
         node, result = looked
         if proven_ms is None or result["began_ms"] >= proven_ms:
-            queued, left = cell(result.get("queued")), cell(result.get("left"))
+            count, left = result.get("queued"), cell(result.get("left"))
+            queued = quantity(count, "key") if isinstance(count, int) else f"{cell(count)} keys"
             state = State.WARNING if result.get("verdict") == "repaired" else State.CRITICAL
             why = f" ({result['reason']})" if result.get("reason") else ""
             ended = f"the newest check ended as {cell(result.get('verdict'))} at node {node}{why}"
-            since = f"{ended}: {queued} keys queued, {left} not; {age or 'never proven in sync'}"
+            since = f"{ended}: {queued} queued, {left} not; {age or 'never proven in sync'}"
             state = max(state, limits.state(max(0, at_ms - (proven_ms or at_ms))), key=RANK.index)
             return Fact(state, f"{where}: {since}{because}")
     if proven_ms is None:

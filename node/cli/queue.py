@@ -256,7 +256,7 @@ def _close(admin: AdminClient, name: str, ids: list[str], by: str, output: str) 
     if output == "json":
         echo_json(answer)
     else:
-        click.echo(printable(f"queue {name}: {answer.get('closed')} gaps closed"))
+        click.echo(printable(f"queue {name}: {quantity(int(answer.get('closed') or 0), 'gap')} closed"))
     left, silent = len(ids) - int(answer.get("closed") or 0), answer.get("unknown") or ()
     if left > 0 and silent:
         sentence = f"{left} of {len(ids)} not closed, and {', '.join(map(str, silent))} does not answer: try again"

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from isthmus.repl.http.client import Access, HttpPeer, Refused
 from isthmus.repl.model.errors import CodecError, IsthmusError
+from isthmus.repl.property_digests import PlaceDigests, differences, differences_shown, types_of
 from isthmus.sink import discovery
 
 TIMEOUT_MS: Final = 3_000
@@ -44,13 +45,14 @@ class Found(NamedTuple):
 
 
 class Here(NamedTuple):
-    """This cluster: its uuid and name, its bucket types, digests of their properties in hex, and whether it fetches
-    from that queue already."""
+    """This cluster: its uuid and name, its bucket types, digests of their properties in hex and by place, and whether
+    it fetches from that queue already."""
 
     uuid: str
     cluster: str
     bucket_types: Collection[str]
     digests: Mapping[str, str]
+    places: PlaceDigests | None
     linked: bool
 
 
@@ -93,7 +95,22 @@ def _parsed(body: bytes) -> dict[str, Any]:
     owner, types = about.get("owner"), about["bucket_types"].values()
     if (owner is not None and not isinstance(owner, dict)) or not all(isinstance(one, dict) for one in types):
         raise CodecError("not what a source says of a queue: owner or bucket types are of a wrong type")
+    try:
+        _places(about)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CodecError(f"not what a source says of a queue: places of properties ({error})") from error
     return about
+
+
+def _places(about: Mapping[str, Any]) -> PlaceDigests | None:
+    """Its digests of properties by bucket type and bucket; None: too many to send, or of a version that tells none."""
+    told = about.get("places")
+    if told is None:
+        return None
+    return {
+        kind.encode(): {bytes.fromhex(name): bytes.fromhex(digest) for name, digest in found.items()}
+        for kind, found in told.items()
+    }
 
 
 def judged(url: str, queue: str, expected: str, found: Found, here: Here) -> list[dict[str, str]]:
@@ -210,12 +227,15 @@ def _judge_queue(row: Row, queue: str, about: Mapping[str, Any], here: Here, fou
         row("bucket types", FAIL, f"not here: {', '.join(lacking)}", right)
     else:
         row("bucket types", OK, "all that it offers are here")
-    differ = sorted(
-        n for n, one in types.items() if n in here.bucket_types and one.get("digest") != here.digests.get(n)
+    ours, theirs = (
+        {name.encode(): str(told[name]).encode() for name in here.bucket_types if told.get(name)}
+        for told in (here.digests, {name: one.get("digest") for name, one in types.items()})
     )
+    both = {name.encode() for name in types}
+    differ = [one for one in differences(ours, theirs, here.places, _places(about)) if one.bucket_type in both]
     if differ:
-        right = f"isthmus bucket-type properties {differ[0]} on both sides: set what must agree"
-        row("properties", WARN, f"differ: {', '.join(differ)}", right)
+        right = f"isthmus bucket-type properties {types_of(differ)[0]} on both sides: set what must agree"
+        row("properties", WARN, f"differ: {differences_shown(differ)}", right)
     else:
         row("properties", OK, "those that must agree do")
     offset_ms, exact_ms = found.offset_ms or 0, found.exact_ms

@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
+from isthmus.config.text import quantity
 from isthmus.repl.model.errors import Corruption, LocalFault, WrongIdentity
 from isthmus.repl.model.record import Incarnation
 from isthmus.repl.storage.slot_file import Slots, sync_directory
@@ -125,7 +126,7 @@ class Identity:
     def _other_metastore(self, cluster: str, what: str) -> WrongIdentity:
         copies = len(self._value["partitions"])
         advice = (
-            f"do not empty the directory, it holds {copies} copies; if ZooKeeper lost its data, "
+            f"do not empty the directory, it holds {quantity(copies, 'copy')}; if ZooKeeper lost its data, "
             '`isthmus cluster adopt FILE` fills it again (docs/runbooks.md, "ZooKeeper\'s data is gone")'
             if copies
             else "the directory holds no copies: an empty one can be set instead"

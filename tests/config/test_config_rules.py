@@ -187,6 +187,8 @@ def test_keys_in_files_carry_no_unit() -> None:
         ("bucketname:50%", "a percent sign is written as %25"),
         ("!any,bucket:b", '"!any", "bucket:b" are no rules of a filter'),
         ("", '"" is no rule of a filter'),
+        ("any, !bucketname: sp", '"!bucketname: sp": a space stands after the colon; write "!bucketname:sp", or %20'),
+        ("buckettype:", '"buckettype:": no name; write buckettype:NAME'),
     ],
 )
 def test_a_filter_that_no_node_would_take_is_told_before_one_runs(text: str, sentence: str) -> None:

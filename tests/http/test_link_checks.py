@@ -13,8 +13,10 @@ import pytest
 
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
-from isthmus.node.services.link_check import Found, Here, judged
+from isthmus.node.services.link_check import Found, Here, _parsed, judged
 from isthmus.repl.http.client import PeerFault, Refused
+from isthmus.repl.model.errors import CodecError
+from isthmus.repl.property_digests import place_digest
 from isthmus.sink.discovery import Told
 from tests.http.living import living
 
@@ -28,7 +30,7 @@ ABOUT: dict[str, Any] = {
     "bucket_types": {"default": {"digest": None, "offered": True}},
 }  # fmt: skip
 TOLD = Told(bytes.fromhex(THEIRS), "east", (URL,))
-HERE = Here(OURS, "west", {"default"}, {}, linked=False)
+HERE = Here(OURS, "west", {"default"}, {}, {}, linked=False)
 
 
 def states(found: Found, here: Here = HERE, expected: str = "east", url: str = URL) -> dict[str, str]:
@@ -48,6 +50,27 @@ def test_a_link_that_would_work_is_ok_in_every_line() -> None:
         "properties", "clocks",
     ]  # fmt: skip
     assert all(row["found"] and not row["right"] for row in rows)
+
+
+def test_properties_that_differ_are_named_where_the_source_tells_them() -> None:
+    """By bucket type and bucket; a source of a version before tells the bucket types alone, and what is no such answer
+    is refused when it is read."""
+    default = {"bucket_types": {"default": {"digest": "00", "offered": True}}}
+    of_type, of_bucket = place_digest({"allow_mult": False}), place_digest({"allow_mult": False, "dvv_enabled": False})
+    told = {"default": {"": of_type.hex(), b"b".hex(): of_bucket.hex()}}
+
+    def said(change: Mapping[str, Any]) -> str:
+        rows = judged(URL, "q", "east", of({**ABOUT, **default, **change}), HERE)
+        (row,) = [one for one in rows if one["what"] == "properties"]
+        assert (row["state"], row["right"].split(" on both")[0]) == ("warn", "isthmus bucket-type properties default")
+        return row["found"]
+
+    assert said({"places": told}) == "differ: bucket type default: allow_mult; bucket default/b: dvv_enabled"
+    unnamed = "differ: default, the bucket type's or of a bucket of it"
+    assert [said({}), said({"places": None}), said({"places": {}})] == [unnamed] * 3
+    for broken in ([], {"default": 3}, {"default": {"zz": "00"}}, {"default": {"00": 7}}):
+        with pytest.raises(CodecError, match="places of properties"):
+            _parsed(json.dumps({**ABOUT, "places": broken}).encode())
 
 
 @pytest.mark.parametrize(

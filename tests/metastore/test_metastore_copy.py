@@ -224,7 +224,7 @@ def test_a_directory_with_copies_is_never_advised_to_be_emptied(tmp_path: Path) 
         ):
             with pytest.raises(WrongIdentity, match="isthmus cluster adopt") as refused:
                 refuse()
-            assert "do not empty the directory, it holds 1 copies" in str(refused.value)
+            assert "do not empty the directory, it holds 1 copy" in str(refused.value)
     finally:
         identity.close(clean=True)
     with pytest.raises(LocalFault, match="belongs to no cluster"):

@@ -127,7 +127,7 @@ def test_a_queue_registered_at_run_time_begins_where_it_was_told_to_on_all_nodes
         assert await home.drain(queue="all") == [b"old", b"new"]
         with pytest.raises(BadInput, match="there is one already, which stays as it is"):
             await home.acts.register("all", {}, 0, told(home))
-        with pytest.raises(BadInput, match="is not known"):
+        with pytest.raises(BadInput, match="is no rule of a filter"):
             await home.acts.register("odd", {"filter": "bucket:x"}, 0, told(home))
         for name in ("now", "q"):
             await home.acts.delist(name, told(home))
@@ -869,7 +869,7 @@ def test_limits_change_while_the_queue_runs_and_nothing_else_does() -> None:
         assert (queue.machine.leases.lease_ms, queue.machine.lower[0].limit) == (9_000, 7)
         await home.acts.change_settings("q", {}, told(home), default=True)
         assert queue.settings == QueueSettings("q")
-        with pytest.raises(BadInput, match="is not known"):
+        with pytest.raises(BadInput, match="is no rule of a filter"):
             await home.acts.change_settings("q", {"filter": "bucket:x"}, told(home))
         with pytest.raises(UnknownQueue):
             await home.acts.change_settings("r", {"filter": "any"}, told(home))
